@@ -20,7 +20,7 @@ def test_what_nobody_answers_expires_which_is_no_denial(site: Site) -> None:
         waiting = site.parked("late-1")
         answer = site.answer(waiting.call_id)
         assert answer["error"]["code"] == "APPROVAL_EXPIRED"
-        assert "no denial" in answer["error"]["message"]
+        assert "was not denied" in answer["error"]["message"]
         after = site.approval(waiting.approval_id)
         assert (after["state"], after["decisions"]) == ("expired", [])
         late = site.decide(waiting.approval_id)

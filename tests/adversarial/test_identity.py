@@ -24,7 +24,7 @@ import pytest
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs
-from fumehood.identity.credentials import make_credential
+from fumehood.identity.credential_hashes import make_credential
 from support.attacks import Harm
 from support.authority import Authority, ask, calculate, make_first_approver
 from support.http import Answer, SocketClient, connect, read_to_end, split_answer

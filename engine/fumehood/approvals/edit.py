@@ -116,7 +116,7 @@ def edit_warning(stored: StoredApproval) -> str | None:
     shown = [_pointer(name) for name in changed[:MAX_NAMED]]
     shown += ["…"] if len(changed) > MAX_NAMED else []
     which = f": changed {', '.join(shown)}" if shown else ""
-    return f"approval: a human changed the arguments before this call was carried out{which}"
+    return f"approval: a human changed the arguments before this call ran{which}"
 
 
 def _is_same(asked: JsonObject, done: JsonObject, name: str) -> bool:
@@ -158,7 +158,7 @@ def _admitted_by_both(
     quorum = max(before.quorum, quorum)
     if both and len(admitted) < quorum:
         raise PermissionDenied(
-            "The rules want other approvers for the edited call than for this one. Deny this one, "
-            "and let the edited call be asked for."
+            "The edited call needs other approvers than this one. Deny this one, and let the "
+            "caller ask for the edited call."
         )
     return admitted, quorum

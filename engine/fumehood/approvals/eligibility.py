@@ -74,7 +74,7 @@ class Eligibility:
             return approval.model_copy(update={"counted": tuple(sorted(approval.yes_votes))})
         counted = tuple(sorted(one for one in approval.yes_votes if self.counts(one)))
         lack = self._lack(approval.approvers, approval.quorum, approval.principal_id)
-        stuck = None if lack is None else f"Nobody is left who could complete it: {lack}."
+        stuck = None if lack is None else f"The approval cannot be completed: {lack}."
         return approval.model_copy(update={"counted": counted, "stuck": stuck})
 
     def caller_of(self, stored: StoredApproval) -> Principal | None:
@@ -95,13 +95,16 @@ class Eligibility:
         if len(able) >= quorum:
             return None
         if not approvers:
-            return f"{quorum} have to say yes, and {len(able)} could"
+            return f"it needs {_votes(quorum)}, but only {len(able)} can approve"
         gone = [name for name in approvers if not any(may_decide([name], one) for one in able)]
-        what = f"{quorum} of {', '.join(approvers)} have to say yes"
+        what = f"it needs {_votes(quorum)} of {', '.join(approvers)}"
         if not gone:
-            return f"{what}, and {len(able)} could"
-        are = "is" if len(gone) == 1 else "are"
-        return f"{what}, and {', '.join(gone)} {are} not among those who can approve it"
+            return f"{what}, but only {len(able)} of them can approve"
+        return f"{what}, but {', '.join(gone)} cannot approve it"
+
+
+def _votes(quorum: int) -> str:
+    return "1 approval" if quorum == 1 else f"{quorum} approvals"
 
 
 def may_decide(approvers: Sequence[str], principal_id: str) -> bool:

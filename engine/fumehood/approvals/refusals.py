@@ -27,26 +27,24 @@ MAX_SHOWN_ID = 100
 def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
     """The engine has no approvers; `remedy` tells the operator how to add one."""
     return RequiresHumanApproval(
-        f"{tool} needs a human's yes, and this engine has nobody to ask: its operator has "
-        f"to make an approver ({remedy}). Nothing waits. Do not retry; tell the user what you "
-        "wanted to do."
+        f"{tool} needs approval, and this engine has no approvers. The operator has to add one "
+        f"({remedy}). The call was not stored. Do not retry; tell the user what you wanted to do."
     )
 
 
 def too_few_approvers(tool: str, lack: str) -> RequiresHumanApproval:
     """The quorum of the policy rules cannot be reached."""
     return RequiresHumanApproval(
-        f"{tool} needs a human's yes, and nobody could complete it: {lack}. The operator has to "
-        "change the rule, or to add approvers (`fumehood approvers add`). Do not retry; tell the "
-        "user what you wanted to do."
+        f"{tool} cannot be approved: {lack}. The operator has to change the rule or add approvers "
+        "(`fumehood approvers add`). Do not retry; tell the user what you wanted to do."
     )
 
 
 def too_many_wait(of_this_caller: int) -> RateLimited:
     """The quota of waiting calls is full."""
     return RateLimited(
-        f"{of_this_caller} calls of yours wait for a human already, and one more could not be "
-        "kept. Let some of them be decided first, or cancel them.",
+        f"{of_this_caller} of your calls already wait for approval, which is the limit. Wait until "
+        "some of them are decided, or cancel them.",
         retry_after_ms=60_000,
     )
 
@@ -57,8 +55,8 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
     reason = f" The reason: {newest.reason}" if newest is not None and newest.reason else ""
     already = " already" if again else ""
     return ApprovalDenied(
-        f"A human said no to this call of {approval.tool}{already}.{reason} Do not retry it, and "
-        "do not try to reach the same by other means; ask the user how to go on.",
+        f"This call of {approval.tool} was{already} denied by a human.{reason} Do not retry it, "
+        "and do not try to do the same in another way; ask the user how to continue.",
         extra={"approval_id": approval.id},
     )
 
@@ -66,13 +64,13 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
 def expired(approval: Approval) -> ApprovalExpired:
     """The approval has expired, undecided or approved but not started."""
     was = (
-        "Nobody answered in time"
+        "Nobody decided in time"
         if approval.decided_at is None
-        else "The yes came, but the call could not be started in time"
+        else "The call was approved, but could not start in time"
     )
     return ApprovalExpired(
-        f"{was}: the approval of this call of {approval.tool} has expired, which is "
-        "no denial. Ask again only if it is still needed.",
+        f"{was}: the approval of this call of {approval.tool} has expired. It was not denied. "
+        "Ask again only if the call is still needed.",
         extra={"approval_id": approval.id},
     )
 
@@ -80,7 +78,7 @@ def expired(approval: Approval) -> ApprovalExpired:
 def unusable_approval() -> ApprovalExpired:
     """The call was about to start, and its approval is no longer valid."""
     return ApprovalExpired(
-        "The yes for this call could not be used any more. Ask again if it is still needed."
+        "The approval of this call is no longer valid. Ask again if the call is still needed."
     )
 
 
@@ -88,7 +86,7 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
     """The engine ended while the call ran, and its outcome is unknown."""
     return OutcomeUnknown(
         f"The engine ended while this call of {approval.tool} ran. It may have acted. "
-        "Do not repeat it; a human has to find out and resolve it.",
+        "Do not repeat it; a human has to check and resolve it.",
         extra={"approval_id": approval.id},
     )
 
@@ -113,7 +111,7 @@ def nothing_to_decide(approval_id: str) -> ResourceNotFound:
 def too_late(approval: Approval) -> ApprovalExpired:
     """The decision came after expiry."""
     return ApprovalExpired(
-        f"It is too late: this approval expired at {approval.expires_at:%Y-%m-%d %H:%M:%S} UTC.",
+        f"Too late: this approval expired at {approval.expires_at:%Y-%m-%d %H:%M:%S} UTC.",
         details={"state": approval.state.value, "version": approval.version},
     )
 
@@ -136,7 +134,7 @@ def no_scope() -> PermissionDenied:
 def own_call() -> PermissionDenied:
     """The approver is also the caller."""
     return PermissionDenied(
-        "Nobody approves a call of their own. Another approver has to decide. Do not retry."
+        "Nobody can approve their own call. Another approver has to decide. Do not retry."
     )
 
 

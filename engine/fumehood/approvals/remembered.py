@@ -64,8 +64,7 @@ class RememberedRules:
         """
         if not await self._database.write(lambda connection: count_use(connection, rule_id)):
             raise PermissionDenied(
-                "What an approver had allowed for such calls is used up. Repeat the call, and "
-                "somebody is asked.",
+                "The remembered rule for such calls is used up. Repeat the call to ask again.",
                 retryable=True,
             )
         await self.reload()

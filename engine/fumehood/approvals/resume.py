@@ -50,7 +50,7 @@ class NotAsApproved(ApprovalExpired):
 
     def __init__(self, changed: tuple[str, ...]) -> None:
         super().__init__(
-            f"What would happen now is not what was approved: {', '.join(changed)} changed since. "
+            f"The call is no longer what was approved: {', '.join(changed)} changed since. "
             "Nothing was done. Ask again if it is still needed.",
             details={"changed": list(changed)},
         )
@@ -220,7 +220,7 @@ class CallResumption:
         request = self.calls.request_of(stored)
         if request.principal is None:
             raise PermissionDenied(
-                "Whoever asked for this call may not make it any more. Do not retry."
+                "The caller of this call is no longer allowed to make it. Do not retry."
             )
         return request
 

@@ -321,7 +321,7 @@ class ApprovalService:
             return None
         if approval.quorum > 1 or record.edited:
             raise InvalidParams(
-                "What several have to agree to, or what was edited, is not remembered.",
+                "An approval by several approvers, or with edited arguments, leaves no rule.",
                 fields=["remember"],
             )
         rule_id = self.requests.new_id().replace("apr_", "rul_")

@@ -89,8 +89,8 @@ class _Place:
 _PLACEMENT = Placement(
     "container",
     "container",
-    "executors 'workspace:…' are always carried out by the guest in the container of the call's "
-    "session, as its unprivileged user",
+    "executors 'workspace:…' always run in the guest, in the container of the call's session, as "
+    "its unprivileged user",
     isolations=A_SESSION,
     is_of_session=True,
 )

@@ -27,7 +27,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity import store as identities
-from fumehood.identity.credentials import (
+from fumehood.identity.credential_hashes import (
     CredentialCache,
     Presented,
     make_credential,
@@ -45,7 +45,7 @@ GRANTABLE = frozenset({Scope.APPROVE, Scope.ADMIN})
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 
 CHECKS_AT_ONCE = 2
-"""Each check costs a thread 40 ms and 16 MB (`identity/credentials.py`)."""
+"""Each check costs a thread 40 ms and 16 MB (`identity/credential_hashes.py`)."""
 
 FIRST_NAME = "owner"
 INIT = "`fumehood approvers init`, while no engine runs; then start it again"

@@ -16,7 +16,7 @@ from fumehood.core.errors import InvalidParams, ResourceNotFound, Unauthorized
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.identity import store as identities
-from fumehood.identity.credentials import make_credential, parse_credential, quick_hash
+from fumehood.identity.credential_hashes import make_credential, parse_credential, quick_hash
 from fumehood.identity.model import TokenInfo
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database

@@ -122,7 +122,7 @@ async def wait_for(
     try:
         if wait_s:
             handle.begin()
-            handle.report(0, f"waits for a human's yes: {approval_id}")
+            handle.report(0, f"waits for approval: {approval_id}")
             answer = await approvals.wait(approval_id, wait_s, handle)
             if answer is not None:
                 return answer
@@ -158,16 +158,16 @@ def waits(approval: Approval, approvals: ApprovalRequests) -> Parked | Underway:
     """The error for the caller of a call that has not ended."""
     if approval.state is not ApprovalState.PENDING:
         return Underway(
-            f"This call of {approval.tool} was approved and is being carried out. Look its "
-            f"answer up under the call id {approval.call_id}.",
+            f"This call of {approval.tool} was approved and is running. Fetch its answer with the "
+            f"call id {approval.call_id}.",
             retry_after_ms=1000,
             extra={"approval_id": approval.id},
         )
     why = f" {approval.reason}" if approval.reason else ""
     return Parked(
-        f"{approval.tool} waits for a human's yes.{why} It will be carried out by itself once "
-        "somebody agrees. Do not repeat it; tell the user what you want to do, and look the "
-        f"answer up under the call id {approval.call_id}.",
+        f"{approval.tool} waits for approval.{why} It runs by itself once it is approved. Do not "
+        "repeat it; tell the user what you want to do, and fetch the answer with the call id "
+        f"{approval.call_id}.",
         extra={"approval_id": approval.id, "approval_url": approvals.url_of(approval.id)},
         details={"expires_at": approval.expires_at.isoformat(), "rule": approval.rule},
     )

@@ -46,7 +46,7 @@ def facts_to_explain(
         options = CallOptions(agent_id=query.agent_id, session_id=query.session_id)
     except ValueError:
         raise InvalidParams(
-            "The agent's or the session's id can be none.", fields=["agent_id", "session_id"]
+            "The agent's or the session's id is not valid.", fields=["agent_id", "session_id"]
         ) from None
     principal = Principal(query.principal_id or "", frozenset({Scope.CALL}), speaks_for)
     request = CallRequest(query.tool, query.arguments, options, principal, "explain", "explain")

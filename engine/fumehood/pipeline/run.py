@@ -57,7 +57,7 @@ async def run_call(
         if request.options.dry_run:
             exceeded = services.exceeded(permitted.validated)
             planned = await dry_run(permitted, services.walls, services.sessions, exceeded)
-            return await conclude(call, trace.passed("rehearse", planned), services)
+            return await conclude(call, trace.passed("dry_run", planned), services)
         if permitted.decision.shadow:
             _log_shadow(permitted, services)
         found = await services.keys.claim(permitted, request.call_id, services.clock.now())
@@ -223,6 +223,4 @@ async def conclude_fault(
 def hidden_fault(call: CallContext, fault: Exception) -> InternalError:
     """Log a bug of the engine, and return the error that the caller sees in its place."""
     call.trace.fault("call.internal_error", fault)
-    return InternalError(
-        "The engine failed inside. Its owner finds the reason in the log under this trace id."
-    )
+    return InternalError("The engine failed internally. The log has the cause under this trace id.")

@@ -36,7 +36,7 @@ def _stored(asked: dict[str, Any] | None, done: dict[str, Any], *hidden: str) ->
 def _changed(asked: dict[str, Any], done: dict[str, Any], *hidden: str) -> str:
     said = edit_warning(_stored(asked, done, *hidden))
     assert said is not None
-    return said.partition("carried out")[2]
+    return said.partition("this call ran")[2]
 
 
 def test_it_names_what_is_changed_added_and_removed_and_no_value() -> None:

@@ -21,7 +21,7 @@ from fumehood.core.identity import Principal, Scope
 from fumehood.identity import approvers as module
 from fumehood.identity import store as identities
 from fumehood.identity.approvers import Approvers, had_approver, make_first_approver
-from fumehood.identity.credentials import make_credential
+from fumehood.identity.credential_hashes import make_credential
 from fumehood.storage.changes import list_changes, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError, WriteFailed
@@ -270,7 +270,7 @@ async def test_who_was_right_a_moment_ago_pays_for_no_other_hash_and_who_guesses
         return hash_now(secret, salt)
 
     monkeypatch.setattr(module, "slow_hash", hashing)
-    monkeypatch.setattr("fumehood.identity.credentials.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fumehood.identity.credential_hashes.time.monotonic", lambda: now[0])
     for _ in range(5):
         assert (await approvers.principal_of(text)).id == "approver:anna"
     assert len(hashed) == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fumehood.core.errors import InvalidParams, ResourceNotFound, Unauthorized
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity import tokens as module
-from fumehood.identity.credentials import (
+from fumehood.identity.credential_hashes import (
     MOST_RECENT,
     CredentialCache,
     Presented,

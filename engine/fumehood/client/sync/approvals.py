@@ -92,10 +92,10 @@ class ControlledApprovals:
         remember: RememberWish | None = None,
         action_digest: str | None = None,
     ) -> Approval:
-        """Say yes, to the call with other `arguments` where they are given.
+        """Approve it; with `arguments`, approve the call with these arguments instead.
 
-        `action_digest` is that of what was looked at (`preview_edit`): if it would be something
-        else by now, nothing is done.
+        `action_digest` is the digest of the preview (`preview_edit`): if the action has changed
+        since then, nothing is decided.
         """
         decision = NewDecision(
             decision="approve", reason=reason, arguments=arguments, remember=remember,
@@ -104,7 +104,7 @@ class ControlledApprovals:
         return self._decide(approval_id, decision, version)
 
     def deny(self, approval_id: str, *, version: int | None, reason: str | None = None) -> Approval:
-        """Say no. The model is told the reason."""
+        """Deny it. The model is told the reason."""
         decision = NewDecision(decision="deny", reason=reason)
         return self._decide(approval_id, decision, version)
 
@@ -122,7 +122,7 @@ class ControlledApprovals:
         return found.rule
 
     def preview_edit(self, approval_id: str, arguments: JsonObject) -> Approval:
-        """It as a yes to these arguments would make it, or why that cannot be. Nothing is saved."""
+        """The approval with these arguments, or why they are refused. Nothing is saved."""
         parts, body = ("approvals", approval_id, "edit-preview"), NewEdit(arguments=arguments)
         found = self._transport.send(ask("POST", ApprovalAnswer, *parts, body=_given(body)))
         return found.approval
@@ -130,7 +130,7 @@ class ControlledApprovals:
     def resolve(
         self, approval_id: str, outcome: Literal["done", "failed"], *, note: str | None = None
     ) -> Approval:
-        """Say what became of an interrupted call. It is not run again."""
+        """Record the outcome of an interrupted call. It is not run again."""
         parts, body = ("approvals", approval_id, "resolve"), Resolution(outcome=outcome, note=note)
         found = self._transport.send(ask("POST", ApprovalAnswer, *parts, body=_given(body)))
         return found.approval

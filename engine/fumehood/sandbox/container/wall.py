@@ -217,7 +217,7 @@ class ContainerWall(HasImages):
         self._require_found(image)
         if image not in self._catalog.found:
             raise SandboxUnavailable(
-                f"Docker did not say what the image {image!r} is. Repeat the call.",
+                f"Docker has not described the image {image!r} yet. Repeat the call.",
                 retry_after_ms=RETRY_AFTER_MS,
             )
 

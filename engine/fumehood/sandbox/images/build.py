@@ -385,7 +385,7 @@ def _wheel_place(wheel: Path, member: zipfile.ZipInfo) -> PurePosixPath | None:
     kind = stat.S_IFMT(member.external_attr >> 16)
     if kind not in (0, stat.S_IFREG) or path.is_absolute() or ".." in path.parts or "\\" in name:
         raise ImageBuildError(
-            f"{wheel.name} holds {name[:80]!r}, which is no file below its own folder.",
+            f"{wheel.name} holds {name[:80]!r}, which is not a file below its own folder.",
             "Leave this package out, and tell its publisher.",
         )
     parts = path.parts

@@ -214,7 +214,7 @@ def _pip_error(said: str) -> ImageBuildError:
         causes = [line.strip() for line in said.partition(_CONFLICT)[2].splitlines() if line]
         return ImageBuildError(
             f"The packages do not fit together: {'; '.join(causes[:CAUSES_SHOWN])[:500]}.",
-            "Ask for other versions, or for no certain one.",
+            "Ask for other versions, or leave the version out.",
         )
     if lacks is None:
         return build_error("The Python index", lines)
