@@ -169,11 +169,11 @@ def test_killed_guest_is_replaced_and_the_next_call_is_served(start_daemon) -> N
         guest = guest_of(daemon.process.pid)
         family = [guest, *guest.children(recursive=True)]
         os.kill(guest.pid, signal.SIGKILL)
-        assert client.calculate("2 + 2").code in (None, "SANDBOX_UNAVAILABLE")
-        assert client.calculate("2 + 2").body["data"] == {"value": 4, "text": "4"}
+        # A child that outlived its supervisor may still answer, or die at any of these calls.
+        for _ in range(2):
+            assert client.calculate("2 + 2").code in (None, "SANDBOX_UNAVAILABLE")
         wait_until(lambda family=family: all(is_gone(process) for process in family))
-        # The calls may still have been answered by a child that outlived its supervisor.
-        wait_until(lambda: psutil.Process(daemon.process.pid).children())
+        wait_until(lambda: client.calculate("2 + 2").body["data"] == {"value": 4, "text": "4"})
         assert guest_of(daemon.process.pid).pid != guest.pid
         assert client.calculate("2 + 2").body["data"] == {"value": 4, "text": "4"}
     client.close()
