@@ -61,7 +61,7 @@ async def _measure(home: Path) -> list[Line]:
             engine.policy.gate.replace(_written([_tool(f"tool_{n}") for n in range(500)]))
             gates_ms = await _call_ms(engine)
             asked_ms = await _asked_ms(engine)
-            first = (await engine.desk.list(ApprovalQuery(limit=1))).items[0].id
+            first = (await engine.approvals.list(ApprovalQuery(limit=1))).items[0].id
             await database.write(lambda connection: _fill(connection, first))
             listed = {
                 "of all": await _listed_ms(database, ApprovalQuery(limit=LISTED)),

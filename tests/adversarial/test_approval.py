@@ -117,7 +117,7 @@ async def test_a_call_that_was_cancelled_at_any_moment_is_not_run_by_a_later_yes
             live.cancel()
             with anyio.fail_after(10):
                 answer = (await asyncio.gather(call, return_exceptions=True))[0]
-            newest = (await desk.engine.desk.list(ApprovalQuery(limit=1))).items
+            newest = (await desk.engine.approvals.list(ApprovalQuery(limit=1))).items
             if not newest or newest[0].arguments["what"] != what:
                 continue
             kept += 1
@@ -198,7 +198,7 @@ async def test_who_waits_hears_of_a_decision_whose_maker_has_left(
     async with asking() as desk:
         waiting = asyncio.create_task(_outcome(desk))
         with anyio.fail_after(10):
-            while not (found := (await desk.engine.desk.list(ApprovalQuery())).items):
+            while not (found := (await desk.engine.approvals.list(ApprovalQuery())).items):
                 await anyio.sleep(0.005)
         deciding.append(asyncio.create_task(desk.decide(found[0].id, NO)))
         with anyio.fail_after(10):
@@ -222,7 +222,7 @@ async def test_nobody_resolves_its_own_interrupted_call_from_its_own_user(tmp_pa
         with anyio.fail_after(10):
             await deeds.begun.wait()
     async with asking(tmp_path, deeds=deeds) as desk:
-        said, resolve = Resolution(outcome="failed"), desk.engine.desk.resolve
+        said, resolve = Resolution(outcome="failed"), desk.engine.approvals.resolve
         with pytest.raises(PermissionDenied):
             await resolve(approval_id, said, ALICE, peer=CALLER.id)
         approval = await resolve(approval_id, said, ALICE, peer=OTHER_CALLER.id)
@@ -235,10 +235,10 @@ async def test_large_calls_that_wait_are_shown_on_several_pages() -> None:
     async with asking() as desk:
         for number in range(5):
             await desk.parked(f"{number}{large}")
-        page = await desk.engine.desk.list(ApprovalQuery())
+        page = await desk.engine.approvals.list(ApprovalQuery())
         assert page.has_more
         seen = [item.arguments["what"][:1] for item in page.items]
         while page.has_more:
-            page = await desk.engine.desk.list(ApprovalQuery(cursor=page.next_cursor))
+            page = await desk.engine.approvals.list(ApprovalQuery(cursor=page.next_cursor))
             seen += [item.arguments["what"][:1] for item in page.items]
         assert seen == ["4", "3", "2", "1", "0"]

@@ -76,10 +76,10 @@ class World:
 
     async def approve(self, approval_id: str) -> None:
         decision = NewDecision(decision="approve")
-        await self.engine.desk.decide(approval_id, decision, ALICE, channel=CHANNEL)
+        await self.engine.approvals.decide(approval_id, decision, ALICE, channel=CHANNEL)
 
     async def show(self, approval_id: str) -> Approval:
-        return await self.engine.desk.show(approval_id)
+        return await self.engine.approvals.show(approval_id)
 
     async def state(self, approval_id: str) -> ApprovalState:
         return (await self.show(approval_id)).state
@@ -146,12 +146,12 @@ async def test_disk_is_full_when_a_yes_is_used_up_nothing_runs_and_the_yes_stays
     approval_id = await world.user.ask("a")
     world.disk.spares, world.disk.is_full = 1, True  # the decision
     await world.approve(approval_id)
-    await until(lambda: world.disk.refused and not world.engine.desk.requests.runs.running)
+    await until(lambda: world.disk.refused and not world.engine.approvals.requests.runs.running)
     assert await world.state(approval_id) is ApprovalState.APPROVED
     assert world.acted == before
     assert world.held() == [0]
     world.disk.is_full = False
-    world.engine.desk.scheduler.look()
+    world.engine.approvals.scheduler.look()
     await world.user.end("a", approval_id)
     assert await world.state(approval_id) is ApprovalState.DONE
     assert world.acted == before + 1
@@ -225,12 +225,12 @@ async def test_disk_that_is_really_full_when_a_yes_is_used_up(small_disk: Path) 
         fill(filler)
         world.disk.may_go.set()
         await until(
-            lambda: world.database.is_failing and not world.engine.desk.requests.runs.running
+            lambda: world.database.is_failing and not world.engine.approvals.requests.runs.running
         )
         assert await world.state(approval_id) is ApprovalState.APPROVED
         assert world.acted == 0
         filler.unlink()
-        world.engine.desk.scheduler.look()
+        world.engine.approvals.scheduler.look()
         await world.user.end("a", approval_id)
         assert await world.state(approval_id) is ApprovalState.DONE
         assert world.acted == 1
@@ -265,13 +265,15 @@ async def test_cancelled_while_its_yes_is_used_up_it_never_acts(home: Path) -> N
         world.disk.stops_at = world.disk.number + 2
         await world.approve(approval_id)
         await until(world.disk.stopped.is_set)
-        run = world.engine.desk.requests.runs.running[approval_id]
-        cancelling = asyncio.create_task(world.engine.desk.cancel(approval_id, world.engine.owner))
+        run = world.engine.approvals.requests.runs.running[approval_id]
+        cancelling = asyncio.create_task(
+            world.engine.approvals.cancel(approval_id, world.engine.owner)
+        )
         await until(lambda: run.handle.is_cancelled)
         world.disk.may_go.set()
         with anyio.fail_after(20):
             assert (await cancelling).state is ApprovalState.CANCELLED
-        world.engine.desk.scheduler.look()
+        world.engine.approvals.scheduler.look()
         answer = await world.engine.call("act", {"label": "a"}, idempotency_key="k")
         assert answer.error is not None
         assert answer.error.code == "CANCELLED"
@@ -288,7 +290,7 @@ async def test_cancelled_while_it_runs_it_has_an_end_and_the_desk_goes_on(home: 
         approval_id = await world.user.ask("a", "wait_inside", key="k")
         await world.approve(approval_id)
         await until(gate.entered.is_set)
-        after = await world.engine.desk.cancel(approval_id, world.engine.owner)
+        after = await world.engine.approvals.cancel(approval_id, world.engine.owner)
         assert (after.state, after.code) == (ApprovalState.FAILED, "CANCELLED")
         assert world.held() == [0]
         again = await world.user.ask("b")
@@ -303,10 +305,10 @@ async def test_cancelled_in_the_moment_of_its_yes_it_acts_or_is_cancelled(world:
         approval_id = await world.user.ask(f"a{number}")
         await world.approve(approval_id)
         try:
-            await world.engine.desk.cancel(approval_id, world.engine.owner)
+            await world.engine.approvals.cancel(approval_id, world.engine.owner)
         except IdempotencyConflict:
             await world.user.end(f"a{number}", approval_id)
-        await until(lambda: not world.engine.desk.requests.runs.running)
+        await until(lambda: not world.engine.approvals.requests.runs.running)
         has_acted = marks(world.home)[f"a{number}"] == 1
         states = {True: {ApprovalState.DONE, ApprovalState.FAILED}}
         assert await world.state(approval_id) in states.get(has_acted, {ApprovalState.CANCELLED})
@@ -344,7 +346,7 @@ async def test_yes_that_comes_to_its_place_as_the_engine_drains_is_good_at_the_n
         await until(world.disk.stopped.is_set)
         world.engine.drain()
         world.disk.may_go.set()
-        await until(lambda: not world.engine.desk.requests.runs.running)
+        await until(lambda: not world.engine.approvals.requests.runs.running)
         assert await world.state(approval_id) is ApprovalState.APPROVED
         assert world.acted == 0
     async with world_in(home) as world:

@@ -31,8 +31,8 @@ def _engine(home: Path, database: Database, **container: Any) -> Engine:
 async def _over(engine: Engine, approval_id: str) -> Approval:
     seen = 0
     with anyio.fail_after(60):
-        while (one := await engine.desk.show(approval_id)).state not in OVER:
-            seen = await engine.desk.next_change(seen, within_s=1)
+        while (one := await engine.approvals.show(approval_id)).state not in OVER:
+            seen = await engine.approvals.next_change(seen, within_s=1)
     return one
 
 
@@ -60,15 +60,15 @@ async def test_yes_for_one_place_is_no_yes_for_another(
             assert asked.error is not None
             assert asked.error.approval_id is not None, asked.error
             approval_id = asked.error.approval_id
-            shown = (await engine.desk.show(approval_id)).binding
+            shown = (await engine.approvals.show(approval_id)).binding
             assert shown is not None
             assert shown["place"]["image"] == "python"
             assert shown["place"]["image_digest"].startswith("sha256:")
         async with _engine(home, database, **changed) as engine:
             yes = NewDecision(decision="approve")
-            await engine.desk.decide(approval_id, yes, ALICE, channel="test")
+            await engine.approvals.decide(approval_id, yes, ALICE, channel="test")
             one = await _over(engine, approval_id)
-            answer = await engine.desk.answer_of(one.call_id, engine.owner)
+            answer = await engine.approvals.answer_of(one.call_id, engine.owner)
     finally:
         database.close()
     assert one.state is ends

@@ -51,7 +51,7 @@ async def _examined(crash: Crash) -> str:
     assert not was_deleted or len(agreed_in(place)) == 2, about
     assert {what for kind, _, what in said if kind == "agreed"} <= agreed_in(place), about
     async with engine_in(place) as engine:
-        page = await engine.desk.list(ApprovalQuery())
+        page = await engine.approvals.list(ApprovalQuery())
         chain = [await rests(engine, one.id) for one in reversed(page.items)]
         assert {what for kind, _, what in said if kind == "waits"} <= {one.id for one in chain}
         assert len(chain) <= 2, about
@@ -61,14 +61,14 @@ async def _examined(crash: Crash) -> str:
         assert sum(one.state is ApprovalState.DONE for one in chain) <= 1, about
         if chain and chain[-1].state is ApprovalState.PENDING:
             assert chain[-1].superseded_by is None, about
-            await engine.desk.decide(chain[-1].id, YES, ALICE, channel="test")
+            await engine.approvals.decide(chain[-1].id, YES, ALICE, channel="test")
             chain[-1] = await rests(engine, chain[-1].id)
         assert all(one.state not in WAITING for one in chain), about
         assert is_deleted(place) is was_deleted, about
         answered = chain and chain[-1].state is ApprovalState.DONE
         assert "answered" not in crash.said or answered, about
         if chain:  # whoever repeats it by its key, or asks for the call, hears of its end
-            kept = await engine.desk.answer_of(chain[-1].call_id, engine.owner)
+            kept = await engine.approvals.answer_of(chain[-1].call_id, engine.owner)
             assert kept is not None, about
             assert kept.success is answered, (about, kept.error)
     return "done" if answered else f"asked {len(chain)} times"

@@ -41,14 +41,14 @@ class Bench:
     async def agree(self, approval_id: str) -> Approval:
         """Say yes, and wait for what comes of it."""
         decision = NewDecision(decision="approve")
-        await self.engine.desk.decide(approval_id, decision, self.approver, channel="test")
+        await self.engine.approvals.decide(approval_id, decision, self.approver, channel="test")
         seen = 0
         with anyio.fail_after(60):
             while True:
-                one = await self.engine.desk.show(approval_id)
+                one = await self.engine.approvals.show(approval_id)
                 if one.state in OVER:
                     return one
-                seen = await self.engine.desk.next_change(seen)
+                seen = await self.engine.approvals.next_change(seen)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def test_what_was_shown_goes_and_nothing_else(bench: Bench) -> None:
     (bench.root / "d/f").write_text("text")
     (bench.root / "kept").write_text("text")
     approval_id = await bench.ask(paths=["d"], recursive=True)
-    preview = (await bench.engine.desk.show(approval_id)).preview
+    preview = (await bench.engine.approvals.show(approval_id)).preview
     assert preview is not None
     assert [one["path"] for one in preview["removed"]] == ["d", "d/f"]
     assert (bench.root / "d/f").exists()
@@ -89,7 +89,7 @@ async def test_files_that_changed_meanwhile_are_asked_about_again(bench: Bench) 
     assert (first.state, first.changed) == (ApprovalState.EXPIRED, ("workspace",))
     assert sorted(path.name for path in (bench.root / "d").iterdir()) == ["f", "new"]
     assert first.superseded_by is not None
-    second = await bench.engine.desk.show(first.superseded_by)
+    second = await bench.engine.approvals.show(first.superseded_by)
     assert second.state is ApprovalState.PENDING
     assert second.preview is not None
     assert [one["path"] for one in second.preview["removed"]] == ["d", "d/f", "d/new"]
@@ -118,11 +118,11 @@ async def test_an_edit_that_is_asked_about_again_needs_those_whom_the_first_call
         (bench.root / name).mkdir()
     approval_id = await bench.ask(paths=["d"], recursive=True)
     edited = NewDecision(decision="approve", arguments={"paths": ["e"], "recursive": True})
-    await bench.engine.desk.decide(approval_id, edited, made.principal, channel="test")
+    await bench.engine.approvals.decide(approval_id, edited, made.principal, channel="test")
     (bench.root / "e/new").write_text("never shown")
     first = await bench.agree(approval_id)
     assert first.superseded_by is not None
-    second = await bench.engine.desk.show(first.superseded_by)
+    second = await bench.engine.approvals.show(first.superseded_by)
     assert (second.approvers, second.quorum) == (("alice", "bob"), 2)
     assert second.asked_arguments is not None
     assert second.asked_arguments["paths"] == ["d"]

@@ -59,7 +59,7 @@ async def test_approvals_keys_sessions_and_the_audit_chain_are_kept(config: Conf
     clock = ManualClock(WRITTEN_AT)
     async with Engine(config=config, clock=clock, database=database) as engine:
         assert (await engine.audit.verify()).intact
-        page = await engine.desk.list(ApprovalQuery())
+        page = await engine.approvals.list(ApprovalQuery())
         states = {item.id: item.state for item in page.items}
         assert states == {
             WAITING: ApprovalState.PENDING, DENIED: ApprovalState.DENIED, DONE: ApprovalState.DONE,
@@ -80,8 +80,10 @@ async def test_approvals_keys_sessions_and_the_audit_chain_are_kept(config: Conf
         assert [record.id for record in engine.sessions.list(caller)] == [SESSION]
 
         approver = await engine.approvers.principal_of(CREDENTIAL)
-        await engine.desk.decide(WAITING, NewDecision(decision="approve"), approver, channel="cli")
-        answer = await engine.desk.requests.wait(WAITING, 10, None)
+        await engine.approvals.decide(
+            WAITING, NewDecision(decision="approve"), approver, channel="cli"
+        )
+        answer = await engine.approvals.requests.wait(WAITING, 10, None)
         assert answer is not None
         assert answer.data is not None
         assert answer.data["value"] == 4

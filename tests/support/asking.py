@@ -61,11 +61,11 @@ class Asking:
         self, approval_id: str, decision: NewDecision = YES, by: Principal = ALICE, **more: Any
     ) -> Approval:
         """Say yes or no."""
-        return await self.engine.desk.decide(approval_id, decision, by, channel="test", **more)
+        return await self.engine.approvals.decide(approval_id, decision, by, channel="test", **more)
 
     async def state(self, approval_id: str, *states: ApprovalState) -> Approval:
         """The approval, once it is in one of these states."""
-        desk, seen = self.engine.desk, 0
+        desk, seen = self.engine.approvals, 0
         with anyio.fail_after(10):
             while (approval := await desk.show(approval_id)).state not in states:
                 seen = await desk.next_change(seen, within_s=1)
@@ -79,7 +79,7 @@ class Asking:
                                     ApprovalState.STARTED}),
         )  # fmt: skip
         principal = Principal(approval.principal_id, frozenset({Scope.CALL}))
-        answer = await self.engine.desk.answer_of(approval.call_id, principal)
+        answer = await self.engine.approvals.answer_of(approval.call_id, principal)
         assert answer is not None
         return answer
 

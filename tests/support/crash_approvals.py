@@ -206,7 +206,7 @@ class User:
 
     def __init__(self, engine: Engine, clock: ManualClock, say: Say) -> None:
         self.engine = engine
-        self.desk = engine.desk
+        self.desk = engine.approvals
         self.clock = clock
         self._say = say
 

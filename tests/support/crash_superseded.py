@@ -62,8 +62,8 @@ async def rests(engine: Engine, approval_id: str) -> Approval:
     """The approval, once nothing more becomes of it by itself."""
     seen = 0
     with anyio.fail_after(20):
-        while (one := await engine.desk.show(approval_id)).state in MOVING:
-            seen = await engine.desk.next_change(seen, within_s=1)
+        while (one := await engine.approvals.show(approval_id)).state in MOVING:
+            seen = await engine.approvals.next_change(seen, within_s=1)
     return one
 
 
@@ -81,12 +81,12 @@ async def play(home: Path, hook: Hook, say: Say) -> None:
         assert asked.error.approval_id is not None, asked.error
         say(f"waits {asked.error.approval_id}")
         (files / "new").write_text("never shown")
-        await engine.desk.decide(asked.error.approval_id, YES, ALICE, channel="test")
+        await engine.approvals.decide(asked.error.approval_id, YES, ALICE, channel="test")
         say(f"agreed {asked.error.approval_id}")
         first = await rests(engine, asked.error.approval_id)
         assert first.superseded_by is not None, first
         say(f"waits {first.superseded_by}")
-        await engine.desk.decide(first.superseded_by, YES, ALICE, channel="test")
+        await engine.approvals.decide(first.superseded_by, YES, ALICE, channel="test")
         say(f"agreed {first.superseded_by}")
         second = await rests(engine, first.superseded_by)
         assert second.state is ApprovalState.DONE, second

@@ -72,7 +72,7 @@ async def require_decider(request: Request) -> Principal:
     except PermissionDenied:
         engine = engine_of(request)
         by, peer = await _known(request, engine), peer_principal_id(request)
-        await engine.desk.note_refusal(approval_id, by, peer, "no scope")
+        await engine.approvals.note_refusal(approval_id, by, peer, "no scope")
         raise
 
 

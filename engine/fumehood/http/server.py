@@ -98,7 +98,7 @@ async def serve(
 
 def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
     """Warn at startup, not only when an agent's call is refused."""
-    cure = engine.desk.remedy_without_approvers()
+    cure = engine.approvals.remedy_without_approvers()
     if cure is not None:
         told = "Dangerous calls will be refused: there is no approver."
         engine.log.warning("approvers.none", message=told, cure=f"Make an approver: {cure}.")

@@ -97,7 +97,7 @@ async def test_a_message_that_cannot_be_stored_undoes_the_change_that_it_reports
         board.is_full = True
         with pytest.raises(RuntimeError):
             await desk.decide(approval_id)
-        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.PENDING
+        assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
         board.is_full = False
         await desk.decide(approval_id)
         assert (await desk.ended(approval_id)).success

@@ -44,9 +44,9 @@ def _says(verdict: Verdict, rule: str = "test") -> Callable[[Engine], None]:
 async def test_what_was_pending_still_is_after_a_restart(tmp_path: Path) -> None:
     async with asking(tmp_path) as desk:
         approval_id = await desk.parked("a")
-        before = await desk.engine.desk.show(approval_id)
+        before = await desk.engine.approvals.show(approval_id)
     async with asking(tmp_path, deeds=desk.deeds) as desk:
-        assert await desk.engine.desk.show(approval_id) == before
+        assert await desk.engine.approvals.show(approval_id) == before
         await desk.decide(approval_id)
         assert (await desk.ended(approval_id)).success
     assert desk.deeds.done == ["a"]
@@ -113,7 +113,7 @@ async def test_a_human_resolves_what_was_interrupted(tmp_path: Path) -> None:
             await deeds.begun.wait()
     async with asking(tmp_path, deeds=deeds) as desk:
         resolution = Resolution(outcome="done", note="The file is gone.")
-        approval = await desk.engine.desk.resolve(approval_id, resolution, ALICE)
+        approval = await desk.engine.approvals.resolve(approval_id, resolution, ALICE)
         assert approval.state is ApprovalState.DONE
         again = await desk.ask("a", idempotency_key="k")
         assert again.success
@@ -132,7 +132,7 @@ async def test_every_answer_names_the_tool_and_its_version_and_the_whole_time(
         if how == "denied":
             await desk.decide(approval_id, NO)
         elif how == "cancelled":
-            await desk.engine.desk.cancel(approval_id, CALLER)
+            await desk.engine.approvals.cancel(approval_id, CALLER)
         elif how == "expired":
             clock.advance(3600)
             await desk.parked("b")  # the desk looks round
@@ -161,7 +161,7 @@ async def test_an_interrupted_calls_answers_name_the_tool_and_its_version(tmp_pa
             await deeds.begun.wait()
     async with asking(tmp_path, deeds=deeds, clock=clock) as desk:
         _require_named(await desk.ended(approval_id))
-        await desk.engine.desk.resolve(approval_id, Resolution(outcome="done"), ALICE)
+        await desk.engine.approvals.resolve(approval_id, Resolution(outcome="done"), ALICE)
         _require_named(await desk.ended(approval_id))
 
 
@@ -273,9 +273,9 @@ async def test_what_is_fixed_for_an_agent_is_shown_to_the_approver_and_not_to_th
         assert answer.error is not None
         assert answer.error.approval_id is not None
         approval_id = answer.error.approval_id
-        whole = await desk.engine.desk.show(approval_id)
+        whole = await desk.engine.approvals.show(approval_id)
         assert whole.arguments == {"what": "the draft"}
-        own = await desk.engine.desk.show(approval_id, principal=_speaker())
+        own = await desk.engine.approvals.show(approval_id, principal=_speaker())
         assert own.arguments == {}
 
 
@@ -305,11 +305,11 @@ async def test_what_is_fixed_by_the_time_of_an_edit_is_not_shown_to_the_caller_e
         await _bind(desk, Binding(tool="erase", fixed={"what": "the draft"}))
         await desk.decide(approval_id, NewDecision(decision="approve", arguments={}))
         assert (await desk.ended(approval_id)).success
-        whole = await desk.engine.desk.show(approval_id)
+        whole = await desk.engine.approvals.show(approval_id)
         assert whole.arguments == {"what": "the draft"}
-        own = await desk.engine.desk.show(approval_id, principal=_speaker())
+        own = await desk.engine.approvals.show(approval_id, principal=_speaker())
         assert (own.arguments, own.asked_arguments) == ({}, {})
-        (listed,) = (await desk.engine.desk.list(ApprovalQuery(), principal=_speaker())).items
+        (listed,) = (await desk.engine.approvals.list(ApprovalQuery(), principal=_speaker())).items
         assert (listed.arguments, listed.asked_arguments) == ({}, {})
 
 

@@ -27,21 +27,21 @@ async def test_yes_that_is_about_to_start_when_the_engine_stops_stays_a_yes(
         ran.append(1)
 
     async with Engine(tools=[act], config=Config(home=home, host_tools=("act",))) as engine:
-        engine.desk.requests.eligibility.require_enough = lambda *asked: None  # type: ignore[method-assign]
+        engine.approvals.requests.eligibility.require_enough = lambda *asked: None  # type: ignore[method-assign]
         waiting = await engine.call("act")
         assert waiting.error is not None
         approval_id = waiting.error.approval_id
         assert approval_id is not None
         if is_stopping:
             engine.drain()
-            engine.desk.requests.is_draining = lambda: (
+            engine.approvals.requests.is_draining = lambda: (
                 False
             )  # as it was when it had the call carried out
-        await engine.desk.decide(
+        await engine.approvals.decide(
             approval_id, NewDecision(decision="approve"), APPROVER, channel="control"
         )
-        await engine.desk.scheduler.drained()
-        after = await engine.desk.show(approval_id)
+        await engine.approvals.scheduler.drained()
+        after = await engine.approvals.show(approval_id)
         state = ApprovalState.APPROVED if is_stopping else ApprovalState.DONE
         assert (after.state, len(ran)) == (state, 0 if is_stopping else 1)
-        engine.desk.requests.is_draining = lambda: True
+        engine.approvals.requests.is_draining = lambda: True

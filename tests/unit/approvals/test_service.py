@@ -49,7 +49,7 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.row("A1", "A2")
 async def test_dangerous_call_waits_and_nothing_is_done() -> None:
     async with asking() as desk:
-        approval = await desk.engine.desk.show(await desk.parked("a"))
+        approval = await desk.engine.approvals.show(await desk.parked("a"))
         assert approval.state is ApprovalState.PENDING
         assert approval.arguments == {"what": "a"}
         assert desk.deeds.done == []
@@ -70,7 +70,7 @@ async def test_after_the_yes_the_engine_carries_the_call_out_once_and_keeps_its_
         answer = await desk.ended(approval_id)
         assert answer.data == {"erased": "a"}
         assert desk.deeds.done == ["a"]
-        approval = await desk.engine.desk.show(approval_id)
+        approval = await desk.engine.approvals.show(approval_id)
         assert (approval.state, approval.code) == (ApprovalState.DONE, "OK")
         assert answer.metadata.call_id == approval.call_id
         rows = await desk.engine.list_calls(CallQuery(), CALLER)
@@ -171,7 +171,8 @@ async def test_a_clock_that_is_set_back_gives_no_approval_its_life_again() -> No
         approval_id = await desk.parked("a")
         desk.clock.advance(61)
         assert (
-            desk.engine.desk.requests.now() > (await desk.engine.desk.show(approval_id)).expires_at
+            desk.engine.approvals.requests.now()
+            > (await desk.engine.approvals.show(approval_id)).expires_at
         )
         desk.clock.advance(-3600)
         with pytest.raises(ApprovalExpired):
@@ -183,14 +184,14 @@ async def test_a_warning_goes_out_once_before_the_end() -> None:
     rules = ApprovalSettings(expire_seconds=600, warn_seconds=60)
     async with asking(approvals=rules) as desk:
         approval_id = await desk.parked("a")
-        assert (await desk.engine.desk.show(approval_id)).version == 1
+        assert (await desk.engine.approvals.show(approval_id)).version == 1
         desk.clock.advance(550)
         for what in ("b", "c"):
             await desk.parked(what)
         await _until_warned_of(desk, approval_id)
         for what in ("d", "e"):
             await desk.parked(what)
-        approval = await desk.engine.desk.show(approval_id)
+        approval = await desk.engine.approvals.show(approval_id)
         assert approval.state is ApprovalState.PENDING
         assert await _warned_of(desk, approval_id) == 1
 
@@ -221,16 +222,16 @@ async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after
     rules = ApprovalSettings(expire_seconds=600, warn_seconds=60)
     async with asking(approvals=rules) as desk:
         approval_id = await desk.parked("a")
-        shown = await desk.engine.desk.show(approval_id)
+        shown = await desk.engine.approvals.show(approval_id)
         desk.clock.advance(550)
         await desk.parked("b")  # the desk looks round
         await _until_warned_of(desk, approval_id)
-        assert await desk.engine.desk.show(approval_id) == shown
+        assert await desk.engine.approvals.show(approval_id) == shown
         decided = await desk.decide(approval_id, YES, version=shown.version)
         assert decided.state is ApprovalState.APPROVED
         # The control: an edit is news to whoever was shown the call before it.
         other = await desk.parked("c")
-        shown = await desk.engine.desk.show(other)
+        shown = await desk.engine.approvals.show(other)
         await desk.decide(other, NewDecision(decision="approve", arguments={"what": "d"}), ALICE)
         with pytest.raises(IdempotencyConflict):
             await desk.decide(other, YES, BOB, version=shown.version)
@@ -240,7 +241,7 @@ async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after
 async def test_the_keeper_wakes_when_the_next_warning_is_due_and_when_the_next_end_is() -> None:
     rules = ApprovalSettings(expire_seconds=12, warn_seconds=9)
     async with asking(approvals=rules) as desk:
-        keeper = desk.engine.desk.scheduler
+        keeper = desk.engine.approvals.scheduler
         approval_id = await desk.parked("a")
         assert await keeper.pause_s() == 3
         desk.clock.advance(2)
@@ -274,7 +275,7 @@ async def test_nobody_approves_its_own_call_and_the_attempt_is_recorded(
         for decision in (YES, NO):
             with pytest.raises(PermissionDenied):
                 await desk.decide(approval_id, decision, by, peer=peer)
-        assert (await desk.engine.desk.show(approval_id)).version == 1
+        assert (await desk.engine.approvals.show(approval_id)).version == 1
         assert desk.deeds.done == []
         kinds = [row.kind for row in await _audited(desk)]
         assert kinds.count("approval.refused") == 2
@@ -315,7 +316,7 @@ async def test_the_caller_of_an_edited_call_is_told_so_in_every_answer() -> None
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             with anyio.fail_after(10):
-                while not (found := await desk.engine.desk.list(ApprovalQuery())).items:
+                while not (found := await desk.engine.approvals.list(ApprovalQuery())).items:
                     await anyio.sleep(0.01)
             approval_id = found.items[0].id
             edited = NewDecision(decision="approve", arguments={"what": "b"})
@@ -323,14 +324,14 @@ async def test_the_caller_of_an_edited_call_is_told_so_in_every_answer() -> None
         answers.append(await desk.ended(approval_id))
         answers.append(await desk.ask("a", idempotency_key="k"))
         assert [answer.metadata.warnings for answer in answers] == [(EDITED,)] * 3
-        own = await desk.engine.desk.show(approval_id, principal=CALLER)
+        own = await desk.engine.approvals.show(approval_id, principal=CALLER)
         assert (own.arguments, own.asked_arguments) == ({"what": "b"}, {"what": "a"})
         # The harmless twin: an edit that changes nothing, and no edit.
         for decision in (YES, NewDecision(decision="approve", arguments={"what": "c"})):
             twin = await desk.parked("c")
             await desk.decide(twin, decision)
             assert (await desk.ended(twin)).metadata.warnings == ()
-            assert (await desk.engine.desk.show(twin)).asked_arguments is None
+            assert (await desk.engine.approvals.show(twin)).asked_arguments is None
 
 
 @pytest.mark.row("A3")
@@ -340,7 +341,7 @@ async def test_the_second_approver_sees_what_was_asked_and_what_it_was_edited_to
         for what in ("b", "c"):
             edited = NewDecision(decision="approve", arguments={"what": what})
             await desk.decide(approval_id, edited, ALICE)
-        shown = await desk.engine.desk.show(approval_id)
+        shown = await desk.engine.approvals.show(approval_id)
         assert (shown.arguments, shown.asked_arguments) == ({"what": "c"}, {"what": "a"})
         back = await desk.decide(
             approval_id, NewDecision(decision="approve", arguments={"what": "a"}), ALICE
@@ -366,11 +367,11 @@ async def test_the_warning_of_an_edit_survives_a_crash_in_the_middle(tmp_path: P
 async def test_an_edit_is_looked_at_before_the_yes_and_nothing_of_it_is_kept() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
-        before, rows = await desk.engine.desk.show(approval_id), await _audited(desk)
-        shown = await desk.engine.desk.preview_edit(approval_id, {"what": "b"}, ALICE)
+        before, rows = await desk.engine.approvals.show(approval_id), await _audited(desk)
+        shown = await desk.engine.approvals.preview_edit(approval_id, {"what": "b"}, ALICE)
         assert (shown.arguments, shown.asked_arguments) == ({"what": "b"}, {"what": "a"})
         assert shown.action_digest != before.action_digest
-        assert await desk.engine.desk.show(approval_id) == before
+        assert await desk.engine.approvals.show(approval_id) == before
         assert len(await _audited(desk)) == len(rows)
         edited = NewDecision(
             decision="approve", arguments={"what": "b"}, action_digest=shown.action_digest
@@ -385,14 +386,14 @@ async def test_an_edit_is_looked_at_before_the_yes_and_nothing_of_it_is_kept() -
 async def test_a_yes_to_what_was_shown_is_no_yes_to_something_else() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
-        shown = await desk.engine.desk.preview_edit(approval_id, {"what": "b"}, ALICE)
+        shown = await desk.engine.approvals.preview_edit(approval_id, {"what": "b"}, ALICE)
         for arguments in ({"what": "c"}, None):
             other = NewDecision(
                 decision="approve", arguments=arguments, action_digest=shown.action_digest
             )
             with pytest.raises(IdempotencyConflict):
                 await desk.decide(approval_id, other)
-        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.PENDING
+        assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
         assert desk.deeds.done == []
         # The control: without it, whatever the arguments make of it by then is decided on.
         await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "c"}))
@@ -416,7 +417,7 @@ async def test_an_edit_that_would_be_refused_is_refused_when_it_is_looked_at() -
 
     async with asking(prepare=prepare) as desk:
         approval_id = await desk.parked("a")
-        look = desk.engine.desk.preview_edit
+        look = desk.engine.approvals.preview_edit
         for arguments, by, error in (
             ({"what": 5}, ALICE, InvalidParams),
             ({"what": "never"}, ALICE, PermissionDenied),
@@ -445,7 +446,7 @@ async def test_what_is_edited_into_something_invalid_is_refused_with_its_fields(
         with pytest.raises(InvalidParams) as caught:
             await desk.decide(approval_id, NewDecision(decision="approve", arguments=arguments))
         assert "what" in " ".join(caught.value.fields)
-        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.PENDING
+        assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
         assert desk.deeds.done == []
 
 
@@ -456,11 +457,11 @@ async def test_several_are_decided_all_or_none() -> None:
         items = [OneOfSeveral(approval_id=one, decision=YES) for one in (first, second)]
         stale = OneOfSeveral(approval_id=second, version=9, decision=YES)
         with pytest.raises(IdempotencyConflict):
-            await desk.engine.desk.decide_all([items[0], stale], ALICE, channel="test")
-        assert (await desk.engine.desk.show(first)).state is ApprovalState.PENDING
+            await desk.engine.approvals.decide_all([items[0], stale], ALICE, channel="test")
+        assert (await desk.engine.approvals.show(first)).state is ApprovalState.PENDING
         with pytest.raises(InvalidParams):
-            await desk.engine.desk.decide_all([items[0], items[0]], ALICE, channel="test")
-        await desk.engine.desk.decide_all(items, ALICE, channel="test")
+            await desk.engine.approvals.decide_all([items[0], items[0]], ALICE, channel="test")
+        await desk.engine.approvals.decide_all(items, ALICE, channel="test")
         for one in (first, second):
             assert (await desk.ended(one)).success
         assert sorted(desk.deeds.done) == ["a", "b"]
@@ -473,10 +474,10 @@ async def test_of_several_the_one_that_is_not_there_is_named_and_none_is_decided
         for unknown, shown in (("apr_0", "apr_0"), ("\x1b[2J\n\u202e", "\\x1b[2J\\n\\u202e")):
             items = [OneOfSeveral(approval_id=one, decision=YES) for one in (first, unknown)]
             with pytest.raises(ResourceNotFound) as caught:
-                await desk.engine.desk.decide_all(items, ALICE, channel="test")
+                await desk.engine.approvals.decide_all(items, ALICE, channel="test")
             assert f"'{shown}'" in caught.value.message
             assert caught.value.details == {"approval_id": shown}
-        assert (await desk.engine.desk.show(first)).state is ApprovalState.PENDING
+        assert (await desk.engine.approvals.show(first)).state is ApprovalState.PENDING
 
 
 @pytest.mark.row("A3", "E4")
@@ -496,7 +497,7 @@ async def test_who_is_asked_to_exceed_a_budget_sees_which_whose_how_much_and_unt
     async with asking(prepare=prepare, budgets=(budget,)) as desk:
         assert (await desk.ask("a")).success
         approval_id = await desk.parked("b")
-        shown = await desk.engine.desk.show(approval_id)
+        shown = await desk.engine.approvals.show(approval_id)
         resets_at = "2026-01-02T00:00:00Z" if period == "day" else None
         assert shown.budget == {
             "budget": "daily", "unit": "calls", "limit": 1, "left": 0, "needed": 1,
@@ -507,7 +508,7 @@ async def test_who_is_asked_to_exceed_a_budget_sees_which_whose_how_much_and_unt
             f"It is used up. Over budget: daily of principal {CALLER.id} had 0 of 1 calls left "
             f"when this was asked, the call needs 1, and it {when}."
         )
-        edited = await desk.engine.desk.preview_edit(approval_id, {"what": "c"}, ALICE)
+        edited = await desk.engine.approvals.preview_edit(approval_id, {"what": "c"}, ALICE)
         assert (edited.reason, edited.budget) == (shown.reason, shown.budget)
         await desk.decide(approval_id)
         assert (await desk.ended(approval_id)).success
@@ -520,8 +521,8 @@ async def test_the_callers_own_cancelling_takes_a_waiting_call_back() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         with pytest.raises(ResourceNotFound):
-            await desk.engine.desk.cancel(approval_id, OTHER_CALLER)
-        approval = await desk.engine.desk.cancel(approval_id, CALLER)
+            await desk.engine.approvals.cancel(approval_id, OTHER_CALLER)
+        approval = await desk.engine.approvals.cancel(approval_id, CALLER)
         assert approval.state is ApprovalState.CANCELLED
         with pytest.raises(IdempotencyConflict):
             await desk.decide(approval_id)
@@ -538,7 +539,7 @@ async def test_cancelling_by_call_id_reaches_a_call_that_runs_after_its_yes() ->
         await desk.decide(approval_id)
         with anyio.fail_after(10):
             await deeds.begun.wait()
-        call_id = (await desk.engine.desk.show(approval_id)).call_id
+        call_id = (await desk.engine.approvals.show(approval_id)).call_id
         await desk.engine.cancel_call(call_id, CALLER)
         answer = await desk.ended(approval_id)
         assert answer.error is not None
@@ -557,11 +558,11 @@ async def test_a_caller_that_cancels_while_it_waits_takes_the_call_back() -> Non
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             with anyio.fail_after(10):
-                while not (found := await desk.engine.desk.list(ApprovalQuery())).items:
+                while not (found := await desk.engine.approvals.list(ApprovalQuery())).items:
                     await anyio.sleep(0.01)
             await desk.engine.cancel_call(found.items[0].call_id, CALLER)
         assert [answer.error.code for answer in answers] == ["CANCELLED"]
-        approval = await desk.engine.desk.show(found.items[0].id)
+        approval = await desk.engine.approvals.show(found.items[0].id)
         assert approval.state is ApprovalState.CANCELLED
         assert desk.deeds.done == []
 
@@ -577,7 +578,7 @@ async def test_a_caller_that_waits_gets_the_calls_own_answer() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             with anyio.fail_after(10):
-                while not (found := await desk.engine.desk.list(ApprovalQuery())).items:
+                while not (found := await desk.engine.approvals.list(ApprovalQuery())).items:
                     await anyio.sleep(0.01)
             await desk.decide(found.items[0].id)
         assert answers[0].data == {"erased": "a"}
@@ -677,29 +678,29 @@ async def test_what_nobody_can_complete_any_more_says_so_until_it_can_be_again()
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, YES, ALICE)
-        shown = await desk.engine.desk.show(approval_id)
+        shown = await desk.engine.approvals.show(approval_id)
         assert (shown.counted, shown.stuck) == ((ALICE.id,), None)
         await _remove(desk, "alice")
         decided = await desk.decide(approval_id, YES, BOB)
         for shown in (
             decided,
-            await desk.engine.desk.show(approval_id),
-            (await desk.engine.desk.list(ApprovalQuery())).items[0],
+            await desk.engine.approvals.show(approval_id),
+            (await desk.engine.approvals.list(ApprovalQuery())).items[0],
         ):
             assert shown.counted == (BOB.id,)
             assert shown.stuck is not None
             assert "cannot be completed" in shown.stuck
             assert "alice cannot approve" in shown.stuck
-        own = await desk.engine.desk.show(approval_id, principal=CALLER)
+        own = await desk.engine.approvals.show(approval_id, principal=CALLER)
         assert (own.counted, own.stuck) == ((), None)  # who may approve is not its caller's
         _approve_now(desk, ALICE, BOB)  # as a webhook may that was switched off for a time
-        shown = await desk.engine.desk.show(approval_id)
+        shown = await desk.engine.approvals.show(approval_id)
         assert (shown.counted, shown.stuck) == ((ALICE.id, BOB.id), None)
         assert desk.deeds.done == []
         await desk.decide(approval_id, YES, BOB)  # the same word, and now it is enough
         assert (await desk.ended(approval_id)).success
         _approve_now(desk, BOB)
-        after = await desk.engine.desk.show(approval_id)
+        after = await desk.engine.approvals.show(approval_id)
         assert (after.counted, after.stuck) == ((ALICE.id, BOB.id), None)  # what was, was
 
 
@@ -713,7 +714,7 @@ async def test_a_call_that_would_wait_for_approvers_who_are_none_is_refused_at_o
         assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
         assert answer.error.approval_id is None
         assert "alice cannot approve" in answer.error.message
-        assert len((await desk.engine.desk.list(ApprovalQuery())).items) == 1
+        assert len((await desk.engine.approvals.list(ApprovalQuery())).items) == 1
         _approve_now(desk, ALICE, BOB)
         await desk.parked("b")
 
@@ -763,7 +764,9 @@ async def test_one_callers_large_calls_do_not_fill_the_disk() -> None:
 
 
 def _approve_now(desk: Asking, *who: Principal) -> None:
-    desk.engine.desk.requests.eligibility.approver_ids = lambda: frozenset(one.id for one in who)
+    desk.engine.approvals.requests.eligibility.approver_ids = lambda: frozenset(
+        one.id for one in who
+    )
 
 
 async def _remove(desk: Asking, name: str) -> None:
@@ -788,9 +791,9 @@ async def test_remembered_for_a_time_lets_the_like_of_it_through_so_often() -> N
         approval_id = await desk.parked("a")
         until = desk.clock.now() + timedelta(hours=1)
         wish = RememberWish(scope="until", until=until, uses=2)
-        shown = await desk.engine.desk.preview_remember(approval_id, wish)
+        shown = await desk.engine.approvals.preview_remember(approval_id, wish)
         assert (shown.arguments, shown.uses_left) == ({"what": "a"}, 2)
-        assert await desk.engine.desk.remembered() == []
+        assert await desk.engine.approvals.remembered() == []
         await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
         await desk.ended(approval_id)
         await desk.parked("b")  # another argument
@@ -810,12 +813,12 @@ async def test_remembered_ends_with_its_time_or_when_it_is_taken_back() -> None:
         await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
         await desk.ended(approval_id)
         assert (await desk.ask("anything")).success
-        (rule,) = await desk.engine.desk.remembered()
+        (rule,) = await desk.engine.approvals.remembered()
         assert rule.created_by == ALICE.id
-        await desk.engine.desk.forget(rule.id, ALICE)
+        await desk.engine.approvals.forget(rule.id, ALICE)
         await desk.parked("anything")
         with pytest.raises(ResourceNotFound):
-            await desk.engine.desk.forget(rule.id, ALICE)
+            await desk.engine.approvals.forget(rule.id, ALICE)
 
 
 @pytest.mark.row("A3")
@@ -830,7 +833,7 @@ async def test_what_cannot_be_remembered_is_refused_and_nothing_decided() -> Non
         ):
             with pytest.raises(InvalidParams):
                 await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
-        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.PENDING
+        assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
 
 
 @pytest.mark.row("A1")
@@ -841,7 +844,7 @@ async def test_with_nobody_to_ask_the_call_is_refused_and_nothing_is_kept() -> N
         assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
         assert answer.error.approval_id is None
         assert "`fumehood approvers init`, while no engine runs" in answer.error.message
-        assert (await desk.engine.desk.list(ApprovalQuery())).items == ()
+        assert (await desk.engine.approvals.list(ApprovalQuery())).items == ()
 
 
 @pytest.mark.row("A2")
@@ -862,35 +865,37 @@ async def test_one_callers_waiting_calls_take_no_room_from_anothers() -> None:
 async def test_a_caller_sees_its_own_approvals_only_and_not_how_they_are_bound() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
-        own = await desk.engine.desk.show(approval_id, principal=CALLER)
+        own = await desk.engine.approvals.show(approval_id, principal=CALLER)
         assert (own.binding, own.approvers, own.arguments) == (None, (), {"what": "a"})
         with pytest.raises(ResourceNotFound):
-            await desk.engine.desk.show(approval_id, principal=OTHER_CALLER)
-        seen = await desk.engine.desk.list(ApprovalQuery(), principal=OTHER_CALLER)
+            await desk.engine.approvals.show(approval_id, principal=OTHER_CALLER)
+        seen = await desk.engine.approvals.list(ApprovalQuery(), principal=OTHER_CALLER)
         assert seen.items == ()
         with pytest.raises(ResourceNotFound):
-            await desk.engine.desk.list(ApprovalQuery(cursor=approval_id), principal=OTHER_CALLER)
+            await desk.engine.approvals.list(
+                ApprovalQuery(cursor=approval_id), principal=OTHER_CALLER
+            )
 
 
 async def test_lists_go_from_the_newest_to_the_oldest_page_by_page() -> None:
     async with asking() as desk:
         made = [await desk.parked(str(number)) for number in range(5)]
-        page = await desk.engine.desk.list(ApprovalQuery(limit=2))
+        page = await desk.engine.approvals.list(ApprovalQuery(limit=2))
         seen = [one.id for one in page.items]
         while page.has_more:
             query = ApprovalQuery(limit=2, cursor=page.next_cursor)
-            page = await desk.engine.desk.list(query)
+            page = await desk.engine.approvals.list(query)
             seen += [one.id for one in page.items]
         assert seen == made[::-1]
         pending = ApprovalQuery(state=ApprovalState.DENIED)
-        assert (await desk.engine.desk.list(pending)).items == ()
+        assert (await desk.engine.approvals.list(pending)).items == ()
 
 
 async def test_only_what_was_interrupted_can_be_resolved() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         with pytest.raises(IdempotencyConflict):
-            await desk.engine.desk.resolve(approval_id, Resolution(outcome="done"), ALICE)
+            await desk.engine.approvals.resolve(approval_id, Resolution(outcome="done"), ALICE)
 
 
 async def _audited(desk: Asking) -> list[_Row]:

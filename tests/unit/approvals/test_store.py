@@ -19,7 +19,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.row("A2")]
 
 def _step(desk: Asking, leaves: ApprovalState, to: ApprovalState, **more: object) -> Step:
     return Step(
-        "approval.test", "test", desk.engine.desk.requests.now(), frozenset({leaves}), to, **more
+        "approval.test",
+        "test",
+        desk.engine.approvals.requests.now(),
+        frozenset({leaves}),
+        to,
+        **more,
     )  # type: ignore[arg-type]
 
 
@@ -34,7 +39,7 @@ async def test_what_is_over_goes_after_its_time_and_what_is_not_stays() -> None:
         table = desk.engine._made.approvals.requests.table
         assert await table.prune(clock.now() + timedelta(hours=23)) == 0
         assert await table.prune(clock.now() + timedelta(hours=25)) == 2
-        left = (await desk.engine.desk.list(ApprovalQuery())).items
+        left = (await desk.engine.approvals.list(ApprovalQuery())).items
         assert [one.id for one in left] == [waits]
 
 
@@ -46,7 +51,7 @@ async def test_what_nobody_has_resolved_yet_is_never_forgotten(tmp_path: Path) -
             [(approval_id, _step(desk, ApprovalState.PENDING, ApprovalState.STARTED))]
         )
     async with asking(tmp_path) as desk:
-        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.INTERRUPTED
+        assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.INTERRUPTED
         later = desk.clock.now() + timedelta(days=3650)
         assert await desk.engine._made.approvals.requests.table.prune(later) == 0
 
@@ -61,7 +66,7 @@ async def test_several_steps_are_one_change() -> None:
             await table.change([(first, step), (second, wrong)])
         with pytest.raises(UnknownApproval):
             await table.change([(first, step), ("apr_0", step)])
-        assert (await desk.engine.desk.show(first)).version == 1
+        assert (await desk.engine.approvals.show(first)).version == 1
 
 
 @pytest.mark.parametrize(

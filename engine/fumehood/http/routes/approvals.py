@@ -87,7 +87,7 @@ async def list_own_approvals(
     engine: Engine, caller: Principal, query: ApprovalQuery
 ) -> ApprovalList:
     """List the caller's own approvals, newest first."""
-    page = await engine.desk.list(query, principal=caller)
+    page = await engine.approvals.list(query, principal=caller)
     return _page(page, [for_its_caller(item) for item in page.items])
 
 
@@ -100,7 +100,7 @@ async def list_own_approvals(
 )
 async def show_own_approval(engine: Engine, caller: Principal, approval_id: ApprovalId) -> Response:
     """Show one of the caller's own approvals."""
-    found = await engine.desk.show(approval_id, principal=caller)
+    found = await engine.approvals.show(approval_id, principal=caller)
     return _approval(engine, for_its_caller(found))
 
 
@@ -113,14 +113,14 @@ async def show_own_approval(engine: Engine, caller: Principal, approval_id: Appr
 )
 async def cancel_approval(engine: Engine, caller: Principal, approval_id: ApprovalId) -> Response:
     """Cancel one of the caller's own calls that waits for approval or has not used it yet."""
-    found = await engine.desk.cancel(approval_id, caller)
+    found = await engine.approvals.cancel(approval_id, caller)
     return _approval(engine, for_its_caller(found))
 
 
 @endpoint("GET", "/v1/approvals", Needs.APPROVER, errors=[ResourceNotFound])
 async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
     """List all approvals, newest first, without their bindings."""
-    page = await engine.desk.list(query)
+    page = await engine.approvals.list(query)
     return _page(page, page.items)
 
 
@@ -133,7 +133,7 @@ async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
 )
 async def show_approval(engine: Engine, approval_id: ApprovalId) -> Response:
     """Show one approval in full. A decision sends its `ETag` back in `If-Match`."""
-    return _approval(engine, await engine.desk.show(approval_id))
+    return _approval(engine, await engine.approvals.show(approval_id))
 
 
 @endpoint(
@@ -157,7 +157,7 @@ async def decide_approval(
     current one. If the approval has changed or was already decided, nothing is done
     (`IDEMPOTENCY_CONFLICT`, with `details.state` and `details.version`).
     """
-    approval = await engine.desk.decide(
+    approval = await engine.approvals.decide(
         approval_id,
         body,
         caller,
@@ -180,7 +180,7 @@ async def decide_approvals(
 ) -> DecidedApprovals:
     """Decide on several approvals: all or none."""
     _refuse_twice(body.items)
-    decided = await engine.desk.decide_all(
+    decided = await engine.approvals.decide_all(
         body.items, caller, channel="control", peer=peer_principal_id(request)
     )
     return DecidedApprovals(items=decided)
@@ -196,7 +196,7 @@ async def preview_remembered(
     engine: Engine, approval_id: ApprovalId, body: RememberWish
 ) -> RememberedAnswer:
     """Preview the rule that approving with this request would create. Nothing is saved."""
-    return RememberedAnswer(rule=await engine.desk.preview_remember(approval_id, body))
+    return RememberedAnswer(rule=await engine.approvals.preview_remember(approval_id, body))
 
 
 @endpoint(
@@ -219,7 +219,7 @@ async def preview_edit(
     that of the current approval.
     """
     peer = peer_principal_id(request)
-    edited = await engine.desk.preview_edit(approval_id, body.arguments, caller, peer=peer)
+    edited = await engine.approvals.preview_edit(approval_id, body.arguments, caller, peer=peer)
     return _approval(engine, edited)
 
 
@@ -240,7 +240,7 @@ async def resolve_approval(
 ) -> Response:
     """Record the outcome of an interrupted call. It is not run again."""
     peer = peer_principal_id(request)
-    return _approval(engine, await engine.desk.resolve(approval_id, body, caller, peer=peer))
+    return _approval(engine, await engine.approvals.resolve(approval_id, body, caller, peer=peer))
 
 
 @endpoint(
@@ -256,7 +256,7 @@ async def await_approval_changes(engine: Engine, query: ChangesQuery) -> Approva
     after `wait` seconds (25 at most).
     """
     try:
-        changes = await engine.desk.next_change(query.after, within_s=query.wait)
+        changes = await engine.approvals.next_change(query.after, within_s=query.wait)
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
@@ -267,7 +267,7 @@ async def await_approval_changes(engine: Engine, query: ChangesQuery) -> Approva
 @endpoint("GET", "/v1/policy/remembered", Needs.APPROVER)
 async def list_remembered(engine: Engine) -> RememberedList:
     """List the rules remembered from approvers' decisions."""
-    return RememberedList(items=tuple(await engine.desk.remembered()))
+    return RememberedList(items=tuple(await engine.approvals.remembered()))
 
 
 @endpoint("DELETE", "/v1/policy/remembered/{rule_id}", Needs.APPROVER, errors=[ResourceNotFound])
@@ -275,7 +275,7 @@ async def forget_remembered(
     engine: Engine, caller: Principal, rule_id: Annotated[str, "The remembered rule's id."]
 ) -> RememberedAnswer:
     """Remove a remembered rule: the calls it allowed need approval again."""
-    return RememberedAnswer(rule=await engine.desk.forget(rule_id, caller))
+    return RememberedAnswer(rule=await engine.approvals.forget(rule_id, caller))
 
 
 @endpoint(
@@ -302,7 +302,7 @@ async def receive_callback(request: Request, engine: Engine) -> Response:
         log_refusal(request, "webhook.callback_refused", refusal)
         raise
     body = parse_body(CallbackBody, await parse_json(raw))
-    approval = await engine.desk.decide(
+    approval = await engine.approvals.decide(
         body.approval_id,
         body.decision,
         WEBHOOK,

@@ -82,8 +82,8 @@ async def show_call(
 
     If it needed approval, also the approval and, once the call has ended, its envelope.
     """
-    approval = await engine.desk.of_call(call_id, caller)
-    envelope = await engine.desk.answer_of(call_id, caller)
+    approval = await engine.approvals.of_call(call_id, caller)
+    envelope = await engine.approvals.answer_of(call_id, caller)
     try:
         record = await engine.find_call(call_id, caller)
     except ResourceNotFound:  # a call whose caller waits for approval is not in the log yet
