@@ -59,6 +59,13 @@ def test_exit_code_says_what_happened(
 
 
 @pytest.mark.row("D1")
+def test_arguments_that_are_no_json_get_an_example(shared_daemon: Daemon) -> None:
+    answer = run(shared_daemon, "call", "calculator", "5+5")
+    assert answer.returncode == 2
+    assert b"""such as '{"expression": "1 + 1"}'.""" in answer.stderr
+
+
+@pytest.mark.row("D1")
 def test_no_daemon_is_exit_code_4_and_says_how_to_start_one(
     home: Path, shared_daemon: Daemon
 ) -> None:

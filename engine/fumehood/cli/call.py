@@ -180,7 +180,11 @@ def read_arguments(given: str) -> JsonObject:
     try:
         value = strict_json.loads(raw)
     except strict_json.StrictJsonError as error:
-        fail(f"The arguments cannot be read: {error}.", ExitCode.USAGE)
+        fail(
+            f"The arguments cannot be read: {error}. They are one JSON object in quotes, such as "
+            """'{"expression": "1 + 1"}'.""",
+            ExitCode.USAGE,
+        )
     if not isinstance(value, dict):
         fail(
             'The arguments must be a JSON object, such as {"expression": "1 + 1"}.', ExitCode.USAGE

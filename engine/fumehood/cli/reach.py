@@ -90,16 +90,22 @@ def read_credential(*, from_stdin: bool, scope: str) -> str:
     if from_stdin:
         credential = sys.stdin.readline().strip()
     elif sys.stdin.isatty():
-        credential = getpass.getpass("Credential: ").strip()
+        credential = getpass.getpass(f"{_needed(scope)}\nCredential: ").strip()
     else:
         fail(
-            f"This needs a credential with {scope}. Type it on a terminal, or pipe it in with "
-            "--credential-stdin.",
+            f"{_needed(scope)} Type it on a terminal, or pipe it in with --credential-stdin.",
             ExitCode.USAGE,
         )
     if not credential.isascii() or not credential.isprintable() or not credential:
         fail("That is not a credential.", ExitCode.USAGE)
     return credential
+
+
+def _needed(scope: str) -> str:
+    return (
+        f"This needs a credential with {scope}. It begins with fha_ (an approver's) or fht_ (a "
+        "token) and was shown once, when it was made."
+    )
 
 
 def show_secret(secret: str, what: str) -> None:

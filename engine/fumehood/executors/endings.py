@@ -266,7 +266,7 @@ def failure_message(
         case EndedBy.EXCEPTION if claim is not None and claim.kind == "invalid":
             return f"The {what} was not started: {_sentence(claim.message)}"
         case EndedBy.EXCEPTION:
-            return f"The {what} failed: {_sentence(_reason(claim))}"
+            return f"The {what} failed: {_sentence(_reason(claim))}{_about_packages(claim)}"
         case EndedBy.EXIT:
             return (
                 f"The {what} exited with status {ending.exit_code}. Its output is in "
@@ -281,6 +281,16 @@ def failure_message(
             return "The call was cancelled."
         case _:
             return f"The {what} ended before it answered."
+
+
+def _about_packages(claim: FailureClaim | None) -> str:
+    """A sentence if a module is missing."""
+    if claim is None or claim.exception is None or claim.exception.type != "ModuleNotFoundError":
+        return ""
+    return (
+        " Programs have no network and cannot install packages; the operator can make an image "
+        "that has them (fumehood images new)."
+    )
 
 
 def _about_terminals(ending: RunEnding, subject: Subject) -> str:

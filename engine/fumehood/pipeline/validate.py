@@ -7,18 +7,20 @@ coercion and defaults), which all later stages use.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import nearest
 from fumehood.executors.kinds import argument_faults
 from fumehood.identity.model import Binding
 from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.registry.definitions import unenforced_options
 from fumehood.registry.index import RegisteredTool
-from fumehood.registry.json_schema import TooCostly, Violation
+from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
 
 MISFIT = (
     "The agent's configuration of this tool is invalid. The operator must fix it. Do not retry."
@@ -76,17 +78,14 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
         ) from None
     if refuses_unknown(tool):
         known = tool.parameters.get("properties", {})
-        violations += [
-            Violation(name[:80], "is not a parameter of this tool")
-            for name in arguments
-            if name not in known
-        ]
+        violations += [Violation(name[:80], UNKNOWN) for name in arguments if name not in known]
     if not violations:
         violations = [Violation(*fault) for fault in argument_faults(tool.executor, arguments)]
     if fixed and any(_is_below(violation.path, fixed) for violation in violations):
         raise ToolDisabled(MISFIT)
     if violations:
-        raise InvalidParams(_sentence(violations), fields=_fields(violations))
+        visible = tool.parameters.get("properties", {}).keys() - fixed.keys()
+        raise InvalidParams(_sentence(violations, visible), fields=_fields(violations))
     return ValidatedCall(resolved, arguments, (*resolved.warnings, *warnings))
 
 
@@ -108,7 +107,7 @@ def _given(resolved: ResolvedCall) -> JsonObject:
         return arguments
     taken = [name for name in arguments if name in binding.fixed]
     if taken:
-        violations = [Violation(name[:80], "is not a parameter of this tool") for name in taken]
+        violations = [Violation(name[:80], UNKNOWN) for name in taken]
         raise InvalidParams(_sentence(violations), fields=_fields(violations))
     return {**copy.deepcopy(binding.defaults), **arguments}
 
@@ -131,7 +130,15 @@ def _fields(violations: list[Violation]) -> list[str]:
     return list(dict.fromkeys(violation.path for violation in violations))
 
 
-def _sentence(violations: list[Violation]) -> str:
-    shown = "; ".join(f"{v.path or 'arguments'} {v.message}" for v in violations[:5])
+def _meant(violation: Violation, visible: Collection[str]) -> str:
+    near = nearest(violation.path, visible) if violation.message == UNKNOWN else []
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _sentence(violations: list[Violation], visible: Collection[str] = ()) -> str:
+    """All violations, with the similar names among the `visible` parameters of unknown ones."""
+    shown = "; ".join(
+        f"{v.path or 'arguments'} {v.message}{_meant(v, visible)}" for v in violations[:5]
+    )
     more = f"; and {len(violations) - 5} more" if len(violations) > 5 else ""
     return f"The arguments are wrong: {shown}{more}."

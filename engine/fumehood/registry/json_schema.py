@@ -28,6 +28,7 @@ MAX_STEPS = 100_000
 """Keyword evaluations for one document; a large, legitimate one needs a few thousand."""
 
 MAX_ERRORS = 20
+UNKNOWN = "is not a parameter of this tool"
 PATTERN_MEMORY_BYTES = 1 << 20
 
 
@@ -254,7 +255,7 @@ def _describe(error: ValidationError) -> Iterator[Violation]:
             return
     if error.validator == "additionalProperties" and hasattr(error, "extras"):
         for extra in error.extras[:MAX_ERRORS]:
-            yield Violation(".".join([*path, extra[:80]]), "is not a parameter of this tool")
+            yield Violation(".".join([*path, extra[:80]]), UNKNOWN)
         return
     if error.validator == "dependentRequired" and isinstance(error.instance, dict):
         needed = [n for names in error.validator_value.values() for n in names]

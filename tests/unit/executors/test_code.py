@@ -104,6 +104,19 @@ async def test_success_stays_one_where_the_claim_has_no_form(home: Any) -> None:
         assert envelope.data == {**FIELDS, "exit_code": 0, "ended_by": "ok"}
 
 
+@pytest.mark.row("E1", "S3")
+async def test_missing_module_says_that_packages_come_with_the_image(home: Any) -> None:
+    words = "No module named 'requests'"
+    thrown = {"type": "ModuleNotFoundError", "message": words, "line": 1, "traceback": ""}
+    claimed = {"kind": "exception", "message": words, "exception": thrown}
+    error = await failed(home, EndedBy.EXCEPTION, claimed_error=claimed, exit_code=1)
+    assert error.message == (
+        "The program failed: ModuleNotFoundError: No module named 'requests' (line 1). Programs "
+        "have no network and cannot install packages; the operator can make an image that has "
+        "them (fumehood images new)."
+    )
+
+
 @pytest.mark.row("E1", "S4")
 async def test_exception_brings_its_own_traceback_and_what_was_printed(home: Any) -> None:
     error = await failed(

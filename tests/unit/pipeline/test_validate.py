@@ -394,6 +394,22 @@ def test_fixed_arguments_reach_the_tool_and_are_not_shown() -> None:
     assert validated.warnings == ()
 
 
+@pytest.mark.row("R3", "P1")
+@pytest.mark.parametrize("fields", [{"strict": True}, {"dangerous": True}])
+def test_a_misspelt_parameter_gets_a_suggestion_and_a_fixed_one_is_never_suggested(
+    fields: dict[str, Any],
+) -> None:
+    definition = function_definition({"recipient": {}, "account": {}}, **fields)
+    for fixed, said in (({}, " (did you mean 'account'?)."), ({"account": 7}, ".")):
+        call = request(arguments={"acount": 1}, agent_id="a")
+        bound = Binding(tool="act", fixed=fixed)
+        with pytest.raises(InvalidParams) as caught:
+            validate(ResolvedCall(call, registered(definition), (), bound))
+        assert caught.value.message == (
+            f"The arguments are wrong: acount is not a parameter of this tool{said}"
+        )
+
+
 @pytest.mark.row("R3")
 @pytest.mark.parametrize("tool", [{}, {"strict": True}, {"dangerous": True}])
 @pytest.mark.parametrize("given", [5, 6, None, {"deep": [1]}])
