@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -258,11 +259,19 @@ def test_call_over_the_draining_time_still_gets_an_envelope(start_daemon: StartD
 
 
 @pytest.mark.row("D5", "D6")
-def test_lost_guest_is_an_event_in_the_log_and_nothing_else(start_daemon: StartDaemon) -> None:
+@pytest.mark.parametrize("has_an_unread_order", [False, True])
+def test_lost_guest_is_an_event_in_the_log_and_nothing_else(
+    start_daemon: StartDaemon, has_an_unread_order: bool
+) -> None:
     daemon = start_daemon()
     client = daemon.client()
     assert client.calculate("1 + 1").body["success"]
-    zygote, *_ = children_of_guest(guest_of(daemon.process.pid))
+    zygote, *children = children_of_guest(guest_of(daemon.process.pid))
+    if has_an_unread_order:
+        zygote.suspend()
+        for child in children:
+            child.kill()
+        time.sleep(0.5)  # the supervisor orders others
     zygote.kill()
     wait_until(lambda: "guest.lost" in daemon.log)
     assert client.calculate("1 + 1").code in (None, "SANDBOX_UNAVAILABLE")

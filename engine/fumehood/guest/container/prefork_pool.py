@@ -167,7 +167,10 @@ class PreforkPool:
 
     def _order(self) -> None:
         child, theirs = make_child()
-        order_child(self._orders, *theirs[:2], *self._chain_ends, *theirs[2:])
+        try:
+            order_child(self._orders, *theirs[:2], *self._chain_ends, *theirs[2:])
+        except ConnectionError:
+            raise PreforkFailed("the zygote is gone") from None
         for descriptor in theirs:
             os.close(descriptor)
         self._ordered.append(child)
@@ -178,6 +181,8 @@ class PreforkPool:
                 notice = Notice.unpack(self._orders.recv(NOTICE_BYTES))
             except BlockingIOError:
                 return
+            except ConnectionError:  # it died with an order unread
+                raise PreforkFailed("the zygote is gone") from None
             except ValueError as fault:
                 raise PreforkFailed(str(fault)) from None
             if notice.has_ended:

@@ -52,6 +52,7 @@ CHECKOUT = struct.Struct("!qi")
 CHUNK_BYTES = 1 << 16
 SEAL_DEADLINE_S = 10.0
 MAX_FAILED_SPAWNS = 3
+ZYGOTE_GONE = "the zygote is gone"
 
 
 @dataclass(eq=False)
@@ -323,7 +324,10 @@ class Supervisor:
         child = Child(request_write, reply_read, ordered_at=time.monotonic())
         os.set_blocking(request_write, False)
         os.set_blocking(reply_read, False)
-        order_child(self._orders, request_read, reply_write)
+        try:
+            order_child(self._orders, request_read, reply_write)
+        except ConnectionError:
+            self._fail(ZYGOTE_GONE)
         os.close(request_read)
         os.close(reply_write)
         self._ordered.append(child)
@@ -333,8 +337,10 @@ class Supervisor:
             answer = self._orders.recv(PID.size)
         except BlockingIOError:
             return
+        except ConnectionError:  # it died with an order unread
+            answer = b""
         if len(answer) != PID.size:
-            self._fail("the zygote is gone")
+            self._fail(ZYGOTE_GONE)
         child = self._ordered.popleft()
         (child.pid,) = PID.unpack(answer)
         self._children[child.pid] = child
@@ -446,7 +452,7 @@ class Supervisor:
                 self._nameless[ended.pid] = ended
             else:
                 # Without the zygote nothing can be forked any more; the host makes a new guest.
-                self._fail("the zygote is gone")
+                self._fail(ZYGOTE_GONE)
 
     def _release(self, child: Child, ended: children.Ended) -> None:
         """Release the resources of a dead child, and report the run that died with it."""
