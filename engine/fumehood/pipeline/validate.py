@@ -84,7 +84,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
     if fixed and any(_is_below(violation.path, fixed) for violation in violations):
         raise ToolDisabled(MISFIT)
     if violations:
-        visible = tool.parameters.get("properties", {}).keys() - fixed.keys()
+        visible = sorted(tool.parameters.get("properties", {}).keys() - fixed.keys())
         raise InvalidParams(_sentence(violations, visible), fields=_fields(violations))
     return ValidatedCall(resolved, arguments, (*resolved.warnings, *warnings))
 
