@@ -4,7 +4,7 @@ Only the definition stands here. It is evaluated behind the interpreter wall, by
 guest's own program for the executor `expression`.
 """
 
-from fumehood import EXPRESSION_OUTPUT, ToolDefinition, ToolType
+from fumehood import EXPRESSION_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 calculator = ToolDefinition(
     name="calculator",
@@ -17,25 +17,7 @@ calculator = ToolDefinition(
         "module such as sqrt, sin, log, comb, gcd, and round, min, max, sum. Not for text, "
         "dates, units or programs. Power is **, not ^; 5 percent of x is x * 5 / 100."
     ),
-    parameters={
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["expression"],
-        "properties": {
-            "expression": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 32_768,
-                "description": "The expression, for example 'sqrt(2) * 3' or '5! + 2**10'.",
-            },
-            "precision": {
-                "type": "integer",
-                "minimum": 0,
-                "maximum": 15,
-                "description": "Round decimals half-even to this many places; absent: not at all.",
-            },
-        },
-    },
+    parameters=argument_schema("expression"),
     output_schema=EXPRESSION_OUTPUT,
     input_examples=({"expression": "5! + 2**10"}, {"expression": "1 / 3", "precision": 4}),
     category="calculation",

@@ -4,7 +4,7 @@ Only the definition stands here. It runs in the session's container, by the gues
 for files; no code of anybody's runs.
 """
 
-from fumehood import SESSION_OUTPUT, ToolDefinition, ToolType
+from fumehood import SESSION_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 _PATHS = {"type": "array", "items": {"type": "string"}}
 
@@ -18,24 +18,7 @@ delete_files = ToolDefinition(
         "asked for something to be gone. Not to clean up after oneself: a session's files end "
         "with the session. A symbolic link is deleted itself, not what it leads to."
     ),
-    parameters={
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["paths"],
-        "properties": {
-            "paths": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": 100,
-                "items": {"type": "string", "minLength": 1, "maxLength": 4096},
-                "description": "Relative paths.",
-            },
-            "recursive": {
-                "type": "boolean",
-                "description": "Whether directories go with all that is in them; absent: false.",
-            },
-        },
-    },
+    parameters=argument_schema("workspace:delete"),
     output_schema={
         "type": "object",
         "required": ["deleted", "missing", "failed"],

@@ -4,7 +4,7 @@ Only the definition stands here. It runs in the session's container, by the gues
 for files; no code of anybody's runs.
 """
 
-from fumehood import SESSION_OUTPUT, ToolDefinition, ToolType
+from fumehood import SESSION_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 list_files = ToolDefinition(
     name="list_files",
@@ -15,31 +15,7 @@ list_files = ToolDefinition(
         "in it, in the order of their paths, a page at a time. Only in a session (session_id). "
         "Use it to see what earlier calls left there. Not to search in files (run_shell)."
     ),
-    parameters={
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "path": {
-                "type": "string",
-                "maxLength": 4096,
-                "description": "A relative path; absent: the working directory itself.",
-            },
-            "recursive": {
-                "type": "boolean",
-                "description": "Whether to list what is in its directories, too; absent: false.",
-            },
-            "limit": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": 100,
-                "description": "Entries of this page; absent: 10.",
-            },
-            "cursor": {
-                "type": "string",
-                "description": "next_cursor of the page before; absent: from the beginning.",
-            },
-        },
-    },
+    parameters=argument_schema("workspace:list"),
     output_schema={
         "type": "object",
         "required": ["items", "pagination"],

@@ -4,7 +4,7 @@ Only the definition stands here. It runs in the session's container, by the gues
 for files; no code of anybody's runs.
 """
 
-from fumehood import SESSION_OUTPUT, ToolDefinition, ToolType
+from fumehood import SESSION_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 read_file = ToolDefinition(
     name="read_file",
@@ -17,34 +17,7 @@ read_file = ToolDefinition(
         "it for text that is to be seen as it is. Not for large or binary files: let run_python "
         "or run_shell look at those and print what matters. It follows no symbolic link."
     ),
-    parameters={
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["path"],
-        "properties": {
-            "path": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 4096,
-                "description": "Relative path, such as 'data/output.csv'.",
-            },
-            "offset": {
-                "type": "integer",
-                "minimum": 0,
-                "description": "The byte to begin at; absent: 0.",
-            },
-            "limit": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": 262_144,
-                "description": "Bytes to read at most; absent: 10240.",
-            },
-            "encoding": {
-                "enum": ["text", "base64"],
-                "description": "Absent: text, or base64 where it is no text.",
-            },
-        },
-    },
+    parameters=argument_schema("workspace:read"),
     output_schema={
         "type": "object",
         "required": ["path", "size", "has_more", "next_offset"],

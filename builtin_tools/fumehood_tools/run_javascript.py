@@ -4,8 +4,7 @@ Only the definition stands here. It runs behind the container wall, by the guest
 for the executor `code:javascript`.
 """
 
-from fumehood import CODE_OUTPUT, ToolDefinition, ToolType
-from fumehood_tools.sent_files import FILES, STDIN
+from fumehood import CODE_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 run_javascript = ToolDefinition(
     name="run_javascript",
@@ -21,21 +20,7 @@ run_javascript = ToolDefinition(
         "tables and figures (run_python), for the network, for a browser, for installing "
         "packages, or for anything that must act outside."
     ),
-    parameters={
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["code"],
-        "properties": {
-            "code": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 5_242_880,
-                "description": "The program. Print results, or end with an expression.",
-            },
-            "stdin": STDIN,
-            "files": FILES,
-        },
-    },
+    parameters=argument_schema("code:javascript"),
     output_schema=CODE_OUTPUT,
     input_examples=(
         {"code": "[3, 1, 2].sort().join(' ')"},

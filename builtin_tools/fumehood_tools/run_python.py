@@ -4,8 +4,7 @@ Only the definition stands here. It runs behind the container wall, by the guest
 for the executor `code:python`.
 """
 
-from fumehood import CODE_OUTPUT, ToolDefinition, ToolType
-from fumehood_tools.sent_files import FILES, STDIN
+from fumehood import CODE_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 run_python = ToolDefinition(
     name="run_python",
@@ -23,21 +22,7 @@ run_python = ToolDefinition(
         "run_restricted_python refuses. Not for single sums (calculator), for the network, for "
         "installing packages, or for anything that must act outside."
     ),
-    parameters={
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["code"],
-        "properties": {
-            "code": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 5_242_880,
-                "description": "The program. Print results, or end with an expression.",
-            },
-            "stdin": STDIN,
-            "files": FILES,
-        },
-    },
+    parameters=argument_schema("code:python"),
     output_schema=CODE_OUTPUT,
     input_examples=(
         {"code": "import statistics\nstatistics.median([3, 1, 2])"},

@@ -4,7 +4,7 @@ Only the definition stands here. It runs behind the interpreter wall, by the gue
 program for the executor `restricted_python`, in a process made for the call.
 """
 
-from fumehood import PROGRAM_OUTPUT, ToolDefinition, ToolType
+from fumehood import PROGRAM_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 run_restricted_python = ToolDefinition(
     name="run_restricted_python",
@@ -20,18 +20,7 @@ run_restricted_python = ToolDefinition(
         "files, input or the network, and not with names that begin with an underscore, with, "
         "match, async, eval, getattr or str.format (use f-strings)."
     ),
-    parameters={
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["code"],
-        "properties": {
-            "code": {
-                "type": "string",
-                "maxLength": 65_536,
-                "description": "The program. Print results, or end with an expression.",
-            },
-        },
-    },
+    parameters=argument_schema("restricted_python"),
     output_schema=PROGRAM_OUTPUT,
     input_examples=(
         {"code": "total = 0\nfor n in range(1, 101):\n    total += n * n\ntotal"},

@@ -4,8 +4,7 @@ Only the definition stands here. It runs behind the container wall, by the guest
 for the executor `code:shell`.
 """
 
-from fumehood import SHELL_OUTPUT, ToolDefinition, ToolType
-from fumehood_tools.sent_files import FILES, STDIN
+from fumehood import SHELL_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 run_shell = ToolDefinition(
     name="run_shell",
@@ -22,21 +21,7 @@ run_shell = ToolDefinition(
         "Use it to look at, filter and convert files. Not for computing (run_python), for the "
         "network, for installing packages, or for anything that must act outside."
     ),
-    parameters={
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["command"],
-        "properties": {
-            "command": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 5_242_880,
-                "description": "What bash is to run; several lines are a script.",
-            },
-            "stdin": STDIN,
-            "files": FILES,
-        },
-    },
+    parameters=argument_schema("code:shell"),
     output_schema=SHELL_OUTPUT,
     input_examples=(
         {"command": "sort -u | head -n 3", "stdin": "b\na\nb\n"},

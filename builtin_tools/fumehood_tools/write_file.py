@@ -4,7 +4,7 @@ Only the definition stands here. It runs in the session's container, by the gues
 for files; no code of anybody's runs.
 """
 
-from fumehood import SESSION_OUTPUT, ToolDefinition, ToolType
+from fumehood import SESSION_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 write_file = ToolDefinition(
     name="write_file",
@@ -17,28 +17,7 @@ write_file = ToolDefinition(
         "later calls work on. Not for a file that only one call needs (its argument files), "
         "and not for the user's own files: nothing outside of the session changes."
     ),
-    parameters={
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["path"],
-        "properties": {
-            "path": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": 4096,
-                "description": "Relative path, such as 'data/input.csv'.",
-            },
-            "content": {"type": "string", "description": "The content as text."},
-            "content_base64": {
-                "type": "string",
-                "description": "Or the content as base64; one of the two.",
-            },
-            "mode": {
-                "enum": ["create", "replace", "append"],
-                "description": "create (the default) refuses where there is one already.",
-            },
-        },
-    },
+    parameters=argument_schema("workspace:write"),
     output_schema={
         "type": "object",
         "required": ["path", "size"],

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fumehood.config import Config as Config
     from fumehood.config import ConfigError as ConfigError
     from fumehood.config import load_config as load_config
+    from fumehood.core.arguments import argument_schema as argument_schema
     from fumehood.core.call import CallOptions as CallOptions
     from fumehood.core.call import ToolResult as ToolResult
     from fumehood.core.envelope import CallFailed as CallFailed
@@ -71,6 +72,7 @@ _HOMES = {
     "ToolParameter": "fumehood.core.parameters",
     "ToolResult": "fumehood.core.call",
     "ToolType": "fumehood.core.tool",
+    "argument_schema": "fumehood.core.arguments",
     "load_config": "fumehood.config",
     "parse_definition": "fumehood.registry.definitions",
     "progress": "fumehood.executors.progress",

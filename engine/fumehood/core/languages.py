@@ -37,11 +37,6 @@ class Language:
         """The built-in tool that runs it."""
         return f"run_{self.name}"
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The arguments of its tools, the required one first."""
-        return (self.source, "stdin", "files")
-
 
 LANGUAGES: Mapping[str, Language] = MappingProxyType(
     {

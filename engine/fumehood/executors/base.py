@@ -8,7 +8,7 @@ wall than the definition asks for, and a run uses only what its `ToolRun` holds.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -72,10 +72,6 @@ class Executor(ABC):
     """The language that the place must be able to run; None if any place will do."""
     has_preview = False
     """Whether a human can see a call's effect before the call runs."""
-
-    def argument_faults(self, arguments: JsonObject) -> Iterable[tuple[str, str]]:
-        """Faults that a schema cannot find, each as a dotted path and a clause."""
-        return ()
 
     @abstractmethod
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:

@@ -22,6 +22,7 @@ from typing import Annotated, Literal, TypeVar
 import anyio.to_thread
 from pydantic import Field, model_validator
 
+from fumehood.core.arguments import MAX_PATHS, MAX_READ_BYTES
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
@@ -29,7 +30,6 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effect_diff import text_of, unified
 from fumehood.executors.workspace_guest import (
     FAULT_WORDS,
-    MAX_READ_BYTES,
     MAX_SIZE,
     Claim,
     FaultKind,
@@ -55,8 +55,7 @@ SURVEY_FORMAT = b"fumehood.survey.1\n"
 """The first line of the guest's manifest."""
 
 MAX_SHOWN = 1000
-MAX_PATHS = 100
-"""The most paths in one request, as in the checks of the arguments."""
+"""The most entries in one answer; the guest's own bound is the same."""
 
 MAX_COUNT = 200_000
 MAX_TEXT = 4 * 4096

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from fumehood.core.errors import SandboxUnavailable
-from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement
@@ -59,9 +58,3 @@ def place(tool: ToolDefinition, *, in_session: bool = False) -> Placement:
         SandboxUnavailable: this version has no executor for it.
     """
     return executor_of(tool).placement(tool, in_session=in_session)
-
-
-def argument_faults(executor: str, arguments: JsonObject) -> Iterable[tuple[str, str]]:
-    """Faults that a schema cannot find; none for an executor without such rules."""
-    found = EXECUTORS.get(executor)
-    return () if found is None else found.argument_faults(arguments)

@@ -1,16 +1,14 @@
-"""Programs in containers: check their arguments, run them, and turn the ending into an outcome.
+"""Programs in containers: run them, and turn the ending into an outcome.
 
 Host side, between `pipeline/execute` and a wall's lease. The ending, streams, exit status and files
-are measured outside the program; value, exception and traceback are its claims. A tool's own schema
-may be weaker than the built-in one, so arguments are checked here, too. Invariants: a claim never
-turns a failure into a success; arguments without a fault name nothing outside the workspace.
+are measured outside the program; value, exception and traceback are its claims. Invariant: a claim
+never turns a failure into a success.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +20,6 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import Limits
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
-from fumehood.core.workspace_path import path_fault
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.claims import NO_VALUE, FailureClaim, read_failure, read_value
 from fumehood.executors.endings import (
@@ -71,10 +68,7 @@ class ProgramExecutor(Executor):
     """Programs of one language in a container."""
 
     def __init__(self, language: Language) -> None:
-        self.language = self._name = language.name
-
-    def argument_faults(self, arguments: JsonObject) -> Iterator[tuple[str, str]]:
-        return argument_faults(arguments, self._name)
+        self.language = language.name
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         return _IN_A_SESSION if in_session else _PLACEMENT
@@ -255,33 +249,6 @@ def _output_bytes(ending: RunEnding) -> int:
 
 # -- arguments -----------------------------------------------------------------------------
 
-MAX_FILES = 100
-MAX_TOTAL_BYTES = 8 * 1024 * 1024
-"""Code, standard input and files together: as much as a request over HTTP can hold."""
-
-SHOWN_CHARACTERS = 80
-
-
-def argument_faults(arguments: JsonObject, language: str = "python") -> Iterator[tuple[str, str]]:
-    """Every fault as a dotted path and a clause."""
-    source = LANGUAGES[language].source
-    code, stdin = arguments.get(source), arguments.get("stdin")
-    files = arguments.get("files")
-    yield from text_faults(source, code)
-    if isinstance(code, str) and not code.strip():
-        yield source, "is empty"
-    if isinstance(code, str) and "\0" in code:
-        yield source, "contains a NUL character"
-    if stdin is not None:
-        yield from text_faults("stdin", stdin)
-    if files is not None and not isinstance(files, list):
-        yield "files", "is not a list"
-        return
-    faults = list(_files_faults(files or []))
-    yield from faults
-    if not faults and _total_bytes(code, stdin, files or []) > MAX_TOTAL_BYTES:
-        yield "files", f"and {source} and stdin have more than {MAX_TOTAL_BYTES} bytes together"
-
 
 def sent_files(arguments: JsonObject) -> list[SentFile]:
     """The files of arguments that have no fault."""
@@ -298,82 +265,6 @@ def program_arguments(arguments: JsonObject, language: str = "python") -> JsonOb
     }
 
 
-def text_faults(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """What keeps a value from being a text of UTF-8."""
-    if not isinstance(value, str):
-        yield name, "is not a string"
-        return
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        yield name, "holds a lone surrogate, which UTF-8 cannot"
-
-
-def _files_faults(files: list[Any]) -> Iterator[tuple[str, str]]:
-    if len(files) > MAX_FILES:
-        yield "files", f"are more than {MAX_FILES}"
-        return
-    seen: set[str] = set()
-    for index, file in enumerate(files):
-        where = f"files.{index}"
-        if not isinstance(file, dict) or not isinstance(file.get("path"), str):
-            yield where, "is not a file with a path"
-            continue
-        path = file["path"]
-        fault = path_fault(path)
-        if fault is not None:
-            yield f"{where}.path", f"({path[:SHOWN_CHARACTERS]!r}) {fault}"
-        elif path in seen:
-            yield f"{where}.path", f"({path[:SHOWN_CHARACTERS]!r}) is given twice"
-        seen.add(path)
-        yield from _content_faults(where, file)
-    for index, file in enumerate(files):
-        path = file.get("path") if isinstance(file, dict) else None
-        if isinstance(path, str) and any(above in seen for above in _above(path)):
-            shown = path[:SHOWN_CHARACTERS]
-            yield f"files.{index}.path", f"({shown!r}) lies below another file"
-
-
-def _above(path: str) -> Iterator[str]:
-    parts = path.split("/")[:64]  # deeper ones fail where they are made
-    return ("/".join(parts[:count]) for count in range(1, len(parts)))
-
-
-def _content_faults(where: str, file: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    unknown = sorted(file.keys() - {"path", "content", "content_base64"})
-    if unknown:
-        yield f"{where}.{str(unknown[0])[:SHOWN_CHARACTERS]}", "is not known"
-    if ("content" in file) == ("content_base64" in file):
-        yield where, "needs either content or content_base64"
-    elif "content" in file:
-        yield from text_faults(f"{where}.content", file["content"])
-    elif not is_base64(file["content_base64"]):
-        yield f"{where}.content_base64", "is not base64"
-
-
-def is_base64(value: Any) -> bool:
-    """Whether a value is a text of strict base64."""
-    try:
-        return isinstance(value, str) and decoded(value) is not None
-    except ValueError:
-        return False
-
-
-def decoded(value: str) -> bytes:
-    """The bytes of a base64 text. Raises ValueError."""
-    try:
-        return base64.b64decode(value.encode("ascii"), validate=True)
-    except (UnicodeEncodeError, binascii.Error):
-        raise ValueError("not base64") from None
-
-
 def _content(file: JsonObject) -> bytes:
     text: str | None = file.get("content")
-    return text.encode() if text is not None else decoded(file["content_base64"])
-
-
-def _total_bytes(code: Any, stdin: Any, files: list[Any]) -> int:
-    texts = [text for text in (code, stdin) if isinstance(text, str)]
-    texts += [file.get("content", file.get("content_base64", "")) for file in files]
-    # Surrogates have been refused by now, or are about to be.
-    return sum(len(text.encode("utf-8", "replace")) for text in texts)
+    return text.encode() if text is not None else base64.b64decode(file["content_base64"])

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, TypeVar
 import anyio
 from pydantic import BaseModel
 
+from fumehood.core.arguments import MAX_READ_BYTES
 from fumehood.core.errors import EngineError, InvalidParams, RequestTooLarge, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
@@ -25,7 +26,6 @@ from fumehood.core.workspace_path import path_fault
 from fumehood.executors.workspace_guest import (
     DEFAULT_LIMIT,
     MAX_PUT_BYTES,
-    MAX_READ_BYTES,
     Deletion,
     Dropped,
     ListingPage,

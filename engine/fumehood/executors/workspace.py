@@ -8,7 +8,7 @@ before it was sent, and what comes back is in the agreed form or an error.
 from __future__ import annotations
 
 import base64
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,20 +23,12 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.core.workspace_path import path_fault
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.effects import PREVIEWS, Effect, effect_of
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.program import (
-    SHOWN_CHARACTERS,
-    is_base64,
-    session_fields,
-    text_faults,
-)
+from fumehood.executors.program import session_fields
 from fumehood.executors.workspace_guest import (
     DEFAULT_LIMIT,
-    MAX_READ_BYTES,
-    MAX_WRITE_BYTES,
     Deletion,
     ListingQuery,
     NotAsAgreed,
@@ -100,11 +92,7 @@ class WorkspaceExecutor(Executor):
     """One action on the files of a session: read, write, list or delete."""
 
     def __init__(self, action: str) -> None:
-        self._action = action
         self.has_preview = f"workspace:{action}" in PREVIEWS
-
-    def argument_faults(self, arguments: JsonObject) -> Iterator[tuple[str, str]]:
-        return workspace_faults(arguments, self._action)
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         return _PLACEMENT
@@ -268,97 +256,3 @@ async def _delete(arguments: JsonObject, place: _Place) -> _Done:
         error = ExecutionError(f"Not all of it could be deleted: {words[:300]}.", details=data)
         return _Done(said.ending, {}, error)
     return _Done(said.ending, data)
-
-
-# -- arguments -----------------------------------------------------------------------------
-
-MODES = ("create", "replace", "append")
-ENCODINGS = ("text", "base64")
-MAX_LIMIT = 100
-"""Entries of one page (mission E5)."""
-
-MAX_PATHS = 100
-
-
-def workspace_faults(arguments: JsonObject, action: str) -> Iterator[tuple[str, str]]:
-    """Every fault as a dotted path and a clause. `action` is read, write, list or delete."""
-    match action:
-        case "read":
-            yield from _path_faults("path", arguments.get("path"))
-            yield from _number_faults(arguments, "offset", 0, 1 << 50)
-            yield from _number_faults(arguments, "limit", 1, MAX_READ_BYTES)
-            yield from _choice_faults(arguments, "encoding", ENCODINGS)
-        case "write":
-            yield from _path_faults("path", arguments.get("path"))
-            yield from _choice_faults(arguments, "mode", MODES)
-            yield from _content_faults(arguments)
-        case "list":
-            if arguments.get("path") not in (None, ""):  # the workspace itself
-                yield from _path_faults("path", arguments["path"])
-            yield from _number_faults(arguments, "limit", 1, MAX_LIMIT)
-            yield from _switch_faults(arguments)
-            if not isinstance(arguments.get("cursor"), str | None):
-                yield "cursor", "is not a string"
-        case _:
-            yield from _paths_faults(arguments.get("paths"))
-            yield from _switch_faults(arguments)
-
-
-def _path_faults(name: str, path: Any) -> Iterator[tuple[str, str]]:
-    if not isinstance(path, str):
-        yield name, "is not a string"
-        return
-    fault = path_fault(path)
-    if fault is not None:
-        yield name, f"({path[:SHOWN_CHARACTERS]!r}) {fault}"
-
-
-def _paths_faults(paths: Any) -> Iterator[tuple[str, str]]:
-    if not isinstance(paths, list) or not paths:
-        yield "paths", "is not a list of paths"
-        return
-    if len(paths) > MAX_PATHS:
-        yield "paths", f"are more than {MAX_PATHS}"
-        return
-    for index, path in enumerate(paths):
-        yield from _path_faults(f"paths.{index}", path)
-
-
-def _content_faults(arguments: JsonObject) -> Iterator[tuple[str, str]]:
-    text, encoded = arguments.get("content"), arguments.get("content_base64")
-    size = 0
-    if (text is None) == (encoded is None):
-        yield "content", "or content_base64 is needed, one of the two"
-        return
-    if text is not None:
-        faults = list(text_faults("content", text))
-        yield from faults
-        size = 0 if faults else len(text.encode())
-    elif isinstance(encoded, str) and is_base64(encoded):
-        size = len(encoded) * 3 // 4
-    else:
-        yield "content_base64", "is not base64"
-    if size > MAX_WRITE_BYTES:
-        yield "content", f"has more than {MAX_WRITE_BYTES} bytes"
-
-
-def _number_faults(
-    arguments: JsonObject, name: str, least: int, most: int
-) -> Iterator[tuple[str, str]]:
-    value = arguments.get(name)
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        yield name, f"is not a whole number from {least} to {most}"
-
-
-def _choice_faults(
-    arguments: JsonObject, name: str, known: tuple[str, ...]
-) -> Iterator[tuple[str, str]]:
-    if arguments.get(name) not in (None, *known):
-        yield name, f"is not one of {', '.join(known)}"
-
-
-def _switch_faults(arguments: JsonObject) -> Iterator[tuple[str, str]]:
-    if not isinstance(arguments.get("recursive"), bool | None):
-        yield "recursive", "is neither true nor false"

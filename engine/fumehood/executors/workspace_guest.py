@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fumehood.core.arguments import MAX_LIMIT, MAX_READ_BYTES
 from fumehood.core.errors import (
     ENDING_ERRORS,
     EndedBy,
@@ -40,14 +41,8 @@ from fumehood.sandbox.wall import Lease, RunEnding
 MAX_LISTED = 1000
 """Entries of one answer."""
 
-MAX_READ_BYTES = 256 * 1024
-"""Of a file in one answer."""
-
 MAX_PUT_BYTES = 1 << 20
 """Of an upload in one piece."""
-
-MAX_WRITE_BYTES = 8 << 20
-"""Of a file that is written whole in one request."""
 
 MAX_SIZE = 1 << 50
 MAX_TIME_NS = 1 << 63
@@ -313,9 +308,6 @@ def delete_request(arguments: JsonObject) -> JsonObject:
 # -- listings ------------------------------------------------------------------------------
 
 DEFAULT_LIMIT = 10
-MAX_LIMIT = 100
-"""Entries of a page (mission E5)."""
-
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

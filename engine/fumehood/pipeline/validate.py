@@ -10,11 +10,11 @@ import copy
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fumehood.core.arguments import argument_faults
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import nearest
-from fumehood.executors.kinds import argument_faults
 from fumehood.identity.model import Binding
 from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall

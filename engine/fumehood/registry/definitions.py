@@ -17,28 +17,14 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import ValidationError
 
+from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
-from fumehood.core.languages import LANGUAGES
 from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
 from fumehood.core.parameters import parameter_list_schema
 from fumehood.core.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
 from fumehood.registry.schema_faults import schema_faults
-
-PROGRAM_ARGUMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "expression": ("expression", "precision"),
-        "restricted_python": ("code",),
-        **{language.executor: language.arguments for language in LANGUAGES.values()},
-        "workspace:read": ("path", "offset", "limit", "encoding"),
-        "workspace:write": ("path", "content", "content_base64", "mode"),
-        "workspace:list": ("path", "recursive", "limit", "cursor"),
-        "workspace:delete": ("paths", "recursive"),
-    }
-)
-"""The arguments of each executor that runs a program, the required one first. A tool's schema may
-narrow these but name no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +72,7 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
     }
 )
 
-EXECUTORS_HERE = (*PROGRAM_ARGUMENTS, "function")
+EXECUTORS_HERE = (*ARGUMENTS, "function")
 EXECUTORS_TO_COME = ("http", "mcp")
 """Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
 
@@ -198,7 +184,7 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append("executor: a tool of type BUILTIN must say how it runs")
     if executor not in (*EXECUTORS_HERE, *EXECUTORS_TO_COME):
         faults.append(f"executor: {executor!r} is not enforced by this version")
-    if executor in PROGRAM_ARGUMENTS:
+    if executor in ARGUMENTS:
         faults += _program_faults(document, executor, sandboxed)
     if executor == "function":
         faults += _function_faults(document, sandboxed)
@@ -216,7 +202,6 @@ def _function_faults(document: JsonObject, sandboxed: Any) -> list[str]:
 
 def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list[str]:
     faults = []
-    needed, *_ = known = PROGRAM_ARGUMENTS[executor]
     where, least_mb = "the interpreter", MIN_INTERPRETER_MB
     if executor.startswith(("code:", "workspace:")):
         where, least_mb = "a container", MIN_CONTAINER_MB
@@ -228,11 +213,15 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
     parameters = document.get("parameters")
     properties = parameters.get("properties", {}) if isinstance(parameters, dict) else {}
     if isinstance(properties, dict):
-        if needed not in properties and executor != "workspace:list":  # which needs none
-            faults.append(f"parameters: the executor {executor!r} needs a parameter {needed!r}")
+        known = ARGUMENTS[executor].model_fields
+        faults += [
+            f"parameters: the executor {executor!r} needs a parameter {name!r}"
+            for name, field in known.items()
+            if field.is_required() and name not in properties
+        ]
         faults += [
             f"parameters: the executor {executor!r} knows no parameter {name!r}"
-            for name in sorted(properties.keys() - set(known))
+            for name in sorted(properties.keys() - known.keys())
         ]
     return faults
 

@@ -21,6 +21,7 @@ from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from fumehood.budgets.model import AllUsageQuery, UsageQuery
 from fumehood.client.sync.approvals import ControlledApprovals
 from fumehood.core import keywords
+from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.call import CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.identity import Principal, TrustDomain, uid_principal_id
@@ -29,7 +30,6 @@ from fumehood.core.names import MAX_COMPARED, did_you_mean
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
-from fumehood.registry.definitions import PROGRAM_ARGUMENTS
 from fumehood.sandbox.container.settings import LanguageImages
 
 
@@ -171,7 +171,7 @@ def test_every_language_has_an_image_that_the_operator_can_choose() -> None:
 
 
 def test_every_kind_of_tool_that_can_be_registered_has_an_executor() -> None:
-    assert EXECUTORS.keys() == {*PROGRAM_ARGUMENTS, "function"}
+    assert EXECUTORS.keys() == {*ARGUMENTS, "function"}
 
 
 # -- Paths of a workspace ------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.core.arguments import MAX_FILES, MAX_TOTAL_BYTES, argument_faults
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
@@ -17,10 +18,7 @@ from fumehood.executors.claims import MAX_VALUE_DEPTH, NO_VALUE, read_failure, r
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import (
-    MAX_FILES,
-    MAX_TOTAL_BYTES,
     SentFile,
-    argument_faults,
     program_arguments,
     run_code,
     sent_files,
@@ -361,7 +359,7 @@ async def test_engine_without_sound_containers_says_so_and_uses_nothing_weaker(h
 
 
 def _faults(**arguments: Any) -> dict[str, str]:
-    return dict(argument_faults({"code": "1", **arguments}))
+    return dict(argument_faults("code:python", {"code": "1", **arguments}))
 
 
 def _file(path: str, content: str = "x") -> dict[str, str]:
@@ -393,17 +391,17 @@ def test_arguments_that_a_guest_can_take_have_no_fault(arguments: dict[str, Any]
 @pytest.mark.parametrize(
     ("arguments", "where", "words"),
     [
-        ({"code": ""}, "code", "empty"),
+        ({"code": ""}, "code", "at least 1 character"),
         ({"code": " \n\t"}, "code", "empty"),
         ({"code": "a\0"}, "code", "NUL"),
-        ({"code": "'\ud800'"}, "code", "surrogate"),
+        ({"code": "'\ud800'"}, "code", "unicode"),
         ({"code": 1}, "code", "string"),
         ({"code": None}, "code", "string"),
         ({"stdin": 1}, "stdin", "string"),
         ({"stdin": "\udfff"}, "stdin", "surrogate"),
         ({"files": {}}, "files", "list"),
-        ({"files": ["a"]}, "files.0", "path"),
-        ({"files": [{"path": 1, "content": ""}]}, "files.0", "path"),
+        ({"files": ["a"]}, "files.0", "dictionary"),
+        ({"files": [{"path": 1, "content": ""}]}, "files.0.path", "string"),
         ({"files": [_file("/a")]}, "files.0.path", "absolute"),
         ({"files": [_file("ok"), _file("../a")]}, "files.1.path", "'..'"),
         ({"files": [_file("a"), _file("a")]}, "files.1.path", "twice"),
@@ -411,14 +409,14 @@ def test_arguments_that_a_guest_can_take_have_no_fault(arguments: dict[str, Any]
         ({"files": [_file("a"), _file("a/b")]}, "files.1.path", "below another"),
         ({"files": [{"path": "a"}]}, "files.0", "either"),
         ({"files": [{"path": "a", "content": "", "content_base64": ""}]}, "files.0", "either"),
-        ({"files": [{**_file("a"), "mode": 7}]}, "files.0.mode", "not known"),
+        ({"files": [{**_file("a"), "mode": 7}]}, "files.0.mode", "not permitted"),
         ({"files": [_file("a", "\ud800")]}, "files.0.content", "surrogate"),
         ({"files": [{"path": "a", "content": 1}]}, "files.0.content", "string"),
-        ({"files": [{"path": "a", "content_base64": 1}]}, "files.0.content_base64", "base64"),
+        ({"files": [{"path": "a", "content_base64": 1}]}, "files.0.content_base64", "string"),
         ({"files": [{"path": "a", "content_base64": "a"}]}, "files.0.content_base64", "base64"),
         ({"files": [{"path": "a", "content_base64": "a\nb="}]}, "files.0.content_base64", "base64"),
         ({"files": [{"path": "a", "content_base64": "ää=="}]}, "files.0.content_base64", "base64"),
-        ({"files": [_file(str(n)) for n in range(MAX_FILES + 1)]}, "files", "more than"),
+        ({"files": [_file(str(n)) for n in range(MAX_FILES + 1)]}, "files", "at most"),
         ({"stdin": "x" * MAX_TOTAL_BYTES}, "files", "together"),
         ({"stdin": "ä" * (MAX_TOTAL_BYTES // 2)}, "files", "together"),
     ],
@@ -698,10 +696,10 @@ async def test_variables_that_leave_no_room_are_named() -> None:
 
 @pytest.mark.row("S7")
 async def test_commands_arguments_are_checked_under_their_own_name() -> None:
-    from fumehood.executors.kinds import argument_faults
 
     assert dict(argument_faults("code:shell", {"command": " "})).keys() == {"command"}
-    assert dict(argument_faults("code:shell", {"code": "1"})).keys() == {"command"}
+    assert dict(argument_faults("code:shell", {"code": "1"})).keys() == {"command", "code"}
     assert dict(argument_faults("code:shell", {"command": "ls"})) == {}
     assert dict(argument_faults("code:javascript", {"code": "a\0"})).keys() == {"code"}
-    assert dict(argument_faults("expression", {})) == {}
+    assert dict(argument_faults("expression", {})).keys() == {"expression"}
+    assert argument_faults("function", {"anything": 1}) == []

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fumehood.core.arguments import argument_faults
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
@@ -22,7 +23,6 @@ from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.kinds import argument_faults
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.session_files import Download, FileChanged, SessionFiles
 from fumehood.executors.workspace import run_workspace
@@ -355,7 +355,8 @@ def test_odd_names_of_plain_files_are_taken(path: str) -> None:
     ],
 )
 def test_each_fault_is_named(action: str, arguments: JsonObject, where: str) -> None:
-    assert faults(action, {"path": "a", **arguments}) == {where}
+    path = {} if action == "delete" else {"path": "a"}
+    assert faults(action, {**path, **arguments}) == {where}
 
 
 def test_what_is_at_the_bounds_is_taken() -> None:

@@ -24,6 +24,7 @@ from fumehood.answers import (
     SessionList,
     WrittenFile,
 )
+from fumehood.core.arguments import MAX_LIMIT
 from fumehood.core.errors import (
     InternalError,
     InvalidParams,
@@ -39,7 +40,7 @@ from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
 from fumehood.executors.program_output import content_type_of
 from fumehood.executors.session_files import FileChanged, SessionFiles, too_large
-from fumehood.executors.workspace_guest import DEFAULT_LIMIT, MAX_LIMIT
+from fumehood.executors.workspace_guest import DEFAULT_LIMIT
 from fumehood.http.answers import engine_of
 from fumehood.http.endpoint import ANY_MEDIA, Given, Needs, endpoint
 from fumehood.http.transfers import (

@@ -1,0 +1,327 @@
+"""What the executors of the engine's own kinds of tools take: one model for each.
+
+Values only. A model is said once and read three times: as the schema of the built-in tool, as the
+parameters that a definition may declare for the executor, and as the check of a call's arguments,
+because a tool's own schema may be weaker. Invariant: arguments without a fault name nothing outside
+the workspace.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema
+
+from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES
+from fumehood.core.workspace_path import path_fault
+
+MAX_FILES = 100
+MAX_TOTAL_BYTES = 8 * 1024 * 1024
+"""Code, standard input and files together: as much as a request over HTTP can hold."""
+
+MAX_READ_BYTES = 256 * 1024
+"""Of a file in one answer."""
+
+MAX_WRITE_BYTES = 8 << 20
+"""Of a file that is written whole in one request."""
+
+MAX_PATHS = 100
+MAX_LIMIT = 100
+"""Entries of one page (mission E5)."""
+
+_MAX_OFFSET = 1 << 50
+_SHOWN_CHARACTERS = 80
+
+
+def _plain_path(path: str) -> str:
+    fault = path_fault(path)
+    if fault is not None:
+        raise ValueError(f"({path[:_SHOWN_CHARACTERS]!r}) {fault}")
+    return path
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds a lone surrogate, which UTF-8 cannot") from None
+    return text
+
+
+def _source(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty")
+    if "\0" in text:
+        raise ValueError("contains a NUL character")
+    return text
+
+
+def _base64(text: str) -> str:
+    try:
+        base64.b64decode(text.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raise ValueError("is not base64") from None
+    return text
+
+
+def _offset(value: int) -> int:
+    if value > _MAX_OFFSET:
+        raise ValueError("is larger than any file")
+    return value
+
+
+Path = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain_path)]
+PathOrRoot = Annotated[
+    str, Field(max_length=4096), AfterValidator(lambda path: path and _plain_path(path))
+]
+Text = Annotated[str, AfterValidator(_utf8)]
+Source = Annotated[
+    str, Field(min_length=1, max_length=5 << 20), AfterValidator(_utf8), AfterValidator(_source)
+]
+Base64 = Annotated[str, AfterValidator(_base64)]
+
+
+class Arguments(BaseModel):
+    """The arguments of one executor."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    def further_faults(self) -> Iterator[tuple[str, str]]:
+        """Faults that no argument has by itself, each as a dotted path and a clause."""
+        yield from ()
+
+
+class ExpressionArguments(Arguments):
+    expression: str = Field(
+        min_length=1,
+        max_length=32_768,
+        description="The expression, for example 'sqrt(2) * 3' or '5! + 2**10'.",
+    )
+    precision: int | None = Field(
+        None,
+        ge=0,
+        le=15,
+        description="Round decimals half-even to this many places; absent: not at all.",
+    )
+
+
+class RestrictedPythonArguments(Arguments):
+    code: str = Field(
+        max_length=65_536, description="The program. Print results, or end with an expression."
+    )
+
+
+class SentFile(BaseModel):
+    """A file that is put into the working directory before a program starts."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    path: Path = Field(description="Relative path, such as 'data/input.csv'.")
+    content: Text = Field("", description="The content as text.")
+    content_base64: Base64 = Field("", description="Or the content as base64; one of the two.")
+
+    @model_validator(mode="after")
+    def _has_one_content(self) -> SentFile:
+        if len(self.model_fields_set & {"content", "content_base64"}) != 1:
+            raise ValueError("needs either content or content_base64")
+        return self
+
+
+class ProgramArguments(Arguments):
+    """What all languages take beside the program."""
+
+    stdin: Text | None = Field(
+        None, description="What the program reads from standard input; absent: nothing."
+    )
+    files: list[SentFile] | None = Field(
+        None,
+        max_length=MAX_FILES,
+        description="Files to put into the working directory before it starts.",
+    )
+
+    def further_faults(self) -> Iterator[tuple[str, str]]:
+        sent = self.files or []
+        paths: set[str] = set()
+        for index, file in enumerate(sent):
+            if file.path in paths:
+                yield f"files.{index}.path", f"({file.path[:_SHOWN_CHARACTERS]!r}) is given twice"
+            paths.add(file.path)
+        for index, file in enumerate(sent):
+            if any(above in paths for above in _above(file.path)):
+                shown = file.path[:_SHOWN_CHARACTERS]
+                yield f"files.{index}.path", f"({shown!r}) lies below another file"
+        source = type(self).source_name()
+        texts = [getattr(self, source), self.stdin or ""]
+        texts += [file.content or file.content_base64 for file in sent]
+        if sum(len(text.encode()) for text in texts) > MAX_TOTAL_BYTES:
+            yield "files", f"and {source} and stdin have more than {MAX_TOTAL_BYTES} bytes together"
+
+    @classmethod
+    def source_name(cls) -> str:
+        """The argument that holds the program."""
+        return next(name for name, field in cls.model_fields.items() if field.is_required())
+
+
+class CodeArguments(ProgramArguments):
+    code: Source = Field(description="The program. Print results, or end with an expression.")
+
+
+class CommandArguments(ProgramArguments):
+    command: Source = Field(description="What bash is to run; several lines are a script.")
+
+
+class ReadArguments(Arguments):
+    path: Path = Field(description="Relative path, such as 'data/output.csv'.")
+    offset: Annotated[int, Field(ge=0), AfterValidator(_offset)] | None = Field(
+        None, description="The byte to begin at; absent: 0."
+    )
+    limit: int | None = Field(
+        None, ge=1, le=MAX_READ_BYTES, description="Bytes to read at most; absent: 10240."
+    )
+    encoding: Literal["text", "base64"] | None = Field(
+        None, description="Absent: text, or base64 where it is no text."
+    )
+
+
+class WriteArguments(Arguments):
+    path: Path = Field(description="Relative path, such as 'data/input.csv'.")
+    content: Text | None = Field(None, description="The content as text.")
+    content_base64: Base64 | None = Field(
+        None, description="Or the content as base64; one of the two."
+    )
+    mode: Literal["create", "replace", "append"] | None = Field(
+        None, description="create (the default) refuses where there is one already."
+    )
+
+    def further_faults(self) -> Iterator[tuple[str, str]]:
+        if (self.content is None) == (self.content_base64 is None):
+            yield "content", "or content_base64 is needed, one of the two"
+            return
+        size = len(self.content_base64 or "") * 3 // 4 or len((self.content or "").encode())
+        if size > MAX_WRITE_BYTES:
+            yield "content", f"has more than {MAX_WRITE_BYTES} bytes"
+
+
+class ListArguments(Arguments):
+    path: PathOrRoot | None = Field(
+        None, description="A relative path; absent: the working directory itself."
+    )
+    recursive: bool | None = Field(
+        None, description="Whether to list what is in its directories, too; absent: false."
+    )
+    limit: int | None = Field(
+        None, ge=1, le=MAX_LIMIT, description="Entries of this page; absent: 10."
+    )
+    cursor: str | None = Field(
+        None, description="next_cursor of the page before; absent: from the beginning."
+    )
+
+
+class DeleteArguments(Arguments):
+    paths: list[Path] = Field(min_length=1, max_length=MAX_PATHS, description="Relative paths.")
+    recursive: bool | None = Field(
+        None, description="Whether directories go with all that is in them; absent: false."
+    )
+
+
+_BY_SOURCE: Mapping[str, type[ProgramArguments]] = {
+    model.source_name(): model for model in (CodeArguments, CommandArguments)
+}
+
+ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
+    {
+        "expression": ExpressionArguments,
+        "restricted_python": RestrictedPythonArguments,
+        **{language.executor: _BY_SOURCE[language.source] for language in LANGUAGES.values()},
+        "workspace:read": ReadArguments,
+        "workspace:write": WriteArguments,
+        "workspace:list": ListArguments,
+        "workspace:delete": DeleteArguments,
+    }
+)
+"""By the `executor` of a definition. A tool's schema may narrow these but name no others."""
+
+
+def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
+    """Every fault of a call's arguments as a dotted path and a clause; none for other executors."""
+    model = ARGUMENTS.get(executor)
+    if model is None:
+        return []
+    try:
+        return list(model.model_validate(arguments).further_faults())
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+    return [
+        (".".join(str(part)[:_SHOWN_CHARACTERS] for part in fault["loc"]), _clause(fault["msg"]))
+        for fault in found
+    ]
+
+
+def argument_schema(executor: str) -> JsonObject:
+    """The JSON Schema of all that an executor takes, for a tool that narrows nothing.
+
+    Raises:
+        KeyError: the executor's tools say by themselves what they take.
+    """
+    schema = ARGUMENTS[executor].model_json_schema(schema_generator=_PlainSchema)
+    inlined: JsonObject = _inlined(schema, schema.pop("$defs", {}))
+    return inlined
+
+
+class _PlainSchema(GenerateJsonSchema):
+    """Schemas as language models read them: no titles, and no null beside an absent argument."""
+
+    def nullable_schema(self, schema: Any) -> Any:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: Any) -> Any:
+        return self.generate_inner(schema["schema"])
+
+    def literal_schema(self, schema: Any) -> Any:
+        return {"enum": schema["expected"]}
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def model_schema(self, schema: Any) -> Any:
+        return {
+            key: value
+            for key, value in super().model_schema(schema).items()
+            if key not in ("title", "description")
+        }
+
+    def sort(self, value: Any, parent_key: str | None = None) -> Any:
+        """Required arguments first, then in the order of the model."""
+        required = value.get("required", [])
+        properties = value.get("properties", {})
+        return {
+            **value,
+            "properties": {name: properties[name] for name in (*required, *properties)},
+        }
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_inlined(element, definitions) for element in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
+
+
+def _above(path: str) -> Iterator[str]:
+    parts = path.split("/")[:64]  # deeper ones fail where they are made
+    return ("/".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _clause(message: str) -> str:
+    """The library's sentence as a clause that follows the argument's name."""
+    clause = message.removeprefix("Value error, ").removeprefix("Input ")
+    return clause[0].lower() + clause[1:]
