@@ -63,6 +63,8 @@ class EngineError(FumehoodError):
     sandbox_reusable: ClassVar[bool] = True
     exit_code: ClassVar[int] = 1
     """Of the command line: 1 tool failed, 3 waiting for approval, 4 engine unavailable."""
+    was_sent = True
+    """Whether a byte may have reached another service. False only where certainly none did."""
 
     def __init__(
         self,
@@ -326,6 +328,14 @@ ERROR_CODES: Mapping[str, type[EngineError]] = MappingProxyType(
 
 class ArgumentsRefused(InvalidParams):
     """Arguments that pass the tool's schema but not the types of its function."""
+
+
+class UpstreamTimeout(Timeout):
+    """Another service did not answer in time."""
+
+    fault = Fault.UPSTREAM
+    retryable = True
+    sandbox_reusable = True
 
 
 class WorkspaceChanged(ApprovalExpired):

@@ -45,14 +45,15 @@ class Outcome:
     output limit."""
     cuts: tuple[CutText, ...] = ()
     """Texts that are not in `data` or `details` as a whole."""
+    whole_fields: frozenset[str] = frozenset()
+    """Fields of `data` that hold a file's content: they are never shortened."""
+    network_ms: float = 0.0
+    """The time of requests to other services."""
 
     @classmethod
     def cancelled(cls, isolation: str) -> Outcome:
         """The outcome of a run that its caller has ended."""
         return cls(EndedBy.CANCELLED, isolation, error=cancelled())
-
-    whole_fields: frozenset[str] = frozenset()
-    """Fields of `data` that hold a file's content: they are never shortened."""
 
     @classmethod
     def of_dry_run(cls, data: Any) -> Outcome:

@@ -106,7 +106,7 @@ def _envelope(
             trace_id=request.trace_id,
             timestamp=timestamp(services.clock.now()),
             execution_time_ms=total_ms,
-            performance=_performance(stages_ms, call, total_ms),
+            performance=_performance(stages_ms, call, total_ms, outcome),
             sandbox=_sandbox(outcome, call.plan),
             resources=_resources(outcome),
             usage=usage,
@@ -131,15 +131,23 @@ def _accounted_arguments(call: CallContext) -> str:
     return strict_json.dumps(call.validated.shown_arguments).decode()
 
 
-def _performance(stages_ms: dict[str, float], call: CallContext, total_ms: float) -> Performance:
+def _performance(
+    stages_ms: dict[str, float], call: CallContext, total_ms: float, outcome: Outcome | None
+) -> Performance:
     return Performance(
         total_ms=total_ms,
         validation_ms=stages_ms.get("validate"),
         queue_ms=_rounded(call.queue_ms),
         approval_ms=_waited_ms(call.approval) or stages_ms.get("approve"),
         processing_ms=stages_ms.get("execute"),
-        network_ms=0.0 if "execute" in stages_ms else None,
+        network_ms=_network_ms(stages_ms, outcome),
     )
+
+
+def _network_ms(stages_ms: dict[str, float], outcome: Outcome | None) -> float | None:
+    if "execute" not in stages_ms:
+        return None
+    return 0.0 if outcome is None else round(outcome.network_ms, 3)
 
 
 def _total_ms(call: CallContext, services: PipelineServices) -> float:
