@@ -12,7 +12,7 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema
@@ -88,9 +88,14 @@ Base64 = Annotated[str, AfterValidator(_base64)]
 
 
 class Arguments(BaseModel):
-    """The arguments of one executor."""
+    """The arguments of one executor. Others, which only a tool's own schema may allow, are never
+    read."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, strict=True, json_schema_extra={"additionalProperties": False}
+    )
+    is_checked_here: ClassVar[bool] = True
+    """False where the sandbox's own program checks its arguments."""
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
         """Faults that no argument has by itself, each as a dotted path and a clause."""
@@ -98,6 +103,8 @@ class Arguments(BaseModel):
 
 
 class ExpressionArguments(Arguments):
+    is_checked_here = False
+
     expression: str = Field(
         min_length=1,
         max_length=32_768,
@@ -112,6 +119,8 @@ class ExpressionArguments(Arguments):
 
 
 class RestrictedPythonArguments(Arguments):
+    is_checked_here = False
+
     code: str = Field(
         max_length=65_536, description="The program. Print results, or end with an expression."
     )
@@ -251,7 +260,7 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
 def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
     """Every fault of a call's arguments as a dotted path and a clause; none for other executors."""
     model = ARGUMENTS.get(executor)
-    if model is None:
+    if model is None or not model.is_checked_here:
         return []
     try:
         return list(model.model_validate(arguments).further_faults())
