@@ -46,7 +46,7 @@ from fumehood.identity.approvers import Approvers
 from fumehood.identity.principals import require_agent, require_caller
 from fumehood.identity.tokens import Tokens
 from fumehood.observe.clock import Clock, IdSource, SystemClock
-from fumehood.observe.log import Logger, log_fault, quiet_logger
+from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.dry_run import facts_to_explain
 from fumehood.pipeline.running import Calls, Intake
@@ -54,6 +54,7 @@ from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
 from fumehood.protocol.cursors import Cursors
+from fumehood.redaction.redactor import Redactor
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
@@ -194,6 +195,8 @@ def compose(
     for channel in channels:
         if isinstance(channel, WebhookChannel):  # it reports the anchors, too
             audit.connect(_owe_anchor, channel.wake)
+    redactor = Redactor(config.redaction)
+    redact_events(log, lambda event: redactor.value(event)[0])
     requests = _make_requests(basis, database, state, channels, intake)
     services = PipelineServices(
         registry=registry,
@@ -213,6 +216,7 @@ def compose(
         keys=state.keys,
         budgets=state.budgets,
         approvals=requests,
+        redactor=redactor,
     )
     calls = Calls(
         intake,

@@ -40,6 +40,7 @@ from fumehood.protocol.sockets import ConfigError as ConfigError
 from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
 from fumehood.protocol.sockets import SocketSettings, require_named_file
 from fumehood.protocol.sockets import config_file as config_file
+from fumehood.redaction.settings import RedactionSettings
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.settings import SessionSettings
@@ -74,6 +75,7 @@ class Config(SocketSettings):
     audit: AuditSettings = AuditSettings()
     webhook: WebhookSettings | None = None
     principals: AllPrincipals = ()
+    redaction: RedactionSettings = RedactionSettings()
 
     @field_validator("host_tools", mode="before")
     @classmethod

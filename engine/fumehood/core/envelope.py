@@ -110,6 +110,8 @@ class Metadata(_Value):
     warnings: tuple[str, ...] = ()
     idempotent_replay: bool = Field(default=False, exclude_if=lambda value: not value)
     """The stored answer of an earlier call with the same idempotency key."""
+    redacted: int = Field(default=0, exclude_if=lambda value: not value)
+    """How many secrets and private texts were replaced by `[redacted]`."""
 
 
 class Envelope(_Value):

@@ -20,6 +20,7 @@ from fumehood.executors.effects import Effect
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.protocol.cursors import Cursors
+from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.wall import Lease
 from fumehood.storage.blobs import BlobStore
@@ -61,6 +62,7 @@ class ToolRun:
     handle: CallHandle
     blobs: BlobStore
     cursors: Cursors
+    redactor: Redactor
     expected: str | None = None
     """The `base` of the `Effect` that a human approved; the run must find it unchanged."""
 

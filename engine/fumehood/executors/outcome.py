@@ -47,6 +47,8 @@ class Outcome:
     """Texts that are not in `data` or `details` as a whole."""
     whole_fields: frozenset[str] = frozenset()
     """Fields of `data` that hold a file's content: they are never shortened."""
+    redacted: int = 0
+    """Matches that were replaced in its output already."""
     network_ms: float = 0.0
     """The time of requests to other services."""
 

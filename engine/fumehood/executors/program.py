@@ -35,6 +35,7 @@ from fumehood.executors.endings import (
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
+from fumehood.redaction.redactor import Redactor
 from fumehood.sandbox.wall import Lease, RunEnding
 from fumehood.storage.blobs import BlobStore
 
@@ -82,6 +83,7 @@ class ProgramExecutor(Executor):
             run.blobs,
             run.domain.principal_id,
             run.handle,
+            run.redactor,
             run.domain.session_id,
         )
 
@@ -94,6 +96,7 @@ async def run_code(
     blobs: BlobStore,
     principal_id: str,
     handle: CallHandle,
+    redactor: Redactor,
     session_id: str | None = None,
 ) -> Outcome:
     """Run one program in its container, or in its session's, reporting output and progress to
@@ -104,7 +107,7 @@ async def run_code(
     """
     language = tool.executor.removeprefix("code:")
     files = ProgramFiles(blobs, principal_id, sent_files(arguments))
-    streams = KeptStreams(blobs, principal_id, limits.output_bytes, handle.output)
+    streams = KeptStreams(blobs, principal_id, limits.output_bytes, redactor, handle.output)
     cancelled: list[RunEnding] = []
     sinks = handle.sinks(files=files, output=streams.hear, ending=cancelled.append)
     try:
@@ -116,7 +119,8 @@ async def run_code(
             ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
             with anyio.CancelScope(shield=True):
                 kept = await streams.finish()
-                handle.partial = _outcome(tool, ending, limits, kept, _Left(), session_id)
+                outcome = _outcome(tool, ending, limits, kept, _Left(), session_id)
+                handle.partial = replace(outcome, redacted=streams.redacted)
         else:
             streams.discard()
         raise
@@ -124,7 +128,8 @@ async def run_code(
         entries = await files.entries()
         kept = await streams.finish()
     left = _Left(entries, files.pictures, files.left_out)
-    return _outcome(tool, ending, limits, kept, left, session_id)
+    outcome = _outcome(tool, ending, limits, kept, left, session_id)
+    return replace(outcome, redacted=streams.redacted) if streams.redacted else outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from fumehood.core.workspace import FileKind
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.outcome import CutText
 from fumehood.observe.clock import timestamp
+from fumehood.redaction.redactor import Redactor
 from fumehood.sandbox.wall import OnOutput
 from fumehood.storage.blobs import BlobStore, Draft, NotKept
 
@@ -46,13 +47,14 @@ class KeptText:
 
 
 class KeptStreams:
-    """Both streams of one run. Each piece is also passed to `output`."""
+    """Both streams of one run, redacted. Each piece is also passed to `output`."""
 
     def __init__(
         self,
         blobs: BlobStore,
         principal_id: str,
         most_characters: int,
+        redactor: Redactor,
         output: OnOutput | None = None,
     ) -> None:
         self._has_heard = False
@@ -60,10 +62,19 @@ class KeptStreams:
         self._streams = {
             name: _Stream(blobs, principal_id, most_characters) for name in ("stdout", "stderr")
         }
+        self._redactors = {name: redactor.stream() for name in self._streams}
+
+    @property
+    def redacted(self) -> int:
+        """How many matches were replaced in both streams."""
+        return sum(redactor.count for redactor in self._redactors.values())
 
     def hear(self, stream: str, text: str) -> None:
         """Add the next characters of a stream."""
         self._has_heard = True
+        self._keep(stream, self._redactors[stream].feed(text))
+
+    def _keep(self, stream: str, text: str) -> None:
         kept = self._streams[stream].add(text)
         if kept and self._output is not None:
             self._output(stream, kept)
@@ -72,6 +83,8 @@ class KeptStreams:
         """Both streams by name; empty if there was no output. Bounded by the disk."""
         if not self._has_heard:
             return {}
+        for name, redactor in self._redactors.items():
+            self._keep(name, redactor.finish())
         return {name: await stream.finish(name) for name, stream in self._streams.items()}
 
     def discard(self) -> None:

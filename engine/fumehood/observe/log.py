@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,6 +38,7 @@ class EventWriter:
         self._stream = stream
         self._descriptor = stream.fileno()
         self._processors = processors
+        self.redact: Callable[[Any], Any] | None = None
         self._events: deque[dict[str, Any]] = deque()
         self._wake = threading.Event()
         self._empty = threading.Event()
@@ -83,10 +84,12 @@ class EventWriter:
                 self._wake.set()
 
     def _line(self, event: dict[str, Any]) -> str:
-        line: Any = event
-        for process in self._processors:
-            line = process(None, "", line)
-        return str(line)
+        *prepare, render = self._processors
+        for process in prepare:
+            event = process(None, "", event)
+        if self.redact is not None:  # before characters are escaped
+            event = self.redact(event)
+        return str(render(None, "", event))
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -154,6 +157,13 @@ def log_fault(logger: Logger, event: str, error: BaseException, **values: Any) -
 def quiet_logger() -> Logger:
     """For embedding: warnings and errors only."""
     return make_logger("warning")
+
+
+def redact_events(logger: Logger, redact: Callable[[Any], Any]) -> None:
+    """Redact the events of a logger of this module from now on."""
+    sink = getattr(logger, "_logger", None)
+    if isinstance(sink, EventWriter):
+        sink.redact = redact
 
 
 def flush(logger: Logger) -> None:

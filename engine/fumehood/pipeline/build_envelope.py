@@ -27,7 +27,15 @@ from fumehood.observe.clock import timestamp
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
-from fumehood.pipeline.result import ShapedOutcome, account, shape, shape_error, shorten, shortened
+from fumehood.pipeline.result import (
+    ShapedOutcome,
+    account,
+    redact_error,
+    shape,
+    shape_error,
+    shorten,
+    shortened,
+)
 from fumehood.pipeline.services import PipelineServices
 from fumehood.pipeline.validate import mask_fixed_arguments
 from fumehood.protocol import strict_json
@@ -41,17 +49,22 @@ async def build_envelope(
     """The envelope of one ending."""
     shaped: ShapedOutcome | None = None
     error = ending if isinstance(ending, EngineError) else ending.error
-    if isinstance(ending, Outcome):
+    redacted = 0
+    if isinstance(ending, EngineError):
+        redacted = redact_error(ending, services.redactor)
+    else:
         if call.resolved is not None:
             max_bytes = call.plan.limits.output_bytes if call.plan is not None else MB
-            shaped = shape(ending, call.resolved.tool, max_bytes)
+            shaped = shape(ending, call.resolved.tool, max_bytes, services.redactor)
             shaped = await _shorten(shaped, call.request, call.resolved, services)
             error = shaped.outcome.error
         if isinstance(error, HostFunctionFailed):
             call.trace.fault("call.tool_failed", error.cause)
     if call.validated is not None:
         error = mask_fixed_arguments(error, call.validated)
-    return _envelope(call, shaped, error, services)
+    if shaped is not None:
+        redacted = shaped.outcome.redacted
+    return _envelope(call, shaped, error, services, redacted)
 
 
 async def _shorten(
@@ -76,6 +89,7 @@ def _envelope(
     shaped: ShapedOutcome | None,
     error: EngineError | None,
     services: PipelineServices,
+    redacted: int,
 ) -> Envelope:
     request = call.request
     outcome = shaped.outcome if shaped is not None else None
@@ -111,6 +125,7 @@ def _envelope(
             resources=_resources(outcome),
             usage=usage,
             warnings=_warnings(call, outcome, services),
+            redacted=redacted,
         ),
         debug_info=_debug_info(call, services),
     )

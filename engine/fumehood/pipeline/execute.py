@@ -13,11 +13,17 @@ from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.protocol.cursors import Cursors
+from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import BlobStore
 
 
 async def execute(
-    admitted: AdmittedCall, *, blobs: BlobStore, cursors: Cursors, handle: CallHandle
+    admitted: AdmittedCall,
+    *,
+    blobs: BlobStore,
+    cursors: Cursors,
+    redactor: Redactor,
+    handle: CallHandle,
 ) -> Outcome:
     """Hand the call to the executor that its tool names; `handle` reports its events."""
     permitted = admitted.permitted
@@ -30,6 +36,7 @@ async def execute(
         handle=handle,
         blobs=blobs,
         cursors=cursors,
+        redactor=redactor,
         expected=admitted.expected,
     )
     return await executor_of(permitted.tool.definition).run(run)

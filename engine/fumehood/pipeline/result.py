@@ -34,6 +34,7 @@ from fumehood.core.usage import Prices, TextKind, TokenCounter, money
 from fumehood.executors.outcome import CutText, Outcome
 from fumehood.observe.clock import timestamp
 from fumehood.protocol import strict_json
+from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import TooCostly
 from fumehood.storage.blobs import BlobStore, NotKept
@@ -69,15 +70,24 @@ class ShapedOutcome:
     details: JsonObject | None = None
 
 
-def shape(outcome: Outcome, tool: RegisteredTool, max_bytes: int) -> ShapedOutcome:
-    """Make the data fit, or turn the outcome into an error that gives the reason."""
+def shape(
+    outcome: Outcome, tool: RegisteredTool, max_bytes: int, redactor: Redactor
+) -> ShapedOutcome:
+    """Redact the data and make it fit, or turn the outcome into an error that gives the reason."""
     max_bytes = outcome.max_data_bytes or max_bytes
     if isinstance(outcome.error, ToolError):
         outcome = replace(outcome, error=_shape_tool_error(outcome.error))
     if outcome.error is not None:
+        redacted = redact_error(outcome.error, redactor)
+        if redacted:
+            outcome = replace(outcome, redacted=outcome.redacted + redacted)
         return ShapedOutcome(outcome, {}, "")
     try:
         data, encoded = _as_json_object(outcome.data)
+        if redactor.may_match(encoded):
+            data, redacted = redactor.value(data)
+            encoded = strict_json.dumps(data) if redacted else encoded
+            outcome = replace(outcome, redacted=outcome.redacted + redacted)
         if len(encoded) > max_bytes:
             raise OutputLimitExceeded(
                 f"The result has {len(encoded)} bytes, {max_bytes} are allowed. Ask for less."
@@ -108,6 +118,15 @@ def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorI
         details=error.details if details is None else details,
         **{key: value for key, value in error.extra.items() if value is not None},
     )
+
+
+def redact_error(error: EngineError, redactor: Redactor) -> int:
+    """Redact an error's message and details; the number of matches."""
+    error.message, total = redactor.text(error.message)
+    if error.details is not None:
+        error.details, in_details = redactor.value(error.details)
+        total += in_details
+    return total
 
 
 def _shape_tool_error(error: ToolError) -> EngineError:

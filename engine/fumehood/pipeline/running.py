@@ -129,6 +129,7 @@ class Calls:
             self._recordings,
             output_bytes=self._output_bytes,
             timestamp=lambda: timestamp(self._clock.now()),
+            redact=self._services.redactor.line,
         )
         task = asyncio.create_task(self._run_streamed(request, call))
         self.streamed.add(task)

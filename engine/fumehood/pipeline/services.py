@@ -16,6 +16,7 @@ from fumehood.pipeline.authorize import PermittedCall, Policy
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.protocol.cursors import Cursors
+from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
@@ -44,6 +45,7 @@ class PipelineServices:
     keys: Keys
     budgets: Budgets
     approvals: ApprovalRequests
+    redactor: Redactor
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """The expected cost of a call."""

@@ -41,6 +41,7 @@ class StreamedCall:
         *,
         output_bytes: int,
         timestamp: Callable[[], str],
+        redact: Callable[[str], str],
     ) -> None:
         """`output_bytes` is the most that each of its two streams can have."""
         self.call_id = request.call_id
@@ -49,6 +50,7 @@ class StreamedCall:
         )
         self._ids = {"call_id": request.call_id, "trace_id": request.trace_id}
         self._timestamp = timestamp
+        self._redact = redact
         self._offsets = {"stdout": 0, "stderr": 0}
         self._answer: Envelope | None = None
         self._settled = anyio.Event()
@@ -107,6 +109,7 @@ class StreamedCall:
         self._settled.set()
 
     def _on_progress(self, percent: float, message: str) -> None:
+        message = self._redact(message)
         self._record("tool_progress", {"progress": percent, "message": message}, len(message))
 
     def _on_output(self, stream: str, text: str) -> None:

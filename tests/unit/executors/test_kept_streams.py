@@ -10,6 +10,7 @@ import pytest
 from fumehood.executors import program_output
 from fumehood.executors.program import KeptStreams
 from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.database import open_database
 from fumehood.testing import ManualClock
@@ -46,7 +47,7 @@ async def whole(blobs: BlobStore, url: str) -> str:
 @pytest.mark.parametrize("size", [1, 7, 299, 999, 5000])
 async def test_long_stream_is_kept_whole_elsewhere(blobs: BlobStore, size: int) -> None:
     text = "".join(f"ä{number:04}" for number in range(1000))
-    streams = KeptStreams(blobs, OWNER, 10**6)
+    streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     for start in range(0, len(text), size):
         streams.hear("stdout", text[start : start + size])
     streams.hear("stderr", "short")
@@ -60,7 +61,7 @@ async def test_long_stream_is_kept_whole_elsewhere(blobs: BlobStore, size: int) 
 
 
 async def test_stream_up_to_the_bound_is_a_text_as_ever(blobs: BlobStore) -> None:
-    streams = KeptStreams(blobs, OWNER, 10**6)
+    streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     for _ in range(1000):
         streams.hear("stdout", "x")
     kept = await streams.finish()
@@ -70,7 +71,7 @@ async def test_stream_up_to_the_bound_is_a_text_as_ever(blobs: BlobStore) -> Non
 
 async def test_no_more_than_the_limit_is_kept_or_told(blobs: BlobStore) -> None:
     told: list[str] = []
-    streams = KeptStreams(blobs, OWNER, 10, lambda stream, text: told.append(text))
+    streams = KeptStreams(blobs, OWNER, 10, Redactor(), lambda stream, text: told.append(text))
     for _ in range(5):
         streams.hear("stdout", "abcd")
     assert (await streams.finish())["stdout"].text == "".join(told) == "abcdabcdab"
@@ -78,7 +79,7 @@ async def test_no_more_than_the_limit_is_kept_or_told(blobs: BlobStore) -> None:
 
 async def test_stream_that_could_not_be_kept_still_has_its_ends(blobs: BlobStore) -> None:
     blobs.room.max_bytes = 100
-    streams = KeptStreams(blobs, OWNER, 10**6)
+    streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     streams.hear("stdout", "a" * 3000 + "z")
     cut = (await streams.finish())["stdout"].cut
     assert cut is not None
@@ -87,7 +88,7 @@ async def test_stream_that_could_not_be_kept_still_has_its_ends(blobs: BlobStore
 
 
 async def test_discarded_streams_leave_nothing(blobs: BlobStore) -> None:
-    streams = KeptStreams(blobs, OWNER, 10**6)
+    streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     streams.hear("stdout", "a" * 3000)
     streams.discard()
     blobs.close()  # waits for its thread
@@ -95,4 +96,4 @@ async def test_discarded_streams_leave_nothing(blobs: BlobStore) -> None:
 
 
 async def test_wall_that_tells_nothing_is_no_empty_stream(blobs: BlobStore) -> None:
-    assert await KeptStreams(blobs, OWNER, 10).finish() == {}
+    assert await KeptStreams(blobs, OWNER, 10, Redactor()).finish() == {}

@@ -39,6 +39,7 @@ from fumehood.pipeline.result import (
 )
 from fumehood.protocol import strict_json
 from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall, ManualClock
@@ -59,7 +60,7 @@ class City(BaseModel):
 
 def _shape(data: Any, max_bytes: int = 1000, **fields: Any) -> ShapedOutcome:
     tool = registered(function_definition(**fields))
-    return shape(Outcome(EndedBy.OK, "none", data=data), tool, max_bytes)
+    return shape(Outcome(EndedBy.OK, "none", data=data), tool, max_bytes, Redactor())
 
 
 def _circle() -> Any:
@@ -148,13 +149,13 @@ def test_size_is_measured_unless_the_wall_measured_it() -> None:
     tool = registered(function_definition())
     assert _shape({"a": 1}).outcome.output_bytes == len('{"a":1}')
     told = Outcome(EndedBy.OK, "none", data={"a": 1}, output_bytes=99)
-    assert shape(told, tool, 1000).outcome.output_bytes == 99
+    assert shape(told, tool, 1000, Redactor()).outcome.output_bytes == 99
 
 
 def test_failed_run_has_no_data() -> None:
     error = InvalidParams("no")
     failed = Outcome(EndedBy.EXCEPTION, "none", data={"a": 1}, error=error)
-    shaped = shape(failed, registered(function_definition()), 1000)
+    shaped = shape(failed, registered(function_definition()), 1000, Redactor())
     assert (shaped.data, shaped.text, shaped.outcome) == ({}, "", failed)
 
 

@@ -126,7 +126,7 @@ def answer_of(events: list[Event]) -> Any:
 
 
 async def test_output_comes_as_events_and_whole_in_the_answer(home: Path) -> None:
-    prints = [("stdout", "ä"), ("stderr", "e"), ("stdout", "b\x1b[0m\n"), ("stdout", "c")]
+    prints = [("stdout", "ä"), ("stderr", "f"), ("stdout", "b\x1b[0m\n"), ("stdout", "c")]
     async with engine_with(home, prints=prints) as engine:
         events = await followed(engine, "run_python", PROGRAM)
         await nothing_recorded(engine)
@@ -136,13 +136,13 @@ async def test_output_comes_as_events_and_whole_in_the_answer(home: Path) -> Non
     told = [(e.stream, e.offset, e.text) for e in outputs if isinstance(e, OutputEvent)]
     assert told == [
         ("stdout", 0, "ä"),
-        ("stderr", 0, "e"),
+        ("stderr", 0, "f"),
         ("stdout", 2, "b\x1b[0m\n"),
         ("stdout", 8, "c"),
     ]
     envelope = answer_of(events)
     assert (last.type, envelope.data["stdout"], envelope.data["stderr"]) == (
-        "tool_result", "äb\x1b[0m\nc", "e"
+        "tool_result", "äb\x1b[0m\nc", "f"
     )  # fmt: skip
     ids = {event.metadata.call_id for event in events[:-1]}  # type: ignore[union-attr]
     assert ids == {envelope.metadata.call_id}

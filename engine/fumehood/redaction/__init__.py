@@ -1,0 +1,3 @@
+"""Redaction: secrets and private patterns are replaced in all that leaves the engine."""
+
+from __future__ import annotations

@@ -1,0 +1,222 @@
+"""Redaction of texts, of JSON values, and of streams that arrive in pieces.
+
+Host side, used by the executors, the pipeline and the log. A match is replaced by `[redacted]` and
+counted. Patterns run in RE2, so no text can stall the engine. Invariant: the pieces of a stream
+come out with the same matches replaced as its whole text, wherever it was cut, as long as no match
+is longer than `MAX_HELD` characters.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import re2
+
+from fumehood.core.returned_file import FILE_CONTENT
+from fumehood.redaction.settings import RedactionSettings
+
+REDACTED = "[redacted]"
+MAX_HELD = 16 * 1024
+"""Characters of a stream that wait for its next piece."""
+
+MIN_SECRET_CHARACTERS = 6
+"""A shorter value would match in ordinary text."""
+
+# *Source*: the providers' own documentation of the forms of their keys; RFC 7468 and RFC 7519.
+_PRIVATE_KEY = (
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\z)"
+)
+_COMMON_KEYS = (
+    r"\b(?:AKIA|ASIA)[0-9A-Z]{16}",
+    r"\bgh[opsur]_[A-Za-z0-9]{36,}",
+    r"\bgithub_pat_[A-Za-z0-9_]{22,}",
+    r"\bglpat-[A-Za-z0-9_-]{20,}",
+    r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
+    r"\bsk[-_][A-Za-z0-9_-]{20,}",
+    r"\bAIza[0-9A-Za-z_-]{35}",
+    r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+)
+_BEGINNINGS = (
+    "AKIA", "ASIA", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-",
+    "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "sk-", "sk_", "AIza", "eyJ",
+)  # fmt: skip
+"""One of these begins each key of a common form, at the beginning of a word."""
+_KEY_BEGINS = "-----BEGIN "
+_KEY_HEADER = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
+_KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
+MAX_KEY_HEADER = 70
+_WORD = re.compile(r"[A-Za-z0-9_]")
+_PLAIN = re.compile(r"[ !#-\[\]-~]+")
+_BEGINNING = re.compile(rf"\b(?:{'|'.join(_BEGINNINGS)})", re.ASCII)
+_SPACE = re.compile(r"\s(?=\S*\Z)")
+_LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
+_CONTENTS = frozenset({FILE_CONTENT, "content_base64"})
+"""Fields that hold the bytes of files, where a match is by chance."""
+
+
+class Redactor:
+    """The rules of one engine. `learn` adds a secret's value while it runs."""
+
+    def __init__(self, settings: RedactionSettings | None = None) -> None:
+        self._settings = settings if settings is not None else RedactionSettings()
+        self._secrets: frozenset[str] = frozenset()
+        self._compile()
+
+    def learn(self, secret: str) -> None:
+        """Redact this value from now on.
+
+        Raises:
+            ValueError: it is so short that it would match in ordinary text.
+        """
+        if len(secret) < MIN_SECRET_CHARACTERS:
+            raise ValueError(f"a secret has at least {MIN_SECRET_CHARACTERS} characters")
+        if secret not in self._secrets:
+            self._secrets |= {secret}
+            self._compile()
+
+    def text(self, text: str) -> tuple[str, int]:
+        """The text with each match replaced, and their number."""
+        if self._pattern is None:
+            return text, 0
+        found: tuple[str, int] = self._pattern.subn(REDACTED, text)
+        return found
+
+    def line(self, text: str) -> str:
+        """A short text with each match replaced."""
+        return self.text(text)[0]
+
+    def value(self, value: Any) -> tuple[Any, int]:
+        """A JSON value with each match in its texts and names replaced, and their number."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list | tuple):
+            pairs = [self.value(element) for element in value]
+            return [new for new, _ in pairs], sum(count for _, count in pairs)
+        if not isinstance(value, dict):
+            return value, 0
+        changed, total = {}, 0
+        for name, element in value.items():
+            new_name, in_name = self.text(name)
+            is_file = name in _CONTENTS
+            new, in_element = (element, 0) if is_file else self.value(element)
+            changed[new_name] = new
+            total += in_name + in_element
+        return changed, total
+
+    def may_match(self, encoded: bytes) -> bool:
+        """Whether a value may hold a match, by its JSON. Cheap; never wrongly False."""
+        return self._pattern is not None and (
+            self._beginnings is None or self._beginnings.search(encoded) is not None
+        )
+
+    def stream(self) -> StreamRedactor:
+        """The redactor of one stream."""
+        return StreamRedactor(self)
+
+    def piece(self, text: str, start: int, end: int) -> tuple[str, int]:
+        """A part of a text redacted, and the number of matches. What stands before decides
+        whether a word begins."""
+        if self._pattern is None:
+            return text[start:end], 0
+        parts, at, count = [], start, 0
+        for match in self._pattern.finditer(text[:end], start):
+            first, last = match.span()
+            parts += [text[at:first], REDACTED]
+            at, count = last, count + 1
+        return "".join([*parts, text[at:end]]), count
+
+    def settled(self, text: str, start: int) -> int:
+        """Where the part of a stream's text ends that can be redacted without the rest of it. The
+        text before `start` is passed on already."""
+        if self._pattern is None:
+            return len(text)
+        if self._settings.patterns:
+            # One of these may match anything, so a line waits until it is complete.
+            border = _LINE_END.search(text)
+            cut = border.end() if border is not None else 0
+        else:
+            cut = len(text)
+        for secret in self._secrets:
+            cut = min(cut, _begun(text, secret))
+        if self._settings.common_keys:
+            cut = min(cut, _begun_key(text))
+        cut = max(cut, start)
+        if len(text) - cut > MAX_HELD:
+            cut = len(text) - MAX_HELD // 2
+        for match in self._pattern.finditer(text, start):
+            first, last = match.span()
+            if first < cut < last:
+                return int(first if last - first <= MAX_HELD else last)
+        return cut
+
+    def _compile(self) -> None:
+        common = self._settings.common_keys
+        secrets = sorted(self._secrets, key=len, reverse=True)
+        parts = [re2.escape(secret) for secret in secrets]
+        parts += [f"(?:{pattern})" for pattern in self._settings.patterns]
+        parts += [_PRIVATE_KEY, *_COMMON_KEYS] if common else []
+        self._pattern = re2.compile("|".join(parts)) if parts else None
+        words = [re2.escape(word) for word in (*secrets, *(_BEGINNINGS if common else ()))]
+        words += [_KEY_BEGINS] if common else []
+        # JSON writes other characters in several ways, and patterns have no known beginning.
+        is_plain = all(map(_PLAIN.fullmatch, secrets)) and not self._settings.patterns
+        self._beginnings = re2.compile("|".join(words).encode()) if words and is_plain else None
+
+
+class StreamRedactor:
+    """One stream: `feed` its pieces, then `finish`."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self.count = 0
+        self._redactor = redactor
+        self._held = ""
+        self._before = ""
+        """The last character that was passed on: a key begins only where a word does."""
+
+    def feed(self, piece: str) -> str:
+        """What of the stream is ready now."""
+        text = self._before + self._held + piece
+        return self._pass_on(text, self._redactor.settled(text, len(self._before)))
+
+    def finish(self) -> str:
+        """The rest."""
+        text = self._before + self._held
+        return self._pass_on(text, len(text))
+
+    def _pass_on(self, text: str, cut: int) -> str:
+        passed, count = self._redactor.piece(text, len(self._before), cut)
+        self._before, self._held = text[max(cut - 1, 0) : cut], text[cut:]
+        self.count += count
+        return passed
+
+
+def _begun(text: str, secret: str) -> int:
+    """Where the longest unfinished beginning of the secret stands at the end of the text."""
+    start = text.find(secret[0], max(0, len(text) - len(secret) + 1))
+    while start >= 0 and not secret.startswith(text[start:]):
+        start = text.find(secret[0], start + 1)
+    return len(text) if start < 0 else start
+
+
+def _begun_key(text: str) -> int:
+    """Where an unfinished key of a common form may begin: its last word, or a private key."""
+    cut = _unfinished_private_key(text)
+    border = _SPACE.search(text)
+    begins = _BEGINNING.search(text, border.end() if border is not None else 0)
+    if begins is not None:
+        return min(cut, begins.start())
+    starts = [_begun(text, beginning) for beginning in _BEGINNINGS]
+    starts = [start for start in starts if start == 0 or not _WORD.match(text[start - 1])]
+    return min(cut, _begun(text, _KEY_BEGINS), *starts)
+
+
+def _unfinished_private_key(text: str) -> int:
+    """Where a private key begins whose end is not there yet."""
+    begins = text.rfind(_KEY_BEGINS)
+    if begins < 0:
+        return len(text)
+    header = _KEY_HEADER.match(text, begins)
+    if header is None:  # its first line may not be complete
+        return begins if len(text) - begins < MAX_KEY_HEADER else len(text)
+    return len(text) if _KEY_END.search(text, header.end()) else begins

@@ -1,0 +1,86 @@
+"""E8: secrets do not leave the engine: in results, streams, errors, stored answers and the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conftest import Daemon, StartDaemon
+from fumehood import Client
+from fumehood.core.events import OutputEvent, ResultEvent
+from fumehood.sandbox.images.catalog import Image
+from support.clients import LEAVES_SOCKETS
+
+pytestmark = [pytest.mark.row("E8"), *LEAVES_SOCKETS]
+
+KEY = "AKIA" + "IOSFODNN7EXAMPLE"
+"""In two parts, so that no scanner takes it for a real one."""
+SAID = f"'AKIA' + '{KEY[4:]}'"
+
+
+@pytest.fixture
+def client(start_daemon: StartDaemon) -> Iterator[Client]:
+    daemon = start_daemon(redaction__patterns=json.dumps([r"customer [0-9]{6}"]))
+    with Client(daemon.socket) as client:
+        yield client
+
+
+def test_key_in_a_result_is_replaced_and_counted(client: Client) -> None:
+    program = f"print('the key', {SAID})\n{{'key': {SAID}, 'who': 'customer 123456'}}"
+    envelope = client.call("run_restricted_python", {"code": program})
+    assert envelope.data["stdout"] == "the key [redacted]\n"
+    assert envelope.data["value"] == {"key": "[redacted]", "who": "[redacted]"}
+    assert KEY not in envelope.model_dump_json()
+    assert envelope.metadata.redacted == 5  # `value_repr` has two of them, too
+
+
+def test_harmless_twin_stays_and_nothing_is_counted(client: Client) -> None:
+    envelope = client.call("run_restricted_python", {"code": "'customer 12345, AKIA'"})
+    assert envelope.data["value"] == "customer 12345, AKIA"
+    assert "redacted" not in envelope.model_dump(mode="json")["metadata"]
+
+
+def test_key_in_an_error_is_replaced(client: Client) -> None:
+    envelope = client.call("run_restricted_python", {"code": f"raise ValueError({SAID})"})
+    assert envelope.error is not None
+    assert "[redacted]" in envelope.error.message
+    assert KEY not in envelope.model_dump_json()
+    assert envelope.metadata.redacted >= 2
+
+
+def test_stored_answer_holds_no_key_either(client: Client) -> None:
+    options: dict[str, Any] = {"idempotency_key": "once"}
+    for _ in range(2):
+        envelope = client.call("run_restricted_python", {"code": SAID}, **options)
+    assert envelope.metadata.idempotent_replay
+    assert envelope.data["value"] == "[redacted]"
+
+
+def test_control_without_redaction_the_key_is_there(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(redaction__common_keys="false")
+    with Client(daemon.socket) as client:
+        envelope = client.call("run_restricted_python", {"code": SAID})
+    assert envelope.data["value"] == KEY
+
+
+@pytest.mark.needs("docker")
+def test_key_that_is_printed_in_pieces_never_shows_in_the_stream(
+    shared_daemon: Daemon, python_image: Image
+) -> None:
+    code = (
+        "import sys\nfor piece in ('my key: AK', 'IA', 'IOSFODNN7', 'EXAMPLE', '\\n', 'bye\\n'):\n"
+        "    print(piece, end='', flush=True)\n    print(piece, end='', file=sys.stderr, flush=True)"
+    )
+    with Client(shared_daemon.socket) as client:
+        events = list(client.stream("run_python", {"code": code}))
+    last = events[-1]
+    assert isinstance(last, ResultEvent)
+    assert last.envelope.data["stdout"] == "my key: [redacted]\nbye\n"
+    assert last.envelope.metadata.redacted == 2
+    for stream in ("stdout", "stderr"):
+        texts = [e.text for e in events if isinstance(e, OutputEvent) and e.stream == stream]
+        assert "".join(texts) == "my key: [redacted]\nbye\n"
+        assert texts[0].startswith("my key: ")  # it was not held back until the end

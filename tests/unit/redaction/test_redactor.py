@@ -1,0 +1,210 @@
+"""Redaction of texts, values and streams."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fumehood.observe.log import flush, make_logger, redact_events
+from fumehood.redaction.redactor import MAX_HELD, REDACTED, Redactor
+from fumehood.redaction.settings import RedactionSettings
+
+PEM = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEow/+=\n" * 20 + "-----END RSA PRIVATE KEY-----"
+# Made up, and in parts: none of them stands in this file as a whole.
+KEYS = {
+    "cloud": "AKIA" + "IOSFODNN7EXAMPLE",
+    "code-host": "ghp_" + "a1B2" * 9,
+    "code-host-fine": "github_pat_" + "a1B2_" * 6,
+    "other-code-host": "glpat-" + "a1B2-" * 5,
+    "chat": "xoxb-" + "1234567890-abc",
+    "model-provider": "sk-" + "proj-a1B2c3D4e5F6g7H8i9",
+    "payments": "sk_" + "live_a1B2c3D4e5F6g7H8i9",
+    "maps": "AIza" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R",
+    "web-token": "eyJ" + "hbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0In0." + "dozjgNryP4J3jVmNHl0w",
+    "private-key": PEM,
+}
+HARMLESS = (
+    "AKIA is a word, AKIA1234 too",
+    "ghp_short",
+    "task-master-of-all-the-small-things",
+    "-----BEGIN CERTIFICATE-----\nMIID\n-----END CERTIFICATE-----",
+    "eyJ alone, and eyJabc.def",
+    "a commit: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+)
+
+
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("name", KEYS)
+def test_key_of_a_known_form_is_replaced_and_the_text_around_it_stays(name: str) -> None:
+    text, count = Redactor().text(f"before {KEYS[name]} after")
+    assert (text, count) == (f"before {REDACTED} after", 1)
+
+
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("text", HARMLESS)
+def test_harmless_text_that_looks_alike_stays(text: str) -> None:
+    assert Redactor().text(text) == (text, 0)
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_without_common_keys_nothing_is_replaced(name: str) -> None:
+    redactor = Redactor(RedactionSettings(common_keys=False))
+    assert redactor.text(KEYS[name]) == (KEYS[name], 0)
+    assert not redactor.may_match(KEYS[name].encode())
+
+
+def test_learned_secret_and_pattern_of_the_operator_are_replaced() -> None:
+    redactor = Redactor(RedactionSettings(patterns=(r"\b\d{3}-\d{2}-\d{4}\b",)))
+    redactor.learn("correct horse (battery)")
+    assert redactor.text("say correct horse (battery), 123-45-6789") == (
+        f"say {REDACTED}, {REDACTED}",
+        2,
+    )
+
+
+def test_value_is_redacted_in_texts_and_names_but_not_in_the_bytes_of_files() -> None:
+    key = KEYS["cloud"]
+    value = {"a": [f"x {key}", 1, None, True], key: {"b": key}, "content_base64": key}
+    changed, count = Redactor().value(value)
+    assert count == 3
+    assert changed == {
+        "a": [f"x {REDACTED}", 1, None, True],
+        REDACTED: {"b": REDACTED},
+        "content_base64": key,
+    }
+
+
+@pytest.mark.parametrize(
+    "secret", ["plain-value", 'with "quotes"', "back\\slash", "zwölf Köpfe", "two\nlines"]
+)
+def test_look_at_the_json_never_misses_a_match(secret: str) -> None:
+    redactor = Redactor()
+    redactor.learn(secret)
+    for encoded in (json.dumps({"a": f"x{secret}"}), json.dumps([secret], ensure_ascii=False)):
+        assert redactor.may_match(encoded.encode())
+    for key in KEYS.values():
+        assert redactor.may_match(json.dumps({"a": f"\n{key}"}).encode())
+
+
+def test_json_without_any_beginning_is_not_looked_at() -> None:
+    assert not Redactor().may_match(b'{"value": 4, "text": "4"}')
+
+
+def test_secret_that_would_match_in_ordinary_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 6"):
+        Redactor().learn("yes")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"), [("(", "RE2"), ("a*", "empty"), ("(a)b", "group"), ("a" * 1001, "1000")]
+)
+def test_pattern_that_cannot_be_used_is_refused(pattern: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        RedactionSettings(patterns=(pattern,))
+
+
+# -- Streams -------------------------------------------------------------------------------
+
+SECRET = "open sesame now"
+WORDS = st.sampled_from(
+    [*KEYS.values(), *HARMLESS, SECRET, SECRET[:7], "open", " ", "\n", "\r", "é", "-----BEGIN ",
+     "-----BEGIN RSA PRIVATE", "AK", "IA", "12345", "id 4711", "id "]
+)  # fmt: skip
+
+
+def cut_up(text: str, cuts: list[int]) -> list[str]:
+    borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[start:end] for start, end in itertools.pairwise(borders)]
+
+
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("patterns", [(), (r"id [0-9]{4}",)], ids=["common", "with a pattern"])
+@given(
+    words=st.lists(WORDS, max_size=12),
+    cuts=st.lists(st.integers(0, 10_000), max_size=30),
+)
+def test_stream_comes_out_as_its_whole_text_would(
+    patterns: Any, words: list[str], cuts: list[int]
+) -> None:
+    redactor = Redactor(RedactionSettings(patterns=patterns))
+    redactor.learn(SECRET)
+    text = "".join(words)
+    stream = redactor.stream()
+    pieces = [stream.feed(piece) for piece in cut_up(text, cuts)]
+    assert ("".join(pieces) + stream.finish(), stream.count) == redactor.text(text)
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_key_that_comes_one_character_at_a_time_never_shows(name: str) -> None:
+    stream = Redactor().stream()
+    out = [stream.feed(character) for character in f"my key is {KEYS[name]}\nbye\n"]
+    assert "".join(out) + stream.finish() == f"my key is {REDACTED}\nbye\n"
+
+
+def test_text_that_begins_no_key_is_passed_on_at_once() -> None:
+    stream = Redactor().stream()
+    for piece in ("working", ".", ".", ".", "done 5", "0 %", "ask"[:1]):
+        assert stream.feed(piece) == piece
+
+
+def test_possible_beginning_of_a_key_waits_for_what_follows() -> None:
+    stream = Redactor().stream()
+    assert [stream.feed(piece) for piece in ("a s", "k", "-", "ing\n")] == [
+        "a ",
+        "",
+        "",
+        "sk-ing\n",
+    ]
+
+
+def test_with_a_pattern_of_the_operator_lines_are_passed_on_when_complete() -> None:
+    stream = Redactor(RedactionSettings(patterns=("id [0-9]+",))).stream()
+    assert [stream.feed(piece) for piece in ("my i", "d 4", "7\nyour")] == [
+        "",
+        "",
+        f"my {REDACTED}\n",
+    ]
+    assert stream.finish() == "your"
+
+
+def test_long_word_is_held_back_only_up_to_a_bound() -> None:
+    stream = Redactor().stream()
+    word = "sk-" + "." * (MAX_HELD + 1)
+    out = stream.feed(word)
+    assert MAX_HELD // 2 <= len(out) <= MAX_HELD
+    assert out + stream.finish() == word
+
+
+def test_no_text_of_a_hostile_program_makes_a_piece_slow() -> None:
+    redactor = Redactor()
+    redactor.learn("aaaaaaaaab" * 100)
+    for text in ("a" * 200_000, "eyJ-" * 50_000, "-----BEGIN " * 20_000, " a" * 100_000):
+        stream = redactor.stream()
+        out = "".join(stream.feed(text[at : at + 4096]) for at in range(0, len(text), 4096))
+        assert len(out) + len(stream.finish()) == len(text)
+
+
+# -- The log -------------------------------------------------------------------------------
+
+
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_line_of_the_log_is_redacted(tmp_path: Path, style: str) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        log = make_logger(style=style, stream=stream)
+        log.info("before", key=KEYS["cloud"])
+        flush(log)
+        redact_events(log, lambda event: Redactor().value(event)[0])
+        log.info("after", key=KEYS["cloud"], text=f"a\n{KEYS['chat']}")
+        flush(log)
+    first, *rest = (tmp_path / "log").read_text().splitlines()
+    assert KEYS["cloud"] in first  # the control: there was nothing to redact it yet
+    assert all(key not in line for line in rest for key in KEYS.values())
+    assert rest[0].count(REDACTED) == 2
