@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fumehood.core.errors import FumehoodError as FumehoodError
     from fumehood.core.errors import ToolError as ToolError
     from fumehood.core.parameters import ToolParameter as ToolParameter
+    from fumehood.core.result_check import CheckedResult as CheckedResult
+    from fumehood.core.result_check import ResultCheck as ResultCheck
     from fumehood.core.returned_file import ReturnedFile as ReturnedFile
     from fumehood.core.tool import CODE_OUTPUT as CODE_OUTPUT
     from fumehood.core.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
@@ -49,6 +51,7 @@ _HOMES = {
     "CODE_OUTPUT": "fumehood.core.tool",
     "CallFailed": "fumehood.core.envelope",
     "CallOptions": "fumehood.core.call",
+    "CheckedResult": "fumehood.core.result_check",
     "Client": "fumehood.client",
     "Config": "fumehood.config",
     "ConfigError": "fumehood.config",
@@ -61,6 +64,7 @@ _HOMES = {
     "FumehoodError": "fumehood.core.errors",
     "InvalidDefinition": "fumehood.registry.definitions",
     "Refused": "fumehood.client",
+    "ResultCheck": "fumehood.core.result_check",
     "ReturnedFile": "fumehood.core.returned_file",
     "PROGRAM_OUTPUT": "fumehood.core.tool",
     "SESSION_OUTPUT": "fumehood.core.tool",

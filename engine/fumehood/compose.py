@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,6 +34,7 @@ from fumehood.core.idempotency import KEY_LIFETIME
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
+from fumehood.core.result_check import ResultChecker
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_approvals import (
     EngineApprovals,
@@ -47,6 +48,7 @@ from fumehood.identity.principals import require_agent, require_caller
 from fumehood.identity.tokens import Tokens
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
+from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.dry_run import facts_to_explain
 from fumehood.pipeline.running import Calls, Intake
@@ -82,6 +84,7 @@ class Basis:
     clock: Clock
     counter: TokenCounter
     ids: IdSource
+    checkers: ResultCheckers
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +125,27 @@ class Composition:
 
 
 def make_basis(
-    config: Config | None, counter: TokenCounter | None, log: Logger | None, clock: Clock | None
+    config: Config | None,
+    counter: TokenCounter | None,
+    log: Logger | None,
+    clock: Clock | None,
+    checkers: Sequence[ResultChecker] = (),
 ) -> Basis:
     """Replace what is None by the default: the configuration of the environment, and no log.
 
     Raises:
         ConfigError: that configuration is wrong.
+        TypeError: a result checker is not an asynchronous function.
     """
+    config = config if config is not None else load_config()
+    log = log if log is not None else quiet_logger()
     return Basis(
-        config=config if config is not None else load_config(),
-        log=log if log is not None else quiet_logger(),
+        config=config,
+        log=log,
         clock=clock if clock is not None else SystemClock(),
         counter=counter if counter is not None else EstimatingCounter(),
         ids=IdSource(),
+        checkers=ResultCheckers([*load_checkers(config.result_checkers), *checkers], log),
     )
 
 
@@ -217,6 +228,7 @@ def compose(
         budgets=state.budgets,
         approvals=requests,
         redactor=redactor,
+        checkers=basis.checkers,
     )
     calls = Calls(
         intake,

@@ -12,6 +12,7 @@ an error, and nothing here changes while the engine runs.
 | `host_tools` | no function runs in the host process | the same | exactly these may |
 | `tools_directory` | no tools from files | the same | the definitions in this directory |
 | `images_directory` | `images` in the state directory | the same | recipes of own images |
+| `result_checkers` | results are not checked | the same | by these of installed packages |
 | `allow_debug` | no `debug_info` | – | for calls that ask for it |
 | `policy_file` | dangerous tools ask, others are allowed | – | also the rules in this file |
 | `budgets` | no limits on spending | the same | each one limits the calls that it covers |
@@ -75,9 +76,10 @@ class Config(SocketSettings):
     audit: AuditSettings = AuditSettings()
     webhook: WebhookSettings | None = None
     principals: AllPrincipals = ()
+    result_checkers: Annotated[tuple[str, ...], NoDecode] = ()
     redaction: RedactionSettings = RedactionSettings()
 
-    @field_validator("host_tools", mode="before")
+    @field_validator("host_tools", "result_checkers", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
         """Split names at commas: variables have no lists."""

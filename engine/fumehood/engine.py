@@ -9,7 +9,7 @@ and everything that runs in them.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -36,6 +36,7 @@ from fumehood.core.keywords import (
     checked,
     show_keywords,
 )
+from fumehood.core.result_check import ResultChecker
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import TokenCounter
@@ -98,6 +99,7 @@ class Engine:
         *,
         config: Config | None = None,
         token_counter: TokenCounter | None = None,
+        result_checkers: Sequence[ResultChecker] = (),
         log: Logger | None = None,
         clock: Clock | None = None,
         interpreter: Wall | None = None,
@@ -106,7 +108,7 @@ class Engine:
         database: Database | None = None,
     ) -> None:
         made = compose(
-            make_basis(config, token_counter, log, clock),
+            make_basis(config, token_counter, log, clock, result_checkers),
             tools,
             database,
             interpreter=interpreter,

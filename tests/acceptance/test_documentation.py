@@ -34,6 +34,7 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/howto/repeat-a-call-safely.md",
         "docs/howto/verify-the-audit-log.md",
         "docs/howto/keep-secrets-out-of-answers.md",
+        "docs/howto/check-results.md",
         pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
         pytest.param(
             "docs/howto/put-your-host-to-the-test.md", marks=pytest.mark.needs("landlock")

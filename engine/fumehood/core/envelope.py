@@ -93,6 +93,15 @@ class UsageReport(_Value):
     currency: str = "USD"
 
 
+class Metacognition(_Value):
+    """What the operator's result checkers think of a result. `checked` is False where one of them
+    failed or took too long."""
+
+    checked: bool
+    needs_correction: bool = False
+    correction: str | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
 class Metadata(_Value):
     """Information about the call other than its result."""
 
@@ -112,6 +121,9 @@ class Metadata(_Value):
     """The stored answer of an earlier call with the same idempotency key."""
     redacted: int = Field(default=0, exclude_if=lambda value: not value)
     """How many secrets and private texts were replaced by `[redacted]`."""
+    metacognition: Metacognition | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
 
 
 class Envelope(_Value):

@@ -6,6 +6,8 @@ context.
 
 from __future__ import annotations
 
+import copy
+
 from fumehood.approvals.edit import edit_warning
 from fumehood.approvals.model import ApprovalState, StoredApproval
 from fumehood.core.call import CallRequest
@@ -21,9 +23,11 @@ from fumehood.core.envelope import (
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
+from fumehood.core.result_check import CheckedResult
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
+from fumehood.pipeline.check_result import CheckedData
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
@@ -40,6 +44,7 @@ from fumehood.pipeline.services import PipelineServices
 from fumehood.pipeline.validate import mask_fixed_arguments
 from fumehood.protocol import strict_json
 
+NOT_CHECKED = CheckedData()
 HAS_BEGUN = frozenset({ApprovalState.STARTED, ApprovalState.INTERRUPTED})
 
 
@@ -64,7 +69,29 @@ async def build_envelope(
         error = mask_fixed_arguments(error, call.validated)
     if shaped is not None:
         redacted = shaped.outcome.redacted
-    return _envelope(call, shaped, error, services, redacted)
+    checked = NOT_CHECKED
+    if services.checkers and shaped is not None and error is None:
+        checked = await _check(call, shaped, services)
+    return _envelope(call, shaped, error, services, redacted, checked)
+
+
+async def _check(
+    call: CallContext, shaped: ShapedOutcome, services: PipelineServices
+) -> CheckedData:
+    """Ask the checkers of results. The data of a dry run is none."""
+    request, validated = call.request, call.validated
+    if shaped.outcome.is_dry_run or validated is None:
+        return NOT_CHECKED
+    result = CheckedResult(
+        tool=validated.tool.definition.name,
+        arguments=copy.deepcopy(validated.shown_arguments),
+        data=copy.deepcopy(shaped.data),
+        principal=request.principal.id if request.principal is not None else None,
+        agent_id=request.options.agent_id,
+        session_id=request.options.session_id,
+        trace_id=request.trace_id,
+    )
+    return await services.checkers.check(result)
 
 
 async def _shorten(
@@ -90,6 +117,7 @@ def _envelope(
     error: EngineError | None,
     services: PipelineServices,
     redacted: int,
+    checked: CheckedData,
 ) -> Envelope:
     request = call.request
     outcome = shaped.outcome if shaped is not None else None
@@ -124,8 +152,9 @@ def _envelope(
             sandbox=_sandbox(outcome, call.plan),
             resources=_resources(outcome),
             usage=usage,
-            warnings=_warnings(call, outcome, services),
+            warnings=_warnings(call, outcome, services) + checked.warnings,
             redacted=redacted,
+            metacognition=checked.metacognition,
         ),
         debug_info=_debug_info(call, services),
     )

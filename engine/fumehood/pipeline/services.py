@@ -13,6 +13,7 @@ from fumehood.identity.agents import Agents
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
 from fumehood.pipeline.authorize import PermittedCall, Policy
+from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.protocol.cursors import Cursors
@@ -46,6 +47,7 @@ class PipelineServices:
     budgets: Budgets
     approvals: ApprovalRequests
     redactor: Redactor
+    checkers: ResultCheckers
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """The expected cost of a call."""

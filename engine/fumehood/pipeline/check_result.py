@@ -1,0 +1,115 @@
+"""Check result: ask the operator's checkers what they think of a successful result.
+
+After `result`, before the envelope. The tool has acted, so a checker can add to the answer and
+change nothing of it: one that fails, takes too long, or answers with anything else is named in a
+warning. Only an embedding program, or an installed package that the configuration names, brings
+checkers; they run in the engine's process.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import anyio
+
+from fumehood.core.envelope import Metacognition
+from fumehood.core.result_check import CheckedResult, ResultCheck, ResultChecker
+from fumehood.observe.log import Logger, log_fault
+from fumehood.protocol.sockets import ConfigError
+
+GROUP = "fumehood.result_checkers"
+CHECK_S = 5.0
+"""For all checkers of one call together."""
+
+MAX_CORRECTION_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedData:
+    """What the checkers of one call said."""
+
+    metacognition: Metacognition | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class ResultCheckers:
+    """The checkers of one engine."""
+
+    def __init__(self, checkers: Sequence[ResultChecker], log: Logger) -> None:
+        """
+        Raises:
+            TypeError: a checker is not an asynchronous function.
+        """
+        for checker in checkers:
+            if not inspect.iscoroutinefunction(checker):
+                raise TypeError(f"the result checker {_name(checker)} is no asynchronous function")
+        self._checkers = tuple(checkers)
+        self._log = log
+
+    def __bool__(self) -> bool:
+        return bool(self._checkers)
+
+    async def check(self, result: CheckedResult) -> CheckedData:
+        """Ask every checker, one after the other. A cancellation waits for them."""
+        opinions: list[ResultCheck] = []
+        warnings: list[str] = []
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CHECK_S):
+            for checker in self._checkers:
+                warnings.append(f"result check: {_name(checker)} took too long")
+                opinion = await self._ask(checker, result)
+                warnings.pop()
+                if isinstance(opinion, ResultCheck):
+                    opinions.append(opinion)
+                elif opinion is not None:
+                    warnings.append(f"result check: {_name(checker)} failed")
+        return CheckedData(_together(opinions, is_whole=not warnings), tuple(warnings))
+
+    async def _ask(self, checker: ResultChecker, result: CheckedResult) -> Any:
+        try:
+            return await checker(result)
+        except Exception as error:  # the operator's own code: anything can come out of it
+            log_fault(self._log, "call.result_check_failed", error, checker=_name(checker))
+            return error
+
+
+def load_checkers(
+    names: Iterable[str], found: Iterable[EntryPoint] | None = None
+) -> list[ResultChecker]:
+    """The checkers that installed packages offer under these names.
+
+    Raises:
+        ConfigError: no package offers one of them, or it cannot be loaded.
+    """
+    offered = {e.name: e for e in (entry_points(group=GROUP) if found is None else found)}
+    checkers: list[ResultChecker] = []
+    for name in names:
+        if name not in offered:
+            known = ", ".join(sorted(offered)) or "none"
+            raise ConfigError(
+                f"result_checkers: no installed package offers {name!r}; there are: {known}"
+            )
+        try:
+            checkers.append(offered[name].load())
+        except Exception as error:  # a package's own code
+            raise ConfigError(f"result_checkers: {name!r} cannot be loaded: {error}") from None
+    return checkers
+
+
+def _together(opinions: Sequence[ResultCheck], *, is_whole: bool) -> Metacognition | None:
+    """One opinion of all: it needs correction if one says so."""
+    if not opinions and is_whole:
+        return None
+    corrections = [o.correction for o in opinions if o.needs_correction and o.correction]
+    return Metacognition(
+        checked=is_whole,
+        needs_correction=any(opinion.needs_correction for opinion in opinions),
+        correction="\n".join(corrections)[:MAX_CORRECTION_CHARACTERS] or None,
+    )
+
+
+def _name(checker: Any) -> str:
+    return str(getattr(checker, "__name__", type(checker).__name__))[:80]

@@ -1,0 +1,149 @@
+"""Checkers of results: they add an opinion to a successful answer, and can harm none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import CheckedResult, Config, ConfigError, Engine, ResultCheck, tool
+from fumehood.core.envelope import Envelope
+from fumehood.core.result_check import ResultChecker
+from fumehood.pipeline import check_result
+from fumehood.pipeline.check_result import load_checkers
+from fumehood.testing import FakeWall
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P13")]
+
+
+@tool(sandboxed=False)
+async def answer(query: str) -> dict[str, Any]:
+    """Answer a question."""
+    return {"answer": f"{query}: perhaps"}
+
+
+async def doubts(result: CheckedResult) -> ResultCheck:
+    return ResultCheck(True, f"{result.tool} is not sure of {result.arguments['query']!r}")
+
+
+async def agrees(result: CheckedResult) -> ResultCheck:
+    return ResultCheck()
+
+
+async def passes(result: CheckedResult) -> None:
+    return None
+
+
+async def fails(result: CheckedResult) -> ResultCheck:
+    raise RuntimeError("the model is away")
+
+
+async def never_ends(result: CheckedResult) -> ResultCheck:
+    await anyio.sleep_forever()
+    return ResultCheck()
+
+
+async def changes(result: CheckedResult) -> ResultCheck:
+    result.data["answer"] = "another"
+    result.arguments.clear()
+    return ResultCheck()
+
+
+async def called(home: Path, checkers: Sequence[ResultChecker], **options: Any) -> Envelope:
+    config = Config(home=home, host_tools=("answer",))
+    async with Engine(
+        [answer], config=config, interpreter=FakeWall(), container=FakeWall(),
+        result_checkers=checkers,
+    ) as engine:  # fmt: skip
+        return await engine.call("answer", {"query": "why"}, **options)
+
+
+async def opinion(home: Path, *checkers: ResultChecker) -> Any:
+    envelope = await called(home, checkers)
+    assert envelope.success
+    return envelope.model_dump(mode="json")["metadata"].get("metacognition")
+
+
+async def test_opinion_stands_in_the_envelope(home: Path) -> None:
+    assert await opinion(home, doubts) == {
+        "checked": True,
+        "needs_correction": True,
+        "correction": "answer is not sure of 'why'",
+    }
+
+
+async def test_result_without_objection_is_checked_and_no_more(home: Path) -> None:
+    assert await opinion(home, agrees) == {"checked": True, "needs_correction": False}
+
+
+async def test_one_objection_among_several_checkers_counts(home: Path) -> None:
+    assert (await opinion(home, agrees, doubts, passes))["needs_correction"]
+
+
+async def test_without_an_opinion_nothing_stands_there(home: Path) -> None:
+    assert await opinion(home) is None
+    assert await opinion(home, passes) is None
+
+
+@pytest.mark.parametrize("bad", [fails, never_ends])
+async def test_checker_that_fails_or_hangs_harms_no_answer(
+    home: Path, bad: ResultChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_result, "CHECK_S", 0.05)
+    envelope = await called(home, [doubts, bad])
+    assert (envelope.success, envelope.data) == (True, {"answer": "why: perhaps"})
+    assert envelope.metadata.metacognition is not None
+    assert not envelope.metadata.metacognition.checked
+    assert envelope.metadata.metacognition.needs_correction  # what was said before it counts
+    (warning,) = envelope.metadata.warnings
+    assert bad.__name__ in warning
+    assert "the model is away" not in envelope.model_dump_json()
+
+
+async def test_checker_cannot_change_the_answer(home: Path) -> None:
+    assert (await called(home, [changes])).data == {"answer": "why: perhaps"}
+
+
+async def test_checkers_see_neither_failures_nor_dry_runs(home: Path) -> None:
+    seen: list[CheckedResult] = []
+
+    async def sees(result: CheckedResult) -> None:
+        seen.append(result)
+
+    await called(home, [sees], dry_run=True)
+    config = Config(home=home)
+    async with Engine([answer], config=config, result_checkers=[sees]) as engine:
+        await engine.call("answer", {"wrong": 1})
+        assert seen == []
+        await engine.call("answer", {"query": "why"}, trace_id="t1")
+    (result,) = seen
+    assert (result.tool, result.arguments, result.trace_id) == ("answer", {"query": "why"}, "t1")
+
+
+def test_checker_that_is_no_asynchronous_function_is_refused(home: Path) -> None:
+    wrong: Any = print
+    with pytest.raises(TypeError, match="print is no asynchronous function"):
+        Engine(config=Config(home=home), result_checkers=[wrong])
+
+
+class Offered:
+    def __init__(self, name: str, checker: object) -> None:
+        self.name, self._checker = name, checker
+
+    def load(self) -> object:
+        if isinstance(self._checker, Exception):
+            raise self._checker
+        return self._checker
+
+
+def test_checkers_of_installed_packages_are_used_where_the_configuration_names_them() -> None:
+    offered: Any = [Offered("one", doubts), Offered("two", ImportError("no such module"))]
+    assert load_checkers(["one"], offered) == [doubts]
+    assert load_checkers([], offered) == []
+    with pytest.raises(ConfigError, match="there are: one, two"):
+        load_checkers(["three"], offered)
+    with pytest.raises(ConfigError, match="no such module"):
+        load_checkers(["two"], offered)
