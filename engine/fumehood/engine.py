@@ -36,6 +36,7 @@ from fumehood.core.keywords import (
     checked,
     show_keywords,
 )
+from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.result_check import ResultChecker
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import ToolDefinition
@@ -162,6 +163,31 @@ class Engine:
         except EngineError as error:
             return self.refusal(error, tool=str(tool))
         return await self.run(name, body, self.owner)
+
+    async def fetch_all(
+        self,
+        tool: str,
+        arguments: JsonObject | None = None,
+        *,
+        max_items: int = MAX_ITEMS,
+        **options: Unpack[CallKeywords],
+    ) -> list[Any]:
+        """The items of all pages of a tool that answers in pages, up to `max_items`.
+
+        Each page is a call of its own, with the previous page's `next_cursor` as `cursor`.
+
+        Raises:
+            CallFailed: the call of a page did not succeed; it has that page's envelope.
+            ValueError: the tool does not answer in pages, or as `call`.
+        """
+        pages = Pages(max_items)
+        answer = await self.call(tool, arguments, **options)
+        cursor = pages.add(answer.raise_for_error().data)
+        while cursor is not None:
+            page = {**(arguments or {}), "cursor": cursor}
+            answer = await self.call(tool, page, **options)
+            cursor = pages.add(answer.raise_for_error().data)
+        return pages.items
 
     @property
     def owner(self) -> Principal:

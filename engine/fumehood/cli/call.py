@@ -19,6 +19,7 @@ from fumehood.cli.plain_values import PlainCommand
 from fumehood.cli.reach import call_once, calling
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.json_types import JsonObject
+from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ def call(
     stream: Annotated[
         bool, typer.Option("--stream", help="Show output and progress while it runs.")
     ] = False,
+    fetch_all: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Fetch every page of a list, and print its items as JSON lines."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
     socket: SocketPath = None,
 ) -> None:
@@ -99,16 +106,10 @@ def call(
     from fumehood.cli.show import show_envelope, wants_json
 
     require_tool_name(tool)
-    if local and stream:
-        fail("--stream needs a daemon.", ExitCode.USAGE)
-    if local and socket is not None:
-        fail("--local needs no socket.", ExitCode.USAGE)
-    if local and wait is not None:
-        fail("--local has no approvals.", ExitCode.USAGE)
-    if local and idempotency_key is not None:
-        fail("--local keeps no idempotency keys.", ExitCode.USAGE)
-    if local and session is not None:
-        fail("--local has no sessions.", ExitCode.USAGE)
+    if local:
+        _refuse_where_local(stream, socket, wait, idempotency_key, session)
+    if fetch_all and (local or stream or dry_run or idempotency_key is not None):
+        fail("--all goes without --local, --stream, --dry-run, --idempotency-key.", ExitCode.USAGE)
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     parsed = read_arguments(arguments)
@@ -123,7 +124,9 @@ def call(
         wait_for_approval=None if wait is None else _waiting(wait),
     )
     or_else = "\nOr call without a daemon: fumehood call --local …"
-    if local:
+    if fetch_all:
+        answer = _fetch_all(tool, parsed, options, socket, or_else=or_else)
+    elif local:
         answer = document_of(_call_locally(tool, parsed, options))
     elif stream:
         from fumehood.cli.following import stream_call
@@ -136,6 +139,45 @@ def call(
     show_envelope(answer, as_json=wants_json(as_json))
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
+
+
+def _refuse_where_local(
+    stream: bool, socket: object, wait: object, idempotency_key: object, session: object
+) -> None:
+    if stream:
+        fail("--stream needs a daemon.", ExitCode.USAGE)
+    if socket is not None:
+        fail("--local needs no socket.", ExitCode.USAGE)
+    if wait is not None:
+        fail("--local has no approvals.", ExitCode.USAGE)
+    if idempotency_key is not None:
+        fail("--local keeps no idempotency keys.", ExitCode.USAGE)
+    if session is not None:
+        fail("--local has no sessions.", ExitCode.USAGE)
+
+
+def _fetch_all(
+    tool: str, arguments: JsonObject, options: dict[str, Any], socket: SocketPath, *, or_else: str
+) -> JsonObject:
+    """Print every item on a line of its own, and exit. Returns the envelope of a page that failed,
+    after the items of the pages before it."""
+    pages, page, shown = Pages(MAX_ITEMS), arguments, 0
+    while True:
+        answer = call_once(tool, page, options, socket, or_else=or_else)
+        if not answer["success"]:
+            return answer
+        try:
+            cursor = pages.add(answer["data"])
+        except ValueError:
+            fail(f"{tool} does not answer in pages. Call it without --all.", ExitCode.USAGE)
+        for item in pages.items[shown:]:
+            say(visible(strict_json.dumps(item).decode()))
+        shown = len(pages.items)
+        if cursor is None:
+            if shown == MAX_ITEMS:
+                say(f"Stopped after {MAX_ITEMS} items.", to_stderr=True)
+            raise typer.Exit(ExitCode.SUCCESS)
+        page = {**arguments, "cursor": cursor}
 
 
 def say_how_to_approve(answer: JsonObject) -> None:

@@ -40,7 +40,8 @@ class ResultCheckers:
     """The checkers of one engine."""
 
     def __init__(self, checkers: Sequence[ResultChecker], log: Logger) -> None:
-        """
+        """Ask these, in this order.
+
         Raises:
             TypeError: a checker is not an asynchronous function.
         """

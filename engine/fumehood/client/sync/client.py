@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from fumehood.answers import (
     AgentTools,
@@ -56,6 +56,7 @@ from fumehood.core.keywords import (
     checked,
     show_keywords,
 )
+from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.session import SessionRecord
 from fumehood.core.status import Health, Readiness
 from fumehood.core.tool import ToolDefinition
@@ -160,6 +161,31 @@ class Client(BaseClient):
         """
         chosen = checked(CallKeywords, "call", options)
         return self._transport.send(call_read_by(decode_envelope, tool, arguments, chosen))
+
+    def fetch_all(
+        self,
+        tool: str,
+        arguments: JsonObject | None = None,
+        *,
+        max_items: int = MAX_ITEMS,
+        **options: Unpack[CallKeywords],
+    ) -> list[Any]:
+        """The items of all pages of a tool that answers in pages, up to `max_items`.
+
+        Each page is a call of its own, with the previous page's `next_cursor` as `cursor`.
+
+        Raises:
+            CallFailed: the call of a page did not succeed; it has that page's envelope.
+            ValueError: the tool does not answer in pages, or as `call`.
+        """
+        pages = Pages(max_items)
+        answer = self.call(tool, arguments, **options)
+        cursor = pages.add(answer.raise_for_error().data)
+        while cursor is not None:
+            page = {**(arguments or {}), "cursor": cursor}
+            answer = self.call(tool, page, **options)
+            cursor = pages.add(answer.raise_for_error().data)
+        return pages.items
 
     def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]

@@ -1,0 +1,62 @@
+"""E5: every page of a tool's list, from the command line and from Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from conftest import Daemon
+from fumehood import Client
+from fumehood.cli.main import app
+from fumehood.sandbox.images.catalog import Image
+from support.clients import LEAVES_SOCKETS
+
+pytestmark = [pytest.mark.row("E5"), pytest.mark.needs("docker"), *LEAVES_SOCKETS]
+
+FILES = 23
+
+
+@pytest.fixture
+def session(shared_daemon: Daemon, python_image: Image) -> Iterator[str]:
+    """A session with files."""
+    with Client(shared_daemon.socket) as client:
+        code = f"for n in range({FILES}):\n    open(f'{{n:02}}.txt', 'w').close()"
+        session_id = client.create_session().id
+        client.call("run_python", {"code": code}, session_id=session_id).raise_for_error()
+        yield session_id
+        client.end_session(session_id)
+
+
+NAMES = [f"{number:02}.txt" for number in range(FILES)]
+
+
+def test_command_line_prints_each_item_on_a_line(shared_daemon: Daemon, session: str) -> None:
+    given = ["call", "list_files", "--all", "--session", session]
+    done = CliRunner().invoke(app, [*given, "--socket", str(shared_daemon.socket)])
+    assert done.exit_code == 0, done.output
+    assert [json.loads(line)["path"] for line in done.stdout.splitlines()] == NAMES
+
+
+def test_client_fetches_all_pages(shared_daemon: Daemon, session: str) -> None:
+    with Client(shared_daemon.socket) as client:
+        items = client.fetch_all("list_files", {"limit": 4}, session_id=session)
+    assert [item["path"] for item in items] == NAMES
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (["calculator", '{"expression": "1"}', "--all"], 2, "does not answer in pages"),
+        (["list_files", "--all"], 1, "INVALID_PARAMS"),
+        (["list_files", "--all", "--stream"], 2, "--all goes without"),
+    ],
+)
+def test_what_is_no_list_is_said(
+    shared_daemon: Daemon, given: list[str], code: int, words: str, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, ["call", *given, "--socket", str(shared_daemon.socket)])
+    assert (done.exit_code, words in done.output) == (code, True), done.output

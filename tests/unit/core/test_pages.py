@@ -1,0 +1,77 @@
+"""Pages of a tool's own results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import CallFailed, Config, Engine, tool
+from fumehood.core.pages import Pages
+from fumehood.testing import FakeWall
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("E5")]
+
+WORDS = [f"word {number}" for number in range(25)]
+
+
+@tool(sandboxed=False)
+async def words(limit: int = 10, cursor: str = "0") -> dict[str, Any]:
+    """List words."""
+    start = int(cursor)
+    more = start + limit < len(WORDS)
+    pagination = {"has_more": more, "next_cursor": str(start + limit) if more else None}
+    return {"items": WORDS[start : start + limit], "pagination": pagination}
+
+
+@tool(sandboxed=False)
+async def one_word() -> str:
+    """Give one word."""
+    return WORDS[0]
+
+
+def page(items: list[int], cursor: object) -> dict[str, Any]:
+    return {"items": items, "pagination": {"next_cursor": cursor}}
+
+
+def engine(home: Path) -> Engine:
+    walls: dict[str, Any] = {"interpreter": FakeWall(), "container": FakeWall()}
+    return Engine([words, one_word], config=Config(home=home), **walls)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 25, 100])
+async def test_all_items_come_in_order_whatever_the_page(home: Path, limit: int) -> None:
+    async with engine(home) as running:
+        assert await running.fetch_all("words", {"limit": limit}) == WORDS
+
+
+async def test_no_more_are_fetched_than_asked_for(home: Path) -> None:
+    async with engine(home) as running:
+        assert await running.fetch_all("words", max_items=12) == WORDS[:12]
+
+
+async def test_page_that_fails_raises_its_envelope(home: Path) -> None:
+    async with engine(home) as running:
+        with pytest.raises(CallFailed) as failed:
+            await running.fetch_all("words", {"limit": "many"})
+        assert failed.value.code == "INVALID_PARAMS"
+        with pytest.raises(ValueError, match="pages"):
+            await running.fetch_all("one_word")
+
+
+@pytest.mark.parametrize("cursor", ["again", 7, "", None])
+def test_tool_that_repeats_its_cursor_or_gives_none_ends_the_list(cursor: object) -> None:
+    pages = Pages(100)
+    said = pages.add(page([1], cursor))
+    assert said in (None, cursor)
+    assert said is None or pages.add(page([2], cursor)) is None
+
+
+def test_endless_list_of_empty_pages_ends() -> None:
+    assert Pages(10).add(page([], "more")) is None
+
+
+def test_number_of_items_under_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Pages(0)
