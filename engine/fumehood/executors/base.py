@@ -19,6 +19,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effects import Effect
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.upstreams import Upstreams
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.wall import Lease
@@ -61,6 +62,9 @@ class ToolRun:
     handle: CallHandle
     blobs: BlobStore
     cursors: Cursors
+    upstreams: Upstreams
+    trace_id: str
+    call_id: str
     expected: str | None = None
     """The `base` of the `Effect` that a human approved; the run must find it unchanged."""
 

@@ -11,13 +11,19 @@ from fumehood.executors.base import ToolRun
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.upstreams import Upstreams
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.protocol.cursors import Cursors
 from fumehood.storage.blobs import BlobStore
 
 
 async def execute(
-    admitted: AdmittedCall, *, blobs: BlobStore, cursors: Cursors, handle: CallHandle
+    admitted: AdmittedCall,
+    *,
+    blobs: BlobStore,
+    cursors: Cursors,
+    upstreams: Upstreams,
+    handle: CallHandle,
 ) -> Outcome:
     """Hand the call to the executor that its tool names; `handle` reports its events."""
     permitted = admitted.permitted
@@ -30,6 +36,9 @@ async def execute(
         handle=handle,
         blobs=blobs,
         cursors=cursors,
+        upstreams=upstreams,
+        trace_id=permitted.request.trace_id,
+        call_id=permitted.request.call_id,
         expected=admitted.expected,
     )
     return await executor_of(permitted.tool.definition).run(run)

@@ -134,7 +134,11 @@ async def run_approved(
             await services.approvals.remembered.use(approved.remembered)
         call.has_begun = True
         outcome = await execute(
-            admitted, blobs=services.blobs, cursors=services.cursors, handle=call.handle
+            admitted,
+            blobs=services.blobs,
+            cursors=services.cursors,
+            upstreams=services.upstreams,
+            handle=call.handle,
         )
         if call.handle.close():  # the tool could not be cancelled, and has ended now
             outcome = Outcome.cancelled(outcome.isolation)
