@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import os
 import socket
 import ssl
 import subprocess
@@ -23,13 +22,12 @@ from fumehood import Config, Engine, Envelope
 from fumehood.core.errors import NetworkError, UpstreamTimeout
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.core.tool import ToolDefinition
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.rest import run_request
 from fumehood.executors.upstreams import Upstreams
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
-from upstream import Received, Reply, Upstream, bomb, packed, redirect, running_upstream
+from upstream import Reply, Upstream, bomb, packed, redirect, running_upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -313,11 +311,10 @@ async def test_loop_of_redirects_ends(asker: Asker) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["ftp://127.0.0.1/", "http://u:p@127.0.0.1/", "http://a b/", "http://:0/", "javascript:1"]
+    "location",
+    ["ftp://127.0.0.1/", "http://u:p@127.0.0.1/", "http://a b/", "http://:0/", "javascript:1"],
 )
-async def test_redirect_to_what_is_no_plain_address_is_refused(
-    asker: Asker, location: str
-) -> None:
+async def test_redirect_to_what_is_no_plain_address_is_refused(asker: Asker, location: str) -> None:
     assert ended(await asker.ask(redirect(location))) == "EXECUTION_ERROR"
     assert len(asker.upstream.requests) == 1
 
