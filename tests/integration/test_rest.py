@@ -312,7 +312,17 @@ async def test_loop_of_redirects_ends(asker: Asker) -> None:
 
 @pytest.mark.parametrize(
     "location",
-    ["ftp://127.0.0.1/", "http://u:p@127.0.0.1/", "http://a b/", "http://:0/", "javascript:1"],
+    [
+        "ftp://127.0.0.1/",
+        "http://u:p@127.0.0.1/",
+        "http://a b/",
+        "http://:0/",
+        "http://[",
+        "http://[::1",
+        "http://a:b/",
+        "/\xe9",
+        "javascript:1",
+    ],
 )
 async def test_redirect_to_what_is_no_plain_address_is_refused(asker: Asker, location: str) -> None:
     assert ended(await asker.ask(redirect(location))) == "EXECUTION_ERROR"

@@ -60,6 +60,9 @@ _PLACEMENT = Placement(
     "the executor 'http' sends the request from the engine's own process, to public addresses "
     "and to the hosts that rest.allowed_hosts names",
 )
+_CONTENTS = frozenset({"content_base64"})
+"""A file's content, which is never shortened."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -92,7 +95,9 @@ async def run_request(
     try:
         answer, redactor = await _ask(tool, arguments, limits, upstreams, traceparent, attempt)
         outcome = replace(outcome, output_bytes=len(answer.body))
-        outcome = replace(outcome, data=_data(answer, redactor))
+        data = _data(answer, redactor)
+        whole = frozenset[str]() if _is_json(answer) else _CONTENTS
+        outcome = replace(outcome, data=data, whole_fields=whole)
     except EngineError as error:
         error.was_sent = attempt.was_sent
         outcome = replace(outcome, ended_by=_ended_by(error), error=error)

@@ -224,8 +224,11 @@ def _redirected(request: UpstreamRequest, location: str, redactor: Redactor) -> 
     Raises:
         ExecutionError: the address cannot be followed.
     """
-    url = urljoin(request.url, location).partition("#")[0]
     before = Origin.of(request.url)
+    try:
+        url = urljoin(request.url, location).partition("#")[0]
+    except ValueError:
+        url = ""
     if any(url_faults(url)) or (before.scheme == "https" and not url.startswith("https://")):
         raise ExecutionError(
             "The tool's service redirected the request to an address that is not followed. Do not "
