@@ -41,6 +41,7 @@ from benchmarks.bench_javascript import javascript_lines
 from benchmarks.bench_keys import key_lines
 from benchmarks.bench_policy import policy_lines
 from benchmarks.bench_registry import registry_lines
+from benchmarks.bench_rest import rest_lines
 from benchmarks.bench_restricted import restricted_lines
 from benchmarks.bench_workshop import workshop_lines
 from benchmarks.line import Line
@@ -79,6 +80,7 @@ def measure() -> Iterator[Line]:
     yield from audit_lines()
     yield from budget_lines()
     yield from approval_lines()
+    yield from rest_lines()
     with run_daemon() as daemon:
         yield from restricted_lines(daemon)
     with run_daemon() as daemon:

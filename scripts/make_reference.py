@@ -55,7 +55,7 @@ The code determines the HTTP status of a call and the exit code of `fumehood cal
   `error.approval_id` is 1: no approver exists, and nothing waits.
 
 Some codes are defined but not raised by this version, because it lacks the corresponding
-features (calls to REST and MCP tools, the circuit breaker).
+features (the circuit breaker).
 """
 
 ENDINGS = """\
@@ -92,9 +92,8 @@ refused, in the options of a call the call is refused with `INVALID_PARAMS`.
 
 NOT_YET_NOTE = """\
 Of the executors, only {executors} exist in this version. Tools with the
-executors {coming} can be registered; a call to one is answered with
+executor {coming} can be registered; a call to one is answered with
 `SANDBOX_UNAVAILABLE`.
-`endpoint` and `headers` are refused only if they refer to a secret.
 """
 
 

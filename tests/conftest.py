@@ -30,6 +30,7 @@ from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
 from support.preloaded import start_from_preloaded
 from support.wait import wait_until
+from upstream import Upstream, running_upstream
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 CLEAN_ENVIRONMENT = {
@@ -309,6 +310,13 @@ def ready_image(name: str) -> Image:
     """An image of ours as this engine builds it; built now where it is not there."""
     with contextlib.closing(open_docker(timeout_s=DEADLINE_S)) as docker:
         return build_image(docker, read_recipe(name), print).image
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    """A service for REST tools, which answers as it is told."""
+    with running_upstream() as running:
+        yield running
 
 
 @pytest.fixture

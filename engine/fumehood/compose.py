@@ -42,6 +42,7 @@ from fumehood.engine_approvals import (
     make_channels,
     make_requests,
 )
+from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
 from fumehood.identity.principals import require_agent, require_caller
@@ -60,6 +61,7 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
+from fumehood.registry.secrets import SecretBindings
 from fumehood.registry.watch import WatchedDirectory
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
@@ -115,6 +117,7 @@ class Composition:
     registrations: Registrations
     directory: WatchedDirectory | None
     cursors: Cursors
+    upstreams: Upstreams
     walls: EngineWalls
     state: EngineState
     intake: Intake
@@ -174,6 +177,7 @@ def compose(
     registrations = _read_registrations(registry, database, log)
     directory = _read_directory(config.tools_directory, registry, registrations, log)
     cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
+    upstreams = Upstreams(config.rest, registry.secrets)
     on_event = logged(log)
     walls = EngineWalls(
         WallSettings(
@@ -222,6 +226,7 @@ def compose(
         calls=state.calls,
         blobs=state.blobs,
         cursors=cursors,
+        upstreams=upstreams,
         sessions=sessions,
         policy=policy.gate,
         keys=state.keys,
@@ -248,6 +253,7 @@ def compose(
         registrations=registrations,
         directory=directory,
         cursors=cursors,
+        upstreams=upstreams,
         walls=walls,
         state=state,
         intake=intake,
@@ -260,7 +266,8 @@ def compose(
 
 def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[LoadFault]]:
     """Load the installed tools and the given ones; also the faults of those left out."""
-    config, registry = basis.config, ToolIndex()
+    config = basis.config
+    registry = ToolIndex(SecretBindings(config.secrets, config.rest))
     private = (Path.home(), config.state_directory, config_file().parent)
     faults = discover(registry, config.host_tools, private=private)
     for fault in faults:
@@ -417,6 +424,7 @@ class EngineLife:
         await enter(made.sessions)
         await made.policy.start()
         await self._follow_files()
+        self._stack.push_async_callback(made.upstreams.close)
         self._stack.callback(made.state.blobs.close)
         self._stack.callback(made.state.recordings.close)
         self._stack.push_async_callback(self._close_budgets)

@@ -16,6 +16,8 @@ an error, and nothing here changes while the engine runs.
 | `allow_debug` | no `debug_info` | – | for calls that ask for it |
 | `policy_file` | dangerous tools ask, others are allowed | – | also the rules in this file |
 | `budgets` | no limits on spending | the same | each one limits the calls that it covers |
+| `rest.allowed_hosts` | REST tools reach public addresses | the same | also these hosts |
+| `secrets` | no definition can refer to a secret | the same | to these, for their tools and hosts |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 
@@ -42,6 +44,7 @@ from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
 from fumehood.protocol.sockets import SocketSettings, require_named_file
 from fumehood.protocol.sockets import config_file as config_file
 from fumehood.redaction.settings import RedactionSettings
+from fumehood.registry.secrets import AllSecrets, RestSettings
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.settings import SessionSettings
@@ -78,6 +81,8 @@ class Config(SocketSettings):
     principals: AllPrincipals = ()
     result_checkers: Annotated[tuple[str, ...], NoDecode] = ()
     redaction: RedactionSettings = RedactionSettings()
+    rest: RestSettings = RestSettings()
+    secrets: AllSecrets = Field(default_factory=dict)
 
     @field_validator("host_tools", "result_checkers", mode="before")
     @classmethod
@@ -150,7 +155,7 @@ def _fields_at(path: Sequence[int | str]) -> list[str]:
     """The keys of a table of the configuration."""
     model: Any = Config
     for part in path:
-        if isinstance(part, int):  # of a list, whose field was the step before
+        if part not in model.model_fields:  # a place in a list, or a name that the operator chose
             continue
         model = table_of(model.model_fields[part].annotation)
     return list(model.model_fields)

@@ -13,6 +13,7 @@ from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, ready_ima
 from fumehood import load_config
 from support.definition_files import DefinitionDirectory
 from support.wheels import only_from, write_wheel
+from upstream import Reply, Upstream
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -81,6 +82,40 @@ def test_how_to_define_a_tool_in_a_file_runs_as_it_stands(
         assert done.returncode == 0, (text, done.stderr.decode())
         ran += 1
     assert ran >= 5
+
+
+@pytest.mark.row("T5", "R4")
+def test_how_to_call_a_rest_api_runs_as_it_stands(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, tmp_path: Path, upstream: Upstream
+) -> None:
+    """Its service is one of ours at another port."""
+    page = "docs/howto/call-a-rest-api.md"
+    (text,) = TOML.findall((ROOT / page).read_text(encoding="utf-8"))
+    config = tmp_path / "config.toml"
+    config.write_text(text.replace("8765", str(upstream.port)), encoding="utf-8")
+    upstream.script("/cities/Oslo.json", Reply(body=b'{"city": "Oslo", "degrees": 12.5}'))
+    upstream.script("/cities/Atlantis.json", Reply(404, b"none", content_type="text/html"))
+    daemon = start_daemon(
+        variables={"WEATHER_KEY": "key-of-the-weather"},
+        config=str(config), tools_directory=str(definitions.path),
+    )  # fmt: skip
+    path = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
+    said: list[str] = []
+    for language, mark, snippet in snippets(page):
+        assert language == "sh"
+        if mark.strip() in ("daemon", "service"):
+            continue  # the fixtures have started them
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", snippet.replace("8765", str(upstream.port))],
+            cwd=tmp_path, env={**daemon.environment, "PATH": path}, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (snippet, done.stderr.decode())
+        said.append(done.stdout.decode())
+    assert len(said) == 3
+    assert '"degrees": 12.5' in said[1]
+    assert '"status": 404' in said[2]
+    assert upstream.requests[0].target == "/cities/Oslo.json?unit=celsius"
+    assert upstream.requests[0].headers["authorization"] == "Bearer key-of-the-weather"
 
 
 @pytest.mark.row("A1")

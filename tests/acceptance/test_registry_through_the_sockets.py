@@ -17,7 +17,7 @@ WEATHER = {
     "name": "get_weather",
     "type": "REST",
     "description": "Get the weather of a city.",
-    "endpoint": "https://weather.example/v1",
+    "endpoint": "http://127.0.0.1:9/v1",
     "method": "GET",
     "category": "web",
     "parameters": {"properties": {"city": {"type": "string"}}},
@@ -79,7 +79,7 @@ def test_registered_tool_is_seen_at_once_and_after_a_restart(admin: Admin, start
     assert "get_weather" in names(client.get("/v1/tools"))
     assert names(client.get("/v1/tools?category=web")) == ["get_weather"]
     answer = client.call("get_weather", {"city": "Bern"})
-    assert (answer.code, answer.body["error"]["retryable"]) == ("SANDBOX_UNAVAILABLE", False)
+    assert (answer.code, answer.body["error"]["retryable"]) == ("PERMISSION_DENIED", False)
     client.close()
     daemon.stop()
     client = start_daemon().client()

@@ -119,12 +119,16 @@ def test_file_cannot_take_the_name_of_a_built_in_tool(
 def test_call_of_a_tool_without_an_executor_says_so_and_not_to_retry(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
-    definitions.put("weather.json", rest_document())
+    schema = {"properties": {"city": {"type": "string"}}}
+    definitions.put(
+        "weather.json",
+        {"name": "weather", "type": "MCP", "description": "Weather.", "parameters": schema},
+    )
     client = start_daemon(tools_directory=str(definitions.path)).client()
     answer = client.call("weather", {"city": "Oslo"})
     assert (answer.status, answer.code) == (503, "SANDBOX_UNAVAILABLE")
     assert answer.body["error"]["retryable"] is False
-    assert "no executor 'http'" in answer.body["error"]["message"]
+    assert "no executor 'mcp'" in answer.body["error"]["message"]
     assert client.call("weather", {"city": []}).code == "INVALID_PARAMS"
     client.close()
 

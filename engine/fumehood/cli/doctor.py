@@ -242,11 +242,13 @@ def _tools(config: Config) -> Finding:
 def _tools_directory(config: Config) -> Iterator[Finding]:
     """Read the definitions again. Only the daemon sees clashes with names of other sources."""
     from fumehood.registry.directory import ToolDirectory
+    from fumehood.registry.secrets import SecretBindings
 
     if config.tools_directory is None:
         yield Finding("tools directory", "ok", "none is configured")
         return
-    contents = ToolDirectory(config.tools_directory).load()
+    secrets = SecretBindings(config.secrets, config.rest)
+    contents = ToolDirectory(config.tools_directory, secrets=secrets).load()
     remedy = "Fix it; a running engine picks up the change."
     for fault in contents.faults:
         what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"

@@ -25,6 +25,7 @@ from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_va
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.discover import discover
 from fumehood.registry.index import Source, ToolIndex
+from fumehood.registry.secrets import SecretBindings
 
 MAX_TEST_FILE_BYTES = 1 << 20
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")
@@ -73,13 +74,14 @@ class Offline:
         warn: Callable[[str], None] = lambda words: _warn(words),
     ) -> None:
         self._config = config
-        self._index = ToolIndex()
+        self._index = ToolIndex(SecretBindings(config.secrets, config.rest))
         for fault in discover(self._index, config.host_tools, private=()):
             warn(f"{fault.entry_point} was left out: {fault.reason}")
         if tools_directory is not None:
             contents = ToolDirectory(
                 tools_directory,
                 owner_of=lambda name: self._index.owner(name, but=Source.DIRECTORY),
+                secrets=self._index.secrets,
             ).load()
             self._index.replace_source(Source.DIRECTORY, contents.tools)
             for left_out in contents.faults:

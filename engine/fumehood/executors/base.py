@@ -19,6 +19,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effects import Effect
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.upstreams import Upstreams
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool
@@ -63,6 +64,9 @@ class ToolRun:
     blobs: BlobStore
     cursors: Cursors
     redactor: Redactor
+    upstreams: Upstreams
+    trace_id: str
+    call_id: str
     expected: str | None = None
     """The `base` of the `Effect` that a human approved; the run must find it unchanged."""
 

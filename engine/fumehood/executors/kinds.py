@@ -12,6 +12,7 @@ from fumehood.executors.base import Executor, Placement
 from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
 from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.program import ProgramExecutor
+from fumehood.executors.rest import RestExecutor
 from fumehood.executors.workspace import WorkspaceExecutor
 
 EXECUTORS: Mapping[str, Executor] = MappingProxyType(
@@ -19,6 +20,7 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
         "expression": ExpressionExecutor(),
         "restricted_python": RestrictedPythonExecutor(),
         "function": FunctionExecutor(),
+        "http": RestExecutor(),
         "workspace:read": WorkspaceExecutor("read"),
         "workspace:write": WorkspaceExecutor("write"),
         "workspace:list": WorkspaceExecutor("list"),
@@ -38,7 +40,7 @@ def executor_of(tool: ToolDefinition) -> Executor:
     executor = EXECUTORS.get(tool.executor)
     if executor is not None:
         return executor
-    if tool.executor in ("http", "mcp"):
+    if tool.executor == "mcp":
         raise SandboxUnavailable(
             f"This version has no executor {tool.executor!r}: the tool {tool.name} is registered "
             "but cannot be called yet. Do not retry.",

@@ -11,6 +11,7 @@ from fumehood.executors.base import ToolRun
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.upstreams import Upstreams
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
@@ -23,6 +24,7 @@ async def execute(
     blobs: BlobStore,
     cursors: Cursors,
     redactor: Redactor,
+    upstreams: Upstreams,
     handle: CallHandle,
 ) -> Outcome:
     """Hand the call to the executor that its tool names; `handle` reports its events."""
@@ -37,6 +39,9 @@ async def execute(
         blobs=blobs,
         cursors=cursors,
         redactor=redactor,
+        upstreams=upstreams,
+        trace_id=permitted.request.trace_id,
+        call_id=permitted.request.call_id,
         expected=admitted.expected,
     )
     return await executor_of(permitted.tool.definition).run(run)

@@ -138,6 +138,7 @@ async def run_approved(
             blobs=services.blobs,
             cursors=services.cursors,
             redactor=services.redactor,
+            upstreams=services.upstreams,
             handle=call.handle,
         )
         if call.handle.close():  # the tool could not be cancelled, and has ended now

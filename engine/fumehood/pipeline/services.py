@@ -9,6 +9,7 @@ from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.ledger import Budgets, estimate_of
 from fumehood.budgets.model import Amounts, Exceeded, Spender
 from fumehood.core.usage import Prices, TokenCounter
+from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
@@ -41,6 +42,7 @@ class PipelineServices:
     calls: CallLog
     blobs: BlobStore
     cursors: Cursors
+    upstreams: Upstreams
     sessions: SessionKeeper
     policy: Policy
     keys: Keys

@@ -43,13 +43,11 @@ def _over_zero(value: Any) -> bool:
     return isinstance(value, int) and value > 0
 
 
-_REFERENCE = re.compile(r"\$\{secret:[A-Za-z_][A-Za-z0-9_-]{0,63}\}")
+SECRET_REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
+"""A reference to a secret; its group is the name."""
 
-
-def refers_to_secret(value: Any) -> bool:
-    """Whether an endpoint or one of the headers refers to a secret."""
-    texts = value.values() if isinstance(value, dict) else [value]
-    return any(isinstance(text, str) and _REFERENCE.search(text) for text in texts)
+PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
+"""A place in an endpoint's path that an argument fills; its group is the argument's name."""
 
 
 NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
@@ -63,8 +61,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "streaming": NotEnforced(_given, "results that a tool gives in parts"),
             "retry_count": NotEnforced(_over_zero, "retries"),
             "fallback": NotEnforced(_given, "fallback tools"),
-            "endpoint": NotEnforced(refers_to_secret, "secrets"),
-            "headers": NotEnforced(refers_to_secret, "secrets"),
         },
         "options": {
             "max_length": NotEnforced(_given, "shortened results"),
@@ -72,8 +68,8 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
     }
 )
 
-EXECUTORS_HERE = (*ARGUMENTS, "function")
-EXECUTORS_TO_COME = ("http", "mcp")
+EXECUTORS_HERE = (*ARGUMENTS, "function", "http")
+EXECUTORS_TO_COME = ("mcp",)
 """Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
 
 
@@ -237,6 +233,9 @@ def _readable(error: ValidationError) -> list[str]:
 
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+QUERY_METHODS = ("DELETE", "GET", "HEAD")
+"""Methods whose arguments stand in the query; those of the others are the body, as JSON."""
+
 FIELDS = ("endpoint", "headers", "method", "timeout")
 FIELDS_OF: Mapping[str, frozenset[str]] = {
     "REST": frozenset(FIELDS),
@@ -261,8 +260,8 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _HEADER_VALUE = re.compile(r"([!-~]([ \t!-~]*[!-~])?)?")
 _OURS = frozenset(
     {
-        "connection", "content-length", "expect", "host", "keep-alive", "proxy-connection", "te",
-        "trailer", "transfer-encoding", "upgrade",
+        "accept-encoding", "connection", "content-length", "expect", "host", "keep-alive",
+        "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
 """Headers of the connection itself. Setting them can split or redirect requests."""
@@ -300,7 +299,7 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
     if isinstance(timeout, int) and timeout > MAX_TIMEOUT_MS:
         yield f"timeout: over {MAX_TIMEOUT_MS} milliseconds"
     if isinstance(document.get("endpoint"), str):
-        yield from _endpoint_faults(document["endpoint"])
+        yield from _endpoint_faults(document["endpoint"], document, is_rest=kind == "REST")
     if isinstance(document.get("headers"), dict):
         yield from _headers_faults(document["headers"])
 
@@ -322,40 +321,73 @@ def _method_faults(method: Any) -> Iterator[str]:
         yield f"method: a REST tool needs one of {', '.join(METHODS)}"
 
 
-def _endpoint_faults(endpoint: str) -> Iterator[str]:
-    text = _REFERENCE.sub("x", endpoint)
-    if len(endpoint) > MAX_URL:
+def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> Iterator[str]:
+    path, question, query_text = endpoint.partition("?")
+    names = PLACEHOLDER.findall(path) if is_rest else []
+    if is_rest and "//" in path:
+        head, slash, below = path.partition("//")[2].partition("/")
+        path = f"{path.partition('//')[0]}//{head}{slash}{PLACEHOLDER.sub('x', below)}"
+    faults = list(url_faults(SECRET_REFERENCE.sub("x", path + question + query_text)))
+    yield from faults
+    if faults:
+        return
+    if SECRET_REFERENCE.search(endpoint.partition("//")[2].partition("/")[0]):
+        yield "endpoint: a secret cannot decide which host is asked"
+    elif SECRET_REFERENCE.search(path):
+        yield "endpoint: a secret can stand in the query only, or in a header"
+    query = parse_qsl(query_text, keep_blank_values=True)
+    for name, value in query:
+        if _is_literal_credential(name, value):
+            yield f"endpoint: the query parameter {name[:60]!a} looks like a credential; " + (
+                _USE_A_REFERENCE
+            )
+    queried = {name for name, _ in query} if document.get("method") in QUERY_METHODS else set()
+    yield from _placeholder_faults(names, queried, document.get("parameters"))
+
+
+def _placeholder_faults(names: list[str], queried: set[str], parameters: Any) -> Iterator[str]:
+    schema = parameters if isinstance(parameters, dict) else {}
+    properties, required = schema.get("properties"), schema.get("required")
+    properties = properties if isinstance(properties, dict) else {}
+    for name in dict.fromkeys(names):
+        declared = properties.get(name)
+        kind = declared.get("type") if isinstance(declared, dict) else None
+        is_required = isinstance(required, list) and name in required
+        if kind not in ("string", "integer", "number", "boolean") or not is_required:
+            yield (
+                f"endpoint: {{{name}}} needs a required parameter of that name, of the type "
+                "string, integer, number or boolean"
+            )
+    for name in sorted(queried & properties.keys() - set(names)):
+        yield f"endpoint: the query has {name[:60]!a} already, which is a parameter too"
+
+
+def url_faults(url: str) -> Iterator[str]:
+    """Every fault of a URL that the engine would send a request to."""
+    if len(url) > MAX_URL:
         yield f"endpoint: longer than {MAX_URL} characters"
         return
-    if not _URL_TEXT.fullmatch(text) or _BAD_ESCAPE.search(text):
+    if not _URL_TEXT.fullmatch(url) or _BAD_ESCAPE.search(url):
         yield (
             "endpoint: holds what a URL cannot (spaces, control characters, braces, a backslash, "
             "'#', letters beyond ASCII); write them as %XX, or leave them out"
         )
         return
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
         yield "endpoint: not a URL"
         return
-    if parts.scheme not in ("https", "http") or not text.startswith(f"{parts.scheme}://"):
+    if parts.scheme not in ("https", "http") or not url.startswith(f"{parts.scheme}://"):
         yield "endpoint: must be an absolute URL that begins with https:// or http://"
         return
-    if "${" in endpoint.partition("//")[2].partition("/")[0]:
-        yield "endpoint: a secret cannot decide which host is asked"
     if "@" in parts.netloc:
         yield "endpoint: a URL with a user name or password is not accepted; use a header"
         return
     pattern = _IPV6 if parts.netloc.startswith("[") else _HOST_NAME
     if not host or not pattern.fullmatch(host) or port == 0:
         yield "endpoint: has no valid host or port"
-    query = parse_qsl(urlsplit(endpoint).query, keep_blank_values=True)
-    for name, value in query:
-        if _is_literal_credential(name, value):
-            yield f"endpoint: the query parameter {name[:60]!a} looks like a credential; " + (
-                _USE_A_REFERENCE
-            )
 
 
 def _headers_faults(headers: dict[Any, Any]) -> Iterator[str]:
@@ -384,13 +416,13 @@ def _header_faults(name: str, value: str) -> Iterator[str]:
             f"{shown} has a value with control characters, letters beyond ASCII, space around it, "
             f"or more than {MAX_HEADER_VALUE} characters"
         )
-    if "${" in _REFERENCE.sub("", value):
+    if "${" in SECRET_REFERENCE.sub("", value):
         yield f"{shown} holds a reference of an unknown form; secrets are ${{secret:NAME}}"
     if _is_literal_credential(name, value):
         yield f"{shown} looks like a credential; {_USE_A_REFERENCE}"
 
 
 def _is_literal_credential(name: str, value: str) -> bool:
-    if _REFERENCE.search(value):
+    if SECRET_REFERENCE.search(value):
         return False
     return bool(value and (_CREDENTIAL_NAME.search(name) or _CREDENTIAL_VALUE.match(value)))

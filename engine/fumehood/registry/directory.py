@@ -24,6 +24,7 @@ from fumehood.core.tool import ToolType
 from fumehood.protocol.files import SUFFIXES, FileFault, one_line, read_values
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, tool_of_document
+from fumehood.registry.secrets import NO_SECRETS, SecretBindings
 from fumehood.sandbox.trusted_files import (
     MAX_FILE_BYTES,
     Signature,
@@ -85,6 +86,7 @@ class ToolDirectory:
 
     `owner_of` names the other source that already has a tool's name; such a name is a fault of the
     file. `owners` are the users whose files are trusted; by default the engine's user and root.
+    Definitions may refer to these `secrets`.
     """
 
     def __init__(
@@ -92,10 +94,12 @@ class ToolDirectory:
         path: Path,
         owner_of: Callable[[str], str | None] = lambda name: None,
         owners: frozenset[int] | None = None,
+        secrets: SecretBindings = NO_SECRETS,
     ) -> None:
         self.path = path
         self._owner_of = owner_of
         self._owners = owners if owners is not None else frozenset({0, os.geteuid()})
+        self._secrets = secrets
         self._last = _Look()
         self._unsettled: dict[str, int] = {}
         self._files: dict[str, _File] = {}
@@ -197,7 +201,7 @@ class ToolDirectory:
             data, signature = read_file(directory, name, self._owners)
             if signature != seen:
                 return _File(None, fault=_CHANGED)
-            return _File(seen, tuple(_tools(read_documents(name, data))))
+            return _File(seen, tuple(_tools(read_documents(name, data), self._secrets)))
         except (FileFault, Untrusted) as refused:
             return _File(seen, fault=str(refused))
         except OSError as error:
@@ -239,12 +243,12 @@ class ToolDirectory:
         return clashes
 
 
-def _tools(documents: list[JsonObject]) -> list[RegisteredTool]:
+def _tools(documents: list[JsonObject], secrets: SecretBindings) -> list[RegisteredTool]:
     tools: dict[str, RegisteredTool] = {}
     faults: list[str] = []
     for position, document in enumerate(documents):
         try:
-            tool = _tool(document)
+            tool = _tool(document, secrets)
         except InvalidDefinition as error:
             faults.append(f"{_which(position, documents)}: {'; '.join(error.faults[:5])}")
             if len(faults) == MAX_FAULTY_SHOWN:
@@ -259,13 +263,13 @@ def _tools(documents: list[JsonObject]) -> list[RegisteredTool]:
     return list(tools.values())
 
 
-def _tool(document: JsonObject) -> RegisteredTool:
+def _tool(document: JsonObject, secrets: SecretBindings) -> RegisteredTool:
     if document.get("type") not in TYPES:
         raise InvalidDefinition(
             str(document.get("name", "")),
             ["type: a file can define only tools of type REST and MCP"],
         )
-    return tool_of_document(document, Source.DIRECTORY)
+    return tool_of_document(document, Source.DIRECTORY, secrets)
 
 
 def _which(position: int, documents: list[JsonObject]) -> str:

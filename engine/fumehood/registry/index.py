@@ -20,6 +20,7 @@ from fumehood.core.names import did_you_mean
 from fumehood.core.tool import CODE_OUTPUT, EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.json_schema import CompiledSchema
+from fumehood.registry.secrets import NO_SECRETS, SecretBindings
 
 MAX_VERSIONS_SHOWN = 20
 """Versions listed in a refusal."""
@@ -51,13 +52,19 @@ class RegisteredTool:
     address: FunctionAddress | None = None
 
 
-def tool_of_document(document: JsonObject, source: Source) -> RegisteredTool:
-    """A checked tool without a function, not yet in an index.
+def tool_of_document(
+    document: JsonObject, source: Source, secrets: SecretBindings = NO_SECRETS
+) -> RegisteredTool:
+    """A checked tool without a function, not yet in an index. It may refer to these `secrets`.
 
     Raises:
         InvalidDefinition: with every fault of the document.
     """
-    return _registered(parse_definition(document), source)
+    definition = parse_definition(document)
+    faults = secrets.faults(definition)
+    if faults:
+        raise InvalidDefinition(definition.name, faults)
+    return _registered(definition, source)
 
 
 class _Tools:
@@ -96,9 +103,10 @@ class _Tools:
 
 
 class ToolIndex:
-    """Tools by name and version."""
+    """Tools by name and version. Their definitions may refer to these `secrets`."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: SecretBindings = NO_SECRETS) -> None:
+        self.secrets = secrets
         self._now = _Tools()
 
     def register(
@@ -121,6 +129,8 @@ class ToolIndex:
             check_definition(definition)
         except InvalidDefinition as error:
             faults = [*error.faults, *faults]
+        else:
+            faults += self.secrets.faults(definition)
         if faults:
             raise InvalidDefinition(definition.name, faults)
         tool = _registered(definition, source, function, disabled_because, address)

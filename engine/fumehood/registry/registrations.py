@@ -33,7 +33,7 @@ class Registrations:
         self.load_faults: list[InvalidDefinition] = []
         for document in database.read_now(all_definitions):
             try:
-                index.put(_checked(document))
+                index.put(self._checked(document))
             except InvalidDefinition as fault:
                 self.load_faults.append(fault)
         self._switches = database.read_now(all_switches)
@@ -54,7 +54,7 @@ class Registrations:
             IdempotencyConflict: this version is already registered.
         """
         async with self._changing():
-            tool = _checked(document)
+            tool = self._checked(document)
             name, version = tool.definition.name, tool.definition.version
             if self._index.find(name, version) is not None:
                 raise IdempotencyConflict(
@@ -75,7 +75,7 @@ class Registrations:
         """
         async with self._changing():
             self._require_own(name, version)
-            tool = _checked(document)
+            tool = self._checked(document)
             if (tool.definition.name, tool.definition.version) != (name, version):
                 fault = f"name: must be {name} in version {version}, as it is addressed"
                 raise InvalidDefinition(tool.definition.name, [fault])
@@ -144,6 +144,13 @@ class Registrations:
             self._index.switch(name, version, is_active=self._switches[name, version])
         return tool
 
+    def _checked(self, document: JsonObject) -> RegisteredTool:
+        tool = tool_of_document(document, Source.API, self._index.secrets)
+        if tool.definition.type not in (ToolType.REST, ToolType.MCP):
+            fault = "type: only REST and MCP tools can be registered from outside the engine"
+            raise InvalidDefinition(tool.definition.name, [fault])
+        return tool
+
     def _require_own(self, name: str, version: str) -> None:
         tool = self._index.get(f"{name}@{version}")
         if tool.source is not Source.API:
@@ -164,14 +171,6 @@ class Registrations:
         await self._database.write(
             recorded(change, at=now, by=by.id, action=action, subject=subject, details=details)
         )
-
-
-def _checked(document: JsonObject) -> RegisteredTool:
-    tool = tool_of_document(document, Source.API)
-    if tool.definition.type not in (ToolType.REST, ToolType.MCP):
-        fault = "type: only REST and MCP tools can be registered from outside the engine"
-        raise InvalidDefinition(tool.definition.name, [fault])
-    return tool
 
 
 def all_definitions(connection: Connection) -> list[JsonObject]:

@@ -61,7 +61,9 @@ class WatchedDirectory:
         self._registrations = registrations
         self._log = log
         self._directory = ToolDirectory(
-            path, owner_of=lambda name: registry.owner(name, but=Source.DIRECTORY)
+            path,
+            owner_of=lambda name: registry.owner(name, but=Source.DIRECTORY),
+            secrets=registry.secrets,
         )
         self._serve(self._directory.load())
 

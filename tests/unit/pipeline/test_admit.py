@@ -24,6 +24,7 @@ from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.plan import Plan, WallDown, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
+from fumehood.registry.definitions import parse_definition
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.wall import HasImages, ImageMissing, Walls
@@ -615,9 +616,8 @@ async def test_dry_run_tells_of_a_wall_that_is_not_there() -> None:
 
 
 @pytest.mark.row("P12", "S1", "T5")
-@pytest.mark.parametrize(("kind", "executor"), [("REST", "http"), ("MCP", "mcp")])
-async def test_dry_run_says_that_an_executor_is_not_there_yet(kind: str, executor: str) -> None:
-    document = rest_document() if kind == "REST" else expression_document(type="MCP", executor=None)
+async def test_dry_run_says_that_an_executor_is_not_there_yet() -> None:
+    document = expression_document(type="MCP", executor=None)
     document = {key: value for key, value in document.items() if value is not None}
     resolved = ResolvedCall(request(), registered(ToolDefinition.model_validate(document)), ())
     permitted = PermittedCall(
@@ -625,7 +625,18 @@ async def test_dry_run_says_that_an_executor_is_not_there_yet(kind: str, executo
     )
     said = (await dry_run(permitted, Walls(interpreter=FakeWall()))).data
     assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
-    assert f"no executor '{executor}'" in said["placement"]["why"]
+    assert "no executor 'mcp'" in said["placement"]["why"]
+
+
+@pytest.mark.row("P12", "T5")
+async def test_dry_run_of_a_rest_tool_says_what_it_may_reach() -> None:
+    resolved = ResolvedCall(request(), registered(parse_definition(rest_document())), ())
+    permitted = PermittedCall(
+        ValidatedCall(resolved, {}, ()), OWNER, by_default(resolved.tool.definition)
+    )
+    said = (await dry_run(permitted, Walls(interpreter=FakeWall(), host=Host()))).data
+    assert (said["would_run"], said["placement"]["kind"]) == (True, "host")
+    assert "to public addresses" in said["placement"]["why"]
 
 
 @pytest.mark.row("P12", "S4")

@@ -14,7 +14,6 @@ from fumehood.registry.definitions import (
     InvalidDefinition,
     check_definition,
     parse_definition,
-    refers_to_secret,
     rest_faults,
     unenforced_options,
 )
@@ -32,8 +31,6 @@ PROMISES: dict[str, tuple[Any, Any]] = {
     "streaming": (True, False),
     "retry_count": (1, 0),
     "fallback": ("other", None),
-    "endpoint": ("https://example.org/${secret:PATH}", "https://example.org/"),
-    "headers": ({"authorization": "Bearer ${secret:KEY}"}, {"accept": "text/plain"}),
 }
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "max_length": (10, None),
@@ -48,8 +45,7 @@ def _faults(document: dict[str, Any]) -> list[str]:
 
 
 def _document(field: str, value: Any) -> dict[str, Any]:
-    make = rest_document if field in ("endpoint", "headers") else expression_document
-    return make(**{field: value})
+    return expression_document(**{field: value})
 
 
 def test_the_tables_of_this_file_are_complete() -> None:
@@ -452,7 +448,14 @@ ENDPOINTS = {
     "NUL": ("https://example.org/\0", "what a URL cannot"),
     "backslash": ("https://example.org\\@evil.example/", "what a URL cannot"),
     "fragment": ("https://example.org/#a", "what a URL cannot"),
-    "braces": ("https://example.org/{city}", "what a URL cannot"),
+    "braces": ("https://example.org/{city", "what a URL cannot"),
+    "braces in the host": ("https://{city}.example.org/", "what a URL cannot"),
+    "braces as the host": ("https://{city}", "what a URL cannot"),
+    "braces in the query": ("https://example.org/?a={city}", "what a URL cannot"),
+    "place without a parameter": ("https://example.org/{town}", "needs a required parameter"),
+    "place of an optional parameter": ("https://example.org/{city}", "needs a required parameter"),
+    "parameter in the query": ("https://example.org/?city=x", "which is a parameter too"),
+    "secret in the path": ("https://example.org/${secret:A}", "in the query only"),
     "broken escape": ("https://example.org/%zz", "what a URL cannot"),
     "letters beyond ASCII": ("https://bücher.example/", "what a URL cannot"),
     "full-width slash": ("https://example.org／evil", "what a URL cannot"),
@@ -565,18 +568,27 @@ def test_refusal_of_a_credential_names_the_cure_and_not_the_credential() -> None
         {"endpoint": "https://example.org/?api_key=${secret:KEY}"},
     ],
 )
-def test_reference_to_a_secret_is_known_and_not_enforced_yet(fields: dict[str, Any]) -> None:
+def test_reference_to_a_secret_is_no_literal_credential(fields: dict[str, Any]) -> None:
     assert _rest_faults(**fields) == []
-    with pytest.raises(InvalidDefinition) as caught:
-        parse_definition(rest_document(**fields))
-    (field,) = fields
-    assert caught.value.faults == [f"{field}: not enforced by this version (secrets)"]
+    parse_definition(rest_document(**fields))
 
 
-def test_text_without_a_reference_refers_to_nothing() -> None:
-    assert not refers_to_secret("secret:KEY")
-    assert not refers_to_secret({"a": "${SECRET}"})
-    assert not refers_to_secret(None)
+@pytest.mark.row("T5")
+def test_place_in_the_path_names_a_required_parameter() -> None:
+    fields: dict[str, Any] = {
+        "endpoint": "https://example.org/{city}/{days}.json",
+        "parameters": {
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+        },
+    }
+    assert _rest_faults(**fields) == []
+    fields["parameters"]["properties"]["days"] = {"type": "object"}
+    assert len(_rest_faults(**fields)) == 1
+    assert _rest_faults(**fields)[0].startswith("endpoint: {days} needs")
+    mcp = rest_document(**{**fields, "type": "MCP"})
+    del mcp["method"]
+    assert any("what a URL cannot" in fault for fault in rest_faults(mcp))
 
 
 @pytest.mark.row("T5")

@@ -1,0 +1,101 @@
+"""Addresses: which ones the engine connects to for a tool, and the connection itself.
+
+Host side. Names are resolved here, every address that a name has is checked, and the connection
+goes to a checked address, not to the name: a name that means something else a moment later (DNS
+rebinding) changes nothing. TLS still verifies the name. Invariant: an address that is not public is
+reached only if the operator's configuration names the host.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+import anyio
+import httpcore2
+
+from fumehood.core.errors import NetworkError, PermissionDenied
+from fumehood.registry.secrets import Origin
+
+MAX_ADDRESSES = 16
+"""Of one name; connecting is tried one after the other."""
+
+# *Source*: IANA's registries of special-purpose addresses, as `ipaddress` knows them
+# (`is_global`), with these beside them.
+_NOT_PUBLIC_V4 = (
+    IPv4Network("192.88.99.0/24"),  # relays of 6to4
+    IPv4Network("168.63.129.16/32"),  # a cloud's service for its own machines
+)
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = (
+    IPv6Network("2001::/23"),  # protocol assignments; Teredo carries an IPv4 address
+    IPv6Network("2002::/16"),  # 6to4 carries an IPv4 address
+    IPv6Network("3fff::/20"),  # documentation
+)
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether an address is on the public Internet.
+
+    Forms of IPv6 that carry an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) are not.
+    """
+    if not address.is_global or address.is_multicast:
+        return False
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_V4)
+    return address in _GLOBAL_UNICAST and not any(address in net for net in _NOT_PUBLIC_V6)
+
+
+class CheckedBackend(httpcore2.AnyIOBackend):
+    """Connects to checked addresses only."""
+
+    def __init__(self, allowed_hosts: Collection[str] = ()) -> None:
+        self._allowed_hosts = frozenset(allowed_hosts)
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  # the library's signature
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Connect to the first checked address that answers.
+
+        Raises:
+            PermissionDenied: an address of the host is not public, and the host is not allowed.
+            NetworkError: it cannot be resolved or reached.
+        """
+        for address in await self._addresses(host, port):
+            try:
+                return await super().connect_tcp(
+                    str(address), port, timeout, local_address, socket_options
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                continue
+        raise NetworkError("The tool's service could not be reached. Repeat the call later.")
+
+    async def _addresses(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
+        found = await self.resolve(host, port)
+        is_allowed = Origin("", host, port).is_in(self._allowed_hosts)
+        if not is_allowed and not all(map(is_public, found)):
+            raise PermissionDenied(
+                "The tool's service has an address that is not public, and the operator has not "
+                "allowed its host (rest.allowed_hosts). Do not retry."
+            )
+        return found
+
+    async def resolve(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
+        """The addresses of a host. Raises NetworkError if it has none."""
+        try:
+            rows = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            rows = []
+        # The scope of a link-local address is cut off: such an address is not public anyway.
+        found = dict.fromkeys(ip_address(str(row[4][0]).partition("%")[0]) for row in rows)
+        if not found:
+            raise NetworkError(
+                "The name of the tool's service could not be resolved. Repeat the call later."
+            )
+        return list(found)[:MAX_ADDRESSES]

@@ -1,0 +1,67 @@
+"""Redaction: the values of secrets are taken out of everything that an executor hands back.
+
+Host side, pure. It guards against services that echo a request in an answer or an error. A service
+that wants to tell a secret can encode it in a form that is not searched for: see
+docs/limitations/rest-tools.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+REDACTED = "[redacted]"
+
+
+class Redactor:
+    """Replaces the given values, in the forms that services commonly echo."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        forms = {form for value in values for form in _forms(value)}
+        self._forms = sorted(forms, key=len, reverse=True)
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest form; 0 if there is nothing to replace."""
+        return len(self._forms[0]) if self._forms else 0
+
+    def finds(self, text: str) -> bool:
+        """Whether a text holds one of the values."""
+        return any(form in text for form in self._forms)
+
+    def text(self, text: str) -> str:
+        """The text without the values."""
+        for form in self._forms:
+            text = text.replace(form, REDACTED)
+        return text
+
+    def data(self, data: bytes) -> bytes:
+        """The bytes without the values."""
+        for form in self._forms:
+            data = data.replace(form.encode(), REDACTED.encode())
+        return data
+
+    def value(self, value: Any) -> Any:
+        """A JSON value without the values, keys included."""
+        if not self._forms:
+            return value
+        match value:
+            case str():
+                return self.text(value)
+            case dict():
+                return {self.text(key): self.value(element) for key, element in value.items()}
+            case list():
+                return [self.value(element) for element in value]
+            case int() | float() if self.finds(json.dumps(value)):
+                return REDACTED
+            case _:
+                return value
+
+
+def _forms(value: str) -> set[str]:
+    """As it is, in a URL, in JSON, and in base64."""
+    encoded = base64.b64encode(value.encode()).decode()
+    return {value, quote(value, safe=""), quote(value), json.dumps(value)[1:-1], encoded}

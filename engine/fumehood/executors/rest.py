@@ -1,0 +1,349 @@
+"""REST tools: one HTTP request for a call.
+
+Host side; below it `upstreams`, which sends. The engine itself sends the request: no wall is
+around it, and `addresses` decides what it may reach. An argument fills its place in the endpoint's
+path; all others are the query (GET, HEAD, DELETE) or a JSON body. Invariants: no argument changes
+the host, the number of path segments or what the endpoint's own query says; everything that comes
+back is the service's word, bounded, and free of the values of secrets.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote
+
+import anyio
+import anyio.to_thread
+
+from fumehood.core.errors import (
+    ArgumentsRefused,
+    EndedBy,
+    EngineError,
+    ExecutionError,
+    NetworkError,
+    OutputLimitExceeded,
+    RateLimited,
+    Timeout,
+    UpstreamTimeout,
+)
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import Executor, Placement, ToolRun
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.redaction import Redactor
+from fumehood.executors.upstreams import (
+    Attempt,
+    BodyTooLarge,
+    UpstreamAnswer,
+    UpstreamRequest,
+    Upstreams,
+)
+from fumehood.protocol import strict_json
+from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS, SECRET_REFERENCE
+
+MAX_BODY_SHOWN = 4096
+"""Characters of an error's body in `details.body`."""
+
+MAX_TYPE_SHOWN = 200
+"""Characters of a content type."""
+
+_PLACEMENT = Placement(
+    "host",
+    "host",
+    "the executor 'http' sends the request from the engine's own process, to public addresses "
+    "and to the hosts that rest.allowed_hosts names",
+)
+_CONTENTS = frozenset({"content_base64"})
+"""A file's content, which is never shortened."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class RestExecutor(Executor):
+    """Tools that are an HTTP request."""
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _PLACEMENT
+
+    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        return run_request(
+            run.tool.definition,
+            run.arguments,
+            run.limits,
+            run.upstreams,
+            trace_parent(run.trace_id, run.call_id),
+        )
+
+
+async def run_request(
+    tool: ToolDefinition,
+    arguments: JsonObject,
+    limits: Limits,
+    upstreams: Upstreams,
+    traceparent: str,
+) -> Outcome:
+    """Send the request of one call, and read its answer."""
+    attempt, started = Attempt(), time.monotonic()
+    outcome = Outcome(EndedBy.OK, "none")
+    try:
+        answer, redactor = await _ask(tool, arguments, limits, upstreams, traceparent, attempt)
+        outcome = replace(outcome, output_bytes=len(answer.body))
+        data = _data(answer, redactor)
+        whole = frozenset[str]() if _is_json(answer) else _CONTENTS
+        outcome = replace(outcome, data=data, whole_fields=whole)
+    except EngineError as error:
+        error.was_sent = attempt.was_sent
+        outcome = replace(outcome, ended_by=_ended_by(error), error=error)
+    return replace(outcome, network_ms=(time.monotonic() - started) * 1e3)
+
+
+def _ended_by(error: EngineError) -> EndedBy:
+    match error:
+        case Timeout():
+            return EndedBy.WALL_TIME
+        case OutputLimitExceeded():
+            return EndedBy.OUTPUT
+        case _:
+            return EndedBy.EXCEPTION
+
+
+async def _ask(
+    tool: ToolDefinition,
+    arguments: JsonObject,
+    limits: Limits,
+    upstreams: Upstreams,
+    traceparent: str,
+    attempt: Attempt,
+) -> tuple[UpstreamAnswer, Redactor]:
+    """The successful answer.
+
+    Raises:
+        EngineError: there is none.
+    """
+    request = make_request(tool, arguments, traceparent)
+    timeout_s = limits.wall_s if tool.timeout is None else min(limits.wall_s, tool.timeout / 1e3)
+    try:
+        with anyio.fail_after(timeout_s):
+            secrets = await _secrets(tool, upstreams)
+            redactor = Redactor(secrets.values())
+            filled = fill_secrets(request, secrets)
+            answer = await upstreams.ask(filled, limits.output_bytes, attempt, redactor)
+    except TimeoutError:
+        raise UpstreamTimeout(
+            f"The tool's service did not answer in {timeout_s:g} s. It may have acted."
+            if attempt.was_sent
+            else f"The tool's service could not be reached in {timeout_s:g} s. Nothing was sent.",
+            details={"ended_by": "wall_time", "limit": {"timeout_seconds": timeout_s}},
+        ) from None
+    except BodyTooLarge:
+        raise OutputLimitExceeded(
+            f"The answer of the tool's service is over {limits.output_bytes} bytes. Ask for less.",
+            details={"ended_by": "output", "limit": {"output_bytes": limits.output_bytes}},
+        ) from None
+    if not 200 <= answer.status < 300:
+        raise _error(answer, redactor)
+    return answer, redactor
+
+
+async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]:
+    texts = [tool.endpoint or "", *(tool.headers or {}).values()]
+    if not any(map(SECRET_REFERENCE.search, texts)):
+        return {}
+    return await anyio.to_thread.run_sync(upstreams.secrets.values, tool)
+
+
+# -- the request ---------------------------------------------------------------------------
+
+
+def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) -> UpstreamRequest:
+    """The request of one call, with references in the place of secrets.
+
+    Raises:
+        ArgumentsRefused: an argument cannot stand in a path or a query.
+    """
+    endpoint, method = tool.endpoint or "", tool.method or "GET"
+    head, question, query = endpoint.partition("?")
+    placed = set(PLACEHOLDER.findall(head))
+    url = _fill_path(head, arguments)
+    others = {name: value for name, value in arguments.items() if name not in placed}
+    headers = {name.lower(): value for name, value in (tool.headers or {}).items()}
+    headers.setdefault("accept", "application/json, */*;q=0.5")
+    headers.setdefault("user-agent", "fumehood")
+    headers.setdefault("traceparent", traceparent)
+    body = None
+    if method in QUERY_METHODS:
+        query = "&".join(filter(None, (query, _query(others, query))))
+    else:
+        headers.setdefault("content-type", "application/json")
+        body = strict_json.dumps(others)
+    rows = tuple(headers.items())
+    return UpstreamRequest(
+        method=method,
+        url=url + (f"?{query}" if query else question),
+        headers=tuple(row for row in rows if not SECRET_REFERENCE.search(row[1])),
+        secret_headers=tuple(row for row in rows if SECRET_REFERENCE.search(row[1])),
+        body=body,
+    )
+
+
+def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> UpstreamRequest:
+    """The request with the values of its secrets; percent-encoded in the address."""
+    if not secrets:
+        return request
+    return replace(
+        request,
+        url=SECRET_REFERENCE.sub(lambda found: quote(secrets[found[1]], safe=""), request.url),
+        secret_headers=tuple(
+            (name, SECRET_REFERENCE.sub(lambda found: secrets[found[1]], value))
+            for name, value in request.secret_headers
+        ),
+    )
+
+
+def _fill_path(head: str, arguments: JsonObject) -> str:
+    """Scheme, host and path, with arguments in their places.
+
+    Services that decode `%2F` and resolve dots afterwards would see another path; so a segment
+    that could become one of dots is refused, however it is encoded.
+    """
+    if "{" not in head:
+        return head
+    segments = []
+    for segment in head.split("/"):
+        names = PLACEHOLDER.findall(segment)
+        texts = {name: _path_text(name, arguments.get(name)) for name in names}
+        plain = _filled(segment, texts)
+        seen = (plain, unquote(plain), unquote(unquote(plain)))
+        if names and any(_has_dots(each) for each in seen):
+            raise _refused(names[0], "cannot be a step to another path ('.' or '..')")
+        segments.append(_filled(segment, {n: quote(text, safe="") for n, text in texts.items()}))
+    return "/".join(segments)
+
+
+def _filled(segment: str, texts: Mapping[str, str]) -> str:
+    return PLACEHOLDER.sub(lambda found: texts[found[1]], segment)
+
+
+def _path_text(name: str, value: Any) -> str:
+    if not isinstance(value, str | int | float) or value == "":
+        raise _refused(name, "stands in the address, so it must be a text or a number, not empty")
+    text = _text(value)
+    if _CONTROL.search(text):
+        raise _refused(name, "stands in the address and cannot hold control characters")
+    return text
+
+
+def _has_dots(segment: str) -> bool:
+    return any(part.partition(";")[0] in (".", "..") for part in re.split(r"[/\\]", segment))
+
+
+def _query(arguments: JsonObject, own: str) -> str:
+    """The arguments as a query: a repeated name for a list, nothing for null."""
+    taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
+    pairs = []
+    for name, value in arguments.items():
+        if name in taken:
+            raise _refused(name, "is a part of the endpoint's own query")
+        for element in value if isinstance(value, list) else [value]:
+            if isinstance(element, dict | list):
+                raise _refused(name, "stands in the query and cannot be an object or nested list")
+            if element is not None:
+                pairs.append(f"{quote(name, safe='')}={quote(_text(element), safe='')}")
+    return "&".join(pairs)
+
+
+def _text(value: str | float | bool) -> str:
+    return value if isinstance(value, str) else strict_json.dumps(value).decode()
+
+
+def _refused(name: str, reason: str) -> ArgumentsRefused:
+    return ArgumentsRefused(f"The arguments are wrong: {name[:80]} {reason}.", fields=[name[:80]])
+
+
+def trace_parent(trace_id: str, call_id: str) -> str:
+    """The header `traceparent` of a call. Ids that are not W3C's are hashed into its form."""
+    # *Source*: W3C Trace Context, section 3.2.
+    if not re.fullmatch(r"(?!0{32})[0-9a-f]{32}", trace_id):
+        trace_id = hashlib.sha256(trace_id.encode()).hexdigest()[:32]
+    return f"00-{trace_id}-{hashlib.sha256(call_id.encode()).hexdigest()[:16]}-01"
+
+
+# -- the answer ----------------------------------------------------------------------------
+
+
+def _data(answer: UpstreamAnswer, redactor: Redactor) -> JsonObject:
+    """The tool's result: a JSON object as it is, other JSON, a text, or bytes in base64.
+
+    Raises:
+        ExecutionError: the body is not the JSON that its type promises.
+    """
+    if not answer.body:
+        return {"status": answer.status}
+    if _is_json(answer):
+        try:
+            value = redactor.value(strict_json.loads(answer.body))
+        except strict_json.StrictJsonError as error:
+            raise ExecutionError(
+                f"The tool's service answered with invalid JSON: {redactor.text(str(error))}.",
+                details=_details(answer, redactor),
+            ) from None
+        return value if isinstance(value, dict) else {"value": value}
+    kind = redactor.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN] or None
+    try:
+        return {"text": redactor.text(answer.body.decode("utf-8")), "content_type": kind}
+    except UnicodeDecodeError:
+        encoded = base64.b64encode(redactor.data(answer.body)).decode()
+        return {"content_base64": encoded, "content_type": kind}
+
+
+def _is_json(answer: UpstreamAnswer) -> bool:
+    return answer.content_type == "application/json" or answer.content_type.endswith("+json")
+
+
+def _error(answer: UpstreamAnswer, redactor: Redactor) -> EngineError:
+    """The error for a status that is no success."""
+    status, details = answer.status, _details(answer, redactor)
+    said = f"The tool's service answered with status {status}"
+    if status == 429:
+        return RateLimited(
+            f"{said}: too many requests. Repeat the call later.",
+            retry_after_ms=answer.retry_after_ms,
+            details=details,
+        )
+    if status >= 500:
+        return NetworkError(
+            f"{said}: it failed. Repeat the call later.",
+            retry_after_ms=answer.retry_after_ms if status == 503 else None,
+            details=details,
+        )
+    if status < 400:
+        return ExecutionError(f"{said}, which is not followed. Do not retry.", details=details)
+    return ExecutionError(
+        f"{said}, its reason is in details.body. Change the arguments, or do not retry.",
+        details=details,
+    )
+
+
+def _details(answer: UpstreamAnswer, redactor: Redactor) -> JsonObject:
+    """Status, type and a bounded part of the body."""
+    kind = redactor.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN]
+    details: JsonObject = {"status": answer.status, "content_type": kind or None}
+    if not answer.body:
+        return details
+    try:
+        value = redactor.value(strict_json.loads(answer.body))
+        text = strict_json.dumps(value).decode()
+        return {**details, "body": value if len(text) <= MAX_BODY_SHOWN else text[:MAX_BODY_SHOWN]}
+    except strict_json.StrictJsonError:
+        pass
+    text = redactor.text(answer.body.decode("utf-8", "replace"))
+    if answer.is_cut:  # the cut may have gone through a secret
+        text = text[: max(0, len(text) - redactor.longest)]
+    return {**details, "body": text[:MAX_BODY_SHOWN]}

@@ -1,0 +1,292 @@
+"""Requests to other services: one pool of connections for each engine, and bounded answers.
+
+Host side, below `rest`. `httpcore2` is used directly, because a general client follows redirects,
+keeps cookies, reads proxies from the environment, logs addresses and unpacks without a bound.
+Invariants: every connection goes to an address that `addresses` has checked, redirects included;
+what holds a secret is sent to the origin of the definition only; an answer takes no more memory
+than its limit, also when it is unpacked; when a request ends early, its connection is closed.
+"""
+
+from __future__ import annotations
+
+import ssl
+import zlib
+from collections.abc import AsyncIterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit
+
+from fumehood.core.errors import EngineError, ExecutionError, NetworkError
+from fumehood.executors.redaction import Redactor
+from fumehood.registry.definitions import url_faults
+from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBindings
+
+if TYPE_CHECKING:
+    import httpcore2
+
+MAX_CONNECTIONS = 64
+"""As many as calls that can run on the host at a time."""
+MAX_IDLE_CONNECTIONS = 16
+IDLE_S = 30.0
+MAX_REDIRECTS = 5
+MAX_ERROR_BYTES = 64 * 1024
+"""Of the body of an answer that is an error; the rest is not read."""
+PACKED_OVERHEAD_BYTES = 64 * 1024
+"""What an honest packed body may be larger than the limit for the unpacked one."""
+LONGEST_RETRY_AFTER_MS = 86_400_000
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_SENDS = frozenset({"connection.start_tls.started", "http11.send_request_headers.started"})
+"""*Source*: the names of httpcore2's trace events. From these on bytes leave this host."""
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """One request. `secret_headers` are not sent to another origin than that of `url`."""
+
+    method: str
+    url: str
+    headers: Headers = ()
+    secret_headers: Headers = ()
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamAnswer:
+    """Status, headers (names in lower case) and the unpacked body.
+
+    `is_cut` says that the body goes on; only an error's body is cut.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    is_cut: bool = False
+
+    @property
+    def content_type(self) -> str:
+        """The type without its parameters, in lower case; empty if there is none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """The time that the service asks to wait; None if it says nothing understandable."""
+        return read_retry_after(self.headers.get("retry-after", ""), datetime.now(UTC))
+
+
+class BodyTooLarge(Exception):
+    """A successful answer is over its limit."""
+
+
+class Attempt:
+    """The progress of one call's requests."""
+
+    was_sent = False
+    """Whether a byte may have reached another service."""
+
+    async def note(self, event: str, info: Mapping[str, Any]) -> None:
+        """Follow the events of the connection."""
+        if event in _SENDS:
+            self.was_sent = True
+
+
+class Upstreams:
+    """Connections to other services, and the secrets for them. Nothing is made before it is used.
+
+    `tls` replaces the host's certificate authorities.
+    """
+
+    def __init__(
+        self,
+        settings: RestSettings | None = None,
+        secrets: SecretBindings = NO_SECRETS,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.secrets = secrets
+        self._allowed_hosts = (settings or RestSettings()).allowed_hosts
+        self._tls = tls
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.aclose()
+
+    async def ask(
+        self, request: UpstreamRequest, max_bytes: int, attempt: Attempt, redactor: Redactor
+    ) -> UpstreamAnswer:
+        """Send a request, follow redirects of GET and HEAD, and read the answer.
+
+        Raises:
+            BodyTooLarge: a successful answer is over `max_bytes`.
+            PermissionDenied: an address is not allowed.
+            NetworkError: no answer, or no whole one.
+            ExecutionError: a redirect or an answer that is not followed or not understood.
+        """
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = await self._ask_once(request, max_bytes, attempt)
+            location = answer.headers.get("location")
+            is_read = request.method in ("GET", "HEAD")
+            if answer.status not in _REDIRECTS or location is None or not is_read:
+                return answer
+            request = _redirected(request, location, redactor)
+        raise ExecutionError(
+            f"The tool's service redirected the request more than {MAX_REDIRECTS} times. Do not "
+            "retry."
+        )
+
+    async def _ask_once(
+        self, request: UpstreamRequest, max_bytes: int, attempt: Attempt
+    ) -> UpstreamAnswer:
+        import httpcore2  # most engines have no REST tool, and need no HTTP client
+
+        try:
+            async with self._connections().stream(
+                request.method,
+                _url(request),
+                headers=[*_own_headers(request), *request.headers, *request.secret_headers],
+                content=request.body,
+                extensions={"trace": attempt.note},
+            ) as answer:
+                headers = _headers(answer.headers)
+                is_success = 200 <= answer.status < 300
+                most = max_bytes if is_success else min(max_bytes, MAX_ERROR_BYTES)
+                async with aclosing(answer.aiter_stream()) as chunks:
+                    body, is_cut = await _read(chunks, headers.get("content-encoding", ""), most)
+                if is_cut and is_success:
+                    raise BodyTooLarge
+                return UpstreamAnswer(answer.status, headers, body, is_cut)
+        except httpcore2.ConnectError as error:
+            raise _not_secure(error) from None
+        except httpcore2.LocalProtocolError:
+            # Without the cause: it quotes the header that could not be sent.
+            raise ExecutionError("The tool's request cannot be sent as HTTP.") from None
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, zlib.error):
+            raise NetworkError(
+                "The tool's service broke off its answer, or gave none that is HTTP."
+            ) from None
+
+    def _connections(self) -> httpcore2.AsyncConnectionPool:
+        if self._pool is None:
+            import httpcore2
+
+            from fumehood.executors.addresses import CheckedBackend
+
+            self._pool = httpcore2.AsyncConnectionPool(
+                ssl_context=self._tls or httpcore2.default_ssl_context(),
+                max_connections=MAX_CONNECTIONS,
+                max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+                keepalive_expiry=IDLE_S,
+                network_backend=CheckedBackend(self._allowed_hosts),
+            )
+        return self._pool
+
+
+def _not_secure(error: httpcore2.ConnectError) -> EngineError:
+    """The error for a connection that TLS did not accept; `addresses` reports all others."""
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args):
+        return NetworkError(
+            "The certificate of the tool's service is not valid for its name, so nothing was "
+            "sent. Do not retry.",
+            retryable=False,
+        )
+    return NetworkError("No secure connection to the tool's service could be made.")
+
+
+def _own_headers(request: UpstreamRequest) -> Headers:
+    """The headers of the connection itself, which no definition can set."""
+    origin = Origin.of(request.url)
+    is_default = origin.port == {"https": 443, "http": 80}[origin.scheme]
+    host = origin.shown_host if is_default else f"{origin.shown_host}:{origin.port}"
+    length = (("content-length", str(len(request.body))),) if request.body is not None else ()
+    return (("host", host), ("accept-encoding", "gzip"), *length)
+
+
+def _url(request: UpstreamRequest) -> httpcore2.URL:
+    import httpcore2
+
+    origin, parts = Origin.of(request.url), urlsplit(request.url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return httpcore2.URL(
+        scheme=origin.scheme, host=origin.host, port=origin.port, target=target.encode("ascii")
+    )
+
+
+def _redirected(request: UpstreamRequest, location: str, redactor: Redactor) -> UpstreamRequest:
+    """The request that a redirect asks for. What holds a secret is not sent to another origin.
+
+    Raises:
+        ExecutionError: the address cannot be followed.
+    """
+    before = Origin.of(request.url)
+    try:
+        url = urljoin(request.url, location).partition("#")[0]
+    except ValueError:
+        url = ""
+    if any(url_faults(url)) or (before.scheme == "https" and not url.startswith("https://")):
+        raise ExecutionError(
+            "The tool's service redirected the request to an address that is not followed. Do not "
+            "retry."
+        )
+    if Origin.of(url) == before:
+        return replace(request, url=url)
+    if redactor.finds(url):
+        raise ExecutionError(
+            "The tool's service redirected the request to another host with a secret in the "
+            "address, which is not followed. Do not retry."
+        )
+    return replace(request, url=url, secret_headers=())
+
+
+def _headers(rows: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By name; of a repeated header the first."""
+    found: dict[str, str] = {}
+    for name, value in rows:
+        found.setdefault(name.decode("ascii").lower(), value.decode("latin-1"))
+    return found
+
+
+async def _read(chunks: AsyncIterable[bytes], encoding: str, most: int) -> tuple[bytes, bool]:
+    """The unpacked body, and whether it was cut at `most` bytes.
+
+    Raises:
+        ExecutionError: it is packed in a way that was not asked for.
+        zlib.error: it is not what it says, or ends too early.
+    """
+    encoding = encoding.strip().lower()
+    if encoding not in ("", "identity", "gzip", "x-gzip"):
+        raise ExecutionError(
+            "The tool's service packed its answer in a way that was not asked for. Do not retry."
+        )
+    unpacker = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
+    body, received = bytearray(), 0
+    async for chunk in chunks:
+        received += len(chunk)
+        body += chunk if unpacker is None else unpacker.decompress(chunk, most + 1 - len(body))
+        if len(body) > most or received > most + PACKED_OVERHEAD_BYTES:
+            return bytes(body[:most]), True
+    if unpacker is not None and received and (not unpacker.eof or unpacker.unused_data):
+        raise zlib.error("the packed body is not whole")
+    return bytes(body), False
+
+
+def read_retry_after(value: str, now: datetime) -> int | None:
+    """Milliseconds from `Retry-After`: seconds, or a date. At most a day."""
+    # *Source*: RFC 9110, section 10.2.3.
+    if value.isascii() and value.isdigit():
+        return min(int(value[:12]) * 1000, LONGEST_RETRY_AFTER_MS)
+    try:
+        until = parsedate_to_datetime(value)
+        wait_s = (until.replace(tzinfo=until.tzinfo or UTC) - now).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(0, int(wait_s * 1000)), LONGEST_RETRY_AFTER_MS)
+
+
+__all__ = ["Attempt", "BodyTooLarge", "UpstreamAnswer", "UpstreamRequest", "Upstreams"]

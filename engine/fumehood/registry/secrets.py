@@ -1,0 +1,204 @@
+"""Secrets of REST and MCP tools: which definition may refer to which, and their values.
+
+Host side. A definition refers to a secret as `${secret:NAME}`; the operator's configuration binds
+the name to its source, to tools and to hosts. Invariants: a reference that is not bound to the
+tool and to the host of its endpoint is refused at registration and again at the call; a value is
+read for one call, kept nowhere, and shown in no message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from fumehood.core.errors import ExecutionError
+from fumehood.core.tool import ToolDefinition
+from fumehood.registry.definitions import SECRET_REFERENCE
+from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
+
+SECRET_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
+MIN_CHARACTERS = 8
+"""A shorter value could not be told from other text when it is taken out of answers."""
+
+MAX_CHARACTERS = 4096
+_VALUE = re.compile(rf"[!-~]([ -~]{{0,{MAX_CHARACTERS - 2}}}[!-~])?")
+"""The characters that a header may hold, without space around them."""
+
+_HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?)(:[0-9]{1,5})?")
+
+
+def _lower_host(value: str) -> str:
+    host = value.lower()
+    if not _HOST.fullmatch(host):
+        raise ValueError("must be a host, or a host and a port, such as api.internal:8080")
+    return host
+
+
+HostPattern = Annotated[str, AfterValidator(_lower_host)]
+"""An exact host (every port of it), or an exact host and port. IPv6 addresses are in brackets."""
+
+
+class RestSettings(BaseModel):
+    """Hosts that REST tools may reach although their addresses are not public."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    allowed_hosts: tuple[HostPattern, ...] = ()
+
+
+class SecretSettings(BaseModel):
+    """The source of one secret, and the tools and hosts that it is for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    env: str | None = Field(default=None, min_length=1, max_length=200)
+    """A variable of the engine's environment."""
+    file: Path | None = None
+    """A file that only the engine's user can read."""
+    tools: tuple[str, ...] = Field(min_length=1)
+    hosts: tuple[HostPattern, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.env is None) is (self.file is None):
+            raise ValueError("a secret needs `env` or `file`, and not both")
+        if self.file is not None and not self.file.is_absolute():
+            raise ValueError("`file` must be an absolute path")
+        return self
+
+
+AllSecrets = dict[Annotated[str, Field(pattern=SECRET_NAME)], SecretSettings]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Scheme, host and port of a URL. The host is in lower case and without brackets."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> Origin:
+        """The origin of a checked endpoint. Raises ValueError if it has none."""
+        parts = urlsplit(url)
+        host = (parts.hostname or "").rstrip(".")
+        if parts.scheme not in ("https", "http") or not host:
+            raise ValueError("not an http or https URL")
+        return cls(parts.scheme, host, parts.port or (443 if parts.scheme == "https" else 80))
+
+    @property
+    def shown_host(self) -> str:
+        """The host as a URL writes it."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    def is_in(self, hosts: Collection[str]) -> bool:
+        """Whether a list of hosts names it, with or without its port."""
+        return self.shown_host in hosts or f"{self.shown_host}:{self.port}" in hosts
+
+
+class SecretBindings:
+    """The operator's secrets. Without settings there are none, and every reference is refused."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, SecretSettings] = MappingProxyType({}),
+        rest: RestSettings | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._settings = settings
+        self._allowed_hosts = (rest or RestSettings()).allowed_hosts
+        self._environment = environment
+
+    def faults(self, definition: ToolDefinition) -> list[str]:
+        """A fault for each secret that the definition refers to and may not have."""
+        return [
+            f"{field}: {fault}"
+            for field, text in _texts(definition)
+            for name in dict.fromkeys(SECRET_REFERENCE.findall(text))
+            if (fault := self._fault(name, definition)) is not None
+        ]
+
+    def values(self, definition: ToolDefinition) -> dict[str, str]:
+        """The values of the secrets that a definition refers to. May read files.
+
+        Raises:
+            ExecutionError: a secret is not bound to this tool and host, or has no usable value.
+        """
+        names = {n for _, text in _texts(definition) for n in SECRET_REFERENCE.findall(text)}
+        return {name: self._value(name, definition) for name in sorted(names)}
+
+    def _fault(self, name: str, definition: ToolDefinition) -> str | None:
+        secret = self._settings.get(name)
+        if secret is None:
+            return f"the configuration has no secret {name!r}; the operator can add secrets.{name}"
+        if definition.name not in secret.tools:
+            return f"the secret {name!r} is not bound to the tool {definition.name}"
+        origin = Origin.of(SECRET_REFERENCE.sub("x", definition.endpoint or ""))
+        if not origin.is_in(secret.hosts):
+            return f"the secret {name!r} is not bound to the endpoint's host {origin.shown_host}"
+        if origin.scheme != "https" and not origin.is_in(self._allowed_hosts):
+            return (
+                f"the secret {name!r} cannot go to an http address, where others can read it; use "
+                "https, or name the host in rest.allowed_hosts"
+            )
+        return None
+
+    def _value(self, name: str, definition: ToolDefinition) -> str:
+        fault = self._fault(name, definition)
+        if fault is not None:  # the definition was registered, so this is a fault of the engine
+            raise ExecutionError(f"The call cannot be sent: {fault}. Do not retry.")
+        secret = self._settings[name]
+        try:
+            value = self._read(secret)
+        except (OSError, UnicodeDecodeError, Untrusted):
+            value = None
+        if value is None or len(value) < MIN_CHARACTERS or not _VALUE.fullmatch(value):
+            source = "environment variable" if secret.env is not None else "file"
+            raise ExecutionError(
+                f"The secret {name!r} has no usable value, so nothing was sent. The operator must "
+                f"set its {source} to a line of {MIN_CHARACTERS} to {MAX_CHARACTERS} printable "
+                "ASCII characters; a file must be readable by the engine's user only. Do not retry."
+            )
+        return value
+
+    def _read(self, secret: SecretSettings) -> str | None:
+        if secret.file is None:
+            return self._environment.get(secret.env or "")
+        owners = frozenset({0, os.geteuid()})
+        directory = open_directory(secret.file.parent, owners)
+        try:
+            data, signature = read_file(directory, secret.file.name, owners)
+        finally:
+            os.close(directory)
+        if stat.S_IMODE(signature.mode) & 0o077:
+            raise Untrusted("it is open to other users; fix it with chmod 600")
+        return data.decode("ascii").removesuffix("\n").removesuffix("\r")
+
+
+NO_SECRETS = SecretBindings()
+
+
+def _texts(definition: ToolDefinition) -> list[tuple[str, str]]:
+    """The fields that may refer to secrets."""
+    headers = (definition.headers or {}).values()
+    return [("endpoint", definition.endpoint or ""), *(("headers", value) for value in headers)]
+
+
+__all__ = [
+    "NO_SECRETS",
+    "AllSecrets",
+    "Origin",
+    "RestSettings",
+    "SecretBindings",
+    "SecretSettings",
+]

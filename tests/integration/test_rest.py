@@ -1,0 +1,515 @@
+"""REST tools of an engine, against a service that answers as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import httpcore2
+import pytest
+
+from fumehood import Config, Engine, Envelope
+from fumehood.core.errors import NetworkError, UpstreamTimeout
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.rest import run_request
+from fumehood.executors.upstreams import Upstreams
+from fumehood.registry.definitions import parse_definition
+from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
+from upstream import Reply, Upstream, bomb, packed, redirect, running_upstream
+
+pytestmark = pytest.mark.anyio
+
+OUTPUT_BYTES = 1 << 20
+LIMITS = Limits(20, 20, None, OUTPUT_BYTES)
+SECRET = "s3cret-Value/1"
+
+
+def document(upstream: Upstream, path: str = "/now", **fields: Any) -> JsonObject:
+    """A REST tool of the service."""
+    return {
+        "name": "ask",
+        "type": "REST",
+        "description": "Ask the service.",
+        "method": "GET",
+        "endpoint": upstream.url + path,
+        "parameters": {"properties": {"city": {"type": "string"}}},
+        **fields,
+    }
+
+
+class Asker:
+    """Asks a service without an engine around."""
+
+    def __init__(self, upstream: Upstream, upstreams: Upstreams) -> None:
+        self.upstream = upstream
+        self.upstreams = upstreams
+
+    async def ask(
+        self, *replies: Reply, arguments: JsonObject | None = None, **fields: Any
+    ) -> Outcome:
+        if replies:
+            self.upstream.script("/now", *replies)
+        limits = fields.pop("limits", LIMITS)
+        definition = parse_definition(document(self.upstream, **fields))
+        traceparent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+        return await run_request(definition, arguments or {}, limits, self.upstreams, traceparent)
+
+
+@asynccontextmanager
+async def asking(upstream: Upstream, **secrets: SecretSettings) -> AsyncIterator[Asker]:
+    """Whoever may ask the service, with these secrets."""
+    rest = RestSettings(allowed_hosts=("127.0.0.1", "localhost"))
+    bindings = SecretBindings(secrets, rest, {"KEY": SECRET})
+    upstreams = Upstreams(rest, bindings)
+    yield Asker(upstream, upstreams)
+    await upstreams.close()
+
+
+@pytest.fixture
+async def asker(upstream: Upstream) -> AsyncIterator[Asker]:
+    key = SecretSettings(env="KEY", tools=("ask",), hosts=("127.0.0.1", "localhost"))
+    async with asking(upstream, key=key) as asker:
+        yield asker
+
+
+def ended(outcome: Outcome) -> str:
+    """The code that it ended with."""
+    assert outcome.error is not None, outcome.data
+    return outcome.error.code
+
+
+# -- what is asked, and what comes back ----------------------------------------------------
+
+
+async def test_arguments_are_the_query_of_a_get_and_the_body_of_a_post(asker: Asker) -> None:
+    got = await asker.ask(arguments={"city": "Bad Ems&x=1", "days": [1, 2], "none": None})
+    assert got.data["target"] == "/now?city=Bad%20Ems%26x%3D1&days=1&days=2"
+    assert got.data["body"] == ""
+    posted = await asker.ask(
+        arguments={"city": "Bad Ems", "days": [1, {"a": None}]}, method="POST", path="/now?v=2"
+    )
+    assert posted.data["target"] == "/now?v=2"
+    assert json.loads(posted.data["body"]) == {"city": "Bad Ems", "days": [1, {"a": None}]}
+    headers = posted.data["headers"]
+    assert headers["content-type"] == "application/json"
+    assert headers["traceparent"] == "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    assert headers["host"] == asker.upstream.authority
+
+
+async def test_argument_fills_its_place_in_the_path_and_stands_nowhere_else(asker: Asker) -> None:
+    parameters = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+    got = await asker.ask(
+        arguments={"city": "a/b?c#d é", "unit": "c"}, path="/cities/{city}/now",
+        parameters=parameters,
+    )  # fmt: skip
+    assert got.data["target"] == "/cities/a%2Fb%3Fc%23d%20%C3%A9/now?unit=c"
+
+
+@pytest.mark.parametrize(
+    ("reply", "data"),
+    [
+        (Reply(body=b'{"a": 1}'), {"a": 1}),
+        (Reply(body=b"[1, 2]", content_type="application/problem+json"), {"value": [1, 2]}),
+        (Reply(body="é".encode(), content_type="text/plain; charset=utf-8"),
+         {"text": "é", "content_type": "text/plain; charset=utf-8"}),
+        (Reply(body=b"x", content_type=None), {"text": "x", "content_type": None}),
+        (Reply(body=b"\xff\x00", content_type="image/png"),
+         {"content_base64": "/wA=", "content_type": "image/png"}),
+        (Reply(204, b""), {"status": 204}),
+        (Reply(200, b""), {"status": 200}),
+        (packed(b'{"a": 2}'), {"a": 2}),
+    ],
+)  # fmt: skip
+async def test_answer_becomes_data_by_its_type(asker: Asker, reply: Reply, data: Any) -> None:
+    outcome = await asker.ask(reply)
+    assert (outcome.error, outcome.data) == (None, data)
+    assert outcome.network_ms > 0
+    assert outcome.isolation == "none"
+
+
+async def test_head_answers_with_the_status(asker: Asker) -> None:
+    assert (await asker.ask(method="HEAD")).data == {"status": 200}
+
+
+IN_A_MINUTE = format_datetime(datetime.now(UTC) + timedelta(seconds=3000), usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "retryable", "retry_after_ms"),
+    [
+        (Reply(404, b'{"reason": "none"}'), "EXECUTION_ERROR", False, None),
+        (Reply(418, b"tea", content_type="text/plain"), "EXECUTION_ERROR", False, None),
+        (Reply(429, headers={"retry-after": "7"}), "RATE_LIMITED", True, 7000),
+        (Reply(429, headers={"retry-after": "soon"}), "RATE_LIMITED", True, None),
+        (Reply(500), "NETWORK_ERROR", True, None),
+        (Reply(503, headers={"retry-after": "2"}), "NETWORK_ERROR", True, 2000),
+        (Reply(304, b""), "EXECUTION_ERROR", False, None),
+        (Reply(body=b"{", content_type="application/json"), "EXECUTION_ERROR", False, None),
+        (Reply(body=b'"\xff"'), "EXECUTION_ERROR", False, None),
+        (Reply(reset=True), "NETWORK_ERROR", True, None),
+        (Reply(body=b'{"a": 1}', length=20), "NETWORK_ERROR", True, None),
+        (Reply(body=b'{"a": 1}', reset_after=3), "NETWORK_ERROR", True, None),
+        (Reply(raw=b"220 mail.example ready\r\n"), "NETWORK_ERROR", True, None),
+        (Reply(raw=b"HTTP/1.1 200 OK\r\nx: " + b"a" * 300_000), "NETWORK_ERROR", True, None),
+        (Reply(headers={"content-encoding": "gzip"}), "NETWORK_ERROR", True, None),
+        (Reply(body=gzip.compress(b"{}")[:-4], headers={"content-encoding": "gzip"}),
+         "NETWORK_ERROR", True, None),
+        (Reply(headers={"content-encoding": "br"}), "EXECUTION_ERROR", False, None),
+    ],
+)  # fmt: skip
+async def test_failure_of_the_service_has_its_code(
+    asker: Asker, reply: Reply, code: str, retryable: bool, retry_after_ms: int | None
+) -> None:
+    outcome = await asker.ask(reply)
+    assert ended(outcome) == code
+    assert outcome.error is not None
+    assert outcome.error.may_retry is retryable
+    assert outcome.error.retry_after_ms == retry_after_ms
+    assert outcome.error.was_sent is True
+    assert outcome.network_ms > 0
+
+
+async def test_retry_after_may_be_a_date(asker: Asker) -> None:
+    outcome = await asker.ask(Reply(503, headers={"retry-after": IN_A_MINUTE}))
+    assert outcome.error is not None
+    assert outcome.error.retry_after_ms is not None
+    assert 0 < outcome.error.retry_after_ms <= 3_000_000
+
+
+async def test_body_of_an_error_is_in_the_details_and_bounded(asker: Asker) -> None:
+    small = await asker.ask(Reply(404, b'{"reason": "none"}'))
+    assert small.error is not None
+    assert small.error.details == {
+        "status": 404, "content_type": "application/json", "body": {"reason": "none"},
+    }  # fmt: skip
+    large = await asker.ask(Reply(400, b"x" * 3_000_000, content_type="text/plain"))
+    assert large.error is not None
+    assert large.error.details is not None
+    assert large.error.details["body"] == "x" * 4096
+
+
+async def test_next_request_uses_the_same_connection(asker: Asker) -> None:
+    for _ in range(3):
+        assert (await asker.ask()).error is None
+    assert asker.upstream.connections == 1
+
+
+# -- limits --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(body=b"a" * (OUTPUT_BYTES + 1), content_type="text/plain"),
+        Reply(body=b"a" * 65536, endless=True, content_type="text/plain"),
+        bomb(64),
+        packed(b"a" * (OUTPUT_BYTES + 1), content_type="text/plain"),
+    ],
+    ids=["long", "endless", "bomb", "packed"],
+)
+async def test_answer_over_the_limit_ends_the_request_and_its_connection(
+    asker: Asker, reply: Reply
+) -> None:
+    outcome = await asker.ask(reply)
+    assert ended(outcome) == "OUTPUT_LIMIT_EXCEEDED"
+    if reply.endless:
+        asker.upstream.wait_for(lambda: asker.upstream.closed == 1)
+    twin = await asker.ask(Reply(body=b"a" * OUTPUT_BYTES, content_type="text/plain"))
+    assert len(twin.data["text"]) == OUTPUT_BYTES
+
+
+async def test_endless_stream_that_unpacks_to_nothing_is_over_the_limit(asker: Asker) -> None:
+    head = gzip.compress(b"")[:10]
+    nothing = b"\x00\x00\x00\xff\xff" * 10_000  # empty stored blocks
+    bodies = [Reply(body=head + nothing * 40, headers={"content-encoding": "gzip"})]
+    assert ended(await asker.ask(*bodies)) == "OUTPUT_LIMIT_EXCEEDED"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [Reply(held=True), Reply(held_body=True), Reply(body=b"a" * 1000, drip_s=0.02)],
+    ids=["held", "held_body", "drip"],
+)
+async def test_late_answer_is_a_timeout_and_its_connection_is_closed(
+    asker: Asker, reply: Reply
+) -> None:
+    outcome = await asker.ask(reply, timeout=300)
+    assert isinstance(outcome.error, UpstreamTimeout)
+    assert outcome.error.may_retry is True
+    assert outcome.error.was_sent is True
+    assert outcome.error.details == {"ended_by": "wall_time", "limit": {"timeout_seconds": 0.3}}
+    asker.upstream.wait_for(lambda: asker.upstream.closed == 1)
+
+
+async def test_limit_of_the_call_wins_over_a_longer_one_of_the_definition(asker: Asker) -> None:
+    limits = Limits(0.2, 0.2, None, OUTPUT_BYTES)
+    outcome = await asker.ask(Reply(held=True), timeout=60_000, limits=limits)
+    assert isinstance(outcome.error, UpstreamTimeout)
+    assert outcome.error.details is not None
+    assert outcome.error.details["limit"] == {"timeout_seconds": 0.2}
+
+
+async def test_cancellation_closes_the_connection(asker: Asker) -> None:
+    task = asyncio.ensure_future(asker.ask(Reply(held=True)))
+    await asyncio.to_thread(asker.upstream.wait_for, lambda: asker.upstream.count("/now") == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(asker.upstream.wait_for, lambda: asker.upstream.closed == 1)
+    assert (await asker.ask(Reply())).error is None
+
+
+# -- what was not sent ---------------------------------------------------------------------
+
+
+async def test_nothing_was_sent_where_no_connection_could_be_made(asker: Asker) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    outcome = await asker.ask(endpoint=f"http://127.0.0.1:{port}/")
+    assert isinstance(outcome.error, NetworkError)
+    assert (outcome.error.was_sent, outcome.error.may_retry) == (False, True)
+    outcome = await asker.ask(endpoint="http://nothing.invalid/")
+    assert isinstance(outcome.error, NetworkError)
+    assert outcome.error.was_sent is False
+
+
+async def test_nothing_was_sent_where_an_argument_is_refused(asker: Asker) -> None:
+    outcome = await asker.ask(arguments={"v": "3"}, path="/now?v=2")
+    assert ended(outcome) == "INVALID_PARAMS"
+    assert outcome.error is not None
+    assert (outcome.error.was_sent, outcome.error.fields) == (False, ("v",))
+    assert asker.upstream.requests == []
+
+
+# -- redirects -----------------------------------------------------------------------------
+
+
+async def test_redirect_of_a_get_is_followed_and_of_a_post_is_not(asker: Asker) -> None:
+    asker.upstream.script("/then", Reply(body=b'{"there": true}'))
+    assert (await asker.ask(redirect("/then"))).data == {"there": True}
+    asker.upstream.script("/now", redirect("/then", 307))
+    posted = await asker.ask(method="POST")
+    assert ended(posted) == "EXECUTION_ERROR"
+    assert asker.upstream.count("/then") == 1
+
+
+async def test_loop_of_redirects_ends(asker: Asker) -> None:
+    assert ended(await asker.ask(redirect("/now"))) == "EXECUTION_ERROR"
+    assert asker.upstream.count("/now") == 6
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "ftp://127.0.0.1/",
+        "http://u:p@127.0.0.1/",
+        "http://a b/",
+        "http://:0/",
+        "http://[",
+        "http://[::1",
+        "http://a:b/",
+        "/\xe9",
+        "javascript:1",
+    ],
+)
+async def test_redirect_to_what_is_no_plain_address_is_refused(asker: Asker, location: str) -> None:
+    assert ended(await asker.ask(redirect(location))) == "EXECUTION_ERROR"
+    assert len(asker.upstream.requests) == 1
+
+
+# -- secrets -------------------------------------------------------------------------------
+
+WITH_SECRET = {
+    "headers": {"authorization": "Bearer ${secret:key}", "x-plain": "plain"},
+    "path": "/now?api_key=${secret:key}",
+}
+
+
+async def test_secret_is_sent_and_never_handed_back(asker: Asker) -> None:
+    outcome = await asker.ask(**WITH_SECRET)
+    (request,) = asker.upstream.requests
+    assert request.headers["authorization"] == f"Bearer {SECRET}"
+    assert request.query == "api_key=s3cret-Value%2F1"
+    told = json.dumps(outcome.data)
+    assert "s3cret" not in told
+    assert outcome.data["headers"]["authorization"] == "Bearer [redacted]"
+    assert outcome.data["target"] == "/now?api_key=[redacted]"
+
+
+def escaped(text: str) -> str:
+    return "".join(f"\\u{ord(character):04x}" for character in text)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(body=f"you sent {SECRET}".encode(), content_type="text/plain"),
+        Reply(body=f'{{"{SECRET}": ["{SECRET}"]}}'.encode()),
+        Reply(body=f'"{escaped(SECRET)}"'.encode()),
+        Reply(400, f'{{"sent": "{escaped(SECRET)}"}}'.encode()),
+        Reply(body=b"\xff" + SECRET.encode(), content_type="application/octet-stream"),
+        Reply(content_type=f"text/{SECRET}", body=b"x"),
+        Reply(500, SECRET.encode() * 10_000, content_type="text/plain"),
+        Reply(401, SECRET.encode(), content_type=SECRET),
+        Reply(body=f'{{"{SECRET}": 1, "{SECRET}": 1}}'.encode()),
+        redirect(f"http://localhost:1/?{SECRET}"),
+    ],
+)
+async def test_echo_of_a_secret_is_redacted(asker: Asker, reply: Reply) -> None:
+    outcome = await asker.ask(reply, **WITH_SECRET)
+    error = outcome.error
+    told = json.dumps([outcome.data, error and [error.message, error.details]])
+    for form in (SECRET, "s3cret", escaped(SECRET)[:24], "czNjcmV0"):
+        assert form not in told.replace("\\\\", "\\"), told
+
+
+async def test_secret_header_does_not_follow_a_redirect_to_another_port(
+    asker: Asker, upstream: Upstream
+) -> None:
+    with running_upstream() as other:
+        away = redirect(other.url + "/there")
+        assert (await asker.ask(away, **WITH_SECRET)).error is None
+        (there,) = other.requests
+        assert "authorization" not in there.headers
+        assert there.headers["x-plain"] == "plain"
+        assert there.query == ""
+    asker.upstream.script("/here", Reply())
+    assert (await asker.ask(redirect("/here"), **WITH_SECRET)).error is None  # twin
+    assert asker.upstream.requests[-1].headers["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_secret_without_a_usable_value_sends_nothing(upstream: Upstream) -> None:
+    hosts = ("127.0.0.1",)
+    bound = {"tools": ("ask",), "hosts": hosts}
+    async with asking(upstream, key=SecretSettings(env="OTHER", **bound)) as asker:
+        outcome = await asker.ask(**WITH_SECRET)
+        assert ended(outcome) == "EXECUTION_ERROR"
+        assert outcome.error is not None
+        assert "'key'" in outcome.error.message
+        assert (outcome.error.may_retry, outcome.error.was_sent) == (False, False)
+    assert upstream.requests == []
+
+
+async def test_secret_in_a_file_is_read_at_the_call(upstream: Upstream, home: Path) -> None:
+    file = home / "key"
+    key = SecretSettings(file=file, tools=("ask",), hosts=("127.0.0.1",))
+    async with asking(upstream, key=key) as asker:
+        assert ended(await asker.ask(**WITH_SECRET)) == "EXECUTION_ERROR"
+        file.write_text("value-one\n")
+        file.chmod(0o640)
+        assert ended(await asker.ask(**WITH_SECRET)) == "EXECUTION_ERROR"
+        file.chmod(0o600)
+        assert (await asker.ask(**WITH_SECRET)).error is None
+        file.write_text("value-two\n")
+        assert (await asker.ask(**WITH_SECRET)).error is None
+    assert [r.headers["authorization"] for r in upstream.requests] == [
+        "Bearer value-one", "Bearer value-two",
+    ]  # fmt: skip
+
+
+# -- TLS -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def certificate(home: Path) -> Path:
+    """A certificate for `localhost` with its key."""
+    key, certificate = home / "key.pem", home / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    certificate.write_bytes(certificate.read_bytes() + key.read_bytes())
+    return certificate
+
+
+@pytest.fixture
+def secure(certificate: Path) -> Iterator[Upstream]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    with running_upstream(context) as running:
+        yield running
+
+
+async def test_certificate_must_be_for_the_name_and_not_for_the_address(
+    secure: Upstream, certificate: Path
+) -> None:
+    rest = RestSettings(allowed_hosts=("127.0.0.1", "localhost"))
+    trusting = Upstreams(rest, tls=ssl.create_default_context(cafile=str(certificate)))
+    asker = Asker(secure, trusting)
+    by_name = f"https://localhost:{secure.port}/now"
+    assert (await asker.ask(endpoint=by_name)).data["target"] == "/now"
+    outcome = await asker.ask(endpoint=f"https://127.0.0.1:{secure.port}/now")
+    assert ended(outcome) == "NETWORK_ERROR"
+    assert outcome.error is not None
+    assert outcome.error.may_retry is False
+    await trusting.close()
+    stranger = Asker(secure, Upstreams(rest))
+    assert ended(await stranger.ask(endpoint=by_name)) == "NETWORK_ERROR"
+    await stranger.upstreams.close()
+    assert len(secure.requests) == 1
+
+
+# -- in an engine --------------------------------------------------------------------------
+
+
+async def call(upstream: Upstream, home: Path, arguments: JsonObject, **fields: Any) -> Envelope:
+    rest = RestSettings(allowed_hosts=(upstream.authority,))
+    tool = document(upstream, **fields)
+    async with Engine(tools=[tool], config=Config(home=home, rest=rest)) as engine:
+        return await engine.call("ask", arguments)
+
+
+@pytest.mark.row("T5", "E1", "E2")
+async def test_envelope_of_a_rest_tool(upstream: Upstream, home: Path) -> None:
+    envelope = await call(upstream, home, {"city": "Oslo"})
+    assert envelope.data["target"] == "/now?city=Oslo"
+    sandbox = envelope.metadata.sandbox
+    assert sandbox is not None
+    assert (sandbox.placement, sandbox.isolation) == ("host", "none")
+    assert envelope.metadata.performance.network_ms > 0
+    sent = envelope.data["headers"]["traceparent"].split("-")
+    assert [len(part) for part in sent] == [2, 32, 16, 2]
+
+
+async def test_refused_argument_and_misfitting_answer_have_their_codes(
+    upstream: Upstream, home: Path
+) -> None:
+    parameters = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+    refused = await call(
+        upstream, home, {"city": ".."}, path="/cities/{city}", parameters=parameters
+    )
+    assert refused.error is not None
+    assert (refused.error.code, refused.error.fields) == ("INVALID_PARAMS", ("city",))
+    assert upstream.requests == []
+    schema = {"type": "object", "required": ["degrees"]}
+    misfit = await call(upstream, home, {}, output_schema=schema)
+    assert misfit.error is not None
+    assert misfit.error.code == "EXECUTION_ERROR"
+
+
+async def test_engine_without_a_call_of_a_rest_tool_has_no_pool(
+    upstream: Upstream, home: Path
+) -> None:
+    async with Engine(tools=[document(upstream)], config=Config(home=home)) as engine:
+        await engine.call("calculator", {"expression": "1 + 1"})
+        assert engine._made.upstreams._pool is None
+        refused = await engine.call("ask", {})
+        assert refused.error is not None
+        assert refused.error.code == "PERMISSION_DENIED"
+        assert isinstance(engine._made.upstreams._pool, httpcore2.AsyncConnectionPool)
+    assert engine._made.upstreams._pool is None
+    assert upstream.connections == 0

@@ -1,0 +1,282 @@
+"""The request of a REST tool, and what is taken out of its answer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import anyio
+import httpcore2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenied
+from fumehood.core.json_types import JsonObject
+from fumehood.executors.addresses import CheckedBackend, is_public
+from fumehood.executors.redaction import Redactor
+from fumehood.executors.rest import make_request, trace_parent
+from fumehood.executors.upstreams import UpstreamRequest, read_retry_after
+from fumehood.registry.definitions import parse_definition
+from support.definitions import rest_document
+
+pytestmark = pytest.mark.row("T5")
+
+ENDPOINT = "https://api.example/v1/cities/{city}/days-{day}?key=${secret:key}&v=1"
+PARAMETERS = {
+    "properties": {"city": {"type": "string"}, "day": {"type": "string"}},
+    "required": ["city", "day"],
+    "additionalProperties": True,
+}
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def ask(arguments: JsonObject, **fields: Any) -> UpstreamRequest:
+    document = rest_document(endpoint=ENDPOINT, parameters=PARAMETERS)
+    return make_request(parse_definition({**document, **fields}), arguments, "00-a-b-01")
+
+
+HOSTILE = st.text() | st.sampled_from(
+    ["..", ".", "../..", "..;", "%2e%2e", "%252e%252e/", "a/../b", "a\\..\\b", "//evil.example",
+     "@evil.example", "?key=x", "#", "x\r\nhost: y", "\0", "..%2f", ".%2e;a=1/x", "{day}", "${secret:key}"]
+)  # fmt: skip
+
+
+def test_no_argument_changes_host_depth_or_the_endpoints_own_query() -> None:
+    endings = {"sent": 0, "refused": 0}
+
+    @given(HOSTILE, HOSTILE, st.dictionaries(st.text(), JSON_VALUES, max_size=4))
+    def check(city: str, day: str, others: JsonObject) -> None:
+        try:
+            url = ask({**others, "city": city, "day": day}).url
+        except ArgumentsRefused:
+            endings["refused"] += 1
+            return
+        endings["sent"] += 1
+        parts = urlsplit(url.replace("${secret:key}", "SECRET"))
+        assert (parts.scheme, parts.netloc, parts.fragment) == ("https", "api.example", "")
+        empty, version, cities, sent_city, sent_day = parts.path.split("/")
+        assert (empty, version, cities) == ("", "v1", "cities")
+        assert unquote(sent_city) == city
+        assert unquote(sent_day) == f"days-{day}"
+        assert ".." not in unquote(unquote(sent_city)).split("/")
+        query = parse_qsl(parts.query, keep_blank_values=True)
+        assert query[:2] == [("key", "SECRET"), ("v", "1")]
+        assert not {"key", "v", "city", "day"} & {name for name, _ in query[2:]}
+
+    check()
+    assert min(endings.values()) > 0
+
+
+@pytest.mark.parametrize(
+    "city",
+    ["", ".", "..", "../x", "x/..", "..\\x", "%2e%2e", "%252e%252e", "..;a", "a\0", "a\n", None, [],
+     {}, ["a"]],
+)  # fmt: skip
+def test_value_that_could_be_another_path_is_refused_by_name(city: Any) -> None:
+    with pytest.raises(ArgumentsRefused) as caught:
+        ask({"city": city, "day": "1"})
+    assert caught.value.fields == ("city",)
+
+
+@pytest.mark.parametrize(
+    ("city", "sent"),
+    [("a.b", "a.b"), ("...", "..."), ("..a", "..a"), ("a/b", "a%2Fb"), (True, "true"), (1.5, "1.5"),
+     ("100%", "100%25"), ("{day}", "%7Bday%7D")],
+)  # fmt: skip
+def test_harmless_value_is_percent_encoded(city: Any, sent: str) -> None:
+    url = ask({"city": city, "day": "1"}).url
+    assert url.startswith(f"https://api.example/v1/cities/{sent}/days-1?")
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [[1]], [{"a": 1}]])
+def test_query_takes_no_objects_and_no_nested_lists(value: Any) -> None:
+    with pytest.raises(ArgumentsRefused):
+        ask({"city": "a", "day": "1", "filter": value})
+    assert ask({"city": "a", "day": "1", "filter": value}, method="POST").body is not None  # twin
+
+
+def test_argument_cannot_replace_a_part_of_the_endpoints_query() -> None:
+    with pytest.raises(ArgumentsRefused):
+        ask({"city": "a", "day": "1", "key": "mine"})
+
+
+def test_reference_in_an_argument_stays_text() -> None:
+    sent = ask({"city": "a", "day": "1", "note": "${secret:key}"})
+    assert sent.url.endswith("&note=%24%7Bsecret%3Akey%7D")
+
+
+def test_headers_of_the_definition_win_over_the_defaults() -> None:
+    sent = ask({"city": "a", "day": "1"}, headers={"Accept": "text/csv", "X-Key": "${secret:key}"})
+    assert dict(sent.headers) == {
+        "accept": "text/csv", "user-agent": "fumehood", "traceparent": "00-a-b-01",
+    }  # fmt: skip
+    assert sent.secret_headers == (("x-key", "${secret:key}"),)
+
+
+def test_trace_id_that_is_not_of_w3c_form_is_hashed_into_it() -> None:
+    own = "0af7651916cd43dd8448eb211c80319c"
+    assert trace_parent(own, "call_1").split("-")[1] == own
+    for other in ("trace_20260101_aaaaaaaaaaaa", "0" * 32, own.upper()):
+        hashed = trace_parent(other, "call_1").split("-")[1]
+        assert len(hashed) == 32
+        assert hashed not in (other, "0" * 32)
+
+
+# -- addresses -----------------------------------------------------------------------------
+
+NOT_PUBLIC = [
+    "0.0.0.0", "10.0.0.1", "100.64.0.1", "127.0.0.1", "127.8.8.8", "169.254.169.254", "172.16.0.1",
+    "192.0.0.1", "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1", "224.0.0.1", "240.0.0.1",
+    "255.255.255.255", "100.100.100.200", "168.63.129.16", "::", "::1", "::ffff:127.0.0.1",
+    "::ffff:8.8.8.8", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::808:808", "64:ff9b:1::1",
+    "100::1", "2001::1", "2001:db8::1", "2002:7f00:1::1", "3fff::1", "5f00::1", "fc00::1",
+    "fd00:ec2::254", "fe80::1", "fec0::1", "ff02::1",
+]  # fmt: skip
+PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700:4700::1111", "2a00:1450:4001::200e"]
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+def test_address_that_is_not_public_is_known(address: str) -> None:
+    assert not is_public(ip_address(address))
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public_address_is_known(address: str) -> None:
+    assert is_public(ip_address(address))
+
+
+class Names(CheckedBackend):
+    """Resolves a name to other addresses each time."""
+
+    def __init__(self, *answers: list[str], allowed: tuple[str, ...] = ()) -> None:
+        super().__init__(allowed)
+        self.answers = list(answers)
+
+    async def resolve(self, host: str, port: int) -> list[Any]:
+        return [ip_address(address) for address in self.answers.pop(0)]
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The hosts that connections really go to."""
+    hosts: list[str] = []
+
+    async def connect_tcp(self: Any, host: str, *others: Any, **more: Any) -> Any:
+        hosts.append(host)
+        if host == "1.0.0.1":
+            raise httpcore2.ConnectError
+        return object()
+
+    monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
+    return hosts
+
+
+@pytest.mark.anyio
+async def test_connection_goes_to_the_address_that_was_checked(connected: list[str]) -> None:
+    names = Names(["1.1.1.1"], ["127.0.0.1"])
+    await names.connect_tcp("rebinding.example", 443)
+    with pytest.raises(PermissionDenied):
+        await names.connect_tcp("rebinding.example", 443)
+    assert connected == ["1.1.1.1"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+async def test_one_address_that_is_not_public_is_enough_to_refuse(
+    connected: list[str], address: str
+) -> None:
+    with pytest.raises(PermissionDenied) as caught:
+        await Names(["1.1.1.1", address]).connect_tcp("mixed.example", 443)
+    assert address not in caught.value.message
+    assert connected == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("allowed", "host", "port", "passes"),
+    [
+        ("api.internal", "api.internal", 80, True),
+        ("api.internal:8080", "api.internal", 8080, True),
+        ("api.internal:8080", "api.internal", 8081, False),
+        ("api.internal", "other.internal", 80, False),
+        ("internal", "api.internal", 80, False),
+        ("[::1]:80", "::1", 80, True),
+    ],
+)
+async def test_allowed_host_is_meant_exactly(
+    connected: list[str], allowed: str, host: str, port: int, passes: bool
+) -> None:
+    names = Names(["10.0.0.1"], allowed=(allowed,))
+    if passes:
+        await names.connect_tcp(host, port)
+    else:
+        with pytest.raises(PermissionDenied):
+            await names.connect_tcp(host, port)
+    assert connected == (["10.0.0.1"] if passes else [])
+
+
+@pytest.mark.anyio
+async def test_next_address_is_tried_where_one_does_not_answer(connected: list[str]) -> None:
+    await Names(["1.0.0.1", "1.1.1.1"]).connect_tcp("two.example", 443)
+    with pytest.raises(NetworkError):
+        await Names(["1.0.0.1"]).connect_tcp("one.example", 443)
+    assert connected == ["1.0.0.1", "1.1.1.1", "1.0.0.1"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1", "0", "localhost"])
+async def test_other_ways_to_write_loopback_are_refused(host: str, connected: list[str]) -> None:
+    with pytest.raises((PermissionDenied, NetworkError)):
+        await CheckedBackend().connect_tcp(host, 80)
+    assert connected == []
+    await anyio.lowlevel.checkpoint()
+
+
+# -- answers -------------------------------------------------------------------------------
+
+VALUE = 'a/b"c d+e'
+
+
+@given(JSON_VALUES)
+def test_redaction_changes_nothing_else(value: Any) -> None:
+    assert Redactor().value(value) == value
+    assert Redactor([VALUE * 3]).value(value) == value
+
+
+@given(st.lists(st.sampled_from([VALUE, "x", VALUE[:5], "a%2Fb%22c%20d%2Be", 'a/b\\"c d+e'])))
+def test_redacted_text_holds_no_form_of_the_value(parts: list[str]) -> None:
+    redactor = Redactor([VALUE])
+    assert not redactor.finds(redactor.text("|".join(parts)))
+    assert not redactor.finds(redactor.data("|".join(parts).encode()).decode())
+
+
+def test_value_is_found_in_keys_and_in_numbers() -> None:
+    redactor = Redactor(["12345678"])
+    assert redactor.value({"12345678": [12345678, 1, True, 0.12345678]}) == {
+        "[redacted]": ["[redacted]", 1, True, "[redacted]"]
+    }
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "wait_ms"),
+    [
+        ("0", 0), ("120", 120_000), ("999999999999999999", 86_400_000), ("", None), ("-1", None),
+        ("1.5", None), ("soon", None), ("²", None), ("Thu, 01 Jan 2026 00:00:30 GMT", 30_000),
+        ("Thu, 01 Jan 2020 00:00:30 GMT", 0), ("Thu, 01 Jan 2099 00:00:30 GMT", 86_400_000),
+        ("Thu, 99 Jan 2026 00:00:30 GMT", None), ("Thu, 01 Jan 2026 00:00:30", 30_000),
+    ],
+)  # fmt: skip
+def test_retry_after_is_seconds_or_a_date(value: str, wait_ms: int | None) -> None:
+    assert read_retry_after(value, NOW) == wait_ms
+    assert read_retry_after(value, NOW + timedelta(days=36_500)) in (wait_ms, 0)
