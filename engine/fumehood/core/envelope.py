@@ -93,6 +93,14 @@ class UsageReport(_Value):
     currency: str = "USD"
 
 
+class CacheReport(_Value):
+    """Whether the answer is that of an earlier, equal call. `ttl_remaining` is in seconds."""
+
+    hit: bool
+    cached_at: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    ttl_remaining: float | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
 class Metadata(_Value):
     """Information about the call other than its result."""
 
@@ -110,6 +118,8 @@ class Metadata(_Value):
     warnings: tuple[str, ...] = ()
     idempotent_replay: bool = Field(default=False, exclude_if=lambda value: not value)
     """The stored answer of an earlier call with the same idempotency key."""
+    cache: CacheReport | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Absent from calls that the result cache has nothing to do with."""
 
 
 class Envelope(_Value):

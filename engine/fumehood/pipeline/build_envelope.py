@@ -10,6 +10,7 @@ from fumehood.approvals.edit import edit_warning
 from fumehood.approvals.model import ApprovalState, StoredApproval
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import (
+    CacheReport,
     Envelope,
     ErrorInfo,
     LimitsApplied,
@@ -111,6 +112,7 @@ def _envelope(
             resources=_resources(outcome),
             usage=usage,
             warnings=_warnings(call, outcome, services),
+            cache=CacheReport(hit=False) if call.flight is not None else None,
         ),
         debug_info=_debug_info(call, services),
     )
