@@ -14,16 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fumehood.cache.keys import CacheKeys
 from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.cache.settings import CacheSettings
 from fumehood.core.limits import MB
-from fumehood.registry.index import RegisteredTool
 
 ENTRY_BYTES = 1024
 """What an entry takes besides its text: key, times and the objects around them."""
-
-MAX_DIGESTS = 4096
-"""Tools whose digests are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +74,12 @@ class ResultCache:
     """The answers of one engine."""
 
     def __init__(self, settings: CacheSettings, monotonic: Callable[[], float]) -> None:
+        self.keys = CacheKeys()
         self._settings = settings
         self._monotonic = monotonic
         self._max_bytes = settings.max_mb * MB
         self._entries: OrderedDict[str, CachedAnswer] = OrderedDict()
         self._flights: dict[str, Flight] = {}
-        self._digests: dict[tuple[str, str], tuple[RegisteredTool, str]] = {}
         self._size_bytes = 0
         self._hits = self._misses = self._evicted = 0
 
@@ -108,17 +105,6 @@ class ResultCache:
     def remaining_s(self, answer: CachedAnswer) -> float:
         """How long an answer is still valid."""
         return max(0.0, answer.expires - self._monotonic())
-
-    def digest_of(self, tool: RegisteredTool, make: Callable[[RegisteredTool], str]) -> str:
-        """The digest of a tool's definition, made once for each registration."""
-        reference = tool.definition.name, tool.definition.version
-        found = self._digests.get(reference)
-        if found is not None and found[0] is tool:
-            return found[1]
-        if len(self._digests) >= MAX_DIGESTS:
-            self._digests.clear()
-        self._digests[reference] = tool, (digest := make(tool))
-        return digest
 
     def status(self) -> CacheStatus:
         """The present content, and counters since the start."""

@@ -9,27 +9,22 @@ was cancelled or was limited, and no link that could expire before the answer.
 
 from __future__ import annotations
 
+from pydantic_core import from_json
+
 from fumehood.approvals.preview import definition_digest
 from fumehood.cache.store import CachedAnswer, Flight
-from fumehood.core.envelope import (
-    CacheReport,
-    Envelope,
-    Metadata,
-    Performance,
-    Resources,
-    UsageReport,
-)
+from fumehood.core.envelope import Envelope, Resources
 from fumehood.core.errors import Timeout
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.claim import MAX_INLINE_BYTES
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import make_plan
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
 from fumehood.protocol import strict_json
-from fumehood.protocol.canonical import digest_of
+
+_NONE_USED = Resources()
 
 _BLOB = b"/v1/blobs/"
 _NOT_KEPT = b'"not_kept":'
@@ -97,24 +92,13 @@ def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
         or permitted.decision.verdict is not Verdict.ALLOW
     ):
         return None
-    arguments = _deciding_arguments(permitted)
-    if len(strict_json.dumps(arguments)) > MAX_INLINE_BYTES:
-        return None
-    tool = permitted.tool.definition
-    document: JsonObject = {
-        "tool": tool.name,
-        "version": tool.version,
-        "definition": services.cache.digest_of(permitted.tool, definition_digest),
-        "arguments": arguments,
-        "principal": permitted.principal.id,
-        "agent": options.agent_id,
-        "return_summary": options.return_summary,
-        "max_length": options.max_length,
-    }
-    try:
-        return digest_of(document)
-    except ValueError:  # without a canonical form no two are known to be equal
-        return None
+    return services.cache.keys.key(
+        permitted.tool,
+        definition_digest,
+        _deciding_arguments(permitted),
+        permitted.principal.id,
+        options,
+    )
 
 
 def _deciding_arguments(permitted: PermittedCall) -> JsonObject:
@@ -131,31 +115,34 @@ def _hit(
     found: CachedAnswer, permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Envelope:
     tool, request = permitted.tool.definition, permitted.request
-    call.trace.passed("claim", found)
     total_ms = round(call.trace.total_ms, 3)
-    return Envelope(
-        success=True,
-        status="success",
-        data=strict_json.loads(found.data),
-        error=None,
-        metadata=Metadata(
-            tool_name=tool.name,
-            tool_version=tool.version,
-            call_id=request.call_id,
-            trace_id=request.trace_id,
-            timestamp=timestamp(services.clock.now()),
-            execution_time_ms=total_ms,
-            performance=Performance(
-                total_ms=total_ms, validation_ms=call.trace.stages_ms().get("validate")
-            ),
-            sandbox=None,
-            resources=Resources(),
-            usage=UsageReport(currency=services.prices.currency),
-            warnings=permitted.validated.warnings + found.warnings,
-            cache=CacheReport(
-                hit=True,
-                cached_at=found.cached_at,
-                ttl_remaining=round(services.cache.remaining_s(found), 3),
-            ),
-        ),
+    metadata = {
+        "tool_name": tool.name,
+        "tool_version": tool.version,
+        "call_id": request.call_id,
+        "trace_id": request.trace_id,
+        "timestamp": timestamp(services.clock.now()),
+        "execution_time_ms": total_ms,
+        "performance": {
+            "total_ms": total_ms,
+            "validation_ms": call.trace.stages_ms().get("validate"),
+        },
+        "sandbox": None,
+        "resources": _NONE_USED,
+        "usage": {"currency": services.prices.currency},
+        "warnings": permitted.validated.warnings + found.warnings,
+        "cache": {
+            "hit": True,
+            "cached_at": found.cached_at,
+            "ttl_remaining": round(services.cache.remaining_s(found), 3),
+        },
+    }
+    return Envelope.model_validate(  # all at once: twice as fast as part by part
+        {
+            "success": True,
+            "status": "success",
+            "data": from_json(found.data),
+            "error": None,
+            "metadata": metadata,
+        }
     )

@@ -69,7 +69,8 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
     tool = resolved.tool.definition
     fixed = resolved.binding.fixed if resolved.binding is not None else {}
     arguments, warnings = coerce(_given(resolved), tool)
-    arguments |= copy.deepcopy(fixed)
+    if fixed:
+        arguments |= copy.deepcopy(fixed)
     try:
         violations = resolved.tool.arguments.violations(arguments)
     except TooCostly:
