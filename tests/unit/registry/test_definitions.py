@@ -26,9 +26,6 @@ from support.definitions import expression_document, function_definition, rest_d
 PROMISES: dict[str, tuple[Any, Any]] = {
     "requires_auth": (True, False),
     "rate_limit": (100, None),
-    "cacheable": (True, False),
-    "cache_ttl": (60, None),
-    "cache_key_params": (["expression"], None),
     "streaming": (True, False),
     "retry_count": (1, 0),
     "fallback": ("other", None),
@@ -80,6 +77,78 @@ def test_option_without_machinery_is_found_by_name(option: str) -> None:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_same_option_asking_for_nothing_is_accepted(option: str) -> None:
     assert unenforced_options(CallOptions(**{option: OPTIONS[option][1]})) == []
+
+
+CACHED: dict[str, Any] = {"cacheable": True, "read_only": True}
+
+
+@pytest.mark.row("P4", "T3")
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"cacheable": True}, "cacheable: only for a tool that is read_only or idempotent"),
+        (
+            {"cacheable": True, "read_only": True, "idempotent": False, "dangerous": True},
+            "cacheable: not for a dangerous tool, of which each call is decided by itself",
+        ),
+        ({"cache_ttl": 60}, "cache_ttl: only for a tool that is cacheable"),
+        (
+            {"cache_key_params": ["expression"]},
+            "cache_key_params: only for a tool that is cacheable",
+        ),
+        (
+            {**CACHED, "cache_key_params": []},
+            "cache_key_params: empty, so that all calls would share one answer; leave it out",
+        ),
+        (
+            {**CACHED, "cache_key_params": ["expression", "nothing"]},
+            "cache_key_params: there is no parameter 'nothing'",
+        ),
+    ],
+)
+def test_tool_whose_results_cannot_be_cached_so_is_refused_by_name(
+    fields: dict[str, Any], fault: str
+) -> None:
+    assert _faults(expression_document(**fields)) == [fault]
+
+
+@pytest.mark.row("P4")
+def test_tool_of_a_session_cannot_be_cached() -> None:
+    document = expression_document(
+        executor="workspace:read", parameters={"properties": {"path": {"type": "string"}}}, **CACHED
+    )
+    assert _faults(document) == [
+        "cacheable: not for a tool that runs in a session, whose files change"
+    ]
+
+
+@pytest.mark.row("P4")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        CACHED,
+        {"cacheable": True, "idempotent": True},
+        {**CACHED, "cache_ttl": 60, "cache_key_params": ["expression"]},
+        {"cacheable": False, "cache_ttl": None, "cache_key_params": None},
+    ],
+)
+def test_tool_whose_results_can_be_cached_is_accepted(fields: dict[str, Any]) -> None:
+    parse_definition(expression_document(**fields))
+
+
+@pytest.mark.row("P4")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cacheable": "perhaps"}, {"cacheable": []}, {**CACHED, "cache_ttl": 0},
+        {**CACHED, "cache_key_params": "expression"}, {**CACHED, "cache_key_params": [[]]},
+        {**CACHED, "parameters": 7, "cache_key_params": ["a"]},
+        {**CACHED, "parameters": {"properties": 7}, "cache_key_params": ["a"]},
+        {**CACHED, "executor": 7}, {"cacheable": "yes"},
+    ],
+)  # fmt: skip
+def test_nonsense_about_the_cache_is_refused_like_any_other(fields: dict[str, Any]) -> None:
+    assert _faults(expression_document(**fields))
 
 
 @pytest.mark.row("S1", "S5")
