@@ -15,6 +15,7 @@ an error, and nothing here changes while the engine runs.
 | `allow_debug` | no `debug_info` | – | for calls that ask for it |
 | `policy_file` | dangerous tools ask, others are allowed | – | also the rules in this file |
 | `budgets` | no limits on spending | the same | each one limits the calls that it covers |
+| `cache` | 64 MB of results, each for 300 s | the same | these bounds; `max_mb = 0`: none |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 

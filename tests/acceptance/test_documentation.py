@@ -32,6 +32,7 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/tutorial/first-call.md",
         "README.md",
         "docs/howto/repeat-a-call-safely.md",
+        "docs/howto/cache-results.md",
         "docs/howto/verify-the-audit-log.md",
         pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
         pytest.param(
