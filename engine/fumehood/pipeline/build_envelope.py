@@ -69,6 +69,7 @@ async def _shorten(
         principal_id=request.principal.id if request.principal is not None and is_owned else None,
         with_value=resolved.tool.definition.executor.startswith("code:"),
         with_summary=request.options.return_summary,
+        max_length=request.options.max_length,
     )
 
 

@@ -18,7 +18,6 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import ValidationError
 
 from fumehood.core.arguments import ARGUMENTS
-from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
@@ -62,9 +61,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "fallback": NotEnforced(_given, "fallback tools"),
             "endpoint": NotEnforced(refers_to_secret, "secrets"),
             "headers": NotEnforced(refers_to_secret, "secrets"),
-        },
-        "options": {
-            "max_length": NotEnforced(_given, "shortened results"),
         },
     }
 )
@@ -137,16 +133,6 @@ def check_definition(definition: ToolDefinition) -> None:
         InvalidDefinition: with every fault.
     """
     parse_definition(definition.model_dump())
-
-
-def unenforced_options(options: CallOptions) -> list[tuple[str, str]]:
-    """The options of a call that this version cannot enforce, each with its feature."""
-    table = NOT_ENFORCED["options"]
-    return [
-        (name, table[name].promise)
-        for name in sorted(options.model_fields_set & table.keys())
-        if table[name].is_set(getattr(options, name))
-    ]
 
 
 def _document_faults(document: JsonObject) -> list[str]:

@@ -362,6 +362,18 @@ async def test_largest_result_that_stays_whole_is_kept(home: Path) -> None:
     assert second.data == first.data
 
 
+@pytest.mark.row("P11")
+async def test_answer_for_another_length_is_another_answer(home: Path) -> None:
+    async with case(home, Counted(lambda run: {"text": "x" * 500})) as c:
+        whole = await c.look()
+        shortened = await c.look(max_length=100)
+        again = await c.look(max_length=1000)
+        assert [hit(answer) for answer in (whole, shortened, again)] == [False] * 3
+        assert len(shortened.data["text"]) <= 100
+        assert hit(await c.look(max_length=1000)) is True
+        assert (await c.look()).data == {"text": "x" * 500}
+
+
 # Equal calls at once
 
 

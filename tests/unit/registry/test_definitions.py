@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fumehood import CallOptions
 from fumehood.core.errors import InvalidParams
 from fumehood.registry.definitions import (
     METHODS,
@@ -16,7 +15,6 @@ from fumehood.registry.definitions import (
     parse_definition,
     refers_to_secret,
     rest_faults,
-    unenforced_options,
 )
 from fumehood.registry.json_schema import CompiledSchema
 from fumehood.registry.schema_faults import schema_faults
@@ -31,9 +29,6 @@ PROMISES: dict[str, tuple[Any, Any]] = {
     "fallback": ("other", None),
     "endpoint": ("https://example.org/${secret:PATH}", "https://example.org/"),
     "headers": ({"authorization": "Bearer ${secret:KEY}"}, {"accept": "text/plain"}),
-}
-OPTIONS: dict[str, tuple[Any, Any]] = {
-    "max_length": (10, None),
 }
 
 
@@ -51,7 +46,6 @@ def _document(field: str, value: Any) -> dict[str, Any]:
 
 def test_the_tables_of_this_file_are_complete() -> None:
     assert PROMISES.keys() == NOT_ENFORCED["definition"].keys()
-    assert OPTIONS.keys() == NOT_ENFORCED["options"].keys()
 
 
 @pytest.mark.parametrize("field", PROMISES)
@@ -64,19 +58,6 @@ def test_field_without_machinery_is_refused_by_name(field: str) -> None:
 @pytest.mark.parametrize("field", PROMISES)
 def test_the_same_field_at_its_default_is_accepted(field: str) -> None:
     parse_definition(_document(field, PROMISES[field][1]))
-
-
-@pytest.mark.row("P11")
-@pytest.mark.parametrize("option", OPTIONS)
-def test_option_without_machinery_is_found_by_name(option: str) -> None:
-    found = unenforced_options(CallOptions(**{option: OPTIONS[option][0]}))
-    assert found == [(option, NOT_ENFORCED["options"][option].promise)]
-
-
-@pytest.mark.row("P11")
-@pytest.mark.parametrize("option", OPTIONS)
-def test_the_same_option_asking_for_nothing_is_accepted(option: str) -> None:
-    assert unenforced_options(CallOptions(**{option: OPTIONS[option][1]})) == []
 
 
 CACHED: dict[str, Any] = {"cacheable": True, "read_only": True}
@@ -149,17 +130,6 @@ def test_tool_whose_results_can_be_cached_is_accepted(fields: dict[str, Any]) ->
 )  # fmt: skip
 def test_nonsense_about_the_cache_is_refused_like_any_other(fields: dict[str, Any]) -> None:
     assert _faults(expression_document(**fields))
-
-
-@pytest.mark.row("S1", "S5")
-def test_container_for_one_call_is_for_the_wall_to_refuse() -> None:
-    assert unenforced_options(CallOptions(isolation="container_per_call")) == []
-
-
-@pytest.mark.row("P11")
-def test_all_unenforced_options_are_found_at_once() -> None:
-    found = unenforced_options(CallOptions(max_length=5))
-    assert [name for name, _ in found] == ["max_length"]
 
 
 @pytest.mark.row("T1")
