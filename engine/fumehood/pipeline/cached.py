@@ -62,13 +62,11 @@ async def answer_from_cache(
     return _hit(found, permitted, call, services)
 
 
-def land(call: CallContext, envelope: Envelope) -> None:
+def land(call: CallContext, flight: Flight, envelope: Envelope) -> None:
     """End the flight of a call that has ended: its answer is for equal calls, if it is fit."""
-    flight, validated = call.flight, call.validated
-    if flight is None or validated is None:
-        return
-    data = envelope.data
-    if envelope.error is not None or call.handle.partial is not None or "limits_hit" in data:
+    validated, data = call.validated, envelope.data
+    is_partial = call.handle.partial is not None or "limits_hit" in data
+    if envelope.error is not None or is_partial or validated is None:
         flight.close()
         return
     text = strict_json.dumps(data)

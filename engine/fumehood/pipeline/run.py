@@ -64,7 +64,7 @@ async def run_call(
         found = await services.keys.claim(permitted, request.call_id, services.clock.now())
         if found is None and permitted.tool.definition.cacheable:
             found = await answer_from_cache(permitted, call, services)
-        if isinstance(found, Replay | Waiting | Envelope):
+        if found is not None and not isinstance(found, Claim):
             return await _answer_of_another(found, call, services)
         call.claim = found
         if permitted.decision.verdict is Verdict.ASK:
@@ -157,7 +157,8 @@ async def conclude(
     what a key has promised is on the disk before the answer leaves.
     """
     envelope = await call.settle(await build_envelope(call, ending, services))
-    land(call, envelope)
+    if call.flight is not None:
+        land(call, call.flight, envelope)
     record_ending(call, envelope, services.calls)
     return envelope
 
