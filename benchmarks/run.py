@@ -20,6 +20,7 @@ from benchmarks import bench_streams
 from benchmarks.bench_approvals import approval_lines
 from benchmarks.bench_audit import audit_lines
 from benchmarks.bench_budgets import budget_lines
+from benchmarks.bench_cache import cache_lines
 from benchmarks.bench_calls import call_log
 from benchmarks.bench_cli import cli_lines
 from benchmarks.bench_containers import container_lines, small_image_lines
@@ -75,6 +76,7 @@ def measure() -> Iterator[Line]:
         yield throughput(daemon)
         yield from flatness(daemon)
         yield from cli_lines(daemon)
+    yield from cache_lines()
     yield from call_log()
     yield from key_lines()
     yield from audit_lines()

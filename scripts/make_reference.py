@@ -86,8 +86,8 @@ NOT_YET = """\
 ## Not enforced by this version
 
 A field that this version cannot honour is refused, never accepted and ignored. The message
-says "not enforced by this version" and names the field. In a definition the registration is
-refused, in the options of a call the call is refused with `INVALID_PARAMS`.
+says "not enforced by this version" and names the field. The definition is not
+registered.
 """
 
 NOT_YET_NOTE = """\
@@ -200,15 +200,13 @@ def _ending_row(ended_by: EndedBy) -> list[str]:
 
 def _not_enforced_rows() -> list[list[str]]:
     return [
-        [where, f"`{name}`" + _above_zero(where, name), row.promise]
+        [where, f"`{name}`" + _above_zero(name), row.promise]
         for where, rows in NOT_ENFORCED.items()
         for name, row in rows.items()
     ]
 
 
-def _above_zero(where: str, name: str) -> str:
-    if where == "options":
-        return ' `"session"`' if name == "isolation" else ""
+def _above_zero(name: str) -> str:
     default = ToolDefinition.model_fields[name].default
     is_count = isinstance(default, int) and not isinstance(default, bool)
     return " above 0" if is_count else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +28,7 @@ from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.store import CounterTable
 from fumehood.budgets.usage import UsageLog
+from fumehood.cache.store import ResultCache
 from fumehood.config import Config, config_file, load_config
 from fumehood.core.errors import EngineNotRunning, ShuttingDown
 from fumehood.core.idempotency import KEY_LIFETIME
@@ -101,6 +102,7 @@ class EngineState:
     budgets: Budgets
     blobs: BlobStore
     keys: Keys
+    cache: ResultCache
     recordings: RecordingStore
 
 
@@ -194,7 +196,7 @@ def compose(
         jail=jail,
         container=container,
     )
-    state = _read_state(config, database, files, clock.now)
+    state = _read_state(config, database, files, clock)
     for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
         log.warning("budget.covers_no_tool", budget=name)
     intake = Intake()
@@ -230,6 +232,7 @@ def compose(
         sessions=sessions,
         policy=policy.gate,
         keys=state.keys,
+        cache=state.cache,
         budgets=state.budgets,
         approvals=requests,
         redactor=redactor,
@@ -292,7 +295,7 @@ def _read_directory(
 
 
 def _read_state(
-    config: Config, database: Database, directory: Path | None, now: Callable[[], datetime]
+    config: Config, database: Database, directory: Path | None, clock: Clock
 ) -> EngineState:
     """Read the state in `database`, with files in `directory`: None if the engine keeps none.
 
@@ -306,7 +309,7 @@ def _read_state(
     with understood("approvers"):
         approvers = Approvers(database)
     with understood("counters of budgets"):
-        budgets = Budgets(config.budgets, CounterTable(database), now)
+        budgets = Budgets(config.budgets, CounterTable(database), clock.now)
     return EngineState(
         agents=agents,
         tokens=tokens,
@@ -319,9 +322,10 @@ def _read_state(
             directory,
             max_bytes=config.blobs_kept_mb * MB,
             lifetime_s=max(1, int(config.blobs_kept_hours * 3600)),
-            now=now,
+            now=clock.now,
         ),
         keys=Keys(database),
+        cache=ResultCache(config.cache, clock.monotonic),
         recordings=RecordingStore(directory, max_bytes=config.streams_mb * MB),
     )
 

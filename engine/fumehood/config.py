@@ -18,6 +18,7 @@ an error, and nothing here changes while the engine runs.
 | `budgets` | no limits on spending | the same | each one limits the calls that it covers |
 | `rest.allowed_hosts` | REST tools reach public addresses | the same | also these hosts |
 | `secrets` | no definition can refer to a secret | the same | to these, for their tools and hosts |
+| `cache` | 64 MB of results, each for 300 s | the same | these bounds; `max_mb = 0`: none |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 
@@ -36,6 +37,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from fumehood.approvals.settings import ApprovalSettings, WebhookSettings
 from fumehood.audit.settings import AuditSettings
 from fumehood.budgets.settings import AllBudgets
+from fumehood.cache.settings import CacheSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
 from fumehood.identity.settings import AllPrincipals
@@ -76,6 +78,7 @@ class Config(SocketSettings):
     policy_file: Path | None = None
     approvals: ApprovalSettings = ApprovalSettings()
     budgets: AllBudgets = ()
+    cache: CacheSettings = CacheSettings()
     audit: AuditSettings = AuditSettings()
     webhook: WebhookSettings | None = None
     principals: AllPrincipals = ()

@@ -128,6 +128,7 @@ class Engine:
         self.tokens = made.state.tokens
         self.approvers = made.state.approvers
         self.budgets = made.state.budgets
+        self.cache = made.state.cache
         self.blobs = made.state.blobs
         self.keys = made.state.keys
         self.sessions = made.sessions

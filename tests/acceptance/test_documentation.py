@@ -33,6 +33,7 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/tutorial/first-call.md",
         "README.md",
         "docs/howto/repeat-a-call-safely.md",
+        "docs/howto/cache-results.md",
         "docs/howto/verify-the-audit-log.md",
         "docs/howto/keep-secrets-out-of-answers.md",
         "docs/howto/check-results.md",

@@ -118,6 +118,26 @@ def test_trace_id_is_taken_over(client: SocketClient) -> None:
     assert body["metadata"]["trace_id"] == "my-trace.1"
 
 
+@pytest.mark.row("P11", "E6")
+def test_texts_are_shortened_to_the_callers_own_limit(client: SocketClient) -> None:
+    code = "print('x' * 500); raise ValueError('y' * 300)"
+    whole = client.run("print('x' * 500)").body
+    short = client.run("print('x' * 500)", max_length=100, return_summary=False).body
+    failed = client.run(code, max_length=100).body
+    assert whole["data"]["stdout"] == "x" * 500 + "\n"
+    assert len(short["data"]["stdout"]) <= 100
+    assert short["data"]["truncation_info"]["original_length"] == 501
+    assert short["data"]["truncation_info"]["summary"] is None
+    kept = client.get(short["data"]["resource_url"])
+    assert kept.status == 200
+    assert len(failed["error"]["details"]["stdout"]) <= 100
+    assert failed["error"]["details"]["ended_by"] == "exception"
+    refused = client.run("1", max_length=0)
+    assert (refused.code, refused.body["error"]["fields"]) == (
+        "INVALID_PARAMS", ["options.max_length"],
+    )  # fmt: skip
+
+
 @pytest.mark.row("T1", "R4")
 def test_registry_is_readable_over_http(client: SocketClient) -> None:
     listed = client.get("/v1/tools").body

@@ -117,7 +117,7 @@ BODIES = [
              json.dumps({"arguments": {"expression": "1"}, "options": {name: value}}).encode(),
              "INVALID_PARAMS", 400, GOOD, (f"options.{name}",))
         for name, value in {
-            "max_length": 10,
+            "max_length": 0,
             "isolation": "session",
         }.items()
     ],

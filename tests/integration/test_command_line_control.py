@@ -137,6 +137,8 @@ def test_usage_is_grouped_by_words_that_are_named_where_one_is_wrong(
         (["policy", "reload"], "admin"),
         (["tokens", "list"], "admin"),
         (["audit", "rotate"], "admin"),
+        (["cache", "show"], "admin"),
+        (["cache", "clear"], "admin"),
         (["usage", "--all"], "admin"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,

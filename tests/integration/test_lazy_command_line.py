@@ -87,4 +87,4 @@ def test_completion_in_a_shell_knows_the_commands() -> None:
     done = subprocess.run(
         ["bash", "-c", script], env=environment, capture_output=True, timeout=60, check=True
     )
-    assert done.stdout.split() == [b"call", b"calls"]
+    assert done.stdout.split() == [b"call", b"calls", b"cache"]

@@ -73,6 +73,12 @@ def call(
             "from the call.",
         ),
     ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Run it, even if an equal call was answered before.")
+    ] = False,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Shorten texts of the answer to so many characters.")
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Request debug_info (the configuration must allow it).")
     ] = False,
@@ -117,6 +123,8 @@ def call(
         dry_run=dry_run or None,
         timeout_seconds=timeout,
         memory_limit_mb=memory,
+        enable_cache=False if no_cache else None,
+        max_length=max_length,
         debug=debug or None,
         agent_id=agent,
         session_id=session,

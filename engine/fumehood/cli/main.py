@@ -27,6 +27,7 @@ COMMANDS = {
     "tokens": "Tokens: principals with scopes and agents.",
     "audit": "The audit chain: verify, export, rotate its key.",
     "calls": "The call log of the running engine.",
+    "cache": "The result cache of the running engine.",
     "sessions": "Sessions: files and variables that persist between calls.",
     "images": "The images that containers run.",
 }

@@ -25,6 +25,7 @@ from fumehood.answers import (
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.model import UsageTable
+from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -55,7 +56,7 @@ VERIFY_S = 600.0
 
 @show_keywords
 class AsyncControlClient(AsyncBaseClient):
-    """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
+    """A client of the control socket: approvals, agents, tools, tokens, approvers, audit, cache.
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.
@@ -87,6 +88,7 @@ class AsyncControlClient(AsyncBaseClient):
         self.approvers = AsyncControlledApprovers(self._transport)
         self.approvals = AsyncControlledApprovals(self._transport)
         self.audit = AsyncControlledAudit(self._transport)
+        self.cache = AsyncControlledCache(self._transport)
 
     async def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[AllUsageKeywords]
@@ -353,6 +355,21 @@ class AsyncControlledAudit:
     async def rotate(self) -> AuditRotation:
         """Go on under a new key."""
         return await self._transport.send(ask("POST", AuditRotation, "audit", "rotate"))
+
+
+class AsyncControlledCache:
+    """The result cache. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def show(self) -> CacheStatus:
+        """How much it holds, and its hits and misses since the engine's start."""
+        return await self._transport.send(ask("GET", CacheStatus, "cache"))
+
+    async def clear(self) -> ClearedCache:
+        """Drop every answer, of all principals."""
+        return await self._transport.send(ask("DELETE", ClearedCache, "cache"))
 
 
 def _only(found: ChangedTools) -> ToolWithSource:

@@ -39,6 +39,8 @@ class CallRecord(BaseModel):
     input_tokens: int
     output_tokens: int
     tokens_used: int
+    cache_hit: bool = False
+    """Whether it was answered from the result cache."""
 
 
 class CallPage(BaseModel):

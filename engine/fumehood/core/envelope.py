@@ -102,6 +102,14 @@ class Metacognition(_Value):
     correction: str | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
+class CacheReport(_Value):
+    """Whether the answer is that of an earlier, equal call. `ttl_remaining` is in seconds."""
+
+    hit: bool
+    cached_at: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    ttl_remaining: float | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
 class Metadata(_Value):
     """Information about the call other than its result."""
 
@@ -124,6 +132,8 @@ class Metadata(_Value):
     metacognition: Metacognition | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
+    cache: CacheReport | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Absent from calls that the result cache has nothing to do with."""
 
 
 class Envelope(_Value):

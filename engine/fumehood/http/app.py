@@ -7,7 +7,7 @@ documented form, without stack traces or host paths.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
@@ -31,6 +31,7 @@ from fumehood.http.routes import (
     audit,
     authority,
     blobs,
+    cache,
     calls,
     policy,
     sessions,
@@ -60,6 +61,7 @@ CONTROL_OPERATIONS = [
     *approvals.CONTROL_OPERATIONS,
     *audit.OPERATIONS,
     *usage.CONTROL_OPERATIONS,
+    *cache.OPERATIONS,
     *about.OPERATIONS,
 ]
 """Operations of the control socket. On the callers' socket they are RESOURCE_NOT_FOUND."""
@@ -88,7 +90,7 @@ class Application:
         self._operations = tuple(operations)
         self.engine = engine
         # Made on first request: it takes megabytes and is rarely needed.
-        self.openapi = cache(partial(make_document, title, _version(), operations))
+        self.openapi = lru_cache(maxsize=1)(partial(make_document, title, _version(), operations))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; internal errors are logged and hidden."""

@@ -12,6 +12,7 @@ from fumehood.approvals.edit import edit_warning
 from fumehood.approvals.model import ApprovalState, StoredApproval
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import (
+    CacheReport,
     Envelope,
     ErrorInfo,
     LimitsApplied,
@@ -108,6 +109,7 @@ async def _shorten(
         principal_id=request.principal.id if request.principal is not None and is_owned else None,
         with_value=resolved.tool.definition.executor.startswith("code:"),
         with_summary=request.options.return_summary,
+        max_length=request.options.max_length,
     )
 
 
@@ -155,6 +157,7 @@ def _envelope(
             warnings=_warnings(call, outcome, services) + checked.warnings,
             redacted=redacted,
             metacognition=checked.metacognition,
+            cache=CacheReport(hit=False) if call.flight is not None else None,
         ),
         debug_info=_debug_info(call, services),
     )

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from fumehood.approvals.model import StoredApproval
 from fumehood.budgets.ledger import Reservation, taken_by
+from fumehood.cache.store import Flight
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.executors.handle import CallHandle
@@ -41,6 +42,8 @@ class CallContext:
     validated: ValidatedCall | None = None
     claim: Claim | None = None
     """Held on its idempotency key until `settle`."""
+    flight: Flight | None = None
+    """Its answer is for the result cache, and equal calls may wait for it."""
     reservation: Reservation | None = None
     """Held in the budgets until `settle` or `release`."""
     plan: Plan | None = None
@@ -57,6 +60,11 @@ class CallContext:
         """Give back the reservation: nothing was used."""
         if self.reservation is not None:
             self.reservation.release()
+
+    def close_flight(self) -> None:
+        """Let an equal call that waits run instead, unless it has the answer already."""
+        if self.flight is not None:
+            self.flight.close()
 
     async def settle(self, envelope: Envelope) -> Envelope:
         """Settle the budgets and store the answer under the call's key.

@@ -46,6 +46,7 @@ def record_ending(call: CallContext, envelope: Envelope, calls: CallLog) -> None
         total_ms=metadata.execution_time_ms,
         cpu_ms=metadata.resources.cpu_ms,
         cost=metadata.usage.cost,
+        **({"cache_hit": metadata.cache.hit} if metadata.cache is not None else {}),
     )
     is_over = not call.is_parked
     if is_over and request.principal is not None and not request.options.dry_run:
@@ -105,4 +106,5 @@ def _row(
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
         "tokens_used": usage.tokens_used,
+        "cache_hit": True if metadata.cache is not None and metadata.cache.hit else None,
     }

@@ -50,6 +50,9 @@ INLINE_BYTES = 10 * 1024
 SIDE_BYTES = 5000
 """The length of head and tail; the words between them fit in the rest."""
 
+NAME_CHARACTERS = 64
+"""Texts up to this length are names and codes rather than prose; `max_length` leaves them whole."""
+
 PLAIN_TEXT = "text/plain; charset=utf-8"
 MAX_FIELDS = 200
 """The most texts of one answer that are kept as blobs; further ones are only shortened."""
@@ -214,14 +217,17 @@ async def shorten(
     principal_id: str | None,
     with_value: bool = False,
     with_summary: bool = True,
+    max_length: int | None = None,
 ) -> ShapedOutcome:
     """Shorten long texts and keep the whole ones as blobs. Without a principal nothing is kept.
 
-    `with_value` also replaces a long `value` of any other type by null.
+    `with_value` also replaces a long `value` of any other type by null. `max_length` is the
+    caller's own limit, in characters; the smaller one counts.
     """
     error = shaped.outcome.error
     cuts = shaped.outcome.cuts
-    if error is None and not cuts and 0 < len(shaped.text) <= INLINE_BYTES:
+    shortest = INLINE_BYTES if max_length is None else min(INLINE_BYTES, max_length)
+    if error is None and not cuts and 0 < len(shaped.text) <= shortest:
         return shaped  # the JSON is at least as long as each of its texts
     target = shaped.data if error is None else error.details
     if not target:
@@ -229,7 +235,7 @@ async def shorten(
     kept = shaped.outcome.whole_fields
     found = [
         long
-        for long in _long_values(target, with_value=with_value)
+        for long in _long_values(target, with_value=with_value, max_length=max_length)
         if len(long.path) > 1 or long.path[0] not in kept
     ]
     if not found and not cuts:
@@ -237,7 +243,7 @@ async def shorten(
     with anyio.CancelScope(shield=True):  # bounded by the disk; the tool has already acted
         links = [await _link(long, blobs, principal_id) for long in found[:MAX_FIELDS]]
     links += [{} for _ in found[MAX_FIELDS:]]
-    found = [_long_of(cut) for cut in cuts] + found
+    found = [_long_of(cut, max_length) for cut in cuts] + found
     links = [cut.link for cut in cuts] + links
     short = _put(target, {long.path: long.shown for long in found})
     short |= _note(found, links, with_summary=with_summary)
@@ -253,23 +259,37 @@ def shortened(data: JsonObject) -> JsonObject:
     return short
 
 
-def head_and_tail(text: str) -> str:
-    """Both ends of a long text, with the number of missing characters between them."""
-    return _ends(text[:SIDE_BYTES], text[-SIDE_BYTES:], len(text))
+def head_and_tail(text: str, max_length: int | None = None) -> str:
+    """Both ends of a long text, with the number of missing characters between them.
+
+    At most `max_length` characters in all; the head alone where the words between do not fit.
+    """
+    return _ends(text[:SIDE_BYTES], text[-SIDE_BYTES:], len(text), max_length)
 
 
-def _ends(head: str, tail: str, length: int) -> str:
+def _ends(head: str, tail: str, length: int, max_length: int | None) -> str:
+    if max_length is not None:
+        side = (max_length - len(_left_out(length))) // 2
+        if side < 1:
+            return head[:max_length]
+        head, tail = head[:side], tail[-side:]
     head = head.encode("utf-8", "replace")[:SIDE_BYTES].decode("utf-8", "ignore")
     tail = tail.encode("utf-8", "replace")[-SIDE_BYTES:].decode("utf-8", "ignore")
-    missing = length - len(head) - len(tail)
-    return f"{head}\n… {missing} characters left out …\n{tail}"
+    return f"{head}{_left_out(length - len(head) - len(tail))}{tail}"
 
 
-def _long_values(target: JsonObject, *, with_value: bool) -> Iterator[_Long]:
+def _left_out(missing: int) -> str:
+    return f"\n… {missing} characters left out …\n"
+
+
+def _long_values(
+    target: JsonObject, *, with_value: bool, max_length: int | None = None
+) -> Iterator[_Long]:
     """Every long text, in order; `shape` has bounded the depth."""
-    for path, value in _walk(target, ()):
-        if isinstance(value, str) and _is_long(value):
-            yield _Long(path, value, head_and_tail(value), PLAIN_TEXT, len(value))
+    for path, text, is_of_file in _walk(target, ()):
+        limit = None if is_of_file else max_length  # a link with a gap leads nowhere
+        if _is_long(text) or (limit is not None and len(text) > max(limit, NAME_CHARACTERS)):
+            yield _Long(path, text, head_and_tail(text, limit), PLAIN_TEXT, len(text))
     value = target.get("value")
     if with_value and isinstance(value, dict | list):
         text = strict_json.dumps(value).decode()
@@ -277,22 +297,25 @@ def _long_values(target: JsonObject, *, with_value: bool) -> Iterator[_Long]:
             yield _Long(("value",), text, None, "application/json", len(text))
 
 
-def _long_of(cut: CutText) -> _Long:
+def _long_of(cut: CutText, max_length: int | None) -> _Long:
     """A text that was too long for memory and is already kept."""
-    return _Long((cut.field,), "", _ends(cut.head, cut.tail, cut.length), PLAIN_TEXT, cut.length)
+    shown = _ends(cut.head, cut.tail, cut.length, max_length)
+    return _Long((cut.field,), "", shown, PLAIN_TEXT, cut.length)
 
 
-def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _walk(node: Any, path: Path) -> Iterator[tuple[Path, str, bool]]:
+    """Every text with its path, and whether it describes a file."""
+    is_file = isinstance(node, dict) and "filename" in node
     items: Any = ()
     if isinstance(node, dict):
         items = node.items()
     elif isinstance(node, list | tuple):
         items = enumerate(node)
     for key, value in items:
-        if key == FILE_CONTENT and "filename" in node:
+        if key == FILE_CONTENT and is_file:
             continue
         if isinstance(value, str):
-            yield (*path, key), value
+            yield (*path, key), value, is_file
         elif isinstance(value, dict | list | tuple):
             yield from _walk(value, (*path, key))
 
@@ -354,12 +377,18 @@ def _note(found: list[_Long], links: list[JsonObject], *, with_summary: bool) ->
 
 def _summary(found: list[_Long]) -> str:
     words = [
-        f"{long.name} has {long.length} characters, "
-        + ("of which both ends are here" if long.shown is not None else "and is left out")
+        f"{long.name} has {long.length} characters, {_what_is_here(long.shown)}"
         for long in found[:5]
     ]
     more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
     return "; ".join(words) + more + "."
+
+
+def _what_is_here(shown: str | None) -> str:
+    if shown is None:
+        return "and is left out"
+    is_both = " characters left out …" in shown
+    return "of which both ends are here" if is_both else "of which the beginning is here"
 
 
 # -- usage and cost ------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import ApprovedCall, WaitCancelled, approve, wait_for
 from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
-from fumehood.pipeline.claim import Replay, Waiting, claimed
+from fumehood.pipeline.cached import answer_from_cache, land
+from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed
 from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.execute import execute
@@ -58,10 +59,12 @@ async def run_call(
             exceeded = services.exceeded(permitted.validated)
             planned = await dry_run(permitted, services.walls, services.sessions, exceeded)
             return await conclude(call, trace.passed("dry_run", planned), services)
-        if permitted.decision.shadow:
-            _log_shadow(permitted, services)
+        _log_shadow(permitted, services)
+        found: Claim | Replay | Waiting | Envelope | None
         found = await services.keys.claim(permitted, request.call_id, services.clock.now())
-        if isinstance(found, Replay | Waiting):
+        if found is None and permitted.tool.definition.cacheable:
+            found = await answer_from_cache(permitted, call, services)
+        if found is not None and not isinstance(found, Claim):
             return await _answer_of_another(found, call, services)
         call.claim = found
         if permitted.decision.verdict is Verdict.ASK:
@@ -83,6 +86,8 @@ async def run_call(
         if handle.close() and isinstance(fault, asyncio.CancelledError):
             return await conclude(call, cancelled_ending(call), services)
         return await conclude_fault(call, fault, services)
+    finally:
+        call.close_flight()
 
 
 def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
@@ -103,6 +108,8 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
 
 def _log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
     """Log the decisions of rules in shadow mode."""
+    if not permitted.decision.shadow:
+        return
     services.policy.count(permitted.decision)
     services.log.info(
         "policy.shadow",
@@ -155,14 +162,19 @@ async def conclude(
     what a key has promised is on the disk before the answer leaves.
     """
     envelope = await call.settle(await build_envelope(call, ending, services))
+    if call.flight is not None:
+        land(call, call.flight, envelope)
     record_ending(call, envelope, services.calls)
     return envelope
 
 
 async def _answer_of_another(
-    found: Replay | Waiting, call: CallContext, services: PipelineServices
+    found: Replay | Waiting | Envelope, call: CallContext, services: PipelineServices
 ) -> Envelope:
-    """The answer to a call whose key was used before."""
+    """The answer to a call whose key was used before, or whose answer was in the cache."""
+    if isinstance(found, Envelope):
+        record_ending(call, found, services.calls)
+        return found
     if isinstance(found, Replay):
         now = timestamp(services.clock.now())
         record_replay(call, found.envelope, services.calls, now)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.ledger import Budgets, estimate_of
 from fumehood.budgets.model import Amounts, Exceeded, Spender
+from fumehood.cache.store import ResultCache
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
@@ -46,6 +47,7 @@ class PipelineServices:
     sessions: SessionKeeper
     policy: Policy
     keys: Keys
+    cache: ResultCache
     budgets: Budgets
     approvals: ApprovalRequests
     redactor: Redactor

@@ -18,7 +18,6 @@ from fumehood.core.names import nearest
 from fumehood.identity.model import Binding
 from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
-from fumehood.registry.definitions import unenforced_options
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
 
@@ -59,17 +58,17 @@ class ValidatedCall:
 
 
 def validate(resolved: ResolvedCall) -> ValidatedCall:
-    """Coerce and check the arguments, and refuse options that this version cannot enforce.
+    """Coerce and check the arguments.
 
     Raises:
         InvalidParams: with every offending path in `fields`.
         ToolDisabled: an argument fixed by the agent's configuration does not fit the tool.
     """
-    _refuse_unenforced(resolved)
     tool = resolved.tool.definition
     fixed = resolved.binding.fixed if resolved.binding is not None else {}
     arguments, warnings = coerce(_given(resolved), tool)
-    arguments |= copy.deepcopy(fixed)
+    if fixed:
+        arguments |= copy.deepcopy(fixed)
     try:
         violations = resolved.tool.arguments.violations(arguments)
     except TooCostly:
@@ -114,16 +113,6 @@ def _given(resolved: ResolvedCall) -> JsonObject:
 
 def _is_below(path: str, fixed: JsonObject) -> bool:
     return any(path == name or path.startswith(f"{name}.") for name in fixed)
-
-
-def _refuse_unenforced(resolved: ResolvedCall) -> None:
-    refused = unenforced_options(resolved.request.options)
-    if refused:
-        words = "; ".join(f"{name} ({promise})" for name, promise in refused)
-        raise InvalidParams(
-            f"These options are not enforced by this version: {words}. Leave them out.",
-            fields=[f"options.{name}" for name, _ in refused],
-        )
 
 
 def _fields(violations: list[Violation]) -> list[str]:

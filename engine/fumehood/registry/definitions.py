@@ -18,7 +18,6 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import ValidationError
 
 from fumehood.core.arguments import ARGUMENTS
-from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
@@ -55,15 +54,9 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
         "definition": {
             "requires_auth": NotEnforced(_given, "credentials for tools"),
             "rate_limit": NotEnforced(_given, "rate limits"),
-            "cacheable": NotEnforced(_given, "the result cache"),
-            "cache_ttl": NotEnforced(_given, "the result cache"),
-            "cache_key_params": NotEnforced(_given, "the result cache"),
             "streaming": NotEnforced(_given, "results that a tool gives in parts"),
             "retry_count": NotEnforced(_over_zero, "retries"),
             "fallback": NotEnforced(_given, "fallback tools"),
-        },
-        "options": {
-            "max_length": NotEnforced(_given, "shortened results"),
         },
     }
 )
@@ -138,16 +131,6 @@ def check_definition(definition: ToolDefinition) -> None:
     parse_definition(definition.model_dump())
 
 
-def unenforced_options(options: CallOptions) -> list[tuple[str, str]]:
-    """The options of a call that this version cannot enforce, each with its feature."""
-    table = NOT_ENFORCED["options"]
-    return [
-        (name, table[name].promise)
-        for name in sorted(options.model_fields_set & table.keys())
-        if table[name].is_set(getattr(options, name))
-    ]
-
-
 def _document_faults(document: JsonObject) -> list[str]:
     faults: list[str] = []
     for where in ("parameters", "output_schema"):
@@ -160,7 +143,35 @@ def _document_faults(document: JsonObject) -> list[str]:
     for name, row in NOT_ENFORCED["definition"].items():
         if row.is_set(document.get(name)):
             faults.append(f"{name}: not enforced by this version ({row.promise})")
-    return [*faults, *rest_faults(document), *_executor_faults(document)]
+    return [
+        *faults,
+        *rest_faults(document),
+        *_executor_faults(document),
+        *_cache_faults(document),
+    ]
+
+
+def _cache_faults(document: JsonObject) -> Iterator[str]:
+    """Why the results of this tool cannot be cached, or not as it says."""
+    if document.get("cacheable") in (None, False):
+        for field in ("cache_ttl", "cache_key_params"):
+            if document.get(field) is not None:
+                yield f"{field}: only for a tool that is cacheable"
+        return
+    if not document.get("read_only") and not document.get("idempotent"):
+        yield "cacheable: only for a tool that is read_only or idempotent"
+    if document.get("dangerous"):
+        yield "cacheable: not for a dangerous tool, of which each call is decided by itself"
+    if str(document.get("executor")).startswith("workspace"):
+        yield "cacheable: not for a tool that runs in a session, whose files change"
+    chosen, parameters = document.get("cache_key_params"), document.get("parameters")
+    if chosen == () or chosen == []:
+        yield "cache_key_params: empty, so that all calls would share one answer; leave it out"
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    known = properties if isinstance(properties, dict) else {}
+    for name in chosen if isinstance(chosen, list | tuple) else ():
+        if isinstance(name, str) and name not in known:
+            yield f"cache_key_params: there is no parameter {name[:64]!r}"
 
 
 def _executor_faults(document: JsonObject) -> list[str]:

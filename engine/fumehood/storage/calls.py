@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 from sqlalchemy.engine import RowMapping
@@ -63,6 +63,7 @@ class CallRow(TypedDict):
     input_tokens: int
     output_tokens: int
     tokens_used: int
+    cache_hit: NotRequired[bool | None]
 
 
 class CallLog:
@@ -190,6 +191,7 @@ def _record(row: RowMapping) -> CallRecord:
         tool_name=row["tool"],
         tool_version=row["version"],
         execution_time_ms=row["total_ms"],
+        cache_hit=bool(row["cache_hit"]),
         **{key: row[key] for key in _SAME_NAME},
     )
 

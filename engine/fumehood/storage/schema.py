@@ -126,6 +126,7 @@ CALLS = Table(
     Column("input_tokens", Integer, nullable=False),
     Column("output_tokens", Integer, nullable=False),
     Column("tokens_used", Integer, nullable=False),
+    Column("cache_hit", Boolean),
     # An index for each filter of a list: no combination reads rows in vain.
     Index("calls_by_principal", "principal_id", "seq", "at", "tool", "code", "agent_id"),
 )

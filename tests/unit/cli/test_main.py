@@ -44,7 +44,7 @@ def test_misspelt_command_and_subcommand_are_told_the_near_ones() -> None:
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("fumehood ca", ["call", "calls"]),
+        ("fumehood ca", ["call", "calls", "cache"]),
         ("fumehood tools sh", ["show"]),
         ("fumehood call x --ag", ["--agent"]),
     ],

@@ -331,6 +331,8 @@ CONTROL: list[tuple[Method, str, Any]] = [
     (lambda c: c.audit.page(after=7, limit=50), "GET /v1/audit?after=7&limit=50", None),
     (lambda c: c.audit.verify(), "GET /v1/audit/verify", None),
     (lambda c: c.audit.rotate(), "POST /v1/audit/rotate", None),
+    (lambda c: c.cache.show(), "GET /v1/cache", None),
+    (lambda c: c.cache.clear(), "DELETE /v1/cache", None),
     (lambda c: c.policy.show(), "GET /v1/policy", None),
     (lambda c: c.policy.reload(), "POST /v1/policy/reload", None),
     (lambda c: c.policy.explain("t", {"a": 1}, principal_id=None, agent_id="a", session_id=None),

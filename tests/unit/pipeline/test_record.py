@@ -44,7 +44,7 @@ async def test_record_says_what_the_envelope_says(home: Path) -> None:
         "ended_by": "ok", "execution_time_ms": metadata.execution_time_ms, "cpu_ms": 0.5,
         "cost": "0.000000", "currency": "USD",
         "input_tokens": metadata.usage.input_tokens,
-        "output_tokens": metadata.usage.output_tokens, "tokens_used": 0,
+        "output_tokens": metadata.usage.output_tokens, "tokens_used": 0, "cache_hit": False,
     }  # fmt: skip
     assert record.input_tokens > 0
 

@@ -354,6 +354,10 @@ async def test_any_tool_of_an_embedded_engine_is_shortened_and_the_whole_is_ther
         assert quiet.data["truncation_info"]["summary"] is None
         short = await engine.call("talk", {"n": 10})
         assert short.data == {"text": "w" * 10}
+        asked = await engine.call("talk", {"n": 500}, max_length=100, return_summary=False)
+        assert len(asked.data["text"]) <= 100
+        assert asked.data["truncation_info"]["summary"] is None
+        assert await engine.blob(asked.data["resource_url"]) == b"w" * 500
 
 
 @pytest.mark.row("E6")
@@ -376,6 +380,94 @@ async def test_text_that_was_cut_before_is_shown_like_any_other(
     assert short["truncation_info"]["original_length"] == 10**9 + 20_000
     assert short["resource_url"] == link.get("resource_url", second["resource_url"])
     assert store.room.taken == 20_000
+
+
+# -- the caller's own limit ----------------------------------------------------------------
+
+
+@pytest.mark.row("P11", "E6")
+async def test_texts_are_shortened_to_the_callers_own_limit(store: BlobStore) -> None:
+    text = "a" * 300 + "b" * 300
+    data = await _short(
+        store, {"long": text, "list": ["x" * 101], "short": "y" * 100}, max_length=100
+    )
+    assert len(data["long"]) <= 100
+    assert data["long"].startswith("aaa")
+    assert data["long"].endswith("bbb")
+    assert data["short"] == "y" * 100
+    info = data["truncation_info"]
+    assert [(field["field"], field["original_length"]) for field in info["fields"]] == [
+        ("long", 600), ("list.0", 101),
+    ]  # fmt: skip
+    assert info["summary"].startswith("long has 600 characters, of which both ends are here")
+    assert await _whole(store, data["resource_url"]) == text
+
+
+@pytest.mark.row("P11", "E6")
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"ended_by": "exception", "session": {"id": "s" * 64}},
+        {"files": [{"filename": "f" * 200, "url": "/v1/blobs/" + "0" * 200}]},
+        {"filename": "a", "content_base64": "x" * 500},
+    ],
+)
+async def test_names_and_what_describes_a_file_stay_whole(store: BlobStore, data: Any) -> None:
+    assert await _short(store, data, max_length=1) == data
+
+
+@pytest.mark.row("P11", "E6")
+async def test_whole_fields_stay_whole_under_the_callers_limit(store: BlobStore) -> None:
+    data = {"content": "x" * 500, "other": "y" * 500}
+    outcome = Outcome(EndedBy.OK, "call", data=data, whole_fields=frozenset({"content"}))
+    short = (await shorten(ShapedOutcome(outcome, data, ""), blobs=store, principal_id=OWNER,
+                           max_length=100)).data  # fmt: skip
+    assert short["content"] == "x" * 500
+    assert len(short["other"]) <= 100
+
+
+@pytest.mark.row("P11", "E6")
+async def test_callers_limit_holds_for_details_and_for_texts_that_were_cut_before(
+    store: BlobStore,
+) -> None:
+    error = ExecutionError("No.", details={"stdout": "", "traceback": "t" * 500})
+    cut = CutText("stdout", "h" * 9000, "t" * 9000, 10**9, {"resource_url": "/v1/blobs/x"})
+    outcome = Outcome(EndedBy.EXCEPTION, "call", error=error, cuts=(cut,))
+    found = await shorten(ShapedOutcome(outcome, {}, ""), blobs=store, principal_id=OWNER,
+                          max_length=80)  # fmt: skip
+    assert found.details is not None
+    assert 64 < len(found.details["stdout"]) <= 80
+    assert 64 < len(found.details["traceback"]) <= 80
+    assert found.details["stdout"].endswith("ttt")
+
+
+@pytest.mark.row("P11", "E6")
+@pytest.mark.parametrize("max_length", [INLINE_BYTES, 10**9])
+async def test_higher_limit_of_the_caller_changes_nothing(
+    store: BlobStore, max_length: int
+) -> None:
+    data = {"a": LONG, "b": "x" * 9000}
+    plain, asked = await _short(store, data), await _short(store, data, max_length=max_length)
+    assert asked["a"] == plain["a"]
+    assert asked["b"] == data["b"]
+
+
+@pytest.mark.row("P11", "E6")
+async def test_beginning_stays_where_there_is_no_room_for_both_ends(store: BlobStore) -> None:
+    data = await _short(store, {"a": "0123456789" * 10}, max_length=5)
+    assert data["a"] == "01234"
+    assert data["truncation_info"]["summary"] == (
+        "a has 100 characters, of which the beginning is here."
+    )
+
+
+@pytest.mark.row("P11", "E6")
+@given(st.text("ä😀x\n€", min_size=1, max_size=12), st.integers(1, 20_000), st.integers(1, 4000))
+def test_shown_text_never_exceeds_either_limit(part: str, max_length: int, times: int) -> None:
+    text = part * times
+    shown = head_and_tail(text, max_length)
+    assert len(shown) <= max_length or len(text) <= max_length
+    assert len(shown.encode()) <= INLINE_BYTES
 
 
 # -- usage and cost ------------------------------------------------------------------------

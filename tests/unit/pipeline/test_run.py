@@ -184,7 +184,6 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], Principal | None, str]
     ),
     ("sums", {}, {}, CALLER, "INVALID_PARAMS"),
     ("sums", {"expression": 5}, {}, CALLER, "INVALID_PARAMS"),
-    ("sums", {"expression": "1"}, {"max_length": 5}, CALLER, "INVALID_PARAMS"),
     ("sums", {"expression": "1"}, {"session_id": "s"}, CALLER, "RESOURCE_NOT_FOUND"),
     ("sums", {"expression": "1"}, {"memory_limit_mb": 1}, CALLER, "INVALID_PARAMS"),
     ("sums@9.9.9", {"expression": "1"}, {}, CALLER, "TOOL_NOT_FOUND"),

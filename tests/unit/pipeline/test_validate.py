@@ -362,13 +362,6 @@ def test_arguments_that_cost_too_much_to_check_are_refused() -> None:
 
 
 @pytest.mark.row("P11")
-def test_options_without_machinery_are_refused_by_name() -> None:
-    refusal = _refusal({"a": 1}, options={"max_length": 5})
-    assert refusal.fields == ("options.max_length",)
-    assert "Leave them out" in refusal.message
-
-
-@pytest.mark.row("P11")
 def test_options_at_their_defaults_ask_for_nothing() -> None:
     options = {"session_id": None, "wait_for_approval": False, "isolation": "call"}
     assert _validate({"a": 1}, options=options).arguments == {"a": 1}

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fumehood import CallOptions
 from fumehood.core.errors import InvalidParams
 from fumehood.registry.definitions import (
     METHODS,
@@ -15,7 +14,6 @@ from fumehood.registry.definitions import (
     check_definition,
     parse_definition,
     rest_faults,
-    unenforced_options,
 )
 from fumehood.registry.json_schema import CompiledSchema
 from fumehood.registry.schema_faults import schema_faults
@@ -25,15 +23,9 @@ from support.definitions import expression_document, function_definition, rest_d
 PROMISES: dict[str, tuple[Any, Any]] = {
     "requires_auth": (True, False),
     "rate_limit": (100, None),
-    "cacheable": (True, False),
-    "cache_ttl": (60, None),
-    "cache_key_params": (["expression"], None),
     "streaming": (True, False),
     "retry_count": (1, 0),
     "fallback": ("other", None),
-}
-OPTIONS: dict[str, tuple[Any, Any]] = {
-    "max_length": (10, None),
 }
 
 
@@ -50,7 +42,6 @@ def _document(field: str, value: Any) -> dict[str, Any]:
 
 def test_the_tables_of_this_file_are_complete() -> None:
     assert PROMISES.keys() == NOT_ENFORCED["definition"].keys()
-    assert OPTIONS.keys() == NOT_ENFORCED["options"].keys()
 
 
 @pytest.mark.parametrize("field", PROMISES)
@@ -65,28 +56,76 @@ def test_the_same_field_at_its_default_is_accepted(field: str) -> None:
     parse_definition(_document(field, PROMISES[field][1]))
 
 
-@pytest.mark.row("P11")
-@pytest.mark.parametrize("option", OPTIONS)
-def test_option_without_machinery_is_found_by_name(option: str) -> None:
-    found = unenforced_options(CallOptions(**{option: OPTIONS[option][0]}))
-    assert found == [(option, NOT_ENFORCED["options"][option].promise)]
+CACHED: dict[str, Any] = {"cacheable": True, "read_only": True}
 
 
-@pytest.mark.row("P11")
-@pytest.mark.parametrize("option", OPTIONS)
-def test_the_same_option_asking_for_nothing_is_accepted(option: str) -> None:
-    assert unenforced_options(CallOptions(**{option: OPTIONS[option][1]})) == []
+@pytest.mark.row("P4", "T3")
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"cacheable": True}, "cacheable: only for a tool that is read_only or idempotent"),
+        (
+            {"cacheable": True, "read_only": True, "idempotent": False, "dangerous": True},
+            "cacheable: not for a dangerous tool, of which each call is decided by itself",
+        ),
+        ({"cache_ttl": 60}, "cache_ttl: only for a tool that is cacheable"),
+        (
+            {"cache_key_params": ["expression"]},
+            "cache_key_params: only for a tool that is cacheable",
+        ),
+        (
+            {**CACHED, "cache_key_params": []},
+            "cache_key_params: empty, so that all calls would share one answer; leave it out",
+        ),
+        (
+            {**CACHED, "cache_key_params": ["expression", "nothing"]},
+            "cache_key_params: there is no parameter 'nothing'",
+        ),
+    ],
+)
+def test_tool_whose_results_cannot_be_cached_so_is_refused_by_name(
+    fields: dict[str, Any], fault: str
+) -> None:
+    assert _faults(expression_document(**fields)) == [fault]
 
 
-@pytest.mark.row("S1", "S5")
-def test_container_for_one_call_is_for_the_wall_to_refuse() -> None:
-    assert unenforced_options(CallOptions(isolation="container_per_call")) == []
+@pytest.mark.row("P4")
+def test_tool_of_a_session_cannot_be_cached() -> None:
+    document = expression_document(
+        executor="workspace:read", parameters={"properties": {"path": {"type": "string"}}}, **CACHED
+    )
+    assert _faults(document) == [
+        "cacheable: not for a tool that runs in a session, whose files change"
+    ]
 
 
-@pytest.mark.row("P11")
-def test_all_unenforced_options_are_found_at_once() -> None:
-    found = unenforced_options(CallOptions(max_length=5))
-    assert [name for name, _ in found] == ["max_length"]
+@pytest.mark.row("P4")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        CACHED,
+        {"cacheable": True, "idempotent": True},
+        {**CACHED, "cache_ttl": 60, "cache_key_params": ["expression"]},
+        {"cacheable": False, "cache_ttl": None, "cache_key_params": None},
+    ],
+)
+def test_tool_whose_results_can_be_cached_is_accepted(fields: dict[str, Any]) -> None:
+    parse_definition(expression_document(**fields))
+
+
+@pytest.mark.row("P4")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cacheable": "perhaps"}, {"cacheable": []}, {**CACHED, "cache_ttl": 0},
+        {**CACHED, "cache_key_params": "expression"}, {**CACHED, "cache_key_params": [[]]},
+        {**CACHED, "parameters": 7, "cache_key_params": ["a"]},
+        {**CACHED, "parameters": {"properties": 7}, "cache_key_params": ["a"]},
+        {**CACHED, "executor": 7}, {"cacheable": "yes"},
+    ],
+)  # fmt: skip
+def test_nonsense_about_the_cache_is_refused_like_any_other(fields: dict[str, Any]) -> None:
+    assert _faults(expression_document(**fields))
 
 
 @pytest.mark.row("T1")

@@ -60,7 +60,7 @@ async def test_record_bears_the_envelopes_names(log: CallLog) -> None:
         "trace_id": "trace_20260101_000000000000", "tool_name": "calculator",
         "tool_version": None, "code": "OK", "ended_by": None, "execution_time_ms": 1.5,
         "cpu_ms": None, "cost": "0.000000", "currency": "USD", "input_tokens": 9,
-        "output_tokens": 3, "tokens_used": 0,
+        "output_tokens": 3, "tokens_used": 0, "cache_hit": False,
     }  # fmt: skip
     assert await log.get("uid:1", record.call_id) == record
 

@@ -26,6 +26,7 @@ from fumehood.answers import (
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.model import UsageTable
+from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -56,7 +57,7 @@ VERIFY_S = 600.0
 
 @show_keywords
 class ControlClient(BaseClient):
-    """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
+    """A client of the control socket: approvals, agents, tools, tokens, approvers, audit, cache.
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.
@@ -88,6 +89,7 @@ class ControlClient(BaseClient):
         self.approvers = ControlledApprovers(self._transport)
         self.approvals = ControlledApprovals(self._transport)
         self.audit = ControlledAudit(self._transport)
+        self.cache = ControlledCache(self._transport)
 
     def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[AllUsageKeywords]
@@ -348,6 +350,21 @@ class ControlledAudit:
     def rotate(self) -> AuditRotation:
         """Go on under a new key."""
         return self._transport.send(ask("POST", AuditRotation, "audit", "rotate"))
+
+
+class ControlledCache:
+    """The result cache. A part of `ControlClient`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def show(self) -> CacheStatus:
+        """How much it holds, and its hits and misses since the engine's start."""
+        return self._transport.send(ask("GET", CacheStatus, "cache"))
+
+    def clear(self) -> ClearedCache:
+        """Drop every answer, of all principals."""
+        return self._transport.send(ask("DELETE", ClearedCache, "cache"))
 
 
 def _only(found: ChangedTools) -> ToolWithSource:

@@ -1,0 +1,17 @@
+"""The operator's settings of the result cache. Values only."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class CacheSettings(BaseModel):
+    """How long answers are kept, and how much of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ttl_seconds: int = Field(default=300, ge=1, le=30 * 86_400)
+    """For tools whose definition has no `cache_ttl`."""
+    max_mb: int = Field(default=64, ge=0, le=1_000_000)
+    """Of all answers together; 0 keeps none."""
+    max_entry_kb: int = Field(default=1024, ge=1, le=1_000_000)

@@ -1,0 +1,180 @@
+"""The store: answers by key, the least recently used dropped first; one run for equal calls.
+
+Host side. Answers are kept as JSON, so that no reader can change what the next one gets. A call
+that finds no answer becomes a *flight*; equal calls wait for it. Nothing here suspends but waiting
+for a flight, so of several waiters exactly one takes over from a flight without an answer.
+Invariants: the sizes never add up to more than the limit; a flight that ends after `clear` leaves
+nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fumehood.cache.keys import CacheKeys
+from fumehood.cache.model import CacheStatus, ClearedCache
+from fumehood.cache.settings import CacheSettings
+from fumehood.core.limits import MB
+
+ENTRY_BYTES = 1024
+"""What an entry takes besides its text: key, times and the objects around them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """A successful result. `expires` is a time of the monotonic clock."""
+
+    data: bytes
+    warnings: tuple[str, ...]
+    """Those of the run, not of its arguments or options."""
+    cached_at: str
+    expires: float
+
+    @property
+    def size_bytes(self) -> int:
+        """An upper estimate of the memory that it takes."""
+        return ENTRY_BYTES + len(self.data) + sum(map(len, self.warnings)) * 4
+
+
+class Flight:
+    """A run whose answer equal calls wait for. Ended once, by `land` or `close`."""
+
+    __slots__ = ("_cache", "_key", "answer", "over")
+
+    def __init__(self, cache: ResultCache, key: str) -> None:
+        self._cache = cache
+        self._key = key
+        self.answer: CachedAnswer | None = None
+        self.over = asyncio.Event()
+
+    def land(
+        self,
+        data: bytes,
+        warnings: tuple[str, ...],
+        *,
+        at: str,
+        ttl_seconds: int | None,
+        is_kept: bool,
+    ) -> None:
+        """End with an answer for those who wait, and, if `is_kept`, for later calls."""
+        if not self.over.is_set():
+            self.answer = self._cache.answer(data, warnings, at, ttl_seconds)
+            self._cache.end(self, self._key, is_kept=is_kept)
+
+    def close(self) -> None:
+        """End without an answer, if it has not ended yet: one of those who wait runs instead."""
+        if not self.over.is_set():
+            self._cache.end(self, self._key, is_kept=False)
+
+
+class ResultCache:
+    """The answers of one engine."""
+
+    def __init__(self, settings: CacheSettings, monotonic: Callable[[], float]) -> None:
+        self.keys = CacheKeys()
+        self._settings = settings
+        self._monotonic = monotonic
+        self._max_bytes = settings.max_mb * MB
+        self._entries: OrderedDict[str, CachedAnswer] = OrderedDict()
+        self._flights: dict[str, Flight] = {}
+        self._size_bytes = 0
+        self._hits = self._misses = self._evicted = 0
+
+    async def take(self, key: str, wait_s: Callable[[], float]) -> CachedAnswer | Flight:
+        """The answer under this key, or a new flight for a call that has to run.
+
+        Waits, `wait_s()` at most in all, while equal calls run; computed only if it waits.
+
+        Raises:
+            TimeoutError: none of them had an answer in that time.
+        """
+        answer = self._find(key)
+        if answer is None and key in self._flights:
+            async with asyncio.timeout(wait_s()):
+                answer = await self._of_others(key)
+        if answer is not None:
+            self._hits += 1
+            return answer
+        self._misses += 1
+        flight = self._flights[key] = Flight(self, key)
+        return flight
+
+    def remaining_s(self, answer: CachedAnswer) -> float:
+        """How long an answer is still valid."""
+        return max(0.0, answer.expires - self._monotonic())
+
+    def status(self) -> CacheStatus:
+        """The present content, and counters since the start."""
+        now = self._monotonic()
+        for key in [key for key, answer in self._entries.items() if answer.expires <= now]:
+            self._drop(key)
+        return CacheStatus(
+            entries=len(self._entries),
+            size_bytes=self._size_bytes,
+            max_bytes=self._max_bytes,
+            running=len(self._flights),
+            hits=self._hits,
+            misses=self._misses,
+            evicted=self._evicted,
+        )
+
+    def clear(self) -> ClearedCache:
+        """Drop every answer. What runs now answers those who wait already, and no later call."""
+        cleared = len(self._entries)
+        self._entries.clear()
+        self._flights.clear()
+        self._size_bytes = 0
+        return ClearedCache(cleared=cleared)
+
+    def answer(
+        self, data: bytes, warnings: tuple[str, ...], at: str, ttl_seconds: int | None
+    ) -> CachedAnswer:
+        """A new answer. For `Flight`."""
+        ttl_s = self._settings.ttl_seconds if ttl_seconds is None else ttl_seconds
+        return CachedAnswer(data, warnings, at, self._monotonic() + ttl_s)
+
+    def end(self, flight: Flight, key: str, *, is_kept: bool) -> None:
+        """End a flight, keep its answer, and wake those who wait. For `Flight`."""
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+            if is_kept and flight.answer is not None:
+                self._keep(key, flight.answer)
+        flight.over.set()
+
+    def _find(self, key: str) -> CachedAnswer | None:
+        answer = self._entries.get(key)
+        if answer is None:
+            return None
+        if answer.expires <= self._monotonic():
+            self._drop(key)
+            return None
+        self._entries.move_to_end(key)
+        return answer
+
+    async def _of_others(self, key: str) -> CachedAnswer | None:
+        """The answer of an equal call; None once this call has to run itself."""
+        while (flight := self._flights.get(key)) is not None:
+            await flight.over.wait()
+            answer = flight.answer or self._find(key)  # another may have landed meanwhile
+            if answer is not None:
+                return answer
+        return None
+
+    def _keep(self, key: str, answer: CachedAnswer) -> None:
+        size_bytes = answer.size_bytes
+        if size_bytes > min(self._max_bytes, self._settings.max_entry_kb * 1024 + ENTRY_BYTES):
+            return
+        self._entries[key] = answer
+        self._size_bytes += size_bytes
+        while self._size_bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+            self._evicted += 1
+
+    def _drop(self, key: str) -> None:
+        self._size_bytes -= self._entries.pop(key).size_bytes
+
+
+__all__ = ["CachedAnswer", "Flight", "ResultCache"]

@@ -1,0 +1,146 @@
+"""Cached: answer a call of a cacheable tool with the result of an equal one (mission P4).
+
+A part of the stage `claim`, after authorization. Takes a `PermittedCall` that the policy allows
+without asking; `cache/store` keeps the answers. A call with an idempotency key, in a session, or
+with `debug` neither reads nor writes. Invariants: two calls share an answer only if principal,
+agent, tool, definition and effective arguments are the same; nothing is kept of a run that failed,
+was cancelled or was limited, and no link that could expire before the answer.
+"""
+
+from __future__ import annotations
+
+from pydantic_core import from_json
+
+from fumehood.approvals.preview import definition_digest
+from fumehood.cache.store import CachedAnswer, Flight
+from fumehood.core.envelope import Envelope, Resources
+from fumehood.core.errors import Timeout
+from fumehood.core.json_types import JsonObject
+from fumehood.observe.clock import timestamp
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.plan import make_plan
+from fumehood.pipeline.services import PipelineServices
+from fumehood.policy.model import Verdict
+from fumehood.protocol import strict_json
+
+_NONE_USED = Resources()
+
+_BLOB = b"/v1/blobs/"
+_NOT_KEPT = b'"not_kept":'
+"""Where content stands behind a link, or is lost because it could not be kept."""
+
+
+async def answer_from_cache(
+    permitted: PermittedCall, call: CallContext, services: PipelineServices
+) -> Envelope | None:
+    """The answer of an equal call; None if this one has to run. Waits while an equal one runs.
+
+    Raises:
+        Timeout: the equal call took longer than this one's own time limit.
+        EngineError: this call could not run, so it does not wait either.
+    """
+    key = _key_of(permitted, services)
+    if key is None:
+        return None
+
+    def limit_s() -> float:
+        return make_plan(permitted, services.walls, services.sessions).limits.wall_s
+
+    try:
+        found = await services.cache.take(key, limit_s)
+    except TimeoutError:
+        raise Timeout(
+            "An equal call is still running, and the time limit of this one is over. Nothing was "
+            "run for it. Repeat it later, or with a higher timeout_seconds.",
+            retryable=True,
+        ) from None
+    if isinstance(found, Flight):
+        call.flight = found
+        return None
+    call.handle.close()
+    return _hit(found, permitted, call, services)
+
+
+def land(call: CallContext, flight: Flight, envelope: Envelope) -> None:
+    """End the flight of a call that has ended: its answer is for equal calls, if it is fit."""
+    validated, data = call.validated, envelope.data
+    is_partial = call.handle.partial is not None or "limits_hit" in data
+    if envelope.error is not None or is_partial or validated is None:
+        flight.close()
+        return
+    text = strict_json.dumps(data)
+    own = len(validated.warnings) + (len(call.plan.warnings) if call.plan is not None else 0)
+    flight.land(
+        text,
+        envelope.metadata.warnings[own:],
+        at=envelope.metadata.timestamp,
+        ttl_seconds=validated.tool.definition.cache_ttl,
+        is_kept=_BLOB not in text and _NOT_KEPT not in text,
+    )
+
+
+def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
+    """The key of a call's answer; None if the cache has nothing to do with it."""
+    options = permitted.request.options
+    if (
+        not options.enable_cache
+        or options.debug
+        or options.session_id is not None
+        or permitted.decision.verdict is not Verdict.ALLOW
+    ):
+        return None
+    return services.cache.keys.key(
+        permitted.tool,
+        definition_digest,
+        _deciding_arguments(permitted),
+        permitted.principal.id,
+        options,
+    )
+
+
+def _deciding_arguments(permitted: PermittedCall) -> JsonObject:
+    """The arguments in the key. What the agent's configuration fixes is always among them."""
+    chosen = permitted.tool.definition.cache_key_params
+    if chosen is None:
+        return permitted.arguments
+    binding = permitted.validated.binding
+    names = {*chosen, *(binding.fixed if binding is not None else ())}
+    return {name: value for name, value in permitted.arguments.items() if name in names}
+
+
+def _hit(
+    found: CachedAnswer, permitted: PermittedCall, call: CallContext, services: PipelineServices
+) -> Envelope:
+    tool, request = permitted.tool.definition, permitted.request
+    total_ms = round(call.trace.total_ms, 3)
+    metadata = {
+        "tool_name": tool.name,
+        "tool_version": tool.version,
+        "call_id": request.call_id,
+        "trace_id": request.trace_id,
+        "timestamp": timestamp(services.clock.now()),
+        "execution_time_ms": total_ms,
+        "performance": {
+            "total_ms": total_ms,
+            "validation_ms": call.trace.stages_ms().get("validate"),
+        },
+        "sandbox": None,
+        "resources": _NONE_USED,
+        "usage": {"currency": services.prices.currency},
+        "warnings": permitted.validated.warnings + found.warnings,
+        "cache": {
+            "hit": True,
+            "cached_at": found.cached_at,
+            "ttl_remaining": round(services.cache.remaining_s(found), 3),
+        },
+    }
+    return Envelope.model_validate(  # all at once: twice as fast as part by part
+        {
+            "success": True,
+            "status": "success",
+            "data": from_json(found.data),
+            "error": None,
+            "metadata": metadata,
+        }
+    )

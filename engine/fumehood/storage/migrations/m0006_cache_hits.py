@@ -1,0 +1,10 @@
+"""The call log says which calls were answered from the result cache."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+
+def upgrade(connection: Connection) -> None:
+    """Run the step."""
+    connection.execute(text("ALTER TABLE calls ADD COLUMN cache_hit BOOLEAN"))

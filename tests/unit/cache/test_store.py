@@ -1,0 +1,259 @@
+"""The store of answers: bounds, expiry, and one run for equal calls."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.cache.settings import CacheSettings
+from fumehood.cache.store import ENTRY_BYTES, CachedAnswer, Flight, ResultCache
+from fumehood.core.limits import MB
+from fumehood.testing import ManualClock
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P4")]
+
+AT = "2026-01-01T00:00:00.000Z"
+
+
+def make(clock: ManualClock | None = None, **settings: int) -> ResultCache:
+    return ResultCache(CacheSettings(**settings), (clock or ManualClock()).monotonic)
+
+
+def a_minute() -> float:
+    return 60.0
+
+
+def a_moment() -> float:
+    return 0.01
+
+
+async def lead(cache: ResultCache, key: str = "k") -> Flight:
+    """A flight of the only call with this key."""
+    found = await cache.take(key, a_minute)
+    assert isinstance(found, Flight)
+    return found
+
+
+def land(flight: Flight, data: bytes = b"{}", *, is_kept: bool = True, ttl: int = 60) -> None:
+    flight.land(data, (), at=AT, ttl_seconds=ttl, is_kept=is_kept)
+
+
+async def put(cache: ResultCache, key: str, data: bytes = b"{}", ttl: int = 60) -> None:
+    land(await lead(cache, key), data, ttl=ttl)
+
+
+def has(cache: ResultCache, key: str) -> bool:
+    """Whether an answer is kept, without using it."""
+    return key in cache._entries
+
+
+async def test_answer_is_found_until_its_time_is_over() -> None:
+    clock = ManualClock()
+    cache = make(clock)
+    await put(cache, "k", b'{"a":1}', ttl=10)
+    clock.advance(9.5)
+    found = await cache.take("k", a_minute)
+    assert isinstance(found, CachedAnswer)
+    assert (found.data, found.cached_at) == (b'{"a":1}', AT)
+    assert cache.remaining_s(found) == 0.5
+    clock.advance(0.5)
+    assert isinstance(await cache.take("k", a_minute), Flight)
+    assert cache.status().size_bytes == 0
+
+
+async def test_time_of_the_configuration_counts_where_the_definition_has_none() -> None:
+    clock = ManualClock()
+    cache = make(clock, ttl_seconds=7)
+    flight = await lead(cache)
+    flight.land(b"{}", (), at=AT, ttl_seconds=None, is_kept=True)
+    assert flight.answer is not None
+    assert cache.remaining_s(flight.answer) == 7
+
+
+async def test_ten_thousand_different_answers_stay_within_the_bound() -> None:
+    cache = make(max_mb=1)
+    for number in range(10_000):
+        await put(cache, str(number), b"x" * 500)
+        assert cache._size_bytes <= MB
+    status = cache.status()
+    kept = MB // (ENTRY_BYTES + 500)
+    assert (status.entries, status.evicted) == (kept, 10_000 - kept)
+    assert has(cache, "9999")
+    assert not has(cache, "0")
+
+
+async def test_least_recently_used_answer_goes_first() -> None:
+    cache = make(max_mb=1)
+    size = MB // 3 - ENTRY_BYTES
+    for key in "abc":
+        await put(cache, key, b"x" * size)
+    assert isinstance(await cache.take("a", a_minute), CachedAnswer)
+    await put(cache, "d", b"x" * size)
+    assert [key for key in "abcd" if has(cache, key)] == ["a", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "is_kept"),
+    [
+        ({"max_entry_kb": 4}, 4096, True),
+        ({"max_entry_kb": 4}, 4097, False),
+        ({"max_mb": 1, "max_entry_kb": 4096}, MB - ENTRY_BYTES, True),
+        ({"max_mb": 1, "max_entry_kb": 4096}, MB, False),
+        ({"max_mb": 0}, 0, False),
+    ],
+)
+async def test_answer_that_is_too_large_is_not_kept_and_drops_no_other(
+    settings: dict[str, int], size: int, is_kept: bool
+) -> None:
+    cache = make(**settings)
+    await put(cache, "k", b"x" * size)
+    assert has(cache, "k") is is_kept
+    assert cache.status().evicted == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 400_000), st.integers(1, 50))))
+async def test_sizes_never_exceed_the_bound_and_always_add_up(
+    steps: list[tuple[int, int, int]],
+) -> None:
+    clock = ManualClock()
+    cache = make(clock, max_mb=1)
+    for key, size, ttl in steps:
+        found = await cache.take(str(key), a_minute)
+        if isinstance(found, Flight):
+            land(found, b"x" * size, ttl=ttl)
+        clock.advance(1)
+        held = sum(answer.size_bytes for answer in cache._entries.values())
+        assert held == cache._size_bytes <= MB
+        assert not cache._flights
+
+
+async def test_hundred_equal_calls_at_once_make_one_run() -> None:
+    cache = make()
+    flight = await lead(cache)
+    waiting = [asyncio.create_task(cache.take("k", a_minute)) for _ in range(99)]
+    await asyncio.sleep(0)
+    assert cache.status().running == 1
+    land(flight, b'{"a":1}')
+    found = await asyncio.gather(*waiting)
+    assert {answer.data for answer in found if isinstance(answer, CachedAnswer)} == {b'{"a":1}'}
+    assert (cache.status().hits, cache.status().misses) == (99, 1)
+
+
+async def test_answer_that_is_not_kept_still_answers_those_who_wait() -> None:
+    cache = make()
+    flight = await lead(cache)
+    waiting = asyncio.create_task(cache.take("k", a_minute))
+    await asyncio.sleep(0)
+    land(flight, is_kept=False)
+    assert isinstance(await waiting, CachedAnswer)
+    assert not has(cache, "k")
+
+
+async def test_one_of_those_who_wait_runs_after_a_failure_and_not_all() -> None:
+    cache = make()
+    flight = await lead(cache)
+    runs = 0
+
+    async def call() -> CachedAnswer | None:
+        nonlocal runs
+        found = await cache.take("k", a_minute)
+        if isinstance(found, CachedAnswer):
+            return found
+        runs += 1
+        await asyncio.sleep(0)  # while it runs, the others look
+        if runs < 3:
+            found.close()
+        else:
+            land(found)
+        return found.answer
+
+    calls = [asyncio.create_task(call()) for _ in range(20)]
+    await asyncio.sleep(0)
+    flight.close()
+    answers = await asyncio.gather(*calls)
+    assert runs == 3
+    assert sum(answer is None for answer in answers) == 2  # those whose own run failed
+
+
+async def test_run_that_ends_without_suspending_answers_the_others_too() -> None:
+    cache = make()
+    flight = await lead(cache)
+    runs = 0
+
+    async def call() -> None:
+        nonlocal runs
+        found = await cache.take("k", a_minute)
+        if isinstance(found, Flight):
+            runs += 1
+            land(found)
+
+    calls = [asyncio.create_task(call()) for _ in range(5)]
+    await asyncio.sleep(0)
+    flight.close()
+    await asyncio.gather(*calls)
+    assert runs == 1
+
+
+async def test_waiting_is_bounded_and_the_run_goes_on() -> None:
+    cache = make()
+    flight = await lead(cache)
+    with pytest.raises(TimeoutError):
+        await cache.take("k", a_moment)
+    land(flight)
+    assert isinstance(await cache.take("k", a_minute), CachedAnswer)
+
+
+async def test_cancelled_waiter_takes_nobody_with_it() -> None:
+    cache = make()
+    flight = await lead(cache)
+    first, second = (asyncio.create_task(cache.take("k", a_minute)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    land(flight)
+    assert isinstance(await second, CachedAnswer)
+
+
+async def test_waiter_cancelled_just_as_it_would_run_leaves_the_run_to_another() -> None:
+    cache = make()
+    flight = await lead(cache)
+    first, second = (asyncio.create_task(cache.take("k", a_minute)) for _ in range(2))
+    await asyncio.sleep(0)
+    flight.close()
+    first.cancel()  # it has been woken, and has not run yet
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert isinstance(await second, Flight)
+
+
+async def test_run_that_began_before_a_clearing_is_not_kept_and_answers_those_who_wait() -> None:
+    cache = make()
+    await put(cache, "old")
+    flight = await lead(cache)
+    waiting = asyncio.create_task(cache.take("k", a_minute))
+    await asyncio.sleep(0)
+    assert cache.clear().cleared == 1
+    later = await lead(cache)
+    land(flight, b'{"before":1}')
+    answer = await waiting
+    assert isinstance(answer, CachedAnswer)
+    assert answer.data == b'{"before":1}'
+    assert not has(cache, "k")
+    land(later, b'{"after":1}')
+    found = await cache.take("k", a_minute)
+    assert isinstance(found, CachedAnswer)
+    assert found.data == b'{"after":1}'
+
+
+async def test_flight_ends_once() -> None:
+    cache = make()
+    flight = await lead(cache)
+    flight.close()
+    land(flight)
+    flight.close()
+    assert flight.answer is None
+    assert not has(cache, "k")

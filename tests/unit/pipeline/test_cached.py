@@ -1,0 +1,491 @@
+"""Calls of cacheable tools: who gets whose answer, and what is never kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import Envelope, ToolError, ToolResult, tool
+from fumehood.core.call import CallBody
+from fumehood.core.errors import EndedBy
+from fumehood.core.identity import Principal, Scope
+from fumehood.executors.handle import CallHandle
+from fumehood.pipeline import run as run_module
+from fumehood.registry.declare import FunctionTool
+from fumehood.registry.index import Source, tool_of_document
+from fumehood.sandbox.wall import RunEnding
+from fumehood.testing import FakeWall
+from support.definitions import expression_document
+from support.identities import ADMIN, NOW, bind, make_agent
+from support.recording import Bench, bench
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P4")]
+
+SUM = {"expression": "1"}
+REFUSED = ToolError("CITY_NOT_FOUND", "There is no such city.")
+
+
+@dataclass
+class Counted:
+    """A cacheable host function that counts its runs; each one waits for `may_end`."""
+
+    result: Callable[[int], Any] = lambda run: {"run": run}
+    runs: int = 0
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_end.set()
+
+    def as_tool(self, **fields: Any) -> FunctionTool:
+        async def look(city: Any = None, unit: Any = None) -> Any:
+            self.runs += 1
+            run = self.runs
+            self.begun.set()
+            await self.may_end.wait()
+            result = self.result(run)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        given = {"sandboxed": False, "read_only": True, "cacheable": True, "description": "Look."}
+        return tool(**{**given, **fields})(look)
+
+
+@dataclass
+class Case:
+    """An engine with the tool `look`."""
+
+    bench: Bench
+    counted: Counted
+
+    async def look(
+        self, arguments: Any = None, by: Principal | None = None, **options: Any
+    ) -> Envelope:
+        body = CallBody.model_validate({"arguments": arguments or {}, "options": options})
+        engine = self.bench.engine
+        return await engine.run("look", body, by or engine.owner)
+
+    @property
+    def runs(self) -> int:
+        return self.counted.runs
+
+
+@asynccontextmanager
+async def case(home: Path, counted: Counted | None = None, **fields: Any) -> AsyncIterator[Case]:
+    config = fields.pop("config", {})
+    counted = counted or Counted()
+    async with bench(home, [counted.as_tool(**fields)], **config) as made:
+        yield Case(made, counted)
+
+
+def hit(envelope: Envelope) -> bool | None:
+    """Whether it was one; None if the cache had nothing to do with it."""
+    cache = envelope.metadata.cache
+    return None if cache is None else cache.hit
+
+
+async def test_second_equal_call_gets_the_first_ones_result_at_no_cost(home: Path) -> None:
+    counted = Counted(lambda run: ToolResult({"run": run}, tokens_used=5))
+    config = {"budgets": [{"name": "b", "calls": 1}]}
+    async with case(home, counted, cost_per_use="0.25", config=config) as c:
+        first = await c.look({"city": "Rome"}, trace_id="one")
+        c.bench.clock.advance(1.5)
+        second = await c.look({"city": "Rome"}, trace_id="two")
+        third = await c.look({"city": "Oslo"})
+        standing = c.bench.engine.budgets.standings()[0]
+    assert first.metadata.model_dump()["cache"] == {"hit": False}
+    assert second.metadata.model_dump()["cache"] == {
+        "hit": True, "cached_at": first.metadata.timestamp, "ttl_remaining": 298.5,
+    }  # fmt: skip
+    assert second.success
+    assert second.data == first.data == {"run": 1}
+    assert first.metadata.usage.cost == "0.250000"
+    assert second.metadata.usage.model_dump() == {
+        "input_tokens": 0, "output_tokens": 0, "estimated": True, "tokens_used": 0,
+        "cost": "0.000000", "currency": "USD",
+    }  # fmt: skip
+    assert second.metadata.sandbox is None
+    assert second.metadata.resources.output_bytes is None
+    assert second.metadata.call_id != first.metadata.call_id
+    assert (first.metadata.trace_id, second.metadata.trace_id) == ("one", "two")
+    assert second.metadata.timestamp == "2026-01-01T00:00:01.500Z"
+    assert (c.runs, standing.left) == (1, 0)  # the budget is used up, and a hit needs none
+    assert third.error is not None
+    assert third.error.code == "QUOTA_EXCEEDED"
+
+
+async def test_call_log_and_log_say_that_it_was_a_hit(home: Path) -> None:
+    async with case(home) as c:
+        for _ in range(2):
+            last = await c.look()
+        page = await c.bench.engine.calls()
+        record = await c.bench.engine.call_record(last.metadata.call_id or "")
+    assert [item.cache_hit for item in page.items] == [True, False]
+    assert (record.code, record.cost, record.ended_by) == ("OK", "0.000000", None)
+    told = c.bench.log.named("call.ended")
+    assert [values["cache_hit"] for values in told] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"cacheable": False}, {}),
+        ({}, {"enable_cache": False}),
+        ({}, {"debug": True}),
+        ({}, {"idempotency_key": "auto"}),
+    ],
+)
+@pytest.mark.row("P11")
+async def test_cache_has_nothing_to_do_with_these(
+    home: Path, fields: dict[str, Any], options: dict[str, Any]
+) -> None:
+    async with case(home, **fields) as c:
+        other = await c.look(**options)
+        plain = await c.look()  # control: nothing was written
+        again = await c.look(**options)
+        assert c.bench.engine.cache.status().entries == (0 if fields else 1)
+    assert (hit(other), hit(again)) == (None, None)
+    assert hit(plain) is (None if fields else False)
+    assert "cache" not in other.metadata.model_dump()
+    assert c.runs == (2 if "idempotency_key" in options else 3)
+
+
+async def test_idempotency_key_wins_over_a_cached_answer(home: Path) -> None:
+    async with case(home) as c:
+        await c.look()
+        keyed = await c.look(idempotency_key="k")
+        replayed = await c.look(idempotency_key="k")
+    assert keyed.data == {"run": 2}
+    assert replayed.data == {"run": 2}
+    assert replayed.metadata.idempotent_replay
+
+
+async def test_dry_run_says_what_a_run_would_do(home: Path) -> None:
+    async with case(home) as c:
+        await c.look()
+        plan = await c.look(dry_run=True)
+    assert hit(plan) is None
+    assert plan.data["dry_run"]
+
+
+@pytest.mark.parametrize(
+    ("decision", "code"), [("ask", "REQUIRES_HUMAN_APPROVAL"), ("deny", "PERMISSION_DENIED")]
+)
+@pytest.mark.row("A1")
+async def test_new_rule_stands_before_answers_that_are_kept(
+    home: Path, decision: str, code: str
+) -> None:
+    rule = '[[rules]]\nid = "r"\ndecision = "{}"\ntools = ["{}"]\nreason = "So."\n'
+    file = home / "policy.toml"
+    file.write_text(rule.format(decision, "calculator"))
+    file.chmod(0o600)
+    async with case(home, config={"policy_file": file}) as c:
+        assert [hit(await c.look()) for _ in range(2)] == [False, True]
+        file.write_text(rule.format(decision, "look"))
+        await c.bench.engine.policy.reload(ADMIN)
+        refused = await c.look()
+    assert refused.error is not None
+    assert refused.error.code == code
+    assert hit(refused) is None
+    assert c.runs == 1
+
+
+# Whose answer it is
+
+
+async def test_another_principal_gets_a_run_of_its_own(home: Path) -> None:
+    async with case(home) as c:
+        mine = await c.look()
+        others = await c.look(by=Principal("uid:4242", frozenset({Scope.CALL})))
+        again = await c.look()
+    assert [hit(answer) for answer in (mine, others, again)] == [False, False, True]
+    assert (others.data, again.data) == ({"run": 2}, {"run": 1})
+
+
+async def test_agents_have_answers_of_their_own(home: Path) -> None:
+    async with case(home) as c:
+        engine = c.bench.engine
+        for agent in ("a", "b"):
+            await make_agent(engine.agents, agent, engine.owner.id)
+            await bind(engine.agents, agent, ["look"])
+        answers = [await c.look(**options) for options in
+                   ({}, {"agent_id": "a"}, {"agent_id": "b"}, {"agent_id": "a"})]  # fmt: skip
+    assert [answer.data["run"] for answer in answers] == [1, 2, 3, 2]
+
+
+async def test_arguments_that_an_agents_configuration_fixes_are_always_in_the_key(
+    home: Path,
+) -> None:
+    async with case(home, cache_key_params=["unit"]) as c:
+        engine = c.bench.engine
+        await make_agent(engine.agents, "a", engine.owner.id)
+        for city in ("Rome", "Oslo"):
+            await bind(engine.agents, "a", ["look"], fixed={"city": city})
+            answer = await c.look({"unit": "C"}, agent_id="a")
+            assert hit(answer) is False
+        assert hit(await c.look({"unit": "C"}, agent_id="a")) is True
+
+
+async def test_only_the_chosen_parameters_decide_in_any_order(home: Path) -> None:
+    async with case(home, cache_key_params=["unit", "city"]) as c:
+        await c.look({"city": 1, "unit": "C"})
+        assert hit(await c.look({"unit": "C", "city": 1.0})) is True
+        assert hit(await c.look({"unit": "C", "city": True})) is False
+    async with case(home, cache_key_params=["city"]) as c:
+        await c.look({"city": "Rome", "unit": "C"})
+        assert hit(await c.look({"city": "Rome", "unit": "F"})) is True
+        assert hit(await c.look({"city": "Oslo", "unit": "C"})) is False
+
+
+async def test_warnings_about_its_arguments_are_each_calls_own(home: Path) -> None:
+    document = expression_document(read_only=True, cacheable=True)
+    async with bench(home, [document]) as b:
+        call = b.engine.call
+        odd = await call("sums", {**SUM, "colour": "red"}, timeout_seconds=900)
+        plain = await call("sums", SUM)
+        other = await call("sums", {**SUM, "size": 1})
+    assert len(odd.metadata.warnings) == 2
+    assert (hit(plain), plain.metadata.warnings) == (True, ())
+    assert hit(other) is True
+    assert len(other.metadata.warnings) == 1
+    assert "size" in other.metadata.warnings[0]
+
+
+async def test_changing_an_answer_changes_nobody_elses(home: Path) -> None:
+    async with case(home, Counted(lambda run: {"list": [run]})) as c:
+        for _ in range(3):
+            answer = await c.look()
+            assert answer.data == {"list": [1]}
+            answer.data["list"].append("poison")
+            answer.data["more"] = 1
+
+
+async def test_changed_definition_makes_the_old_answers_unreachable(home: Path) -> None:
+    document = expression_document(name="swapped", read_only=True, cacheable=True)
+    async with bench(home) as b:
+        index = b.engine._made.registry
+        index.put(tool_of_document(document, Source.DIRECTORY))
+        assert hit(await b.engine.call("swapped", SUM)) is False
+        assert hit(await b.engine.call("swapped", SUM)) is True
+        index.put(tool_of_document({**document, "description": "Other."}, Source.DIRECTORY))
+        assert hit(await b.engine.call("swapped", SUM)) is False
+        await b.engine.registrations.switch("swapped", None, is_active=False, by=ADMIN, now=NOW)
+        refused = await b.engine.call("swapped", SUM)
+        assert refused.error is not None
+        assert refused.error.code == "TOOL_DISABLED"
+
+
+async def test_answer_is_over_after_the_tools_own_time(home: Path) -> None:
+    async with case(home, cache_ttl=10) as c:
+        await c.look()
+        c.bench.clock.advance(9)
+        assert hit(await c.look()) is True
+        c.bench.clock.advance(1)
+        assert hit(await c.look()) is False
+    assert c.runs == 2
+
+
+# What is never kept
+
+
+@pytest.mark.parametrize("result", [REFUSED, ValueError("x"), object()])
+async def test_error_is_not_kept(home: Path, result: Any) -> None:
+    counted = Counted(lambda run: result if run == 1 else {"run": run})
+    async with case(home, counted) as c:
+        failed = await c.look()
+        again = await c.look()
+        assert c.bench.engine.cache.status().running == 0
+    assert not failed.success
+    assert hit(failed) is False
+    assert (hit(again), again.data) == (False, {"run": 2})
+
+
+@pytest.mark.parametrize("ended_by", [end for end in EndedBy if end is not EndedBy.OK])
+async def test_run_that_was_ended_is_not_kept(home: Path, ended_by: EndedBy) -> None:
+    endings = iter([RunEnding(ended_by, "call"), RunEnding(EndedBy.OK, "call", result={"value": 4, "text": "4"})])  # fmt: skip
+    wall = FakeWall(answer=lambda run: next(endings))
+    document = expression_document(read_only=True, cacheable=True)
+    async with bench(home, [document], wall=wall) as b:
+        assert not (await b.engine.call("sums", SUM)).success
+        again = await b.engine.call("sums", SUM)
+    assert (hit(again), again.success) == (False, True)
+
+
+async def test_cancelled_call_is_not_kept(home: Path) -> None:
+    counted = Counted()
+    counted.may_end.clear()
+    async with case(home, counted) as c:
+        handle = CallHandle()
+        body = CallBody()
+        call = asyncio.create_task(c.bench.engine.run("look", body, c.bench.engine.owner, handle))
+        await counted.begun.wait()
+        assert handle.cancel()
+        cancelled = await call
+        assert cancelled.error is not None
+        assert cancelled.error.code == "CANCELLED"
+        counted.may_end.set()
+        assert hit(await c.look()) is False
+        assert c.bench.engine.cache.status().running == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"limits_hit": ["pids"]},
+        {"url": "/v1/blobs/blob_0?expires=1&signature=0"},
+        {"text": "see /v1/blobs/blob_0"},
+        {"text": "x" * 20_000},  # which is shortened, and its whole is a blob
+    ],
+)
+async def test_limited_result_and_one_with_a_link_is_not_kept(
+    home: Path, data: dict[str, Any]
+) -> None:
+    async with case(home, Counted(lambda run: data)) as c:
+        first = await c.look()
+        assert first.success
+        assert hit(await c.look()) is False
+        assert c.bench.engine.cache.status().entries == 0
+
+
+async def test_largest_result_that_stays_whole_is_kept(home: Path) -> None:
+    async with case(home, Counted(lambda run: {"text": "x" * 10_000})) as c:
+        first = await c.look()
+        second = await c.look()
+    assert hit(second) is True
+    assert second.data == first.data
+
+
+@pytest.mark.row("P11")
+async def test_answer_for_another_length_is_another_answer(home: Path) -> None:
+    async with case(home, Counted(lambda run: {"text": "x" * 500})) as c:
+        whole = await c.look()
+        shortened = await c.look(max_length=100)
+        again = await c.look(max_length=1000)
+        assert [hit(answer) for answer in (whole, shortened, again)] == [False] * 3
+        assert len(shortened.data["text"]) <= 100
+        assert hit(await c.look(max_length=1000)) is True
+        assert (await c.look()).data == {"text": "x" * 500}
+
+
+# Equal calls at once
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not come true")
+
+
+async def test_hundred_equal_calls_at_once_are_one_run(home: Path) -> None:
+    counted = Counted()
+    counted.may_end.clear()
+    async with case(home, counted) as c:
+        calls = [asyncio.create_task(c.look({"city": "Rome"})) for _ in range(100)]
+        await counted.begun.wait()
+        counted.may_end.set()
+        answers = await asyncio.gather(*calls)
+    assert c.runs == 1
+    assert sorted(hit(answer) or False for answer in answers) == [False] + [True] * 99
+    assert len({answer.metadata.call_id for answer in answers}) == 100
+    assert {answer.data["run"] for answer in answers} == {1}
+
+
+async def test_next_one_runs_when_the_first_is_cancelled_or_fails(home: Path) -> None:
+    counted = Counted(lambda run: REFUSED if run == 2 else {"run": run})
+    counted.may_end.clear()
+    async with case(home, counted) as c:
+        handle, owner = CallHandle(), c.bench.engine.owner
+        first = asyncio.create_task(c.bench.engine.run("look", CallBody(), owner, handle))
+        await counted.begun.wait()
+        others = [asyncio.create_task(c.look()) for _ in range(10)]
+        await asyncio.sleep(0)
+        assert handle.cancel()
+        assert not (await first).success
+        await _until(lambda: c.runs == 2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert c.runs == 2  # and not all of them
+        counted.may_end.set()
+        answers = await asyncio.gather(*others)
+    assert c.runs == 3
+    codes = [answer.error.code if answer.error else "OK" for answer in answers]
+    assert sorted(codes) == ["CITY_NOT_FOUND"] + ["OK"] * 9
+    assert sum(hit(answer) or False for answer in answers) == 8
+
+
+async def test_call_that_waits_keeps_its_own_time_limit(home: Path) -> None:
+    counted = Counted()
+    counted.may_end.clear()
+    async with case(home, counted) as c:
+        first = asyncio.create_task(c.look())
+        await counted.begun.wait()
+        hasty = await c.look(timeout_seconds=0.01)
+        assert hasty.error is not None
+        assert (hasty.error.code, hasty.error.retryable) == ("TIMEOUT", True)
+        assert hasty.metadata.sandbox is None
+        counted.may_end.set()
+        assert (await first).success
+    assert c.runs == 1
+
+
+async def test_call_that_waits_can_be_cancelled_alone(home: Path) -> None:
+    counted = Counted()
+    counted.may_end.clear()
+    async with case(home, counted) as c:
+        first = asyncio.create_task(c.look())
+        await counted.begun.wait()
+        handle, owner = CallHandle(), c.bench.engine.owner
+        second = asyncio.create_task(c.bench.engine.run("look", CallBody(), owner, handle))
+        third = asyncio.create_task(c.look())
+        await asyncio.sleep(0)
+        assert handle.cancel()
+        cancelled = await second
+        assert cancelled.error is not None
+        assert cancelled.error.code == "CANCELLED"
+        counted.may_end.set()
+        assert [hit(await call) for call in (first, third)] == [False, True]
+
+
+async def test_call_without_a_place_does_not_wait_for_one_that_has_it(home: Path) -> None:
+    counted = Counted()
+    counted.may_end.clear()
+    async with case(home, counted) as c:
+        first = asyncio.create_task(c.look())
+        await counted.begun.wait()
+        refused = await c.look(memory_limit_mb=64)
+        assert refused.error is not None
+        assert refused.error.code == "INVALID_PARAMS"
+        counted.may_end.set()
+        await first
+
+
+async def test_fault_of_the_engine_leaves_nobody_waiting(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*given: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    async with case(home) as c:
+        with monkeypatch.context() as patch:
+            patch.setattr(run_module, "build_envelope", broken)
+            with pytest.raises(RuntimeError):
+                await c.look()
+        assert c.bench.engine.cache.status().running == 0
+        assert (await c.look()).success
+
+
+async def test_streamed_call_gets_a_cached_answer_as_its_only_event(home: Path) -> None:
+    async with case(home) as c:
+        await c.look()
+        events = [event async for event in c.bench.engine.stream("look", {})]
+    assert [event.type for event in events] == ["tool_result"]
+    assert c.runs == 1
