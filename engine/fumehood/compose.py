@@ -28,6 +28,7 @@ from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.store import CounterTable
 from fumehood.budgets.usage import UsageLog
+from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, config_file, load_config
 from fumehood.core.errors import EngineNotRunning, ShuttingDown
 from fumehood.core.idempotency import KEY_LIFETIME
@@ -49,6 +50,7 @@ from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.dry_run import facts_to_explain
+from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.running import Calls, Intake
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
@@ -118,6 +120,7 @@ class Composition:
     approvals: EngineApprovals
     policy: CurrentPolicy
     calls: Calls
+    circuits: Circuits
 
 
 def make_basis(
@@ -195,6 +198,7 @@ def compose(
         if isinstance(channel, WebhookChannel):  # it reports the anchors, too
             audit.connect(_owe_anchor, channel.wake)
     requests = _make_requests(basis, database, state, channels, intake)
+    circuits = Circuits(config.circuits, clock.monotonic, log)
     services = PipelineServices(
         registry=registry,
         agents=state.agents,
@@ -213,6 +217,8 @@ def compose(
         keys=state.keys,
         budgets=state.budgets,
         approvals=requests,
+        circuits=circuits,
+        retries=Retries(clock),
     )
     calls = Calls(
         intake,
@@ -239,6 +245,7 @@ def compose(
         approvals=make_approvals(channels, services),
         policy=policy,
         calls=calls,
+        circuits=circuits,
     )
 
 

@@ -33,6 +33,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from fumehood.approvals.settings import ApprovalSettings, WebhookSettings
 from fumehood.audit.settings import AuditSettings
 from fumehood.budgets.settings import AllBudgets
+from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
 from fumehood.identity.settings import AllPrincipals
@@ -71,6 +72,7 @@ class Config(SocketSettings):
     policy_file: Path | None = None
     approvals: ApprovalSettings = ApprovalSettings()
     budgets: AllBudgets = ()
+    circuits: CircuitSettings = CircuitSettings()
     audit: AuditSettings = AuditSettings()
     webhook: WebhookSettings | None = None
     principals: AllPrincipals = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ from fumehood.core.json_types import JsonObject
 if TYPE_CHECKING:
     from fumehood.core.call_log import CallRecord
     from fumehood.core.envelope import Envelope
+    from fumehood.core.status import CircuitStatus
     from fumehood.core.tool import ToolDefinition
 
 BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
@@ -53,6 +55,16 @@ NOTHING_RAN = (CallerError, RuleError, CircuitOpen, SandboxUnavailable, Shutting
 def wants_json(asked: bool) -> bool:
     """Whether JSON was requested, or stdout is not a terminal."""
     return asked or not sys.stdout.isatty()
+
+
+def circuit_words(circuit: CircuitStatus) -> str:
+    """The state of a circuit, with its last requests and the time of the next trial."""
+    wait_ms = circuit.retry_after_ms
+    then = f"; next trial in {math.ceil(wait_ms / 1000)} s" if wait_ms else ""
+    return (
+        f"circuit to {circuit.upstream}: {circuit.state.value.replace('_', '-')}, "
+        f"{circuit.failures} of the last {circuit.requests} requests failed{then}"
+    )
 
 
 def show_json(value: Any) -> None:

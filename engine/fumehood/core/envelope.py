@@ -93,6 +93,22 @@ class UsageReport(_Value):
     currency: str = "USD"
 
 
+class FallbackReport(_Value):
+    """The tool that was called in place of one that failed.
+
+    `answered`: `data` is this tool's, and `error` says how the first one failed. Otherwise the
+    envelope has the first one's error, and `error` says why this one gave no answer. `usage` is
+    this tool's own, recorded under `call_id`; it is not part of the envelope's.
+    """
+
+    tool: str
+    tool_version: str | None
+    call_id: str | None
+    answered: bool
+    error: ErrorInfo | None
+    usage: UsageReport
+
+
 class Metadata(_Value):
     """Information about the call other than its result."""
 
@@ -110,6 +126,7 @@ class Metadata(_Value):
     warnings: tuple[str, ...] = ()
     idempotent_replay: bool = Field(default=False, exclude_if=lambda value: not value)
     """The stored answer of an earlier call with the same idempotency key."""
+    fallback: FallbackReport | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Envelope(_Value):

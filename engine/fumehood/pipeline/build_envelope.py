@@ -25,6 +25,7 @@ from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.fallback import with_fallback
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.result import ShapedOutcome, account, shape, shape_error, shorten, shortened
@@ -51,7 +52,8 @@ async def build_envelope(
             call.trace.fault("call.tool_failed", error.cause)
     if call.validated is not None:
         error = mask_fixed_arguments(error, call.validated)
-    return _envelope(call, shaped, error, services)
+    envelope = _envelope(call, shaped, error, services)
+    return with_fallback(envelope, call.fallback) if call.fallback is not None else envelope
 
 
 async def _shorten(
@@ -98,7 +100,7 @@ def _envelope(
         success=error is None,
         status="success" if error is None else "error",
         data=shaped.data if shaped is not None and error is None else {},
-        error=_error_info(error, shaped),
+        error=_error_info(error, shaped, call.attempts.max_retries),
         metadata=Metadata(
             tool_name=name,
             tool_version=version,
@@ -110,18 +112,22 @@ def _envelope(
             sandbox=_sandbox(outcome, call.plan),
             resources=_resources(outcome),
             usage=usage,
+            retry_count=call.attempts.retry_count,
             warnings=_warnings(call, outcome, services),
         ),
         debug_info=_debug_info(call, services),
     )
 
 
-def _error_info(error: EngineError | None, shaped: ShapedOutcome | None) -> ErrorInfo | None:
+def _error_info(
+    error: EngineError | None, shaped: ShapedOutcome | None, max_retries: int | None
+) -> ErrorInfo | None:
     if error is None:
         return None
     # What was shortened is that of the outcome's own error; another has taken its place.
     is_own = shaped is not None and error is shaped.outcome.error
-    return shape_error(error, shaped.details if shaped is not None and is_own else None)
+    told = shape_error(error, shaped.details if shaped is not None and is_own else None)
+    return told.model_copy(update={"max_retries": max_retries}) if max_retries else told
 
 
 def _accounted_arguments(call: CallContext) -> str:
@@ -214,6 +220,8 @@ def _warnings(
         warnings += call.plan.warnings
     if outcome is not None:
         warnings += outcome.warnings
+    if call.attempts.warning is not None:
+        warnings += (call.attempts.warning,)
     edited = edit_warning(call.approval) if call.approval and _has_run(call) else None
     if edited is not None:
         warnings += (edited,)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.ledger import Budgets, estimate_of
 from fumehood.budgets.model import Amounts, Exceeded, Spender
+from fumehood.circuits.breaker import Circuits
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.identity.agents import Agents
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
 from fumehood.pipeline.authorize import PermittedCall, Policy
 from fumehood.pipeline.claim import Keys
+from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import ToolIndex
@@ -44,6 +46,8 @@ class PipelineServices:
     keys: Keys
     budgets: Budgets
     approvals: ApprovalRequests
+    circuits: Circuits
+    retries: Retries
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """The expected cost of a call."""

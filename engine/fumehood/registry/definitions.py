@@ -39,10 +39,6 @@ def _given(value: Any) -> bool:
     return value is not None and value is not False
 
 
-def _over_zero(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
-
-
 _REFERENCE = re.compile(r"\$\{secret:[A-Za-z_][A-Za-z0-9_-]{0,63}\}")
 
 
@@ -61,8 +57,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "cache_ttl": NotEnforced(_given, "the result cache"),
             "cache_key_params": NotEnforced(_given, "the result cache"),
             "streaming": NotEnforced(_given, "results that a tool gives in parts"),
-            "retry_count": NotEnforced(_over_zero, "retries"),
-            "fallback": NotEnforced(_given, "fallback tools"),
             "endpoint": NotEnforced(refers_to_secret, "secrets"),
             "headers": NotEnforced(refers_to_secret, "secrets"),
         },
@@ -164,7 +158,24 @@ def _document_faults(document: JsonObject) -> list[str]:
     for name, row in NOT_ENFORCED["definition"].items():
         if row.is_set(document.get(name)):
             faults.append(f"{name}: not enforced by this version ({row.promise})")
-    return [*faults, *rest_faults(document), *_executor_faults(document)]
+    return [
+        *faults,
+        *rest_faults(document),
+        *_executor_faults(document),
+        *_failure_faults(document),
+    ]
+
+
+def _failure_faults(document: JsonObject) -> Iterator[str]:
+    """Faults in what happens after a failure of another service."""
+    fallback = document.get("fallback")
+    if isinstance(fallback, str) and fallback.partition("@")[0] == document.get("name"):
+        yield "fallback: a tool cannot be its own fallback"
+    executor = document.get("executor")
+    if isinstance(executor, str) and executor in ARGUMENTS:
+        for field in ("retry_count", "fallback"):
+            if document.get(field):
+                yield f"{field}: the executor {executor!r} calls no other service"
 
 
 def _executor_faults(document: JsonObject) -> list[str]:
