@@ -20,7 +20,9 @@ from fumehood.pipeline.retry import CIRCUIT_OPENED, may_retry, most_retries
 from fumehood.pipeline.services import PipelineServices
 
 
-async def execute(admitted: AdmittedCall, call: CallContext, services: PipelineServices) -> Outcome:
+async def execute(
+    admitted: AdmittedCall, *, call: CallContext, services: PipelineServices
+) -> Outcome:
     """Hand the call to the executor that its tool names, as often as it may be repeated."""
     permitted = admitted.permitted
     run = ToolRun(

@@ -167,7 +167,7 @@ async def run_approved(
         elif approved.remembered is not None:
             await services.approvals.remembered.use(approved.remembered)
         call.has_begun = True
-        outcome = await execute(admitted, call, services)
+        outcome = await execute(admitted, call=call, services=services)
         is_over = not has_fallback(call, outcome.error)
         if is_over and call.handle.close():  # the tool could not be cancelled, and has ended now
             outcome = Outcome.cancelled(outcome.isolation)
