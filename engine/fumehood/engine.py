@@ -291,7 +291,7 @@ class Engine:
             status="ready" if serves else "not_ready",
             walls=walls,
             state=state,
-            circuits=self._made.circuits.broken(),
+            broken_circuits=self._made.circuits.broken(),
         )
 
     def agent_tools(

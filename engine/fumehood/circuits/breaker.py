@@ -237,10 +237,10 @@ class Circuits:
         circuit = self._of(tool)
         return circuit.status() if circuit is not None else None
 
-    def broken(self) -> tuple[CircuitStatus, ...]:
-        """The circuits that are not closed, by name."""
-        found = (circuit.status() for _, circuit in sorted(self._circuits.items()))
-        return tuple(one for one in found if one.state is not CircuitState.CLOSED)
+    def broken(self) -> int:
+        """How many circuits are not closed."""
+        states = (circuit.status().state for circuit in self._circuits.values())
+        return sum(state is not CircuitState.CLOSED for state in states)
 
     def _of(self, tool: ToolDefinition) -> Circuit | None:
         if tool.type is not ToolType.REST:

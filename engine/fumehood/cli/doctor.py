@@ -32,7 +32,7 @@ INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 
 GROUPS = {
     "Host": ("platform", "python", "asteval", "RestrictedPython"),
-    "Engine": ("configuration", "state directory", "daemon", "circuit:"),
+    "Engine": ("configuration", "state directory", "daemon", "circuits"),
     "Authority": ("approvers", "policy", "webhook", "audit key"),
     "Limits": ("interpreter:", "jail:"),
     "Docker": ("docker", "docker:"),
@@ -104,7 +104,7 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
         return
     yield _configuration()
     yield _state(config)
-    yield from _daemon(config)
+    yield from daemon_findings(config)
     yield from _authority(config)
     yield from _interpreter(config)
     yield from _jail(config)
@@ -156,9 +156,8 @@ def _state(config: Config) -> Finding:
     return Finding("state directory", "ok", str(path))
 
 
-def _daemon(config: Config) -> Iterator[Finding]:
-    """Whether it is ready, and the circuits of it that are not closed."""
-    from fumehood.cli.show import circuit_words
+def daemon_findings(config: Config) -> Iterator[Finding]:
+    """Whether it is ready, and whether calls to services are suspended."""
     from fumehood.client import Client, DaemonUnavailable
 
     try:
@@ -178,9 +177,10 @@ def _daemon(config: Config) -> Iterator[Finding]:
         yield Finding("daemon", "ok", f"ready on {path}")
     else:
         yield Finding("daemon", "missing", f"{path} answers: {found.status}", "See its log.")
-    for circuit in found.circuits:
-        remedy = "Check that service. Calls to it resume by themselves when it answers again."
-        yield Finding(f"circuit: {circuit.upstream}", "warning", circuit_words(circuit), remedy)
+    if found.broken_circuits:
+        words = f"not closed: {found.broken_circuits}; calls to these services are suspended"
+        remedy = "`fumehood tools show NAME` shows that of a tool. They close by themselves."
+        yield Finding("circuits", "warning", words, remedy)
 
 
 def _authority(config: Config) -> Iterator[Finding]:

@@ -62,7 +62,7 @@ def circuit_words(circuit: CircuitStatus) -> str:
     wait_ms = circuit.retry_after_ms
     then = f"; next trial in {math.ceil(wait_ms / 1000)} s" if wait_ms else ""
     return (
-        f"circuit to {circuit.upstream}: {circuit.state.value.replace('_', '-')}, "
+        f"{circuit.state.value.replace('_', '-')}, "
         f"{circuit.failures} of the last {circuit.requests} requests failed{then}"
     )
 
@@ -94,6 +94,10 @@ def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
     if metadata.get("idempotent_replay"):
         first = visible(metadata["call_id"] or "an earlier call")
         print(styled(f"stored answer of {first}; nothing ran again", DIM))
+    fallback = metadata.get("fallback")
+    if fallback is not None and fallback["answered"]:
+        why = fallback["error"]["code"] if fallback["error"] is not None else "it failed"
+        print(styled(visible(f"answered by the fallback {fallback['tool']}: {why}"), DIM))
     print(styled(visible(_summary(document)), DIM))
     show_fields(document.get("debug_info") or {})
 
@@ -243,6 +247,8 @@ def _summary(document: JsonObject) -> str:
 def _what_ran(document: JsonObject) -> str:
     """Say what is known about a call without a sandbox report."""
     error = document["error"]
+    if document["metadata"].get("fallback") is not None:
+        return "its own service was not asked"
     if error is None:
         if isinstance(document["data"].get("resolution"), dict):
             return "interrupted; an approver recorded that it took effect"

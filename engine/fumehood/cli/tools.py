@@ -52,7 +52,8 @@ def show_tool(
         details = client.tool(name)
     show_json(details.tool.model_dump(mode="json"))
     if details.circuit is not None:  # not on stdout, where the definition can be used again
-        typer.echo(circuit_words(details.circuit), err=True)
+        words = circuit_words(details.circuit)
+        typer.echo(f"circuit to {details.circuit.upstream}: {words}", err=True)
 
 
 @tools.command("add")

@@ -69,5 +69,5 @@ class Readiness(_Value):
     status: Literal["ready", "not_ready"]
     walls: dict[str, WallReadiness]
     state: StateReadiness
-    circuits: tuple[CircuitStatus, ...] = ()
-    """Those that are not closed."""
+    broken_circuits: int = 0
+    """How many are not closed. Anyone may ask, so their services are not named."""

@@ -187,7 +187,7 @@ def test_tools_of_one_service_share_its_circuit_and_others_have_none() -> None:
     function = ToolDefinition(name="f", description="A function.", executor="function")
     assert circuits.enter(function) is None
     assert circuits.status_of(function) is None
-    assert [one.upstream for one in circuits.broken()] == ["s:443"]
+    assert circuits.broken() == 1
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
@@ -213,7 +213,7 @@ async def test_call_of_a_failing_service_is_refused_and_consumes_nothing(
         ready = made.bench.engine.ready()
         made.bench.clock.advance(30)
         answered = await made.call(idempotency_key="k")  # the key was free again
-        assert made.bench.engine.ready().circuits == ()
+        assert made.bench.engine.ready().broken_circuits == 0
     assert refused.error is not None
     assert (refused.error.code, refused.error.retry_after_ms) == ("CIRCUIT_OPEN", 30_000)
     assert refused.error.retryable
@@ -224,8 +224,7 @@ async def test_call_of_a_failing_service_is_refused_and_consumes_nothing(
     assert keyed.error.code == "CIRCUIT_OPEN"
     assert shown is not None
     assert (shown.upstream, shown.state) == ("weather.example:443", CircuitState.OPEN)
-    assert ready.circuits == (shown,)
-    assert ready.status == "ready"
+    assert (ready.broken_circuits, ready.status) == (1, "ready")
     assert answered.success
 
 
