@@ -62,7 +62,9 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
         permitted = permit(call, services)
         if request.options.dry_run:
             exceeded = services.exceeded(permitted.validated)
-            planned = await dry_run(permitted, services.walls, services.sessions, exceeded)
+            planned = await dry_run(
+                permitted, services.walls, services.sessions, exceeded, services.circuits
+            )
             return await conclude(call, trace.passed("dry_run", planned), services)
         if permitted.decision.shadow:
             _log_shadow(permitted, services)

@@ -209,6 +209,7 @@ async def test_call_of_a_failing_service_is_refused_and_consumes_nothing(
         refused = await made.call()
         keyed = await made.call(idempotency_key="k")
         assert made.upstream.asked() == 1
+        planned = await made.call(dry_run=True)
         shown = made.bench.engine.tool("weather").circuit
         ready = made.bench.engine.ready()
         made.bench.clock.advance(30)
@@ -219,6 +220,8 @@ async def test_call_of_a_failing_service_is_refused_and_consumes_nothing(
     assert refused.error.retryable
     assert refused.metadata.sandbox is None
     assert refused.metadata.usage.cost == "0.000000"
+    assert (planned.data["would_run"], planned.data["refused_with"]) == (False, "CIRCUIT_OPEN")
+    assert planned.data["placement"]["kind"] == "host"
     assert "weather.example" not in refused.model_dump_json()
     assert keyed.error is not None
     assert keyed.error.code == "CIRCUIT_OPEN"
