@@ -13,6 +13,7 @@ from fumehood.audit.model import AuditRecord
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.session import SessionRecord
+from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace import WorkspaceEntry
 from fumehood.identity.model import Agent, ApproverInfo, Binding, Change, TokenInfo
@@ -66,6 +67,8 @@ class ToolDetails(_Data):
     tool: ToolDefinition
     versions: tuple[str, ...]
     source: str
+    circuit: CircuitStatus | None = None
+    """The circuit to the service that a REST tool calls."""
 
 
 class ToolWithSource(ToolDefinition):

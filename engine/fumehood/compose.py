@@ -29,6 +29,7 @@ from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.store import CounterTable
 from fumehood.budgets.usage import UsageLog
 from fumehood.cache.store import ResultCache
+from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, config_file, load_config
 from fumehood.core.errors import EngineNotRunning, ShuttingDown
 from fumehood.core.idempotency import KEY_LIFETIME
@@ -53,6 +54,7 @@ from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.dry_run import facts_to_explain
+from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.running import Calls, Intake
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
@@ -127,6 +129,7 @@ class Composition:
     approvals: EngineApprovals
     policy: CurrentPolicy
     calls: Calls
+    circuits: Circuits
 
 
 def make_basis(
@@ -215,6 +218,7 @@ def compose(
     redactor = Redactor(config.redaction)
     redact_events(log, lambda event: redactor.value(event)[0])
     requests = _make_requests(basis, database, state, channels, intake)
+    circuits = Circuits(config.circuits, clock.monotonic, log)
     services = PipelineServices(
         registry=registry,
         agents=state.agents,
@@ -237,6 +241,8 @@ def compose(
         approvals=requests,
         redactor=redactor,
         checkers=basis.checkers,
+        circuits=circuits,
+        retries=Retries(clock),
     )
     calls = Calls(
         intake,
@@ -264,6 +270,7 @@ def compose(
         approvals=make_approvals(channels, services),
         policy=policy,
         calls=calls,
+        circuits=circuits,
     )
 
 

@@ -38,6 +38,7 @@ from fumehood.approvals.settings import ApprovalSettings, WebhookSettings
 from fumehood.audit.settings import AuditSettings
 from fumehood.budgets.settings import AllBudgets
 from fumehood.cache.settings import CacheSettings
+from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
 from fumehood.identity.settings import AllPrincipals
@@ -79,6 +80,7 @@ class Config(SocketSettings):
     approvals: ApprovalSettings = ApprovalSettings()
     budgets: AllBudgets = ()
     cache: CacheSettings = CacheSettings()
+    circuits: CircuitSettings = CircuitSettings()
     audit: AuditSettings = AuditSettings()
     webhook: WebhookSettings | None = None
     principals: AllPrincipals = ()

@@ -308,6 +308,7 @@ class Engine:
             tool=found.definition,
             versions=tuple(tool.definition.version for tool in versions),
             source=found.source.value,
+            circuit=self._made.circuits.status_of(found.definition),
         )
 
     def ready(self) -> Readiness:
@@ -315,7 +316,12 @@ class Engine:
         is_held, walls = self._made.walls.readiness()
         serves = is_held and not self._made.intake.takes_none()
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
-        return Readiness(status="ready" if serves else "not_ready", walls=walls, state=state)
+        return Readiness(
+            status="ready" if serves else "not_ready",
+            walls=walls,
+            state=state,
+            broken_circuits=self._made.circuits.broken(),
+        )
 
     def agent_tools(
         self,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from upstream import Reply, Upstream
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+JSON = re.compile(r"^```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -169,6 +172,41 @@ def test_how_to_check_the_signature_of_a_webhook_runs_as_it_stands() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.row("P6", "P7")
+def test_how_to_survive_a_bad_upstream_shows_what_its_snippets_print(tmp_path: Path) -> None:
+    page = "docs/howto/survive-a-bad-upstream.md"
+    shown = [json.loads(text) for text in JSON.findall((ROOT / page).read_text(encoding="utf-8"))]
+    printed: list[Any] = []
+    for language, _, text in snippets(page):
+        assert language == "python"
+        done = subprocess.run(
+            [sys.executable, "-c", text], cwd=ROOT, capture_output=True, timeout=60,
+            env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(tmp_path)},
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr.decode())
+        printed += documents_in(done.stdout.decode())
+    assert len(shown) == 3
+    for document in shown:
+        assert any(is_part_of(document, whole) for whole in printed), document
+
+
+def documents_in(text: str) -> list[Any]:
+    """JSON documents, one after the other."""
+    found, decoder = [], json.JSONDecoder()
+    while text := text.strip():
+        document, end = decoder.raw_decode(text)
+        found.append(document)
+        text = text[end:]
+    return found
+
+
+def is_part_of(part: Any, whole: Any) -> bool:
+    """Whether every field of `part` is in `whole`, with the same value."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return all(key in whole and is_part_of(part[key], whole[key]) for key in part)
+    return bool(part == whole)
+
+
 @pytest.mark.row("D1")
 def test_snippets_of_the_clients_run_as_they_stand(administered_daemon: Daemon) -> None:
     """Each gets a credential on its standard input; those that call need none."""
@@ -308,6 +346,7 @@ def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path
         "docs/howto/run-as-a-service.md",
         "docs/reference/configuration.md",
         "docs/howto/approve-by-webhook.md",
+        "docs/howto/survive-a-bad-upstream.md",
     ],
 )
 def test_configuration_on_a_page_is_one_that_the_engine_reads(

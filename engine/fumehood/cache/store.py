@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fumehood.cache.keys import CacheKeys
 from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.cache.settings import CacheSettings
+from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 
 ENTRY_BYTES = 1024
@@ -32,6 +33,8 @@ class CachedAnswer:
     """Those of the run, not of its arguments or options."""
     cached_at: str
     expires: float
+    metadata: JsonObject = field(default_factory=dict)
+    """What else the envelope says of the data: what was redacted, and what checkers think."""
 
     @property
     def size_bytes(self) -> int:
@@ -58,10 +61,11 @@ class Flight:
         at: str,
         ttl_seconds: int | None,
         is_kept: bool,
+        metadata: JsonObject | None = None,
     ) -> None:
         """End with an answer for those who wait, and, if `is_kept`, for later calls."""
         if not self.over.is_set():
-            self.answer = self._cache.answer(data, warnings, at, ttl_seconds)
+            self.answer = self._cache.answer(data, warnings, at, ttl_seconds, metadata)
             self._cache.end(self, self._key, is_kept=is_kept)
 
     def close(self) -> None:
@@ -130,11 +134,16 @@ class ResultCache:
         return ClearedCache(cleared=cleared)
 
     def answer(
-        self, data: bytes, warnings: tuple[str, ...], at: str, ttl_seconds: int | None
+        self,
+        data: bytes,
+        warnings: tuple[str, ...],
+        at: str,
+        ttl_seconds: int | None,
+        metadata: JsonObject | None = None,
     ) -> CachedAnswer:
         """A new answer. For `Flight`."""
         ttl_s = self._settings.ttl_seconds if ttl_seconds is None else ttl_seconds
-        return CachedAnswer(data, warnings, at, self._monotonic() + ttl_s)
+        return CachedAnswer(data, warnings, at, self._monotonic() + ttl_s, metadata or {})
 
     def end(self, flight: Flight, key: str, *, is_kept: bool) -> None:
         """End a flight, keep its answer, and wake those who wait. For `Flight`."""

@@ -32,7 +32,7 @@ INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 
 GROUPS = {
     "Host": ("platform", "python", "asteval", "RestrictedPython"),
-    "Engine": ("configuration", "state directory", "daemon"),
+    "Engine": ("configuration", "state directory", "daemon", "circuits"),
     "Authority": ("approvers", "policy", "webhook", "audit key"),
     "Limits": ("interpreter:", "jail:"),
     "Docker": ("docker", "docker:"),
@@ -104,7 +104,7 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
         return
     yield _configuration()
     yield _state(config)
-    yield _socket(config)
+    yield from daemon_findings(config)
     yield from _authority(config)
     yield from _interpreter(config)
     yield from _jail(config)
@@ -156,23 +156,31 @@ def _state(config: Config) -> Finding:
     return Finding("state directory", "ok", str(path))
 
 
-def _socket(config: Config) -> Finding:
+def daemon_findings(config: Config) -> Iterator[Finding]:
+    """Whether it is ready, and whether calls to services are suspended."""
     from fumehood.client import Client, DaemonUnavailable
 
     try:
         path = config.socket_path
     except ConfigError as error:
-        return Finding("daemon", "missing", str(error), "Set FUMEHOOD_SOCKET to a shorter path.")
+        yield Finding("daemon", "missing", str(error), "Set FUMEHOOD_SOCKET to a shorter path.")
+        return
     try:
         with Client(path) as client:
-            status = client.ready().status
+            found = client.ready()
     except DaemonUnavailable as error:
         is_service = config.mode == "service"
         remedy = "systemctl start fumehood" if is_service else "fumehood serve"
-        return Finding("daemon", "warning", str(error), f"Start one: {remedy}")
-    if status == "ready":
-        return Finding("daemon", "ok", f"ready on {path}")
-    return Finding("daemon", "missing", f"{path} answers: {status}", "See its log.")
+        yield Finding("daemon", "warning", str(error), f"Start one: {remedy}")
+        return
+    if found.status == "ready":
+        yield Finding("daemon", "ok", f"ready on {path}")
+    else:
+        yield Finding("daemon", "missing", f"{path} answers: {found.status}", "See its log.")
+    if found.broken_circuits:
+        words = f"not closed: {found.broken_circuits}; calls to these services are suspended"
+        remedy = "`fumehood tools show NAME` shows that of a tool. They close by themselves."
+        yield Finding("circuits", "warning", words, remedy)
 
 
 def _authority(config: Config) -> Iterator[Finding]:

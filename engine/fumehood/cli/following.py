@@ -27,6 +27,7 @@ from fumehood.core.events import (
     OutputEvent,
     ProgressEvent,
     ResultEvent,
+    RetryingEvent,
 )
 from fumehood.core.json_types import JsonObject
 
@@ -51,6 +52,8 @@ def follow(events: Iterable[Event], socket: Path, *, stdout: TextIO) -> Envelope
                     screen.progress(event)
                 case OutputEvent():
                     screen.output(event)
+                case RetryingEvent(retry_count=number, max_retries=most, error=error):
+                    screen.say(f"{error.code}: {error.message} Retry {number} of {most}.")
                 case NoticeEvent():
                     screen.say(event.message)
                 case ResultEvent() | ErrorEvent():

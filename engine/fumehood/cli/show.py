@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ from fumehood.core.json_types import JsonObject
 if TYPE_CHECKING:
     from fumehood.core.call_log import CallRecord
     from fumehood.core.envelope import Envelope
+    from fumehood.core.status import CircuitStatus
     from fumehood.core.tool import ToolDefinition
 
 BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
@@ -55,6 +57,16 @@ def wants_json(asked: bool) -> bool:
     return asked or not sys.stdout.isatty()
 
 
+def circuit_words(circuit: CircuitStatus) -> str:
+    """The state of a circuit, with its last requests and the time of the next trial."""
+    wait_ms = circuit.retry_after_ms
+    then = f"; next trial in {math.ceil(wait_ms / 1000)} s" if wait_ms else ""
+    return (
+        f"{circuit.state.value.replace('_', '-')}, "
+        f"{circuit.failures} of the last {circuit.requests} requests failed{then}"
+    )
+
+
 def show_json(value: Any) -> None:
     """Print one JSON document; on a terminal, unsafe characters are escaped in JSON."""
     if sys.stdout.isatty():
@@ -82,6 +94,10 @@ def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
     if metadata.get("idempotent_replay"):
         first = visible(metadata["call_id"] or "an earlier call")
         print(styled(f"stored answer of {first}; nothing ran again", DIM))
+    fallback = metadata.get("fallback")
+    if fallback is not None and fallback["answered"]:
+        why = fallback["error"]["code"] if fallback["error"] is not None else "it failed"
+        print(styled(visible(f"answered by the fallback {fallback['tool']}: {why}"), DIM))
     print(styled(visible(_summary(document)), DIM))
     show_fields(document.get("debug_info") or {})
 
@@ -231,6 +247,8 @@ def _summary(document: JsonObject) -> str:
 def _what_ran(document: JsonObject) -> str:
     """Say what is known about a call without a sandbox report."""
     error = document["error"]
+    if document["metadata"].get("fallback") is not None:
+        return "its own service was not asked"
     if error is None:
         if isinstance(document["data"].get("resolution"), dict):
             return "interrupted; an approver recorded that it took effect"

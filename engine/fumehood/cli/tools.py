@@ -44,13 +44,16 @@ def show_tool(
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """Show one tool's definition."""
-    from fumehood.cli.show import show_json
+    """Show one tool's definition, and whether calls to its service are suspended."""
+    from fumehood.cli.show import circuit_words, show_json
 
     require_tool_name(name)
     with calling(socket, as_json=as_json) as client:
         details = client.tool(name)
     show_json(details.tool.model_dump(mode="json"))
+    if details.circuit is not None:  # not on stdout, where the definition can be used again
+        words = circuit_words(details.circuit)
+        typer.echo(f"circuit to {details.circuit.upstream}: {words}", err=True)
 
 
 @tools.command("add")

@@ -62,6 +62,8 @@ class CallRequest:
     principal: Principal | None
     call_id: str
     trace_id: str
+    is_fallback: bool = False
+    """Whether it is made in place of a call of another tool that failed."""
 
 
 @dataclass(frozen=True, slots=True)

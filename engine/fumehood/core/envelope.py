@@ -110,6 +110,22 @@ class CacheReport(_Value):
     ttl_remaining: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
+class FallbackReport(_Value):
+    """The tool that was called in place of one that failed.
+
+    `answered`: `data` is this tool's, and `error` says how the first one failed. Otherwise the
+    envelope has the first one's error, and `error` says why this one gave no answer. `usage` is
+    this tool's own, recorded under `call_id`; it is not part of the envelope's.
+    """
+
+    tool: str
+    tool_version: str | None
+    call_id: str | None
+    answered: bool
+    error: ErrorInfo | None
+    usage: UsageReport
+
+
 class Metadata(_Value):
     """Information about the call other than its result."""
 
@@ -134,6 +150,7 @@ class Metadata(_Value):
     )
     cache: CacheReport | None = Field(default=None, exclude_if=lambda value: value is None)
     """Absent from calls that the result cache has nothing to do with."""
+    fallback: FallbackReport | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Envelope(_Value):

@@ -290,6 +290,7 @@ class CircuitOpen(UpstreamError):
     """Another service failed too often; calls to it are suspended."""
 
     code = "CIRCUIT_OPEN"
+    was_sent = False
 
 
 class ShuttingDown(HostError):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fumehood.core.envelope import Envelope
+from fumehood.core.envelope import Envelope, ErrorInfo
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -55,6 +55,16 @@ class OutputEvent(_Event):
     metadata: EventMetadata
 
 
+class RetryingEvent(_Event):
+    """An attempt failed, and the tool is run again after a pause; `retry_count` from 1."""
+
+    type: Literal["tool_retrying"] = "tool_retrying"
+    retry_count: int = Field(ge=1)
+    max_retries: int = Field(ge=1)
+    error: ErrorInfo
+    metadata: EventMetadata
+
+
 class NoticeEvent(_Event):
     """The engine's own word about the events: from here on some are missing, and why."""
 
@@ -87,11 +97,12 @@ class ErrorEvent(_LastEvent):
     type: Literal["tool_error"] = "tool_error"
 
 
-Event = ProgressEvent | OutputEvent | NoticeEvent | ResultEvent | ErrorEvent
+Event = ProgressEvent | OutputEvent | RetryingEvent | NoticeEvent | ResultEvent | ErrorEvent
 
-_WITH_FIELDS: dict[str, type[ProgressEvent | OutputEvent | NoticeEvent]] = {
+_WITH_FIELDS: dict[str, type[ProgressEvent | OutputEvent | RetryingEvent | NoticeEvent]] = {
     "tool_progress": ProgressEvent,
     "tool_output": OutputEvent,
+    "tool_retrying": RetryingEvent,
     "tool_notice": NoticeEvent,
 }
 _WITH_ENVELOPE: dict[str, type[ResultEvent | ErrorEvent]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -38,6 +39,27 @@ class StateReadiness(_Value):
     lost_rows: int
 
 
+class CircuitState(StrEnum):
+    """Whether requests to a service are let through; half-open: a few, to try it."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class CircuitStatus(_Value):
+    """The circuit to one service, with the counts of its last requests.
+
+    `retry_after_ms` is how long calls are refused; null if one would be let through.
+    """
+
+    upstream: str
+    state: CircuitState
+    requests: int
+    failures: int
+    retry_after_ms: int | None
+
+
 class Readiness(_Value):
     """Whether calls are served, and what each wall in use enforces, either way.
 
@@ -47,3 +69,5 @@ class Readiness(_Value):
     status: Literal["ready", "not_ready"]
     walls: dict[str, WallReadiness]
     state: StateReadiness
+    broken_circuits: int = 0
+    """How many are not closed. Anyone may ask, so their services are not named."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
+from fumehood.core.names import TOOL_REFERENCE_PATTERN
 from fumehood.core.parameters import parameter_list_schema
 
 # *Source*: semver.org, the expression that its FAQ suggests.
@@ -237,7 +238,7 @@ class ToolDefinition(_Value):
     retry_count: int = Field(default=0, ge=0, le=10)
     is_active: bool = True
     # P7
-    fallback: str | None = None
+    fallback: str | None = Field(default=None, pattern=TOOL_REFERENCE_PATTERN)
     # T6: how it runs
     executor: str = Field(default="", pattern=EXECUTOR_PATTERN)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from fumehood.core.errors import EngineError
 from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import FileSink, OnEnding, OnOutput, OnProgress, RunSinks
 
@@ -21,8 +22,8 @@ class CallHandle:
     """One running call. The pipeline calls `attach`, `begin` and `close`."""
 
     __slots__ = (
-        "_cancelling_before", "_is_over", "_on_begun", "_on_progress", "_reports", "_task",
-        "is_cancelled", "output", "over", "partial",
+        "_cancelling_before", "_is_over", "_on_begun", "_on_progress", "_on_retrying", "_reports",
+        "_task", "is_cancelled", "output", "over", "partial",
     )  # fmt: skip
 
     def __init__(
@@ -31,6 +32,7 @@ class CallHandle:
         output: OnOutput | None = None,
         progress: OnProgress | None = None,
         begun: Callable[[], None] | None = None,
+        retrying: Callable[[int, int, EngineError], None] | None = None,
     ) -> None:
         self.output = output
         self.partial: Outcome | None = None
@@ -41,6 +43,7 @@ class CallHandle:
         """Set when nothing of the call runs any more."""
         self._on_progress = progress
         self._on_begun = begun
+        self._on_retrying = retrying
         self._reports = 0
         self._task: asyncio.Task[object] | None = None
         self._cancelling_before = 0
@@ -53,14 +56,32 @@ class CallHandle:
 
     def begin(self) -> None:
         """Note that the call has passed every gate; it waits for its place, then it runs."""
-        if self._on_begun is not None:
-            self._on_begun()
+        on_begun, self._on_begun = self._on_begun, None
+        if on_begun is not None:
+            on_begun()
 
     def report(self, percent: float, message: str) -> None:
         """Pass on the tool's progress. From any thread."""
         self._reports += 1
         if self._on_progress is not None and self._reports <= MAX_REPORTS:
             self._on_progress(percent, message)
+
+    def retrying(self, retry_count: int, max_retries: int, error: EngineError) -> None:
+        """Pass on that an attempt failed and another one follows."""
+        if self._on_retrying is not None:
+            self._on_retrying(retry_count, max_retries, error)
+
+    def for_fallback(self) -> CallHandle:
+        """A handle for the call of another tool in this one's place, in the same task.
+
+        Its events are this call's. Cancelling this call ends it, too.
+        """
+        return CallHandle(
+            output=self.output,
+            progress=self._on_progress,
+            begun=self.begin,
+            retrying=self._on_retrying,
+        )
 
     def sinks(
         self,

@@ -14,9 +14,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 from fumehood.core.call import Id
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.tool import NAME_PATTERN
+from fumehood.core.names import TOOL_REFERENCE_PATTERN
 
-TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
 MAX_CONFIGURED = 100
 """Arguments that one binding may fix or give a default."""
 

@@ -10,7 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from fumehood.core.errors import ShuttingDown
+from fumehood.circuits.breaker import Circuits, Permit
+from fumehood.core.errors import CircuitOpen, ShuttingDown
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.plan import Plan, plan_now
@@ -27,6 +28,8 @@ class AdmittedCall:
     lease: Lease
     expected: str | None = None
     """The `base` of the effect that a human approved; the call must find it unchanged."""
+    permit: Permit | None = None
+    """For the first request to the tool's service, if it calls one."""
 
 
 async def plan_admission(
@@ -35,11 +38,13 @@ async def plan_admission(
     *,
     is_draining: bool,
     sessions: SessionKeeper | None = None,
+    circuits: Circuits | None = None,
 ) -> admit:
     """Plan the place of a call, which `admit` then waits for.
 
     Raises:
         ShuttingDown: the engine takes no new calls.
+        CircuitOpen: requests to the tool's service are suspended.
         SandboxUnavailable, InvalidParams, ResourceNotFound: as `plan_now`.
     """
     if is_draining:
@@ -47,24 +52,33 @@ async def plan_admission(
             "The engine is stopping or not started. Repeat the call when it runs again.",
             retry_after_ms=2000,
         )
+    if circuits is not None:  # before the call waits for a place, and again with it
+        circuits.require_passable(approved.permitted.tool.definition)
     plan = await plan_now(approved.permitted, walls, sessions)
-    return admit(approved, plan, sessions)
+    return admit(approved, plan, sessions, circuits)
 
 
 class admit:  # noqa: N801  # a verb like the other stages; a generator would cost each call more
     """Wait for a place, bounded, and hold it: `async with admit(…) as admitted`.
 
     Raises:
+        CircuitOpen: requests to the tool's service are suspended.
         SandboxUnavailable: no place in time.
         InvalidParams, ResourceNotFound: as `make_plan`.
     """
 
-    __slots__ = ("_approved", "_lease", "_plan")
+    __slots__ = ("_approved", "_circuits", "_lease", "_permit", "_plan")
 
     def __init__(
-        self, approved: ApprovedCall, plan: Plan, sessions: SessionKeeper | None = None
+        self,
+        approved: ApprovedCall,
+        plan: Plan,
+        sessions: SessionKeeper | None = None,
+        circuits: Circuits | None = None,
     ) -> None:
         self._approved = approved
+        self._circuits = circuits
+        self._permit: Permit | None = None
         self._plan = plan
         self._lease = _lease(approved.permitted, plan, sessions)
 
@@ -72,9 +86,17 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
         approved = self._approved
         expected = approved.approval.request.expected if approved.approval is not None else None
         lease = await self._lease.__aenter__()
-        return AdmittedCall(approved.permitted, self._plan, lease, expected)
+        if self._circuits is not None:
+            try:
+                self._permit = self._circuits.enter(approved.permitted.tool.definition)
+            except CircuitOpen as refused:
+                await self._lease.__aexit__(CircuitOpen, refused, refused.__traceback__)
+                raise
+        return AdmittedCall(approved.permitted, self._plan, lease, expected, self._permit)
 
     async def __aexit__(self, *exc: Any) -> bool | None:
+        if self._permit is not None:
+            self._permit.give_back()
         return await self._lease.__aexit__(*exc)
 
 

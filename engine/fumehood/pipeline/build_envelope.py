@@ -30,6 +30,7 @@ from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.check_result import CheckedData
 from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.fallback import with_fallback
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.result import (
@@ -73,7 +74,8 @@ async def build_envelope(
     checked = NOT_CHECKED
     if services.checkers and shaped is not None and error is None:
         checked = await _check(call, shaped, services)
-    return _envelope(call, shaped, error, services, redacted, checked)
+    envelope = _envelope(call, shaped, error, services, redacted, checked)
+    return with_fallback(envelope, call.fallback) if call.fallback is not None else envelope
 
 
 async def _check(
@@ -142,7 +144,7 @@ def _envelope(
         success=error is None,
         status="success" if error is None else "error",
         data=shaped.data if shaped is not None and error is None else {},
-        error=_error_info(error, shaped),
+        error=_error_info(error, shaped, call.attempts.max_retries),
         metadata=Metadata(
             tool_name=name,
             tool_version=version,
@@ -154,6 +156,7 @@ def _envelope(
             sandbox=_sandbox(outcome, call.plan),
             resources=_resources(outcome),
             usage=usage,
+            retry_count=call.attempts.retry_count,
             warnings=_warnings(call, outcome, services) + checked.warnings,
             redacted=redacted,
             metacognition=checked.metacognition,
@@ -163,12 +166,15 @@ def _envelope(
     )
 
 
-def _error_info(error: EngineError | None, shaped: ShapedOutcome | None) -> ErrorInfo | None:
+def _error_info(
+    error: EngineError | None, shaped: ShapedOutcome | None, max_retries: int | None
+) -> ErrorInfo | None:
     if error is None:
         return None
     # What was shortened is that of the outcome's own error; another has taken its place.
     is_own = shaped is not None and error is shaped.outcome.error
-    return shape_error(error, shaped.details if shaped is not None and is_own else None)
+    told = shape_error(error, shaped.details if shaped is not None and is_own else None)
+    return told.model_copy(update={"max_retries": max_retries}) if max_retries else told
 
 
 def _accounted_arguments(call: CallContext) -> str:
@@ -261,6 +267,8 @@ def _warnings(
         warnings += call.plan.warnings
     if outcome is not None:
         warnings += outcome.warnings
+    if call.attempts.warning is not None:
+        warnings += (call.attempts.warning,)
     edited = edit_warning(call.approval) if call.approval and _has_run(call) else None
     if edited is not None:
         warnings += (edited,)

@@ -66,7 +66,8 @@ def land(call: CallContext, flight: Flight, envelope: Envelope) -> None:
     """End the flight of a call that has ended: its answer is for equal calls, if it is fit."""
     validated, data = call.validated, envelope.data
     is_partial = call.handle.partial is not None or "limits_hit" in data
-    if envelope.error is not None or is_partial or validated is None:
+    is_anothers = envelope.metadata.fallback is not None
+    if envelope.error is not None or is_partial or is_anothers or validated is None:
         flight.close()
         return
     text = strict_json.dumps(data)
@@ -77,6 +78,7 @@ def land(call: CallContext, flight: Flight, envelope: Envelope) -> None:
         at=envelope.metadata.timestamp,
         ttl_seconds=validated.tool.definition.cache_ttl,
         is_kept=_BLOB not in text and _NOT_KEPT not in text,
+        metadata=envelope.metadata.model_dump(include={"redacted", "metacognition"}),
     )
 
 
@@ -129,6 +131,7 @@ def _hit(
         "resources": _NONE_USED,
         "usage": {"currency": services.prices.currency},
         "warnings": permitted.validated.warnings + found.warnings,
+        **found.metadata,
         "cache": {
             "hit": True,
             "cached_at": found.cached_at,

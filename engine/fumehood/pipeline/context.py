@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fumehood.approvals.model import StoredApproval
@@ -24,9 +24,20 @@ from fumehood.observe.log import Logger, log_fault
 from fumehood.pipeline.claim import Claim
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.pipeline.retry import Attempts
 from fumehood.pipeline.validate import ValidatedCall
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackAnswer:
+    """How the call of another tool ended, in place of a failed one."""
+
+    tool: str
+    envelope: Envelope
+    may_have_acted: bool
+    """Whether it failed after it may have acted, and may not be repeated."""
 
 
 @dataclass(slots=True)
@@ -55,6 +66,9 @@ class CallContext:
     """Whether it continues without its caller after a human's approval."""
     has_begun: bool = False
     """Whether it may have acted."""
+    attempts: Attempts = field(default_factory=Attempts)
+    fallback: FallbackAnswer | None = None
+    """Set where its tool failed and another one was tried."""
 
     def release(self) -> None:
         """Give back the reservation: nothing was used."""
@@ -110,6 +124,10 @@ class CallTrace:
     def note(self, event: str, **values: Any) -> None:
         """An event between stages, at the level `debug`."""
         self._log.debug(event, **self._ids, **values)
+
+    def tell(self, event: str, **values: Any) -> None:
+        """An event between stages that operators want to know, at the level `info`."""
+        self._log.info(event, **self._ids, **values)
 
     def conclude(self, event: str, **values: Any) -> None:
         """The call's last event, at the level `info`, with the time of every stage."""

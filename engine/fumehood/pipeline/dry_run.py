@@ -10,6 +10,7 @@ from datetime import date
 from typing import Any
 
 from fumehood.budgets.model import Exceeded
+from fumehood.circuits.breaker import Circuits
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.errors import (
     EngineError,
@@ -59,6 +60,7 @@ async def dry_run(
     walls: Walls,
     sessions: SessionKeeper | None = None,
     exceeded: Exceeded | None = None,
+    circuits: Circuits | None = None,
 ) -> Outcome:
     """What the call would do, without doing it. `exceeded` is the budget that is too small."""
     tool = permitted.tool.definition
@@ -85,9 +87,12 @@ async def dry_run(
             },
             "session": _session(made),
         }
+        if circuits is not None:
+            circuits.require_passable(tool)
     except EngineError as error:
         refusal = refusal or error.code
-        plan["placement"] = {"kind": None, "why": error.message}
+        if plan["placement"] is None:
+            plan["placement"] = {"kind": None, "why": error.message}
     answer: dict[str, Any] = {
         "dry_run": True,
         "would_run": refusal is None,

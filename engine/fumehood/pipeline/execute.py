@@ -1,33 +1,29 @@
-"""Execute: run the tool in its place, once.
+"""Execute: run the tool in its place; again where another service failed and it does no harm.
 
-Seventh stage. Takes an `AdmittedCall` (which only `admit` makes), returns an `Outcome`, also of a
-failed program: the envelope says what it used and how it ended either way. Retries and fallbacks do
-not exist yet; definitions that ask for them are refused.
+Seventh stage. Takes an `AdmittedCall` (which only `admit` makes), returns the `Outcome` of the last
+attempt, also of a failed program: the envelope says what it used and how it ended either way.
+`retry` decides whether there is another attempt. Each one needs a permit of its service's circuit.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from fumehood.circuits.breaker import Permit
+from fumehood.core.errors import CircuitOpen, EngineError, code_of
 from fumehood.executors.base import ToolRun
-from fumehood.executors.handle import CallHandle
 from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.upstreams import Upstreams
 from fumehood.pipeline.admit import AdmittedCall
-from fumehood.protocol.cursors import Cursors
-from fumehood.redaction.redactor import Redactor
-from fumehood.storage.blobs import BlobStore
+from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.retry import CIRCUIT_OPENED, may_retry, most_retries
+from fumehood.pipeline.services import PipelineServices
 
 
 async def execute(
-    admitted: AdmittedCall,
-    *,
-    blobs: BlobStore,
-    cursors: Cursors,
-    redactor: Redactor,
-    upstreams: Upstreams,
-    handle: CallHandle,
+    admitted: AdmittedCall, *, call: CallContext, services: PipelineServices
 ) -> Outcome:
-    """Hand the call to the executor that its tool names; `handle` reports its events."""
+    """Hand the call to the executor that its tool names, as often as it may be repeated."""
     permitted = admitted.permitted
     run = ToolRun(
         tool=permitted.tool,
@@ -35,13 +31,76 @@ async def execute(
         limits=admitted.plan.limits,
         lease=admitted.lease,
         domain=permitted.trust_domain,
-        handle=handle,
-        blobs=blobs,
-        cursors=cursors,
-        redactor=redactor,
-        upstreams=upstreams,
+        handle=call.handle,
+        blobs=services.blobs,
+        cursors=services.cursors,
+        redactor=services.redactor,
+        upstreams=services.upstreams,
         trace_id=permitted.request.trace_id,
         call_id=permitted.request.call_id,
         expected=admitted.expected,
     )
-    return await executor_of(permitted.tool.definition).run(run)
+    if not may_retry(permitted.tool.definition, permitted.request.options):
+        return await _attempt(run, admitted.permit)
+    return await _attempts(run, admitted.permit, call, services)
+
+
+async def _attempts(
+    run: ToolRun, permit: Permit | None, call: CallContext, services: PipelineServices
+) -> Outcome:
+    """Run until an attempt succeeds or no other one is allowed."""
+    tool, clock, retries = run.tool.definition, services.clock, services.retries
+    deadline = clock.monotonic() + run.limits.wall_s
+    retries.begin(tool)
+    outcome = await _attempt(run, permit)
+    while (error := outcome.error) is not None and not call.handle.is_cancelled:
+        left_s = deadline - clock.monotonic()
+        delay_s = retries.next_delay_s(tool, error, call.attempts, left_s)
+        if delay_s is None:
+            break
+        _tell(error, delay_s, most_retries(tool, error), call)
+        await retries.sleep(delay_s)
+        try:
+            permit = services.circuits.enter(tool)
+        except CircuitOpen:
+            call.attempts.warning = CIRCUIT_OPENED
+            break
+        call.attempts.retry_count += 1
+        again = await _attempt(_with_time(run, deadline - clock.monotonic()), permit)
+        outcome = _summed(outcome, again)
+    return outcome
+
+
+async def _attempt(run: ToolRun, permit: Permit | None) -> Outcome:
+    executor = executor_of(run.tool.definition)
+    if permit is None:
+        return await executor.run(run)
+    with permit:
+        try:
+            outcome = await executor.run(run)
+        except EngineError as error:
+            permit.conclude(error)
+            raise
+        permit.conclude(outcome.error)
+        return outcome
+
+
+def _tell(error: EngineError, delay_s: float, max_retries: int, call: CallContext) -> None:
+    """Log that an attempt failed, and report it to the call's followers."""
+    number = call.attempts.retry_count + 1
+    code = code_of(error)
+    call.trace.tell("call.retrying", retry=number, code=code, delay_ms=round(delay_s * 1e3, 3))
+    call.handle.retrying(number, max_retries, error)
+
+
+def _with_time(run: ToolRun, left_s: float) -> ToolRun:
+    """The run with what is left of the call's time. An executor ends a run that has none."""
+    wall_s = max(left_s, 0.001)
+    limits = replace(run.limits, wall_s=wall_s, cpu_s=min(run.limits.cpu_s, wall_s))
+    return replace(run, limits=limits)
+
+
+def _summed(before: Outcome, last: Outcome) -> Outcome:
+    """The last outcome with the resources of all attempts."""
+    cpu_ms = last.cpu_ms if before.cpu_ms is None else before.cpu_ms + (last.cpu_ms or 0.0)
+    return replace(last, cpu_ms=cpu_ms, network_ms=before.network_ms + last.network_ms)

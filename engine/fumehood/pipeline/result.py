@@ -132,6 +132,13 @@ def redact_error(error: EngineError, redactor: Redactor) -> int:
     return total
 
 
+def brief_error(error: EngineError) -> ErrorInfo:
+    """The error of one attempt, without details."""
+    if isinstance(error, ToolError):
+        error = _shape_tool_error(error)
+    return shape_error(error).model_copy(update={"details": None})
+
+
 def _shape_tool_error(error: ToolError) -> EngineError:
     """A tool's own error, with a message and details that fit an envelope."""
     message = str(error.message).encode("utf-8", "replace").decode()[:MAX_MESSAGE_CHARACTERS]

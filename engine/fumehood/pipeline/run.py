@@ -19,7 +19,7 @@ from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.budgets.ledger import refusal
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import Cancelled, EngineError, InternalError
+from fumehood.core.errors import Cancelled, CircuitOpen, EngineError, InternalError
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.observe.clock import timestamp
@@ -32,6 +32,7 @@ from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed
 from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.execute import execute
+from fumehood.pipeline.fallback import fall_back, has_fallback, require_no_approval
 from fumehood.pipeline.record import record_ending, record_intent, record_replay
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.services import PipelineServices, spender_of
@@ -52,16 +53,22 @@ async def run_call(
     handle = handle if handle is not None else CallHandle()
     handle.attach()
     trace = CallTrace(request.tool, request.call_id, request.trace_id, services.clock, services.log)
-    call = CallContext(request, trace, handle)
+    return await _run(CallContext(request, trace, handle), services)
+
+
+async def _run(call: CallContext, services: PipelineServices) -> Envelope:
+    """Run the call of a context; its handle is attached."""
+    request, trace, handle = call.request, call.trace, call.handle
     try:
         permitted = permit(call, services)
         if request.options.dry_run:
             exceeded = services.exceeded(permitted.validated)
-            planned = await dry_run(permitted, services.walls, services.sessions, exceeded)
+            planned = await dry_run(
+                permitted, services.walls, services.sessions, exceeded, services.circuits
+            )
             return await conclude(call, trace.passed("dry_run", planned), services)
         _log_shadow(permitted, services)
-        found: Claim | Replay | Waiting | Envelope | None
-        found = await services.keys.claim(permitted, request.call_id, services.clock.now())
+        found: Claim | Replay | Waiting | Envelope | None = await _claim(permitted, services)
         if found is None and permitted.tool.definition.cacheable:
             found = await answer_from_cache(permitted, call, services)
         if found is not None and not isinstance(found, Claim):
@@ -77,8 +84,8 @@ async def run_call(
             raise
         if isinstance(approved, Envelope):  # it was waited for, and is recorded already
             return approved
-        outcome = await run_approved(trace.passed("approve", approved), call, services)
-        return await conclude(call, outcome, services)
+        ending = await _run_or_fall_back(trace.passed("approve", approved), call, services)
+        return await conclude(call, ending, services)
     except EngineError as refused:
         handle.close()
         return await conclude(call, refused, services)
@@ -88,6 +95,16 @@ async def run_call(
         return await conclude_fault(call, fault, services)
     finally:
         call.close_flight()
+
+
+async def _claim(
+    permitted: PermittedCall, services: PipelineServices
+) -> Claim | Replay | Waiting | None:
+    """Claim the call's key. A fallback has none: the first tool's call holds one for both."""
+    if permitted.request.is_fallback:
+        require_no_approval(permitted)
+        return None
+    return await services.keys.claim(permitted, permitted.request.call_id, services.clock.now())
 
 
 def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
@@ -119,6 +136,23 @@ def _log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
     )
 
 
+async def _run_or_fall_back(
+    approved: ApprovedCall, call: CallContext, services: PipelineServices
+) -> Outcome | EngineError:
+    """Run a call; where its service failed, also its tool's fallback."""
+    try:
+        ending: Outcome | EngineError = await run_approved(approved, call, services)
+    except CircuitOpen as refused:
+        ending = refused
+    error = ending.error if isinstance(ending, Outcome) else ending
+    if has_fallback(call, error):
+        await fall_back(call, services, _run)
+        if call.handle.close():  # it could not be cancelled, either
+            call.fallback = None
+            return cancelled_ending(call)
+    return ending
+
+
 async def run_approved(
     approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
@@ -126,8 +160,9 @@ async def run_approved(
     call.is_approved = True
     await _reserve(approved, call, services)
     admission = await plan_admission(
-        approved, services.walls, is_draining=services.is_draining(), sessions=services.sessions
-    )
+        approved, services.walls, is_draining=services.is_draining(),
+        sessions=services.sessions, circuits=services.circuits,
+    )  # fmt: skip
     call.handle.begin()
     async with admission as admitted:
         call.plan, call.queue_ms = admitted.plan, admitted.lease.queue_ms
@@ -140,15 +175,9 @@ async def run_approved(
         elif approved.remembered is not None:
             await services.approvals.remembered.use(approved.remembered)
         call.has_begun = True
-        outcome = await execute(
-            admitted,
-            blobs=services.blobs,
-            cursors=services.cursors,
-            redactor=services.redactor,
-            upstreams=services.upstreams,
-            handle=call.handle,
-        )
-        if call.handle.close():  # the tool could not be cancelled, and has ended now
+        outcome = await execute(admitted, call=call, services=services)
+        is_over = not has_fallback(call, outcome.error)
+        if is_over and call.handle.close():  # the tool could not be cancelled, and has ended now
             outcome = Outcome.cancelled(outcome.isolation)
         return call.trace.passed("execute", outcome)
 

@@ -9,6 +9,7 @@ from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.ledger import Budgets, estimate_of
 from fumehood.budgets.model import Amounts, Exceeded, Spender
 from fumehood.cache.store import ResultCache
+from fumehood.circuits.breaker import Circuits
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
@@ -17,6 +18,7 @@ from fumehood.observe.log import Logger
 from fumehood.pipeline.authorize import PermittedCall, Policy
 from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Keys
+from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
@@ -52,6 +54,8 @@ class PipelineServices:
     approvals: ApprovalRequests
     redactor: Redactor
     checkers: ResultCheckers
+    circuits: Circuits
+    retries: Retries
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """The expected cost of a call."""

@@ -13,10 +13,12 @@ import anyio
 
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
+from fumehood.core.errors import EngineError
 from fumehood.core.events import Event, event_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.executors.handle import CallHandle
+from fumehood.pipeline.result import brief_error
 from fumehood.protocol import strict_json
 from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.recordings import EventRecording, RecordingReader, RecordingStore
@@ -46,7 +48,10 @@ class StreamedCall:
         """`output_bytes` is the most that each of its two streams can have."""
         self.call_id = request.call_id
         self.live = CallHandle(
-            output=self._on_output, progress=self._on_progress, begun=self._on_begun
+            output=self._on_output,
+            progress=self._on_progress,
+            begun=self._on_begun,
+            retrying=self._on_retrying,
         )
         self._ids = {"call_id": request.call_id, "trace_id": request.trace_id}
         self._timestamp = timestamp
@@ -118,6 +123,12 @@ class StreamedCall:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         self._offsets[stream] = offset + size
         self._record("tool_output", {"stream": stream, "offset": offset, "text": text}, size)
+
+    def _on_retrying(self, retry_count: int, max_retries: int, error: EngineError) -> None:
+        told = brief_error(error).model_dump(mode="json")
+        told["message"] = self._redact(told["message"])
+        fields: JsonObject = {"retry_count": retry_count, "max_retries": max_retries}
+        self._record("tool_retrying", fields | {"error": told}, len(told["message"]))
 
     def _notice(self, why: str) -> JsonObject:
         return {"message": STOPPED.format(why), "metadata": self._metadata()}

@@ -38,10 +38,6 @@ def _given(value: Any) -> bool:
     return value is not None and value is not False
 
 
-def _over_zero(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
-
-
 SECRET_REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 """A reference to a secret; its group is the name."""
 
@@ -55,8 +51,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "requires_auth": NotEnforced(_given, "credentials for tools"),
             "rate_limit": NotEnforced(_given, "rate limits"),
             "streaming": NotEnforced(_given, "results that a tool gives in parts"),
-            "retry_count": NotEnforced(_over_zero, "retries"),
-            "fallback": NotEnforced(_given, "fallback tools"),
         },
     }
 )
@@ -148,6 +142,7 @@ def _document_faults(document: JsonObject) -> list[str]:
         *rest_faults(document),
         *_executor_faults(document),
         *_cache_faults(document),
+        *_failure_faults(document),
     ]
 
 
@@ -172,6 +167,18 @@ def _cache_faults(document: JsonObject) -> Iterator[str]:
     for name in chosen if isinstance(chosen, list | tuple) else ():
         if isinstance(name, str) and name not in known:
             yield f"cache_key_params: there is no parameter {name[:64]!r}"
+
+
+def _failure_faults(document: JsonObject) -> Iterator[str]:
+    """Faults in what happens after a failure of another service."""
+    fallback = document.get("fallback")
+    if isinstance(fallback, str) and fallback.partition("@")[0] == document.get("name"):
+        yield "fallback: a tool cannot be its own fallback"
+    executor = document.get("executor")
+    if isinstance(executor, str) and executor in ARGUMENTS:
+        for field in ("retry_count", "fallback"):
+            if document.get(field):
+                yield f"{field}: the executor {executor!r} calls no other service"
 
 
 def _executor_faults(document: JsonObject) -> list[str]:

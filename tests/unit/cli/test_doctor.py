@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from fumehood.cli.doctor import INTERPRETERS, show_findings
+from fumehood import Config
+from fumehood.cli.doctor import INTERPRETERS, daemon_findings, show_findings
 from fumehood.cli.doctor_checks import CHECKS, Finding
 from fumehood.core.limits import Limit
+from fumehood.core.status import Readiness, StateReadiness
 
 pytestmark = pytest.mark.row("D7")
 
@@ -50,6 +54,37 @@ def test_what_needs_attention_is_shown_in_full_and_the_rest_counted(
     assert "ok       Images: 2 of 3 ok: node, shell" in lines
     assert not any("well" in line for line in lines)
     assert len(lines) <= 20
+
+
+class OneFailingService:
+    """A client of an engine that suspends the calls to one service."""
+
+    def __init__(self, path: Path) -> None:
+        state = StateReadiness(failing=False, lost_rows=0)
+        self.found = Readiness(status="ready", walls={}, state=state, broken_circuits=1)
+
+    def __enter__(self) -> OneFailingService:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def ready(self) -> Readiness:
+        return self.found
+
+
+@pytest.mark.row("P7")
+def test_circuit_that_is_open_is_a_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("fumehood.client.Client", OneFailingService)
+    daemon, circuit = daemon_findings(Config(home=tmp_path))
+    assert (daemon.check, daemon.verdict) == ("daemon", "ok")
+    assert (circuit.check, circuit.verdict) == ("circuits", "warning")
+    assert circuit.found == "not closed: 1; calls to these services are suspended"
+    show_findings([*findings(), circuit], verbose=False)
+    shown = capsys.readouterr().out
+    assert "ok       Engine: 3 of 4 ok: configuration, state directory, daemon" in shown
 
 
 def test_every_check_is_counted_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:

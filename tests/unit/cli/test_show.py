@@ -18,11 +18,12 @@ from fumehood.budgets.model import BudgetStanding, Period, Unit, UsageRow, Usage
 from fumehood.cli.escaping import indented, json_document, json_line, json_lines, printable, visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
-from fumehood.cli.show import show_calls, show_envelope, show_json
+from fumehood.cli.show import circuit_words, show_calls, show_envelope, show_json
 from fumehood.cli.tables import Field, fitting, show_table
 from fumehood.cli.usage import as_cell, show_usage, write_csv
 from fumehood.core.call_log import CallRecord
-from fumehood.core.envelope import Envelope, ErrorInfo
+from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, UsageReport
+from fumehood.core.status import CircuitStatus
 from support.answers import envelope_bytes
 
 NASTY = "a\x1b[31mred\u202eX\x9b2J\x07\u200b"
@@ -170,6 +171,30 @@ def test_fields_without_content_are_left_out_and_bytes_are_described(shown: Any)
         f"images: {SHOWN}: image/png, 12 kB (--json shows it)",
         "content_base64: 2 bytes (--json shows it)",
     ]
+
+
+@pytest.mark.row("P7")
+def test_circuit_is_told_with_its_last_requests_and_the_next_trial() -> None:
+    circuit = CircuitStatus(
+        upstream="bank.example:443", state="half_open", requests=7, failures=6, retry_after_ms=1001
+    )  # fmt: skip
+    words = "half-open, 6 of the last 7 requests failed"
+    assert circuit_words(circuit) == f"{words}; next trial in 2 s"
+    assert circuit_words(circuit.model_copy(update={"retry_after_ms": None})) == words
+
+
+@pytest.mark.row("P7")
+def test_answer_of_a_fallback_is_told_apart_from_the_tools_own(shown: Any) -> None:
+    envelope = Envelope.model_validate_json(envelope_bytes({"rate": 1}))
+    busy = ErrorInfo(code="CIRCUIT_OPEN", message="No.", retryable=True, human_review=False)
+    report = FallbackReport(
+        tool="archive", tool_version="1.0.0", call_id="call_1_fallback", answered=True, error=busy,
+        usage=UsageReport(),
+    )  # fmt: skip
+    metadata = envelope.metadata.model_copy(update={"tool_name": "rates", "fallback": report})
+    *_, answered, last = shown(envelope.model_copy(update={"metadata": metadata})).splitlines()
+    assert answered == "answered by the fallback archive: CIRCUIT_OPEN"
+    assert "its own service was not asked" in last
 
 
 def test_result_with_nothing_but_empty_fields_is_shown_as_it_is(shown: Any) -> None:

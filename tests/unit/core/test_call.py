@@ -22,6 +22,7 @@ from fumehood.core.events import (
     OutputEvent,
     ProgressEvent,
     ResultEvent,
+    RetryingEvent,
     event_of,
     last_event,
 )
@@ -181,6 +182,13 @@ OUTPUT = {"stream": "stdout", "offset": 3, "text": "ä", "metadata": METADATA}
         ("tool_progress", {"progress": 0, "message": "started", "metadata": METADATA}, ProgressEvent),
         ("tool_output", OUTPUT, OutputEvent),
         ("tool_notice", {"message": "why", "metadata": METADATA}, NoticeEvent),
+        (
+            "tool_retrying",
+            {"retry_count": 1, "max_retries": 3, "metadata": METADATA, "error": {
+                "code": "NETWORK_ERROR", "message": "gone", "retryable": True,
+                "human_review": False}},
+            RetryingEvent,
+        ),
         ("tool_result", json.loads(envelope_bytes({"value": 1})), ResultEvent),
         ("tool_error", json.loads(envelope_bytes({}, code="CANCELLED")), ErrorEvent),
     ],
@@ -193,7 +201,7 @@ def test_event_is_read_as_it_was_told(kind: str, data: Any, made: type) -> None:
 
 @pytest.mark.row("D2")
 def test_event_of_a_later_version_is_left_out() -> None:
-    assert event_of("tool_retrying", "1:1", {"retry_count": 1}) is None
+    assert event_of("tool_thinking", "1:1", {"thought": 1}) is None
 
 
 @pytest.mark.row("D2")

@@ -24,8 +24,6 @@ PROMISES: dict[str, tuple[Any, Any]] = {
     "requires_auth": (True, False),
     "rate_limit": (100, None),
     "streaming": (True, False),
-    "retry_count": (1, 0),
-    "fallback": ("other", None),
 }
 
 
@@ -54,6 +52,22 @@ def test_field_without_machinery_is_refused_by_name(field: str) -> None:
 @pytest.mark.parametrize("field", PROMISES)
 def test_the_same_field_at_its_default_is_accepted(field: str) -> None:
     parse_definition(_document(field, PROMISES[field][1]))
+
+
+@pytest.mark.row("P6", "P7")
+def test_only_a_tool_of_a_service_is_retried_or_replaced() -> None:
+    for field, value in (("retry_count", 1), ("fallback", "other@1.0.0")):
+        parse_definition(rest_document(**{field: value}))
+        (fault,) = _faults(expression_document(**{field: value}))
+        assert fault == f"{field}: the executor 'expression' calls no other service"
+
+
+@pytest.mark.row("P7")
+@pytest.mark.parametrize("itself", ["weather", "weather@2.0.0"])
+def test_fallback_to_itself_is_refused(itself: str) -> None:
+    faults = _faults(rest_document(fallback=itself))
+    assert faults == ["fallback: a tool cannot be its own fallback"]
+    parse_definition(rest_document(fallback="weather_2"))
 
 
 CACHED: dict[str, Any] = {"cacheable": True, "read_only": True}

@@ -1,0 +1,1 @@
+"""Circuit breakers: calls to a failing service are suspended until a trial succeeds."""

@@ -1,0 +1,258 @@
+"""The circuit breakers of an engine, one for each service that its tools call.
+
+Called by the pipeline before each request; below it only values and the log. A circuit is closed,
+open, or half-open: then it lets exactly `trials` requests through, however many calls come at the
+same time. Invariants: a request without a permit is never sent; a permit is a lease, which every
+way out of a call ends, so that no trial keeps a circuit half-open; a permit of an earlier state
+changes nothing. State is in memory only: a restart closes every circuit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from fumehood.circuits.recent import RecentCounts
+from fumehood.circuits.settings import CircuitSettings
+from fumehood.core.errors import CircuitOpen, EngineError, Fault, Timeout
+from fumehood.core.status import CircuitState, CircuitStatus
+from fumehood.core.tool import ToolDefinition, ToolType
+from fumehood.observe.log import Logger
+
+TRIAL_WAIT_MS = 1000
+"""For callers who come while all trials are under way: nobody knows when those end."""
+
+HEALTHY, FAILING = 0, 1
+PORTS = {"https": 443, "http": 80}
+
+
+def upstream_of(tool: ToolDefinition) -> str | None:
+    """The service that a tool calls, as `host:port`; None if it calls none."""
+    if tool.type is not ToolType.REST or tool.endpoint is None:
+        return None
+    parts = urlsplit(tool.endpoint)
+    host = (parts.hostname or "").rstrip(".")
+    return f"{f'[{host}]' if ':' in host else host}:{parts.port or PORTS[parts.scheme]}"
+
+
+def health_of(error: EngineError | None) -> int | None:
+    """What the ending of a request says about the service; None if it says nothing.
+
+    Timeouts, broken connections and 5xx count against it; an answer, also a refusal of the
+    caller's arguments, counts for it. A call that never reached it, was cancelled, or came too
+    often says nothing.
+    """
+    if error is None:
+        return HEALTHY
+    if error.fault is Fault.UPSTREAM:
+        return FAILING
+    answered = error.fault is Fault.GUEST and error.was_sent and not isinstance(error, Timeout)
+    return HEALTHY if answered else None
+
+
+class Permit:
+    """Leave to send one request. `conclude` or `give_back` ends it, whichever comes first.
+
+    Also a context manager; leaving it gives the permit back if it was not concluded.
+    """
+
+    __slots__ = ("_circuit", "_generation", "_is_over")
+
+    def __init__(self, circuit: Circuit, generation: int) -> None:
+        self._circuit = circuit
+        self._generation = generation
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.give_back()
+
+    def conclude(self, error: EngineError | None) -> None:
+        """Count how the request ended."""
+        self._end(health_of(error))
+
+    def give_back(self) -> None:
+        """The request was not sent, or was cancelled."""
+        self._end(None)
+
+    def _end(self, health: int | None) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._circuit.leave(self._generation, health)
+
+
+class Circuit:
+    """The circuit to one service. `now` is in monotonic seconds."""
+
+    def __init__(
+        self, upstream: str, settings: CircuitSettings, now: Callable[[], float], log: Logger
+    ) -> None:
+        self.upstream = upstream
+        self._settings = settings
+        self._now = now
+        self._log = log
+        self._state = CircuitState.CLOSED
+        self._generation = 0
+        """Counts the changes of state. A permit of an earlier one says nothing about this one."""
+        self._recent = RecentCounts(settings.window_seconds)
+        self._open_s = settings.open_seconds
+        self._opens_until = 0.0
+        self._trials_out = 0
+        self._trials_ok = 0
+
+    def enter(self) -> Permit:
+        """Take a permit.
+
+        Raises:
+            CircuitOpen: requests are suspended, or all trials are taken.
+        """
+        self.require_passable()
+        if self._state is CircuitState.OPEN:
+            self._become(CircuitState.HALF_OPEN)
+        if self._state is CircuitState.HALF_OPEN:
+            self._trials_out += 1
+        return Permit(self, self._generation)
+
+    def require_passable(self) -> None:
+        """Raises CircuitOpen where `enter` would. Takes nothing."""
+        wait_ms = self._wait_ms()
+        if wait_ms:
+            raise CircuitOpen(
+                "The service that this tool calls failed too often, so calls to it are suspended. "
+                f"Nothing was sent. Repeat the call in {math.ceil(wait_ms / 1000)} s.",
+                retry_after_ms=wait_ms,
+            )
+
+    def leave(self, generation: int, health: int | None) -> None:
+        """End a permit. For `Permit`."""
+        if generation != self._generation:
+            return
+        if self._state is CircuitState.HALF_OPEN:
+            self._end_trial(health)
+        elif health is not None:
+            self._count(health)
+
+    def status(self) -> CircuitStatus:
+        """The present state, for people."""
+        calls, failures = self._counts()
+        wait_ms = self._wait_ms()
+        is_due = self._state is CircuitState.OPEN and not wait_ms
+        return CircuitStatus(
+            upstream=self.upstream,
+            state=CircuitState.HALF_OPEN if is_due else self._state,
+            requests=calls,
+            failures=failures,
+            retry_after_ms=wait_ms or None,
+        )
+
+    def _wait_ms(self) -> int:
+        """How long calls are refused from now on; 0 if one is let through."""
+        if self._state is CircuitState.OPEN:
+            return max(0, math.ceil((self._opens_until - self._now()) * 1000))
+        if self._state is CircuitState.HALF_OPEN:
+            is_full = self._trials_out + self._trials_ok >= self._settings.trials
+            return TRIAL_WAIT_MS if is_full else 0
+        return 0
+
+    def _counts(self) -> tuple[int, int]:
+        """Requests and failures in the window."""
+        healthy, failures = self._recent.totals(self._now())
+        return healthy + failures, failures
+
+    def _count(self, health: int) -> None:
+        self._recent.add(health, self._now())
+        if health is not FAILING:
+            return
+        settings = self._settings
+        calls, failures = self._counts()
+        if failures >= settings.min_failures and failures >= settings.failure_rate * calls:
+            self._open(settings.open_seconds)
+
+    def _end_trial(self, health: int | None) -> None:
+        self._trials_out -= 1
+        if health is FAILING:
+            self._recent.add(health, self._now())
+            self._open(min(self._open_s * 2, self._settings.max_open_seconds))
+        elif health is HEALTHY:
+            self._trials_ok += 1
+            if self._trials_ok >= self._settings.trials:
+                self._recent.clear()
+                self._become(CircuitState.CLOSED)
+
+    def _open(self, open_s: float) -> None:
+        self._open_s = open_s
+        self._opens_until = self._now() + open_s
+        self._become(CircuitState.OPEN)
+
+    def _become(self, state: CircuitState) -> None:
+        self._state = state
+        self._generation += 1
+        self._trials_out = self._trials_ok = 0
+        calls, failures = self._counts()
+        event, facts = f"circuit.{state.value}", {"upstream": self.upstream}
+        if state is CircuitState.OPEN:
+            self._log.warning(
+                event, **facts, open_s=self._open_s, requests=calls, failures=failures
+            )
+        else:
+            self._log.info(event, **facts)
+
+
+class Circuits:
+    """The circuits to all services. They come into being with the first call of their tools."""
+
+    def __init__(self, settings: CircuitSettings, now: Callable[[], float], log: Logger) -> None:
+        self._settings = settings
+        self._now = now
+        self._log = log
+        self._circuits: dict[str, Circuit] = {}  # as many as administrators registered services
+
+    def enter(self, tool: ToolDefinition) -> Permit | None:
+        """Take a permit for one request of a tool; None if it calls no service.
+
+        Raises:
+            CircuitOpen: requests to its service are suspended.
+        """
+        circuit = self._of(tool)
+        return circuit.enter() if circuit is not None else None
+
+    def require_passable(self, tool: ToolDefinition) -> None:
+        """Raises CircuitOpen where `enter` would. Takes nothing."""
+        circuit = self._of(tool)
+        if circuit is not None:
+            circuit.require_passable()
+
+    def status_of(self, tool: ToolDefinition) -> CircuitStatus | None:
+        """The circuit to a tool's service; None if it calls none."""
+        circuit = self._of(tool)
+        return circuit.status() if circuit is not None else None
+
+    def broken(self) -> int:
+        """How many circuits are not closed."""
+        states = (circuit.status().state for circuit in self._circuits.values())
+        return sum(state is not CircuitState.CLOSED for state in states)
+
+    def _of(self, tool: ToolDefinition) -> Circuit | None:
+        if tool.type is not ToolType.REST:
+            return None
+        upstream = upstream_of(tool)
+        if upstream is None:
+            return None
+        circuit = self._circuits.get(upstream)
+        if circuit is None:
+            circuit = Circuit(upstream, self._settings, self._now, self._log)
+            self._circuits[upstream] = circuit
+        return circuit
+
+
+__all__ = ["Circuit", "Circuits", "Permit", "health_of", "upstream_of"]

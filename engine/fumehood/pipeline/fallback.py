@@ -1,0 +1,124 @@
+"""Fallback: another tool is called once in place of one whose service failed.
+
+Called by `run` after the last attempt, with the pipeline itself as `run`: the other call passes
+every gate for the same caller and agent, with the same arguments, and is recorded under an id of
+its own. Invariants: no fallback where the first tool may have acted and is not idempotent; none
+that a human would have to approve, and none for a call that a human approved, because the approval
+is for that tool; a fallback's own fallback is not followed; a call whose fallback may have acted is
+never reported as retryable, unless repeating it is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from fumehood.core.call import CallRequest
+from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport
+from fumehood.core.errors import EngineError, Fault, RequiresHumanApproval
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.context import CallContext, CallTrace, FallbackAnswer
+from fumehood.pipeline.retry import is_harmless, is_of_service, is_passing
+from fumehood.pipeline.services import PipelineServices
+from fumehood.policy.model import Verdict
+
+ID_SUFFIX = "_fallback"
+
+
+def has_fallback(call: CallContext, error: EngineError | None) -> bool:
+    """Whether another tool is tried in place of a call that ended like this."""
+    if error is None or call.resolved is None or call.handle.is_cancelled:
+        return False
+    tool = call.resolved.tool.definition
+    return (
+        tool.fallback is not None
+        and not call.request.is_fallback
+        and call.approval is None
+        and is_of_service(tool)
+        and (is_passing(error) or error.fault is Fault.UPSTREAM)
+        and is_harmless(tool, error)
+    )
+
+
+async def fall_back(
+    call: CallContext,
+    services: PipelineServices,
+    run: Callable[[CallContext, PipelineServices], Awaitable[Envelope]],
+) -> None:
+    """Call the other tool, and note its answer in `call.fallback`."""
+    if call.resolved is None or call.resolved.tool.definition.fallback is None:
+        return
+    name = call.resolved.tool.definition.fallback
+    request = _request(call.request, name)
+    trace = CallTrace(name, request.call_id, request.trace_id, services.clock, services.log)
+    other = CallContext(request, trace, call.handle.for_fallback())
+    other.handle.attach()
+    call.trace.tell("call.fallback", fallback=name)
+    if not call.has_begun:
+        call.release()  # nothing of the first tool ran
+    try:
+        envelope = await run(other, services)
+    finally:
+        call.has_begun |= other.has_begun
+    tool = other.resolved.tool.definition if other.resolved is not None else None
+    acted = other.has_begun and not (tool is not None and tool.idempotent)
+    call.fallback = FallbackAnswer(name, envelope, may_have_acted=acted)
+
+
+def require_no_approval(permitted: PermittedCall) -> None:
+    """Raises RequiresHumanApproval: a fallback waits for nobody, and uses up no remembered rule."""
+    if permitted.decision.verdict is Verdict.ASK:
+        raise RequiresHumanApproval(
+            "The fallback needs approval, and a fallback waits for nobody. It was not called."
+        )
+
+
+def with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
+    """The envelope of a failed call with the answer of the tool that was called in its place.
+
+    If that failed, too, the first tool's error stays the answer.
+    """
+    other, told = answer.envelope, envelope.error
+    warnings = tuple(f"fallback: {warning}" for warning in other.metadata.warnings)
+    if not other.success:
+        code = other.error.code if other.error is not None else ""
+        warnings += (f"fallback: {answer.tool} gave no answer ({code})",)
+    report = FallbackReport(
+        tool=answer.tool,
+        tool_version=other.metadata.tool_version,
+        call_id=other.metadata.call_id,
+        answered=other.success,
+        error=_brief(told if other.success else other.error),
+        usage=other.metadata.usage,
+    )
+    metadata = envelope.metadata.model_copy(
+        update={
+            "fallback": report,
+            "warnings": (*envelope.metadata.warnings, *warnings),
+            "redacted": envelope.metadata.redacted + other.metadata.redacted,
+            "metacognition": other.metadata.metacognition,
+        }
+    )
+    changes: dict[str, object] = {"metadata": metadata}
+    if other.success:
+        changes |= {"success": True, "status": "success", "data": other.data, "error": None}
+    elif told is not None and answer.may_have_acted:
+        changes["error"] = told.model_copy(update={"retryable": False, "retry_after_ms": None})
+    return envelope.model_copy(update=changes)
+
+
+def _request(request: CallRequest, name: str) -> CallRequest:
+    """The same call of another tool. It is protected by the first one's key, and has none."""
+    return replace(
+        request,
+        tool=name,
+        call_id=request.call_id + ID_SUFFIX,
+        options=request.options.model_copy(
+            update={"idempotency_key": None, "wait_for_approval": None}
+        ),
+        is_fallback=True,
+    )
+
+
+def _brief(error: ErrorInfo | None) -> ErrorInfo | None:
+    return error.model_copy(update={"details": None}) if error is not None else None

@@ -1,0 +1,153 @@
+"""Retry: whether a failed attempt is repeated, and when. `execute` runs the attempts.
+
+Only failures of other services are repeated, and only where that does no harm: the tool is
+idempotent, or no byte was sent. All attempts share the call's one deadline. Invariants: there are
+never more retries than the definition's `retry_count` and the table here allow, and of one tool
+within a minute never more than a tenth of its calls and a few.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import anyio
+
+from fumehood.circuits.recent import RecentCounts
+from fumehood.core.arguments import ARGUMENTS
+from fumehood.core.call import CallOptions
+from fumehood.core.errors import (
+    EngineError,
+    NetworkError,
+    RateLimited,
+    ToolError,
+    UpstreamTimeout,
+)
+from fumehood.core.tool import ToolDefinition
+from fumehood.observe.clock import Clock
+
+MOST_RETRIES: Mapping[type[EngineError], int] = MappingProxyType(
+    {NetworkError: 3, UpstreamTimeout: 2, RateLimited: 3, ToolError: 3}
+)
+"""By the error of an attempt, where it is retryable; no other error is retried (mission P6)."""
+
+BASE_S = 0.2
+"""The longest delay before the first retry; it doubles with each one."""
+CAP_S = 10.0
+"""The longest delay of all, unless the service asks for more."""
+
+LEAST_ATTEMPT_S = 0.05
+"""No attempt is begun with less time than this."""
+
+WINDOW_S = 60.0
+FREE_RETRIES = 10
+"""Of one tool in the window, however few calls it has."""
+RETRIED_SHARE = 0.1
+"""Of the calls of one tool in the window, on top of those."""
+
+BUDGET_SPENT = (
+    "retries: stopped, because too many calls of this tool were repeated in the last minute"
+)
+CIRCUIT_OPENED = "retries: stopped, because calls to this service are suspended"
+
+_CALLS, _RETRIES = 0, 1
+
+
+@dataclass(slots=True)
+class Attempts:
+    """What is known of the attempts of one call."""
+
+    retry_count: int = 0
+    max_retries: int | None = None
+    """How many there could be, where they are used up."""
+    warning: str | None = None
+    """Why there were fewer."""
+
+
+def is_of_service(tool: ToolDefinition) -> bool:
+    """Whether a tool can call another service: programs and session files cannot."""
+    return tool.executor not in ARGUMENTS
+
+
+def may_retry(tool: ToolDefinition, options: CallOptions) -> bool:
+    """Whether failed attempts of this call are repeated at all."""
+    return tool.retry_count > 0 and options.enable_retry and is_of_service(tool)
+
+
+def is_passing(error: EngineError) -> bool:
+    """Whether it is a failure of another service that may be over at the next attempt."""
+    return error.may_retry and isinstance(error, tuple(MOST_RETRIES))
+
+
+def is_harmless(tool: ToolDefinition, error: EngineError) -> bool:
+    """Whether the action may be done again after an attempt that ended like this."""
+    return tool.idempotent or not error.was_sent
+
+
+def most_retries(tool: ToolDefinition, error: EngineError) -> int:
+    """How many retries a call may have whose last attempt ended like this."""
+    if not is_passing(error) or not is_harmless(tool, error):
+        return 0
+    by_error = next(most for kind, most in MOST_RETRIES.items() if isinstance(error, kind))
+    return min(by_error, tool.retry_count)
+
+
+def delay_s(
+    retry: int, retry_after_ms: int | None, left_s: float, uniform: Callable[[float, float], float]
+) -> float | None:
+    """Seconds until the next attempt; None if it does not fit into the `left_s` of the deadline.
+
+    `retry` counts from 0. Full jitter above what the service asks for, so that callers who were
+    refused together do not come back together.
+    *Source*: AWS Architecture Blog, "Exponential Backoff and Jitter".
+    """
+    asked_s = max(0, retry_after_ms or 0) / 1000
+    delay = asked_s + uniform(0, min(CAP_S, BASE_S * 2**retry))
+    return delay if delay + LEAST_ATTEMPT_S <= left_s else None
+
+
+class Retries:
+    """Decides on the retries of one engine. The counters are in memory only."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self.sleep = sleep
+        self._clock = clock
+        self._uniform = uniform
+        self._recent: dict[str, RecentCounts] = {}
+
+    def begin(self, tool: ToolDefinition) -> None:
+        """Count a call of a tool that has retries."""
+        self._of(tool).add(_CALLS, self._clock.monotonic())
+
+    def next_delay_s(
+        self, tool: ToolDefinition, error: EngineError, attempts: Attempts, left_s: float
+    ) -> float | None:
+        """Seconds until the next attempt, which is then counted; None if this was the last one.
+
+        Notes in `attempts` why.
+        """
+        most = most_retries(tool, error)
+        if attempts.retry_count >= most:
+            attempts.max_retries = most or None
+            return None
+        delay = delay_s(attempts.retry_count, error.retry_after_ms, left_s, self._uniform)
+        if delay is None:
+            return None
+        now, recent = self._clock.monotonic(), self._of(tool)
+        calls, retries = recent.totals(now)
+        if retries >= FREE_RETRIES + RETRIED_SHARE * calls:
+            attempts.warning = BUDGET_SPENT
+            return None
+        recent.add(_RETRIES, now)
+        return delay
+
+    def _of(self, tool: ToolDefinition) -> RecentCounts:
+        return self._recent.setdefault(tool.name, RecentCounts(WINDOW_S))

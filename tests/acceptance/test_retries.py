@@ -1,0 +1,141 @@
+"""P6 and P7 through the socket: what a caller and its followers see of a failing service."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conftest import FUMEHOOD, Daemon, StartDaemon
+from fumehood import Client
+from support.definition_files import DefinitionDirectory
+from support.streaming import streaming
+
+BANK = '''
+from fumehood import ToolError, tool
+
+calls = {}
+
+def asked(what):
+    """How often this was asked before."""
+    calls[what] = calls.get(what, 0) + 1
+    return calls[what] - 1
+
+@tool(sandboxed=False, idempotent=True, retry_count=3)
+async def rate(currency: str) -> dict:
+    """Read a rate from a service that fails twice."""
+    before = asked(currency)
+    if before < 2:
+        raise ToolError("BANK_BUSY", "The bank has too many customers.", retryable=True)
+    return {"currency": currency, "rate": 1.25, "asked": before + 1}
+
+@tool(sandboxed=False, retry_count=3)
+async def pay(amount: int) -> dict:
+    """Pay, which must not be done twice."""
+    asked("pay")
+    raise ToolError("BANK_BUSY", "The bank has too many customers.", retryable=True)
+
+@tool(sandboxed=False, read_only=True, retry_count=1, fallback="rate_of_yesterday")
+async def rate_of_today(currency: str) -> dict:
+    """Read a rate from a service that always fails."""
+    raise ToolError("BANK_BUSY", "The bank has too many customers.", retryable=True)
+
+@tool(sandboxed=False, read_only=True)
+async def rate_of_yesterday(currency: str) -> dict:
+    """Read an old rate from a file."""
+    return {"currency": currency, "rate": 1.2, "paid": calls.get("pay", 0)}
+
+tools = [rate, pay, rate_of_today, rate_of_yesterday]
+'''
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon, tmp_path: Path, definitions: DefinitionDirectory) -> Daemon:
+    """A daemon with these tools, and one of a REST service."""
+    package = tmp_path / "packages"
+    metadata = package / "bank-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (package / "bank.py").write_text(BANK)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bank\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[fumehood.tools]\nbank = bank:tools\n")
+    definitions.put_tools("weather.json", "weather")
+    return start_daemon(
+        variables={"PYTHONPATH": str(package)},
+        host_tools="rate,pay,rate_of_today,rate_of_yesterday",
+        tools_directory=str(definitions.path),
+        log_format="json",
+    )
+
+
+@pytest.mark.row("P6", "P11", "D2")
+def test_tool_that_fails_twice_is_retried_and_its_followers_see_it(daemon: Daemon) -> None:
+    client = daemon.client()
+    answer = client.call("rate", {"currency": "CHF"}).body
+    assert answer["data"] == {"currency": "CHF", "rate": 1.25, "asked": 3}
+    assert answer["metadata"]["retry_count"] == 2
+    assert answer["metadata"]["warnings"] == []
+    with streaming(daemon.socket, "rate", {"currency": "SEK"}) as stream:
+        events = stream.data()
+    assert [kind for kind, _ in events] == [
+        "tool_progress", "tool_retrying", "tool_retrying", "tool_result",
+    ]  # fmt: skip
+    for number, (_, data) in enumerate(events[1:3], start=1):
+        assert (data["retry_count"], data["max_retries"]) == (number, 3)
+        assert data["error"]["code"] == "BANK_BUSY"
+        assert data["metadata"]["call_id"] == events[-1][1]["metadata"]["call_id"]
+    assert events[-1][1]["metadata"]["retry_count"] == 2
+    once = client.call("rate", {"currency": "NOK"}, enable_retry=False)
+    assert (once.status, once.body["error"]["code"]) == (422, "BANK_BUSY")
+    assert once.body["metadata"]["retry_count"] == 0
+    client.close()
+    assert daemon.log.count('"event":"call.retrying"') == 4, daemon.log
+
+
+@pytest.mark.row("P6", "P7")
+def test_tool_that_may_have_acted_runs_once_and_a_fallback_answers_for_another(
+    daemon: Daemon,
+) -> None:
+    client = daemon.client()
+    paid = client.call("pay", {"amount": 1}).body
+    assert (paid["error"]["code"], paid["metadata"]["retry_count"]) == ("BANK_BUSY", 0)
+    answer = client.call("rate_of_today", {"currency": "CHF"}).body
+    assert answer["data"] == {"currency": "CHF", "rate": 1.2, "paid": 1}
+    assert (answer["success"], answer["error"]) == (True, None)
+    told = answer["metadata"]["fallback"]
+    assert (told["tool"], told["answered"]) == ("rate_of_yesterday", True)
+    assert told["error"]["code"] == "BANK_BUSY"
+    assert answer["metadata"]["tool_name"] == "rate_of_today"
+    assert answer["metadata"]["retry_count"] == 1
+    recorded = client.get(f"/v1/calls/{told['call_id']}").body["data"]["call"]
+    assert (recorded["tool_name"], recorded["code"]) == ("rate_of_yesterday", "OK")
+    client.close()
+
+
+@pytest.mark.row("P6", "D2")
+def test_command_line_shows_retries_beside_the_answer(daemon: Daemon) -> None:
+    done = subprocess.run(
+        [FUMEHOOD, "call", "--stream", "rate", '{"currency": "DKK"}'],
+        env=daemon.environment, capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    said = done.stderr.decode()
+    assert "BANK_BUSY: The bank has too many customers. Retry 1 of 3.\n" in said
+    assert "Retry 2 of 3." in said
+
+
+@pytest.mark.row("P7", "D7")
+def test_circuit_of_a_service_is_shown_beside_its_tool(daemon: Daemon) -> None:
+    with Client(daemon.socket) as client:
+        assert client.tool("calculator").circuit is None
+        circuit = client.tool("weather").circuit
+        assert client.ready().broken_circuits == 0
+    assert circuit is not None
+    assert (circuit.upstream, circuit.state.value) == ("weather.example:443", "closed")
+    shown = subprocess.run(
+        [FUMEHOOD, "tools", "show", "weather"],
+        env=daemon.environment, capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert json.loads(shown.stdout)["name"] == "weather"
+    words = "circuit to weather.example:443: closed, 0 of the last 0 requests failed"
+    assert shown.stderr.decode().strip() == words

@@ -1,0 +1,96 @@
+"""A service that other tools call, played by an executor whose answers are a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from fumehood.core.errors import EndedBy, EngineError, NetworkError
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors import kinds
+from fumehood.executors.base import Executor, Placement, ToolRun
+from fumehood.executors.outcome import Outcome
+from support.definitions import rest_document
+from support.recording import Bench, bench
+
+Answer = EngineError | Callable[[ToolRun], Any] | str
+"""An error, something to do, or the value of a success."""
+
+
+def unsent(error: EngineError) -> EngineError:
+    """The error of a request of which certainly no byte was sent."""
+    error.was_sent = False
+    return error
+
+
+def gone(**fields: Any) -> NetworkError:
+    """The error of a service that broke the connection."""
+    return NetworkError("The service broke the connection.", **fields)
+
+
+@dataclass
+class ScriptedUpstream(Executor):
+    """Answers the requests of each tool in the order of its script, then with "fine"."""
+
+    scripts: dict[str, list[Answer]] = field(default_factory=dict)
+    runs: list[ToolRun] = field(default_factory=list)
+    network_ms: float = 10.0
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return Placement("host", "host", "this test plays the service")
+
+    async def run(self, run: ToolRun) -> Outcome:
+        self.runs.append(run)
+        await asyncio.sleep(0)
+        script = self.scripts.get(run.tool.definition.name, [])
+        answer = script.pop(0) if script else "fine"
+        if callable(answer):
+            answer = await answer(run)
+        is_error = isinstance(answer, EngineError)
+        return Outcome(
+            EndedBy.EXCEPTION if is_error else EndedBy.OK,
+            "none",
+            data=None if is_error else {"answer": answer},
+            error=answer if is_error else None,
+            network_ms=self.network_ms,
+        )
+
+    def asked(self, name: str = "weather") -> int:
+        """How many requests of a tool there were."""
+        return sum(run.tool.definition.name == name for run in self.runs)
+
+
+@dataclass
+class UpstreamBench:
+    """An engine whose REST tools call a service that a test plays."""
+
+    bench: Bench
+    upstream: ScriptedUpstream
+
+    async def call(self, tool: str = "weather", **options: Any) -> Any:
+        """The envelope of a call."""
+        return await self.bench.engine.call(tool, {"city": "Oslo"}, **options)
+
+
+@asynccontextmanager
+async def upstream_bench(
+    home: Path, monkeypatch: pytest.MonkeyPatch, *tools: Any, **config: Any
+) -> AsyncIterator[UpstreamBench]:
+    """A running engine; nothing waits before a retry, unless the service asks for it."""
+    played = ScriptedUpstream()
+    monkeypatch.setattr(kinds, "EXECUTORS", MappingProxyType({**kinds.EXECUTORS, "http": played}))
+    monkeypatch.setattr("fumehood.pipeline.retry.BASE_S", 0)
+    async with bench(home, tools, **config) as made:
+        yield UpstreamBench(made, played)
+
+
+def weather(**fields: Any) -> dict[str, Any]:
+    """The definition of a REST tool that may be repeated."""
+    return rest_document(**{"idempotent": True, "retry_count": 3, **fields})

@@ -1,0 +1,395 @@
+"""Circuit breakers: when they open, how many trials they let through, and how they close."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from pydantic import ValidationError
+
+from fumehood.circuits.breaker import Circuit, Circuits, Permit, health_of, upstream_of
+from fumehood.circuits.recent import SLOTS
+from fumehood.circuits.settings import CircuitSettings
+from fumehood.core.errors import (
+    ERROR_CODES,
+    CircuitOpen,
+    EngineError,
+    ExecutionError,
+    ToolError,
+    UpstreamTimeout,
+)
+from fumehood.core.status import CircuitState
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import ToolRun
+from fumehood.testing import ManualClock
+from support.definitions import rest_document
+from support.recording import RecordingLog
+from support.upstreams import gone, upstream_bench, weather
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P7")]
+
+SLOW = UpstreamTimeout("The service did not answer.")
+SETTINGS = CircuitSettings(min_failures=3, trials=2)
+OPENED = {"circuits": {"min_failures": 1, "trials": 1}}
+
+
+@dataclass
+class Made:
+    """A circuit with a clock that is set by hand."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+    log: RecordingLog = field(default_factory=RecordingLog)
+    settings: CircuitSettings = SETTINGS
+
+    def __post_init__(self) -> None:
+        self.circuit = Circuit("s:443", self.settings, self.clock.monotonic, self.log)
+
+    def ask(self, error: EngineError | None = None, times: int = 1) -> None:
+        """Requests that end like this, one after the other."""
+        for _ in range(times):
+            with self.circuit.enter() as permit:
+                permit.conclude(error)
+
+    @property
+    def state(self) -> CircuitState:
+        return self.circuit.status().state
+
+    def wait_ms(self) -> int | None:
+        """How long a request is refused; None if it would be let through."""
+        try:
+            self.circuit.require_passable()
+        except CircuitOpen as refused:
+            return refused.retry_after_ms
+        return None
+
+
+def test_circuit_opens_at_the_failures_that_are_set_and_says_exactly_how_long() -> None:
+    made = Made()
+    made.ask(gone(), 2)
+    assert made.state is CircuitState.CLOSED
+    made.ask(gone())
+    assert made.state is CircuitState.OPEN
+    assert made.wait_ms() == 30_000
+    made.clock.advance(12.3456)
+    assert made.wait_ms() == 17_655
+    made.clock.advance(17.6)
+    assert made.wait_ms() == 55
+    made.clock.advance(0.055)
+    assert made.wait_ms() is None
+    (opened,) = made.log.named("circuit.open")
+    assert opened == {"upstream": "s:443", "open_s": 30, "requests": 3, "failures": 3}
+
+
+def test_failures_among_more_successes_and_old_ones_open_nothing() -> None:
+    made = Made()
+    made.ask(None, 7)
+    made.ask(gone(), 6)
+    assert made.state is CircuitState.CLOSED
+    made.ask(gone())
+    assert made.state is CircuitState.OPEN
+    rare = Made()
+    for _ in range(10):
+        rare.ask(gone())
+        rare.clock.advance(31)
+    assert rare.state is CircuitState.CLOSED
+
+
+def test_exactly_so_many_trials_at_a_time_and_their_successes_close_it() -> None:
+    made = Made()
+    made.ask(gone(), 3)
+    made.clock.advance(30)
+    first, second = made.circuit.enter(), made.circuit.enter()
+    assert made.wait_ms() == 1000
+    first.conclude(None)
+    assert made.wait_ms() == 1000
+    second.give_back()
+    assert made.wait_ms() is None
+    made.ask(None)
+    assert made.state is CircuitState.CLOSED
+    assert [name for _, name, _ in made.log.events] == [
+        "circuit.open", "circuit.half_open", "circuit.closed",
+    ]  # fmt: skip
+    made.ask(gone(), 2)
+    assert made.state is CircuitState.CLOSED  # what was before is forgotten
+
+
+def test_failed_trial_opens_it_for_twice_as_long_up_to_a_limit() -> None:
+    made = Made()
+    made.ask(gone(), 3)
+    for expected_s in (60, 120, 240, 300, 300):
+        made.clock.advance((made.wait_ms() or 0) / 1000)
+        made.ask(SLOW)
+        assert made.wait_ms() == expected_s * 1000
+
+
+def test_request_of_an_earlier_state_changes_nothing() -> None:
+    made = Made()
+    late, later = made.circuit.enter(), made.circuit.enter()
+    made.ask(gone(), 3)
+    late.conclude(None)
+    made.clock.advance(30)
+    trial = made.circuit.enter()
+    later.conclude(gone())
+    assert made.state is CircuitState.HALF_OPEN
+    trial.conclude(None)
+    trial.conclude(gone())  # ended already
+    made.ask(None)
+    assert made.state is CircuitState.CLOSED
+
+
+@pytest.mark.parametrize("code", sorted(ERROR_CODES))
+def test_only_failures_of_the_service_count_against_it(code: str) -> None:
+    against = {"NETWORK_ERROR", "CIRCUIT_OPEN"}
+    for_it = {"EXECUTION_ERROR", "OUTPUT_LIMIT_EXCEEDED", "MEMORY_LIMIT_EXCEEDED"}
+    expected = 1 if code in against else 0 if code in {*for_it, "SANDBOX_VIOLATION"} else None
+    assert health_of(ERROR_CODES[code]("It failed.")) == expected
+
+
+def test_answers_and_timeouts_of_the_service_count() -> None:
+    assert health_of(None) == 0
+    assert health_of(ToolError("NO_SUCH_CITY", "There is no such city.")) == 0
+    assert health_of(SLOW) == 1
+    unsent = ExecutionError("It was not sent.")
+    unsent.was_sent = False
+    assert health_of(unsent) is None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "upstream"),
+    [
+        ("https://Weather.Example/v1?a=b", "weather.example:443"),
+        ("http://weather.example./", "weather.example:80"),
+        ("http://127.0.0.1:8080/", "127.0.0.1:8080"),
+        ("https://[::1]/", "[::1]:443"),
+    ],
+)
+def test_service_is_host_and_port_of_the_endpoint(endpoint: str, upstream: str) -> None:
+    assert upstream_of(ToolDefinition.model_validate(rest_document(endpoint=endpoint))) == upstream
+
+
+def test_tools_of_one_service_share_its_circuit_and_others_have_none() -> None:
+    circuits = Circuits(CircuitSettings(min_failures=1), ManualClock().monotonic, RecordingLog())
+    tools = [
+        ToolDefinition.model_validate(rest_document(name=name, endpoint=endpoint))
+        for name, endpoint in (("a", "https://s/1"), ("b", "https://s/2"), ("c", "https://t/"))
+    ]
+    permit = circuits.enter(tools[0])
+    assert permit is not None
+    permit.conclude(gone())
+    with pytest.raises(CircuitOpen):
+        circuits.enter(tools[1])
+    circuits.require_passable(tools[2])
+    function = ToolDefinition(name="f", description="A function.", executor="function")
+    assert circuits.enter(function) is None
+    assert circuits.status_of(function) is None
+    assert circuits.broken() == 1
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValidationError, match="at least open_seconds"):
+        CircuitSettings(open_seconds=60, max_open_seconds=30)
+
+
+# -- calls ---------------------------------------------------------------------------------
+
+
+async def test_call_of_a_failing_service_is_refused_and_consumes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = {"name": "b", "calls": 2, "period": "total"}
+    made_of = weather(retry_count=0, cost_per_use="1")
+    async with upstream_bench(home, monkeypatch, made_of, budgets=[budget], **OPENED) as made:
+        made.upstream.scripts["weather"] = [gone()]
+        await made.call()
+        refused = await made.call()
+        keyed = await made.call(idempotency_key="k")
+        assert made.upstream.asked() == 1
+        planned = await made.call(dry_run=True)
+        shown = made.bench.engine.tool("weather").circuit
+        ready = made.bench.engine.ready()
+        made.bench.clock.advance(30)
+        answered = await made.call(idempotency_key="k")  # the key was free again
+        assert made.bench.engine.ready().broken_circuits == 0
+    assert refused.error is not None
+    assert (refused.error.code, refused.error.retry_after_ms) == ("CIRCUIT_OPEN", 30_000)
+    assert refused.error.retryable
+    assert refused.metadata.sandbox is None
+    assert refused.metadata.usage.cost == "0.000000"
+    assert (planned.data["would_run"], planned.data["refused_with"]) == (False, "CIRCUIT_OPEN")
+    assert planned.data["placement"]["kind"] == "host"
+    assert "weather.example" not in refused.model_dump_json()
+    assert keyed.error is not None
+    assert keyed.error.code == "CIRCUIT_OPEN"
+    assert shown is not None
+    assert (shown.upstream, shown.state) == ("weather.example:443", CircuitState.OPEN)
+    assert (ready.broken_circuits, ready.status) == (1, "ready")
+    assert answered.success
+
+
+async def test_cancelled_trial_gives_its_permit_back(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: while the trial runs, there is no other."""
+    async with upstream_bench(home, monkeypatch, weather(retry_count=0), **OPENED) as made:
+        begun = anyio.Event()
+
+        async def never(run: ToolRun) -> Any:
+            begun.set()
+            await anyio.Event().wait()
+
+        made.upstream.scripts["weather"] = [gone(), never]
+        await made.call()
+        made.bench.clock.advance(30)
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(made.call)
+                await begun.wait()
+                meanwhile = await made.call()
+                tasks.cancel_scope.cancel()
+            assert meanwhile.error is not None
+            assert (meanwhile.error.code, meanwhile.error.retry_after_ms) == ("CIRCUIT_OPEN", 1000)
+            assert (await made.call()).success
+
+
+async def test_many_calls_at_once_are_exactly_so_many_trials(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"circuits": {"min_failures": 1, "trials": 3}}
+    async with upstream_bench(home, monkeypatch, weather(retry_count=0), **config) as made:
+        made.upstream.scripts["weather"] = [gone()]
+        await made.call()
+        made.bench.clock.advance(30)
+        envelopes: list[Any] = []
+
+        async def call() -> None:
+            envelopes.append(await made.call())
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(call)
+        assert sum(one.success for one in envelopes) == made.upstream.asked() - 1 == 3
+        assert {one.error.code for one in envelopes if one.error} == {"CIRCUIT_OPEN"}
+        assert (await made.call()).success
+
+
+@pytest.mark.row("D2")
+async def test_refused_call_has_no_events(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with upstream_bench(home, monkeypatch, weather(retry_count=0), **OPENED) as made:
+        made.upstream.scripts["weather"] = [gone()]
+        await made.call()
+        events = [event async for event in made.bench.engine.stream("weather", {"city": "Oslo"})]
+    assert [event.type for event in events] == ["tool_error"]
+
+
+# -- a model -------------------------------------------------------------------------------
+
+
+@dataclass
+class Lease:
+    """A permit, and what the model knows of it."""
+
+    permit: Permit
+    generation: int
+
+
+class CircuitAndModel(RuleBasedStateMachine):
+    """Concurrent requests on one circuit, compared with lists of what happened."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = Made(settings=CircuitSettings(min_failures=3, trials=2, max_open_seconds=100))
+        self.state = CircuitState.CLOSED
+        self.generation = 0
+        self.opens_until = self.open_s = 0.0
+        self.results: list[tuple[int, bool]] = []
+        self.trials_out = self.trials_ok = 0
+
+    @property
+    def now(self) -> float:
+        return self.made.clock.seconds
+
+    def _become(self, state: CircuitState) -> None:
+        self.state, self.generation = state, self.generation + 1
+        self.trials_out = self.trials_ok = 0
+
+    def _open(self, open_s: float) -> None:
+        self.open_s, self.opens_until = open_s, self.now + open_s
+        self._become(CircuitState.OPEN)
+
+    def _is_refused(self) -> bool:
+        if self.state is CircuitState.OPEN:
+            return self.now < self.opens_until
+        return self.state is CircuitState.HALF_OPEN and self.trials_out + self.trials_ok >= 2
+
+    @rule(seconds=st.sampled_from([0.5, 1, 5, 29, 30, 61, 100]))
+    def wait(self, seconds: float) -> None:
+        self.made.clock.advance(seconds)
+
+    @rule(target=leases)
+    def enter(self) -> Lease:
+        if self._is_refused():
+            with pytest.raises(CircuitOpen) as refused:
+                self.made.circuit.enter()
+            wait_s = self.opens_until - self.now if self.state is CircuitState.OPEN else 1
+            assert refused.value.retry_after_ms == -(-wait_s * 1000 // 1)
+            return Lease(Permit(self.made.circuit, -1), -1)
+        permit = self.made.circuit.enter()
+        if self.state is CircuitState.OPEN:
+            self._become(CircuitState.HALF_OPEN)
+        if self.state is CircuitState.HALF_OPEN:
+            self.trials_out += 1
+        return Lease(permit, self.generation)
+
+    @rule(lease=consumes(leases), error=st.sampled_from([None, gone(), SLOW, "given back"]))
+    def leave(self, lease: Lease, error: EngineError | str | None) -> None:
+        if isinstance(error, str):
+            lease.permit.give_back()
+        else:
+            lease.permit.conclude(error)
+        lease.permit.conclude(gone())  # says nothing any more
+        if lease.generation != self.generation:
+            return
+        has_failed = error is not None and error != "given back"
+        if self.state is CircuitState.HALF_OPEN:
+            self._leave_trial(is_ok=error is None, has_failed=has_failed)
+        elif error != "given back":
+            self.results.append((self._slot(), has_failed))
+            recent = self._recent()
+            if has_failed and sum(recent) >= 3 and sum(recent) * 2 >= len(recent):
+                self._open(30)
+
+    def _leave_trial(self, *, is_ok: bool, has_failed: bool) -> None:
+        self.trials_out -= 1
+        if has_failed:
+            self.results.append((self._slot(), True))
+            self._open(min(self.open_s * 2, 100))
+        elif is_ok:
+            self.trials_ok += 1
+            if self.trials_ok == 2:
+                self.results.clear()
+                self._become(CircuitState.CLOSED)
+
+    def _slot(self) -> int:
+        return int(self.now // (60 / SLOTS))
+
+    def _recent(self) -> list[bool]:
+        return [failed for slot, failed in self.results if slot > self._slot() - SLOTS]
+
+    @invariant()
+    def they_agree(self) -> None:
+        status = self.made.circuit.status()
+        is_due = self.state is CircuitState.OPEN and self.now >= self.opens_until
+        assert status.state is (CircuitState.HALF_OPEN if is_due else self.state)
+        assert (status.requests, status.failures) == (len(self._recent()), sum(self._recent()))
+        assert (status.retry_after_ms is not None) is self._is_refused()
+        assert 0 <= self.trials_out <= 2
+
+
+TestCircuitAndModel = CircuitAndModel.TestCase

@@ -1,0 +1,323 @@
+"""Fallbacks: another tool answers in place of a failed one, and passes every gate on its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Engine, ToolError
+from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision
+from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call_log import CallQuery
+from fumehood.core.errors import ERROR_CODES, EngineError, RateLimited, UpstreamTimeout
+from fumehood.core.events import ProgressEvent, ResultEvent
+from fumehood.core.identity import Principal, Scope
+from fumehood.executors.base import ToolRun
+from fumehood.executors.handle import CallHandle
+from support.identities import bind, make_agent
+from support.upstreams import UpstreamBench, gone, unsent, upstream_bench, weather
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P7")]
+
+ME = f"uid:{os.getuid()}"
+ALICE = Principal("approver:alice", frozenset({Scope.APPROVE}))
+
+
+def first(**fields: Any) -> dict[str, Any]:
+    """A tool whose service fails, and that has a fallback."""
+    return weather(**{"retry_count": 0, "fallback": "archive", **fields})
+
+
+def archive(**fields: Any) -> dict[str, Any]:
+    """The fallback, which calls another service."""
+    return weather(
+        **{
+            "name": "archive", "endpoint": "https://archive.example/", "retry_count": 0,
+            "version": "2.1.0", **fields,
+        }
+    )  # fmt: skip
+
+
+def fails(made: UpstreamBench, error: EngineError | None = None, **others: Any) -> None:
+    """The first tool fails once; `others` are scripts of other tools."""
+    made.upstream.scripts.update({"weather": [error or gone()], **others})
+
+
+async def codes(engine: Engine) -> dict[str, str]:
+    """Tool and code of every call in the log."""
+    page = await engine.list_calls(CallQuery(), engine.owner)
+    return {call.tool_name: call.code for call in page.items}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        gone(),
+        UpstreamTimeout("The service did not answer."),
+        RateLimited("Too many.", retry_after_ms=60_000),
+        ToolError("LATER", "Later.", retryable=True),
+    ],
+)
+async def test_fallback_answers_and_the_envelope_names_both(
+    error: EngineError, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = (first(cost_per_use="1"), archive(cost_per_use="0.25"))
+    async with upstream_bench(home, monkeypatch, *tools) as made:
+        fails(made, error, archive=["an old answer"])
+        envelope = await made.call(idempotency_key="k")
+        again = await made.call(idempotency_key="k")
+        log = await codes(made.bench.engine)
+        assert made.upstream.runs[1].arguments == {"city": "Oslo"}
+        assert made.upstream.asked("archive") == 1
+    assert (envelope.success, envelope.error) == (True, None)
+    assert envelope.data == {"answer": "an old answer"}
+    metadata, told = envelope.metadata, envelope.metadata.fallback
+    assert (metadata.tool_name, metadata.usage.cost) == ("weather", "1.000000")
+    assert (told.tool, told.tool_version, told.answered) == ("archive", "2.1.0", True)
+    assert told.error.message == error.message
+    assert told.usage.cost == "0.250000"
+    assert told.call_id == f"{metadata.call_id}_fallback"
+    assert again.metadata.idempotent_replay
+    assert again.metadata.fallback == told
+    assert log == {"weather": "OK", "archive": "OK"}
+
+
+async def test_fallback_answers_where_the_circuit_is_open(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"circuits": {"min_failures": 1}}
+    async with upstream_bench(home, monkeypatch, first(), archive(), **config) as made:
+        fails(made)
+        await made.call()
+        envelope = await made.call()
+        assert made.upstream.asked("weather") == 1
+    assert envelope.data == {"answer": "fine"}
+    assert envelope.metadata.fallback.error.code == "CIRCUIT_OPEN"
+    assert envelope.metadata.usage.cost == "0.000000"
+
+
+@pytest.mark.parametrize(
+    ("error", "fields"),
+    [
+        (gone(), {"idempotent": False}),
+        (UpstreamTimeout("Slow."), {"idempotent": False}),
+        (ToolError("NO_SUCH_CITY", "There is none."), {}),
+        (ERROR_CODES["EXECUTION_ERROR"]("404"), {}),
+        (gone(), {"fallback": None}),
+    ],
+)
+async def test_no_fallback_where_the_tool_may_have_acted_or_its_service_has_not_failed(
+    error: EngineError, fields: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, first(**fields), archive()) as made:
+        fails(made, error)
+        envelope = await made.call()
+        assert made.upstream.asked("archive") == 0
+    assert envelope.error is not None
+    assert envelope.metadata.fallback is None
+    assert "fallback" not in envelope.model_dump()["metadata"]
+
+
+async def test_tool_that_certainly_did_not_act_may_be_replaced(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, first(idempotent=False), archive()) as made:
+        fails(made, unsent(gone()))
+        assert (await made.call()).data == {"answer": "fine"}
+
+
+@pytest.mark.parametrize(
+    ("fallback", "code"),
+    [
+        (archive(dangerous=True), "REQUIRES_HUMAN_APPROVAL"),
+        (archive(is_active=False), "TOOL_DISABLED"),
+        (archive(strict=True, parameters={"properties": {}}), "INVALID_PARAMS"),
+        (archive(name="other"), "TOOL_NOT_FOUND"),
+    ],
+)
+async def test_fallback_that_a_gate_refuses_is_not_used(
+    fallback: Any, code: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, first(), fallback) as made:
+        admin = Principal("approver:root", frozenset({Scope.ADMIN}))
+        engine = made.bench.engine
+        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=engine.now())
+        fails(made)
+        envelope = await made.call()
+        assert made.upstream.asked("archive") == 0
+        assert (await engine.approvals.list(ApprovalQuery())).items == ()
+    assert envelope.error is not None
+    assert (envelope.error.code, envelope.error.retryable) == ("NETWORK_ERROR", True)
+    assert envelope.metadata.fallback.answered is False
+    assert envelope.metadata.fallback.error.code == code
+    assert envelope.metadata.warnings[-1] == f"fallback: archive gave no answer ({code})"
+
+
+async def test_fallback_is_called_for_the_agent_with_its_own_tools_and_arguments(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: an agent without the fallback gets at it. Twin: an agent that has it."""
+    secret = {"properties": {"city": {"type": "string"}, "key": {"type": "string"}}}
+    tools = (first(parameters=secret), archive(parameters=secret))
+    async with upstream_bench(home, monkeypatch, *tools) as made:
+        agents = made.bench.engine.agents
+        for name in ("without", "with"):
+            await make_agent(agents, name, ME)
+            await bind(agents, name, ["weather"], fixed={"key": "PRIVATE"})
+        await bind(agents, "with", ["archive"], sort_order=7)
+        fails(made)
+        refused = await made.call(agent_id="without")
+        assert made.upstream.asked("archive") == 0
+        fails(made)
+        answered = await made.call(agent_id="with")
+        assert made.upstream.runs[-1].arguments == {"city": "Oslo"}
+    assert refused.metadata.fallback.error.code == "PERMISSION_DENIED"
+    assert answered.success
+
+
+async def test_fallback_of_a_fallback_is_not_followed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = (first(), archive(fallback="weather"))
+    async with upstream_bench(home, monkeypatch, *tools) as made:
+        fails(made, archive=[gone(), gone()])
+        envelope = await made.call()
+        assert made.upstream.asked() == made.upstream.asked("archive") == 1
+    assert envelope.error is not None
+    assert envelope.metadata.fallback.error.code == "NETWORK_ERROR"
+
+
+@pytest.mark.row("E4")
+async def test_fallback_counts_against_its_own_budget(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = {"name": "b", "calls": 1, "period": "total", "tools": ["archive"]}
+    async with upstream_bench(home, monkeypatch, first(), archive(), budgets=[budget]) as made:
+        fails(made)
+        assert (await made.call()).success
+        fails(made)
+        envelope = await made.call()
+        assert made.upstream.asked("archive") == 1
+    assert envelope.error is not None
+    assert envelope.metadata.fallback.error.code == "QUOTA_EXCEEDED"
+
+
+@pytest.mark.row("P3")
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_call_whose_fallback_may_have_acted_is_not_repeated(
+    idempotent: bool, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, first(), archive(idempotent=idempotent)) as made:
+        fails(made, archive=[gone()])
+        envelope = await made.call(idempotency_key="k")
+        fails(made, archive=[gone()])
+        await made.call(idempotency_key="k")
+        assert made.upstream.asked("archive") == (2 if idempotent else 1)
+    assert envelope.error is not None
+    assert envelope.error.retryable is idempotent
+
+
+@pytest.mark.row("A5")
+async def test_call_that_a_human_approved_has_no_fallback(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, first(dangerous=True), archive()) as made:
+        engine = made.bench.engine
+        admin = Principal("approver:root", frozenset({Scope.ADMIN}))
+        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=engine.now())
+        fails(made)
+        asked = await made.call()
+        approval_id = asked.error.approval_id
+        yes = NewDecision(decision="approve")
+        await engine.approvals.decide(approval_id, yes, ALICE, channel="test")
+        seen = 0
+        with anyio.fail_after(10):
+            while (await engine.approvals.show(approval_id)).state is not ApprovalState.FAILED:
+                seen = await engine.approvals.next_change(seen, within_s=1)
+        answer = await engine.approvals.answer_of(asked.metadata.call_id, engine.owner)
+        assert made.upstream.asked() == 1
+        assert made.upstream.asked("archive") == 0
+    assert answer.error.code == "NETWORK_ERROR"
+    assert answer.metadata.fallback is None
+
+
+@pytest.mark.row("A5")
+async def test_approval_stays_valid_while_the_circuit_is_open(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The approval is not used up, and the call runs when the service is tried again."""
+    tools = (first(), first(name="danger", dangerous=True))
+    config = {"circuits": {"min_failures": 1}}
+    async with upstream_bench(home, monkeypatch, *tools, **config) as made:
+        engine = made.bench.engine
+        admin = Principal("approver:root", frozenset({Scope.ADMIN}))
+        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=engine.now())
+        fails(made)
+        await made.call()
+        asked = await made.call("danger")
+        approval_id = asked.error.approval_id
+        yes = NewDecision(decision="approve")
+        await engine.approvals.decide(approval_id, yes, ALICE, channel="test")
+        with anyio.fail_after(10):
+            while not made.bench.log.named("approval.not_carried_out"):
+                await anyio.lowlevel.checkpoint()
+        assert (await engine.approvals.show(approval_id)).state is ApprovalState.APPROVED
+        assert made.upstream.asked("danger") == 0
+        made.bench.clock.advance(30)
+        seen = 0
+        with anyio.fail_after(20):
+            while (await engine.approvals.show(approval_id)).state is not ApprovalState.DONE:
+                seen = await engine.approvals.next_change(seen, within_s=1)
+        assert made.upstream.asked("danger") == 1
+
+
+@pytest.mark.row("P8")
+async def test_cancelling_the_call_ends_its_fallback(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, first(), archive()) as made:
+        begun, ended = anyio.Event(), anyio.Event()
+
+        async def never(run: ToolRun) -> None:
+            begun.set()
+            try:
+                await anyio.Event().wait()
+            finally:
+                ended.set()
+
+        fails(made, archive=[never])
+        engine, handle = made.bench.engine, CallHandle()
+        body = CallBody(arguments={"city": "Oslo"}, options=CallOptions())
+        with anyio.fail_after(10):
+            task = asyncio.create_task(engine.run("weather", body, engine.owner, handle))
+            await begun.wait()
+            assert handle.cancel()
+            envelope = await task
+        assert ended.is_set()
+        log = await codes(engine)
+    assert envelope.error is not None
+    assert envelope.error.code == "CANCELLED"
+    assert log == {"weather": "CANCELLED", "archive": "CANCELLED"}
+
+
+@pytest.mark.row("D2")
+async def test_events_of_the_fallback_are_those_of_the_call(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, first(), archive()) as made:
+
+        async def report(run: ToolRun) -> str:
+            run.handle.report(50, "half")
+            return "fine"
+
+        fails(made, archive=[report])
+        events = [event async for event in made.bench.engine.stream("weather", {"city": "Oslo"})]
+    told = [event.message for event in events if isinstance(event, ProgressEvent)]
+    assert told == ["started", "half"]
+    assert isinstance(events[-1], ResultEvent)
+    assert events[-1].envelope.metadata.fallback is not None

@@ -1,0 +1,333 @@
+"""Retries: which failures are repeated, how often and when, and what the answer says of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood import ToolError, tool
+from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.errors import (
+    ERROR_CODES,
+    EngineError,
+    RateLimited,
+    UpstreamTimeout,
+)
+from fumehood.core.events import ResultEvent, RetryingEvent
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import ToolRun
+from fumehood.executors.handle import CallHandle
+from fumehood.observe.clock import SystemClock
+from fumehood.pipeline.retry import (
+    BASE_S,
+    CAP_S,
+    FREE_RETRIES,
+    LEAST_ATTEMPT_S,
+    Attempts,
+    Retries,
+    delay_s,
+    most_retries,
+)
+from fumehood.testing import ManualClock
+from support.recording import bench
+from support.upstreams import gone, unsent, upstream_bench, weather
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P6")]
+
+SECONDS = st.floats(0, 1000)
+SLOW = UpstreamTimeout("The service did not answer.")
+BUSY = RateLimited("The service has too many calls.", retry_after_ms=1)
+
+
+# -- delays --------------------------------------------------------------------------------
+
+
+@given(
+    retry=st.integers(0, 9),
+    retry_after_ms=st.none() | st.integers(0, 10**6),
+    left_s=SECONDS,
+    drawn=st.floats(0, 1),
+)
+def test_delay_is_between_what_the_service_asks_and_the_jitter_and_fits_the_deadline(
+    retry: int, retry_after_ms: int | None, left_s: float, drawn: float
+) -> None:
+    asked_s = (retry_after_ms or 0) / 1000
+    most_s = asked_s + min(CAP_S, BASE_S * 2**retry)
+    delay = delay_s(retry, retry_after_ms, left_s, lambda low, high: low + drawn * (high - low))
+    if delay is None:
+        assert left_s < most_s + LEAST_ATTEMPT_S
+    else:
+        assert asked_s <= delay <= most_s + 1e-9
+        assert delay + LEAST_ATTEMPT_S <= left_s
+
+
+def test_jitter_is_drawn_from_nothing_to_a_bound_that_doubles_up_to_the_cap() -> None:
+    bounds = []
+
+    def draw(low: float, high: float) -> float:
+        assert low == 0
+        bounds.append(high)
+        return low
+
+    for retry in range(9):
+        assert delay_s(retry, None, 1000, draw) == 0
+    assert bounds == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10]
+
+
+# -- the table -----------------------------------------------------------------------------
+
+
+def definition(**fields: Any) -> ToolDefinition:
+    return ToolDefinition.model_validate(weather(**fields))
+
+
+@pytest.mark.parametrize(
+    ("error", "most"),
+    [
+        (gone(), 3),
+        (SLOW, 2),
+        (BUSY, 3),
+        (ToolError("LATER", "Later.", retryable=True), 3),
+        (ToolError("NEVER", "Never."), 0),
+        (gone(retryable=False), 0),
+    ],
+)
+def test_number_of_retries_follows_the_error_and_the_definition(
+    error: EngineError, most: int
+) -> None:
+    assert most_retries(definition(retry_count=10), error) == most
+    assert most_retries(definition(retry_count=1), error) == min(most, 1)
+    assert most_retries(definition(retry_count=0), error) == 0
+
+
+@pytest.mark.parametrize("code", sorted(ERROR_CODES.keys() - {"NETWORK_ERROR", "RATE_LIMITED"}))
+def test_no_other_error_is_retried(code: str) -> None:
+    error = ERROR_CODES[code]("It failed.", retryable=True)
+    assert most_retries(definition(retry_count=10), error) == 0
+
+
+def test_tool_that_may_have_acted_is_repeated_only_if_idempotent() -> None:
+    once = definition(idempotent=False)
+    assert most_retries(once, gone()) == 0
+    assert most_retries(once, BUSY) == 0
+    assert most_retries(once, unsent(gone())) == 3
+    assert most_retries(definition(), gone()) == 3
+
+
+def test_broken_service_gets_few_retries_however_many_calls_fail() -> None:
+    clock = ManualClock()
+    retries = Retries(clock, uniform=lambda low, high: low)
+
+    def retried(calls: int) -> int:
+        count = 0
+        for _ in range(calls):
+            retries.begin(definition())
+            attempts = Attempts()
+            if retries.next_delay_s(definition(), gone(), attempts, 100) is not None:
+                assert attempts.warning is None
+                count += 1
+            else:
+                assert attempts.warning is not None
+        return count
+
+    assert retried(FREE_RETRIES) == FREE_RETRIES
+    assert retried(190) == 20
+    clock.advance(60)
+    assert retried(FREE_RETRIES) == FREE_RETRIES
+
+
+# -- calls ---------------------------------------------------------------------------------
+
+
+async def test_passing_failure_is_retried_and_the_answer_says_how_often(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, weather(cost_per_use="0.5")) as made:
+        made.upstream.scripts["weather"] = [gone(), SLOW]
+        envelope = await made.call()
+        first = await made.call()
+    assert envelope.data == {"answer": "fine"}
+    assert envelope.metadata.retry_count == 2
+    assert envelope.metadata.performance.network_ms == 30
+    assert envelope.metadata.usage.cost == "0.500000"
+    assert first.metadata.retry_count == 0
+    told = made.bench.log.named("call.retrying")
+    assert [(one["retry"], one["code"]) for one in told] == [(1, "NETWORK_ERROR"), (2, "TIMEOUT")]
+    assert {one["call_id"] for one in told} == {envelope.metadata.call_id}
+
+
+@pytest.mark.row("E1")
+async def test_error_after_the_last_retry_has_the_number_of_retries(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, weather(retry_count=2)) as made:
+        made.upstream.scripts["weather"] = [gone(), gone(), gone()]
+        envelope = await made.call()
+    assert envelope.error is not None
+    assert (envelope.error.code, envelope.error.max_retries) == ("NETWORK_ERROR", 2)
+    assert envelope.metadata.retry_count == 2
+    assert envelope.metadata.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "error"),
+    [
+        ({"retry_count": 0}, {}, gone()),
+        ({}, {"enable_retry": False}, gone()),
+        ({"idempotent": False}, {}, gone()),
+        ({}, {}, ToolError("NEVER", "Never.")),
+        ({}, {}, ERROR_CODES["EXECUTION_ERROR"]("404")),
+    ],
+)
+@pytest.mark.row("P11")
+async def test_call_is_made_once(
+    fields: dict[str, Any],
+    options: dict[str, Any],
+    error: EngineError,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with upstream_bench(home, monkeypatch, weather(**fields)) as made:
+        made.upstream.scripts["weather"] = [error]
+        envelope = await made.call(**options)
+        assert made.upstream.asked() == 1
+    assert envelope.error is not None
+    assert envelope.metadata.retry_count == 0
+    assert envelope.error.max_retries is None
+
+
+async def test_wait_that_does_not_fit_the_deadline_is_left_to_the_caller(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, weather()) as made:
+        made.upstream.scripts["weather"] = [
+            RateLimited("Too many.", retry_after_ms=5_000),
+            RateLimited("Too many.", retry_after_ms=1),
+        ]
+        late = await made.call(timeout_seconds=5)
+        assert made.upstream.asked() == 1
+        in_time = await made.call(timeout_seconds=5)
+    assert late.error is not None
+    assert (late.error.code, late.error.retry_after_ms) == ("RATE_LIMITED", 5000)
+    assert late.metadata.retry_count == 0
+    assert in_time.success
+    assert in_time.metadata.retry_count == 1
+
+
+async def test_all_attempts_share_one_deadline(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with upstream_bench(home, monkeypatch, weather()) as made:
+
+        async def take_four_seconds(run: ToolRun) -> EngineError:
+            made.bench.clock.advance(4)
+            return gone()
+
+        made.upstream.scripts["weather"] = [take_four_seconds] * 3
+        envelope = await made.call(timeout_seconds=10)
+        assert [run.limits.wall_s for run in made.upstream.runs] == [10, 6, 2]
+    assert envelope.error is not None
+    assert envelope.error.code == "NETWORK_ERROR"
+
+
+@pytest.mark.row("D2")
+async def test_cancelled_call_is_not_retried(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with upstream_bench(home, monkeypatch, weather()) as made:
+        engine, reached = made.bench.engine, anyio.Event()
+
+        async def reach(run: ToolRun) -> EngineError:
+            reached.set()  # the call then waits for minutes
+            return gone(retry_after_ms=300_000)
+
+        made.upstream.scripts["weather"] = [gone(), reach]
+        handle = CallHandle()
+        body = CallBody(arguments={"city": "Oslo"}, options=CallOptions(timeout_seconds=600))
+        with anyio.fail_after(30):
+            task = asyncio.create_task(engine.run("weather", body, engine.owner, handle))
+            await reached.wait()
+            handle.cancel()
+            envelope = await task
+        assert made.upstream.asked() == 2
+    assert envelope.error is not None
+    assert envelope.error.code == "CANCELLED"
+    assert envelope.metadata.retry_count == 1
+
+
+@pytest.mark.row("D2")
+async def test_followers_see_each_failed_attempt(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, weather(retry_count=2)) as made:
+        made.upstream.scripts["weather"] = [
+            ToolError("LATER", "Later.", retryable=True, details={"secret": "PRIVATE"}),
+            gone(),
+        ]
+        events = [event async for event in made.bench.engine.stream("weather", {"city": "Oslo"})]
+    retrying = [event for event in events if isinstance(event, RetryingEvent)]
+    assert [(one.retry_count, one.max_retries, one.error.code) for one in retrying] == [
+        (1, 2, "LATER"),
+        (2, 2, "NETWORK_ERROR"),
+    ]
+    assert retrying[0].error.details is None
+    assert isinstance(events[-1], ResultEvent)
+    assert events[-1].envelope.metadata.retry_count == 2
+
+
+async def test_own_error_of_a_host_function_is_retried(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.pipeline.retry.BASE_S", 0)
+    failures = iter([True, True, False])
+
+    async def fetch() -> str:
+        """Fetch a page."""
+        if next(failures):
+            raise ToolError("SERVICE_BUSY", "Later.", retryable=True)
+        return "a page"
+
+    may_repeat = tool(sandboxed=False, idempotent=True, retry_count=3)(fetch)
+    async with bench(home, [may_repeat]) as made:
+        envelope = await made.engine.call("fetch")
+    assert envelope.data == {"value": "a page"}
+    assert envelope.metadata.retry_count == 2
+
+
+async def test_retries_stop_where_too_many_calls_are_repeated(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = {"circuits": {"min_failures": 1000}}
+    async with upstream_bench(home, monkeypatch, weather(), **never) as made:
+        made.upstream.scripts["weather"] = [gone()] * 100
+        envelopes = [await made.call() for _ in range(5)]
+    assert [one.metadata.retry_count for one in envelopes] == [3, 3, 3, 2, 0]
+    for envelope in envelopes[3:]:
+        assert "too many calls of this tool were repeated" in envelope.metadata.warnings[-1]
+        assert envelope.error is not None
+        assert envelope.error.max_retries is None
+
+
+@pytest.mark.row("P7")
+async def test_retries_stop_where_the_circuit_opens(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upstream_bench(home, monkeypatch, weather(), circuits={"min_failures": 2}) as made:
+        made.upstream.scripts["weather"] = [gone()] * 3
+        envelope = await made.call()
+        assert made.upstream.asked() == 2
+    assert envelope.error is not None
+    assert envelope.error.code == "NETWORK_ERROR"
+    assert envelope.metadata.retry_count == 1
+    assert "calls to this service are suspended" in envelope.metadata.warnings[-1]
+
+
+def test_uniform_and_sleep_are_real_where_nothing_else_is_given() -> None:
+    retries = Retries(SystemClock())
+    retries.begin(definition())
+    delay = retries.next_delay_s(definition(), gone(), Attempts(), 100)
+    assert delay is not None
+    assert 0 <= delay <= BASE_S
+    assert retries.sleep is anyio.sleep
