@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -54,6 +54,8 @@ from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
 from fumehood.protocol.cursors import Cursors
+from fumehood.rate_limits.limiter import RateLimits
+from fumehood.rate_limits.store import RateTable
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
@@ -93,6 +95,7 @@ class EngineState:
     calls: CallLog
     usage: UsageLog
     budgets: Budgets
+    rates: RateLimits
     blobs: BlobStore
     keys: Keys
     recordings: RecordingStore
@@ -178,9 +181,11 @@ def compose(
         jail=jail,
         container=container,
     )
-    state = _read_state(config, database, files, clock.now)
+    state = _read_state(config, database, files, clock)
     for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
         log.warning("budget.covers_no_tool", budget=name)
+    for pattern in state.rates.unmatched({tool.definition.name for tool in registry}):
+        log.warning("rate_limit.covers_no_tool", rate_limit=pattern)
     intake = Intake()
     sessions = _make_sessions(basis, database, walls.container, state.agents, intake, on_event)
 
@@ -212,6 +217,7 @@ def compose(
         policy=policy.gate,
         keys=state.keys,
         budgets=state.budgets,
+        rates=state.rates,
         approvals=requests,
     )
     calls = Calls(
@@ -269,7 +275,7 @@ def _read_directory(
 
 
 def _read_state(
-    config: Config, database: Database, directory: Path | None, now: Callable[[], datetime]
+    config: Config, database: Database, directory: Path | None, clock: Clock
 ) -> EngineState:
     """Read the state in `database`, with files in `directory`: None if the engine keeps none.
 
@@ -283,7 +289,9 @@ def _read_state(
     with understood("approvers"):
         approvers = Approvers(database)
     with understood("counters of budgets"):
-        budgets = Budgets(config.budgets, CounterTable(database), now)
+        budgets = Budgets(config.budgets, CounterTable(database), clock.now)
+    with understood("rate limits"):
+        rates = RateLimits(config.rate_limits, RateTable(database), clock)
     return EngineState(
         agents=agents,
         tokens=tokens,
@@ -291,12 +299,13 @@ def _read_state(
         calls=CallLog(database, kept_days=config.calls_kept_days, kept=config.calls_kept),
         usage=UsageLog(database),
         budgets=budgets,
+        rates=rates,
         blobs=BlobStore(
             database,
             directory,
             max_bytes=config.blobs_kept_mb * MB,
             lifetime_s=max(1, int(config.blobs_kept_hours * 3600)),
-            now=now,
+            now=clock.now,
         ),
         keys=Keys(database),
         recordings=RecordingStore(directory, max_bytes=config.streams_mb * MB),
@@ -453,6 +462,7 @@ class EngineLife:
             (state.blobs, self._config.blobs_kept_hours * 3600),
             (state.keys, KEY_LIFETIME.total_seconds()),
             (state.budgets, math.inf),
+            (state.rates, math.inf),
             (self._made.approvals.requests.table, math.inf),
         )
         for kept, kept_s in all_kept:

@@ -15,6 +15,7 @@ an error, and nothing here changes while the engine runs.
 | `allow_debug` | no `debug_info` | – | for calls that ask for it |
 | `policy_file` | dangerous tools ask, others are allowed | – | also the rules in this file |
 | `budgets` | no limits on spending | the same | each one limits the calls that it covers |
+| `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 
@@ -40,6 +41,7 @@ from fumehood.protocol.sockets import ConfigError as ConfigError
 from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
 from fumehood.protocol.sockets import SocketSettings, require_named_file
 from fumehood.protocol.sockets import config_file as config_file
+from fumehood.rate_limits.settings import AllRateLimits
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.settings import SessionSettings
@@ -71,6 +73,7 @@ class Config(SocketSettings):
     policy_file: Path | None = None
     approvals: ApprovalSettings = ApprovalSettings()
     budgets: AllBudgets = ()
+    rate_limits: AllRateLimits = ()
     audit: AuditSettings = AuditSettings()
     webhook: WebhookSettings | None = None
     principals: AllPrincipals = ()

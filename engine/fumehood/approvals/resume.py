@@ -23,6 +23,7 @@ from fumehood.core.errors import (
     EngineError,
     InvalidParams,
     PermissionDenied,
+    RateLimited,
     SandboxUnavailable,
     ShuttingDown,
     WorkspaceChanged,
@@ -72,8 +73,8 @@ class CallResumption:
         """Run an approved call, and store its answer.
 
         Raises:
-            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable: nothing was done, and the
-                approval is still valid.
+            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, RateLimited: nothing was
+                done, and the approval is still valid.
             Stale: the approval was ended otherwise meanwhile, and nothing was done.
         """
         handle.attach()
@@ -236,7 +237,7 @@ def _passes(refusal: EngineError) -> bool:
     """Whether the call can start later, so that its approval stays valid."""
     if isinstance(refusal, SandboxUnavailable):
         return refusal.may_retry
-    return isinstance(refusal, ReadFailed | WriteFailed | ShuttingDown)
+    return isinstance(refusal, ReadFailed | WriteFailed | ShuttingDown | RateLimited)
 
 
 def _changed_by(refusal: EngineError) -> tuple[str, ...]:

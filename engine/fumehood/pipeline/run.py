@@ -55,8 +55,10 @@ async def run_call(
     try:
         permitted = permit(call, services)
         if request.options.dry_run:
-            exceeded = services.exceeded(permitted.validated)
-            planned = await dry_run(permitted, services.walls, services.sessions, exceeded)
+            planned = await dry_run(
+                permitted, services.walls, services.sessions,
+                services.exceeded(permitted.validated), services.rate_exceeded(permitted.validated),
+            )  # fmt: skip
             return await conclude(call, trace.passed("dry_run", planned), services)
         if permitted.decision.shadow:
             _log_shadow(permitted, services)
@@ -132,7 +134,7 @@ async def run_approved(
             call.trace.passed("start", None)
         elif approved.remembered is not None:
             await services.approvals.remembered.use(approved.remembered)
-        call.has_begun = True
+        call.begin()
         outcome = await execute(
             admitted, blobs=services.blobs, cursors=services.cursors, handle=call.handle
         )
@@ -178,21 +180,26 @@ async def _take_back(approval_id: str, call: CallContext, services: PipelineServ
 
 
 def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Ask no human to approve a call that the budgets would refuse afterwards.
+    """Ask no human to approve a call that rate limits or budgets would refuse afterwards.
 
     Raises:
+        RateLimited: a rate limit is exceeded now.
         QuotaExceeded: a budget has too little left, and no rule lets a human exceed it.
     """
+    over_rate = services.rate_exceeded(permitted.validated)
+    if over_rate is not None:
+        raise over_rate.refusal()
     exceeded = services.exceeded(permitted.validated)
     if exceeded is not None and not permitted.decision.may_exceed_budget:
         raise refusal(exceeded, services.clock.now())
 
 
 async def _reserve(approved: ApprovedCall, call: CallContext, services: PipelineServices) -> None:
-    """Reserve the call's expected cost in the budgets that count it."""
+    """Hold a place in the call's rate limits, then its expected cost in its budgets."""
+    validated = approved.permitted.validated
+    call.rate = await services.hold_rates(validated)
     if services.budgets.is_empty:
         return
-    validated = approved.permitted.validated
     force = approved.approval is not None and approved.approval.request.may_exceed_budget
     call.reservation = await services.budgets.reserve(
         spender_of(validated), services.estimate(validated), force=force

@@ -56,7 +56,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
     {
         "definition": {
             "requires_auth": NotEnforced(_given, "credentials for tools"),
-            "rate_limit": NotEnforced(_given, "rate limits"),
             "cacheable": NotEnforced(_given, "the result cache"),
             "cache_ttl": NotEnforced(_given, "the result cache"),
             "cache_key_params": NotEnforced(_given, "the result cache"),

@@ -16,6 +16,7 @@ from fumehood.storage.migrations import (
     m0003_sessions,
     m0004_approvals,
     m0005_anchors_by_webhook,
+    m0006_rate_limits,
 )
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -24,5 +25,6 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0003_sessions.upgrade,
     m0004_approvals.upgrade,
     m0005_anchors_by_webhook.upgrade,
+    m0006_rate_limits.upgrade,
 )
 """In order; the schema's version is the number of steps that a database has passed."""
