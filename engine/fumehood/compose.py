@@ -413,6 +413,7 @@ class EngineLife:
         self._stack.callback(made.state.blobs.close)
         self._stack.callback(made.state.recordings.close)
         self._stack.push_async_callback(self._close_budgets)
+        self._stack.callback(made.state.rates.write)
         self._stack.push_async_callback(made.calls.end_streamed)
         await self._open_stores()
         await self._keep_within_bounds()

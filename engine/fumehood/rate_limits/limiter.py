@@ -46,6 +46,9 @@ MAX_REMEMBERED = 4096
 FIRST_SWEEP = 1024
 """Counts in memory before those that are free again are dropped for the first time."""
 
+GATHER_S = 0.1
+"""How long taken places are gathered before they are stored; the database gathers once more."""
+
 MIN_WAIT_S = 0.001
 
 
@@ -151,7 +154,6 @@ class _Count:
     """One limit for one subject. `free_ns` is on the monotonic clock."""
 
     key: RateKey
-    subject_text: str
     free_ns: int = 0
     held_ns: int = 0
     waiters: list[_Waiter] = field(default_factory=list)
@@ -219,6 +221,7 @@ class RateLimits:
         self._counts: dict[RateKey, _Count] = {}
         self._sessions: Counter[tuple[str, str | None]] = Counter()
         self._covering: dict[tuple[str, int | None], tuple[Limit, ...]] = {}
+        self._unwritten: dict[RateKey, _Count] = {}
         self._arrivals = 0
         self._sweep_at = FIRST_SWEEP
         self._swept_ns = 0
@@ -236,7 +239,7 @@ class RateLimits:
         over: list[tuple[int, Limit]] = []
         for limit in self._limits_of(caller.tool, per_minute):
             key = self._key(limit, caller)
-            count = self._counts.get(key) or _Count(key, "")
+            count = self._counts.get(key) or _Count(key)
             over.append((count.allows_at(limit, now_ns), limit))
         return _refused(over, now_ns, now_ns)
 
@@ -259,13 +262,21 @@ class RateLimits:
         return RateHold(self, counts)
 
     def count(self, counts: _Counts) -> None:
-        """Turn held places into taken ones, and store them behind."""
-        now_ns, now = self._now_ns(), unix_ns(self._clock.now())
+        """Turn held places into taken ones. They are stored soon, those of many calls at once."""
+        now_ns = self._now_ns()
+        if not self._unwritten:
+            asyncio.get_running_loop().call_later(GATHER_S, self.write)
         for limit, count in counts:
             count.held_ns -= limit.interval_ns
             count.free_ns = max(now_ns, count.free_ns) + limit.interval_ns
-            free_at = now + count.free_ns - now_ns
-            self._table.put_soon(limit.id, count.subject_text, free_at)
+            self._unwritten[count.key] = count
+
+    def write(self) -> None:
+        """Hand what was counted to the database, without waiting."""
+        ahead_ns = unix_ns(self._clock.now()) - self._now_ns()
+        for count in self._unwritten.values():
+            self._table.put_soon(count.key.limit, count.key.subject.text, count.free_ns + ahead_ns)
+        self._unwritten.clear()
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
         """Tool patterns of limits that cover none of these tools, for example through a typo."""
@@ -350,7 +361,7 @@ class RateLimits:
         if len(self._counts) >= self._sweep_at:
             self._sweep()
             self._sweep_at = max(FIRST_SWEEP, 2 * len(self._counts))
-        count = self._counts[key] = _Count(key, key.subject.text)
+        count = self._counts[key] = _Count(key)
         if key.subject.session is not None:
             self._sessions[_owner(key)] += 1
         return count

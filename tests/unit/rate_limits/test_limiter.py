@@ -301,7 +301,7 @@ async def test_a_cancelled_waiter_takes_nothing_and_lets_the_next_one_go_first(
     assert waiting.order == ["a", "d"]
     late.cancel()
     await asyncio.gather(late, return_exceptions=True)
-    again = await restarted(database, rule(), clock=clock)
+    again = await restarted(limits, database, rule(), clock=clock)
     assert (await refused(again)).retry_after_ms == 60_000  # two calls were counted
 
 
@@ -361,6 +361,7 @@ async def test_counts_that_are_free_again_are_dropped(
         clock.advance(15)  # two of them are not free again at any time
     assert len(limits._counts) <= 16
     clock.advance(60)
+    limits.write()
     await database.flush()
     assert await limits.prune(clock.now()) == 300
     assert not limits._counts
@@ -393,8 +394,11 @@ async def test_made_up_sessions_beyond_a_number_share_one_count(
     await start(limits, spender(session="f"))
 
 
-async def restarted(database: Database, *rules: RateLimitRule, clock: ManualClock) -> RateLimits:
+async def restarted(
+    before: RateLimits, database: Database, *rules: RateLimitRule, clock: ManualClock
+) -> RateLimits:
     """The limits of the next engine on this database; the machine was started anew as well."""
+    before.write()
     await database.flush()
     return limits_on(database, *rules, clock=ManualClock(clock.moment, seconds=7.0))
 
@@ -405,7 +409,7 @@ async def test_a_restart_keeps_what_was_used_to_the_millisecond(database: Databa
     for _ in range(2):
         await start(limits, spender(agent="a;b=c"), per_minute=3)
     clock.advance(20)
-    again = await restarted(database, rule(per="agent", limit=2), clock=clock)
+    again = await restarted(limits, database, rule(per="agent", limit=2), clock=clock)
     assert (await refused(again, spender(agent="a;b=c"), per_minute=3)).retry_after_ms == 10_000
     for other in ("b", "c"):
         await start(again, spender(agent=other), per_minute=3)
@@ -416,8 +420,9 @@ async def test_a_held_call_is_forgotten_by_a_restart_because_it_did_not_start(
     database: Database,
 ) -> None:
     clock = ManualClock()
-    await limits_on(database, rule(), clock=clock).hold(spender(), None)
-    await start(await restarted(database, rule(), clock=clock))
+    limits = limits_on(database, rule(), clock=clock)
+    await limits.hold(spender(), None)
+    await start(await restarted(limits, database, rule(), clock=clock))
 
 
 @pytest.mark.parametrize("back", [timedelta(hours=1), timedelta(days=4000)])
@@ -432,6 +437,7 @@ async def test_a_clock_set_back_locks_a_count_for_one_whole_burst_at_most(
     assert (await refused(limits)).retry_after_ms == 15_000
     clock.moment -= back
     again_clock = ManualClock(clock.moment)
+    limits.write()
     await database.flush()
     again = limits_on(database, rule(limit=4, burst=2), clock=again_clock)
     assert (await refused(again)).retry_after_ms == 15_000
@@ -444,16 +450,18 @@ async def test_a_clock_set_back_locks_a_definition_for_a_minute_at_most(
     database: Database,
 ) -> None:
     clock = ManualClock()
-    await start(limits_on(database, clock=clock), per_minute=1)
+    limits = limits_on(database, clock=clock)
+    await start(limits, per_minute=1)
     clock.moment -= timedelta(days=1)
-    again = await restarted(database, clock=clock)
+    again = await restarted(limits, database, clock=clock)
     assert (await refused(again, per_minute=1)).retry_after_ms == 60_000
 
 
 async def test_rows_of_limits_that_are_configured_no_more_are_ignored(database: Database) -> None:
     clock = ManualClock()
-    await start(limits_on(database, rule(), clock=clock))
-    again = await restarted(database, rule(limit=2), clock=clock)
+    limits = limits_on(database, rule(), clock=clock)
+    await start(limits)
+    again = await restarted(limits, database, rule(limit=2), clock=clock)
     await start(again)
 
 
@@ -463,6 +471,7 @@ async def test_a_file_keeps_one_row_for_each_count(home: Path) -> None:
     limits = limits_on(database, rule(limit=50), clock=clock)
     for _ in range(20):
         await start(limits, per_minute=100)
+    limits.write()
     database.close()
     database = open_database(path)
     rows = database.read_now(lambda connection: connection.execute(select(RATE_LIMITS)).all())
@@ -557,7 +566,7 @@ def test_in_no_window_do_more_calls_start_than_burst_and_rate_allow(
             elif kind == "restart":
                 truth += value / 1000
                 clock.advance(value / 1000)
-                limits = await restarted(database, one, clock=clock)
+                limits = await restarted(limits, database, one, clock=clock)
                 clock = limits._clock  # type: ignore[assignment]
                 event("restart")
             else:
