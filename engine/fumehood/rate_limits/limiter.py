@@ -255,7 +255,7 @@ class RateLimits:
         if not limits:
             return None
         arrived_ns = self._now_ns()
-        counts = [(limit, self._count(limit, caller)) for limit in limits]
+        counts = self._counts_of(limits, caller)
         for limit, count in counts:
             if count.allows_at(limit, arrived_ns) > arrived_ns:
                 return await self._wait(limits, caller, arrived_ns)
@@ -312,7 +312,7 @@ class RateLimits:
         while True:
             now_ns = self._now_ns()
             # Looked up again after each wait: idle counts may have been dropped.
-            counts = [(limit, self._count(limit, caller)) for limit in limits]
+            counts = self._counts_of(limits, caller)
             over = [
                 (count.allows_at(limit, now_ns, before=me.number), limit) for limit, count in counts
             ]
@@ -343,24 +343,24 @@ class RateLimits:
         return self._shared(key) if self._has_too_many(key) else key
 
     def _has_too_many(self, key: RateKey) -> bool:
-        """Whether one more session of this principal would get no count of its own."""
-        owner, now_ns = _owner(key), self._now_ns()
-        if self._sessions[owner] >= MAX_SESSIONS and now_ns >= self._swept_ns + SECOND_NS:
-            self._sweep()
-        return self._sessions[owner] >= MAX_SESSIONS
+        """Whether one more session of this principal gets no count of its own."""
+        if self._sessions[_owner(key)] < MAX_SESSIONS:
+            return False
+        if self._now_ns() >= self._swept_ns + SECOND_NS:
+            self._sweep_at = 0  # before the next call
+        return True
 
     @staticmethod
     def _shared(key: RateKey) -> RateKey:
         return RateKey(key.limit, Subject(principal=key.subject.principal))
 
-    def _count(self, limit: Limit, caller: Spender) -> _Count:
-        key = self._key(limit, caller)
-        return self._counts.get(key) or self._add(key)
+    def _counts_of(self, limits: Sequence[Limit], caller: Spender) -> list[tuple[Limit, _Count]]:
+        if len(self._counts) >= self._sweep_at:  # only here: no count that is in use may go
+            self._sweep()
+        keys = [(limit, self._key(limit, caller)) for limit in limits]
+        return [(limit, self._counts.get(key) or self._add(key)) for limit, key in keys]
 
     def _add(self, key: RateKey) -> _Count:
-        if len(self._counts) >= self._sweep_at:
-            self._sweep()
-            self._sweep_at = max(FIRST_SWEEP, 2 * len(self._counts))
         count = self._counts[key] = _Count(key)
         if key.subject.session is not None:
             self._sessions[_owner(key)] += 1
@@ -374,6 +374,7 @@ class RateLimits:
             if count.key.subject.session is not None:
                 self._sessions[_owner(count.key)] -= 1
         self._sessions += Counter()  # without those that have none
+        self._sweep_at = max(FIRST_SWEEP, 2 * len(self._counts))
 
     def _now_ns(self) -> int:
         return int(self._clock.monotonic() * SECOND_NS)

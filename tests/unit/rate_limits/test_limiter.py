@@ -368,6 +368,20 @@ async def test_counts_that_are_free_again_are_dropped(
     assert not limits._sessions
 
 
+async def test_no_count_of_a_call_is_dropped_for_another_of_its_own(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first count is free again when the second is made, and counts are dropped."""
+    monkeypatch.setattr(limiter, "FIRST_SWEEP", 1)
+    clock = ManualClock()
+    limits = limits_on(database, rule(), rule(per="agent", limit=100), clock=clock)
+    for number in range(20):
+        await start(limits, spender(agent=f"a{number}"))
+        await refused(limits, spender(agent=f"a{number}"))
+        await refused(limits, spender(agent=f"b{number}"))
+        clock.advance(60)
+
+
 async def test_a_held_count_is_not_dropped(database: Database) -> None:
     clock = ManualClock()
     limits = limits_on(database, rule(), clock=clock)
@@ -390,8 +404,9 @@ async def test_made_up_sessions_beyond_a_number_share_one_count(
     await refused(limits, spender(session="e"))
     await start(limits, spender(session="e", principal="uid:2"))  # no other principal's trouble
     clock.advance(60)
-    await start(limits, spender(session="e"))
+    await start(limits, spender(session="e"))  # still on the shared one
     await start(limits, spender(session="f"))
+    await start(limits, spender(session="g"))
 
 
 async def restarted(
