@@ -41,6 +41,7 @@ from benchmarks.bench_daemon import (
 from benchmarks.bench_javascript import javascript_lines
 from benchmarks.bench_keys import key_lines
 from benchmarks.bench_policy import policy_lines
+from benchmarks.bench_rate_limits import rate_limit_lines
 from benchmarks.bench_registry import registry_lines
 from benchmarks.bench_rest import rest_lines
 from benchmarks.bench_restricted import restricted_lines
@@ -70,6 +71,7 @@ def measure() -> Iterator[Line]:
     yield first_answer()
     yield from registry_lines()
     yield from policy_lines()
+    yield from rate_limit_lines()
     with run_daemon() as daemon, run_floor() as floor:
         yield from idle_memory(daemon)
         yield from ratios(daemon, floor)

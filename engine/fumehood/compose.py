@@ -60,6 +60,8 @@ from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
 from fumehood.protocol.cursors import Cursors
+from fumehood.rate_limits.limiter import RateLimits
+from fumehood.rate_limits.store import RateTable
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
 from fumehood.registry.index import ToolIndex
@@ -102,6 +104,7 @@ class EngineState:
     calls: CallLog
     usage: UsageLog
     budgets: Budgets
+    rates: RateLimits
     blobs: BlobStore
     keys: Keys
     cache: ResultCache
@@ -202,6 +205,8 @@ def compose(
     state = _read_state(config, database, files, clock)
     for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
         log.warning("budget.covers_no_tool", budget=name)
+    for pattern in state.rates.unmatched({tool.definition.name for tool in registry}):
+        log.warning("rate_limit.covers_no_tool", rate_limit=pattern)
     intake = Intake()
     sessions = _make_sessions(basis, database, walls.container, state.agents, intake, on_event)
 
@@ -238,6 +243,7 @@ def compose(
         keys=state.keys,
         cache=state.cache,
         budgets=state.budgets,
+        rates=state.rates,
         approvals=requests,
         redactor=redactor,
         checkers=basis.checkers,
@@ -317,6 +323,8 @@ def _read_state(
         approvers = Approvers(database)
     with understood("counters of budgets"):
         budgets = Budgets(config.budgets, CounterTable(database), clock.now)
+    with understood("rate limits"):
+        rates = RateLimits(config.rate_limits, RateTable(database), clock)
     return EngineState(
         agents=agents,
         tokens=tokens,
@@ -324,6 +332,7 @@ def _read_state(
         calls=CallLog(database, kept_days=config.calls_kept_days, kept=config.calls_kept),
         usage=UsageLog(database),
         budgets=budgets,
+        rates=rates,
         blobs=BlobStore(
             database,
             directory,
@@ -439,6 +448,7 @@ class EngineLife:
         self._stack.callback(made.state.blobs.close)
         self._stack.callback(made.state.recordings.close)
         self._stack.push_async_callback(self._close_budgets)
+        self._stack.callback(made.state.rates.write)
         self._stack.push_async_callback(made.calls.end_streamed)
         await self._open_stores()
         await self._keep_within_bounds()
@@ -488,6 +498,7 @@ class EngineLife:
             (state.blobs, self._config.blobs_kept_hours * 3600),
             (state.keys, KEY_LIFETIME.total_seconds()),
             (state.budgets, math.inf),
+            (state.rates, math.inf),
             (self._made.approvals.requests.table, math.inf),
         )
         for kept, kept_s in all_kept:

@@ -19,6 +19,7 @@ an error, and nothing here changes while the engine runs.
 | `rest.allowed_hosts` | REST tools reach public addresses | the same | also these hosts |
 | `secrets` | no definition can refer to a secret | the same | to these, for their tools and hosts |
 | `cache` | 64 MB of results, each for 300 s | the same | these bounds; `max_mb = 0`: none |
+| `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 
@@ -46,6 +47,7 @@ from fumehood.protocol.sockets import ConfigError as ConfigError
 from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
 from fumehood.protocol.sockets import SocketSettings, require_named_file
 from fumehood.protocol.sockets import config_file as config_file
+from fumehood.rate_limits.settings import AllRateLimits
 from fumehood.redaction.settings import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
 from fumehood.sandbox.container.settings import ContainerSettings
@@ -81,6 +83,7 @@ class Config(SocketSettings):
     budgets: AllBudgets = ()
     cache: CacheSettings = CacheSettings()
     circuits: CircuitSettings = CircuitSettings()
+    rate_limits: AllRateLimits = ()
     audit: AuditSettings = AuditSettings()
     webhook: WebhookSettings | None = None
     principals: AllPrincipals = ()

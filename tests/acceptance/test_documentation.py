@@ -285,6 +285,43 @@ def test_how_to_limit_what_agents_spend_runs_as_it_stands(
     assert "run_restricted_python" in (tmp_path / "usage.csv").read_text(encoding="utf-8")
 
 
+@pytest.mark.row("P5")
+def test_how_to_limit_how_often_tools_run_runs_as_it_stands(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """With the page's own configuration; its envelope has the fields of the real one."""
+    page = "docs/howto/limit-how-often-tools-run.md"
+    file, content = tmp_path / "config.toml", (ROOT / page).read_text(encoding="utf-8")
+    (text,) = TOML.findall(content)
+    file.write_text(text, encoding="utf-8")
+    daemon = start_daemon(config=str(file))
+    environment = {
+        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }  # fmt: skip
+    said: list[str] = []
+    for language, mark, text in snippets(page):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            continue  # the fixture has started it
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        said.append(done.stdout.decode())
+    assert len(said) == 2
+    *_, last = re.finditer(r'^\{\s*"success"', said[0], re.MULTILINE)
+    refused = json.loads(said[0][last.start() :])["error"]
+    (shown,) = re.findall(r"^```json\n(.*?)^```$", content, re.MULTILINE | re.DOTALL)
+    promised = json.loads(shown)["error"]
+    assert refused["details"] == promised["details"]
+    words = "Too many calls: the rate limit of calculator allows 1 call in 60 s for each principal."
+    assert refused["message"].startswith(words)
+    assert promised["message"].startswith(words)
+    assert set(promised) <= set(refused)
+    assert "RATE_LIMITED" in said[1]
+
+
 @pytest.mark.row("S10", "D1")
 @pytest.mark.needs("docker")
 @pytest.mark.usefixtures("python_image")

@@ -181,7 +181,7 @@ def test_failed_flush_promises_nothing_and_what_was_promised_stays(home: Path) -
     program = (
         "from fumehood.storage.errors import WriteFailed\n"
         "database = open_database(path)\n"
-        "limit(200_000)\n"
+        "limit(400_000)\n"  # more than the log of an empty schema
         "for number in range(200):\n"
         "    try:\n"
         "        print(database.write_now(put(f'k{number}', 'x' * 3000)))\n"

@@ -24,6 +24,7 @@ from fumehood.core.errors import (
     EngineError,
     InvalidParams,
     PermissionDenied,
+    RateLimited,
     SandboxUnavailable,
     ShuttingDown,
     WorkspaceChanged,
@@ -73,8 +74,8 @@ class CallResumption:
         """Run an approved call, and store its answer.
 
         Raises:
-            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen: nothing was
-                done, and the approval is still valid.
+            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited:
+                nothing was done, and the approval is still valid.
             Stale: the approval was ended otherwise meanwhile, and nothing was done.
         """
         handle.attach()
@@ -237,7 +238,7 @@ def _passes(refusal: EngineError) -> bool:
     """Whether the call can start later, so that its approval stays valid."""
     if isinstance(refusal, SandboxUnavailable):
         return refusal.may_retry
-    return isinstance(refusal, ReadFailed | WriteFailed | ShuttingDown | CircuitOpen)
+    return isinstance(refusal, ReadFailed | WriteFailed | ShuttingDown | CircuitOpen | RateLimited)
 
 
 def _changed_by(refusal: EngineError) -> tuple[str, ...]:

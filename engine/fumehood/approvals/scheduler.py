@@ -21,7 +21,7 @@ from fumehood.approvals.model import ApprovalState
 from fumehood.approvals.requests import ApprovalRequests, ApprovedRun
 from fumehood.approvals.resume import CallResumption
 from fumehood.approvals.store import Stale
-from fumehood.core.errors import CircuitOpen, SandboxUnavailable, ShuttingDown
+from fumehood.core.errors import CircuitOpen, RateLimited, SandboxUnavailable, ShuttingDown
 from fumehood.storage.errors import ReadFailed, WriteFailed
 
 LOOK_S = 5.0
@@ -151,7 +151,8 @@ class ApprovalScheduler:
             if stored.approval.state is ApprovalState.APPROVED:
                 await self._resumption.run(stored, run.handle)
         except (
-            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, Stale,
+            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited,
+            Stale,
         ) as fault:  # fmt: skip
             # The database has the truth; a call that is still approved is found again.
             requests.log.warning("approval.not_carried_out", reason=str(fault))

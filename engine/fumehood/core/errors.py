@@ -235,7 +235,7 @@ class UnsupportedMediaType(CallerError):
 
 
 class RateLimited(RuleError):
-    """Too many calls or connections at a time."""
+    """A rate limit is used up, or there are too many calls or connections at a time."""
 
     code = "RATE_LIMITED"
     http_status = 429

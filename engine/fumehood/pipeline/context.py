@@ -26,6 +26,7 @@ from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.retry import Attempts
 from fumehood.pipeline.validate import ValidatedCall
+from fumehood.rate_limits.limiter import RateHold
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ class CallContext:
     """Its answer is for the result cache, and equal calls may wait for it."""
     reservation: Reservation | None = None
     """Held in the budgets until `settle` or `release`."""
+    rate: RateHold | None = None
+    """Held in the rate limits until `begin` or `release`."""
     plan: Plan | None = None
     """Known once the call holds its place in the sandbox."""
     queue_ms: float | None = None
@@ -70,8 +73,16 @@ class CallContext:
     fallback: FallbackAnswer | None = None
     """Set where its tool failed and another one was tried."""
 
+    def begin(self) -> None:
+        """Note that the call may act from now on, and count it in the rate limits."""
+        self.has_begun = True
+        if self.rate is not None:
+            self.rate.take()
+
     def release(self) -> None:
-        """Give back the reservation: nothing was used."""
+        """Give back what is held in budgets and rate limits: nothing was used."""
+        if self.rate is not None:
+            self.rate.release()
         if self.reservation is not None:
             self.reservation.release()
 
@@ -85,11 +96,10 @@ class CallContext:
 
         Returns the caller's answer.
         """
-        if self.reservation is not None:
-            if self.has_begun:
-                self.reservation.settle(taken_by(envelope.metadata.usage))
-            else:
-                self.release()
+        if not self.has_begun:
+            self.release()
+        elif self.reservation is not None:
+            self.reservation.settle(taken_by(envelope.metadata.usage))
         if self.claim is None:
             return envelope
         return await self.claim.settle(envelope, acted=self.has_begun)

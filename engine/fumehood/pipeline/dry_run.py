@@ -16,6 +16,7 @@ from fumehood.core.errors import (
     EngineError,
     InvalidParams,
     QuotaExceeded,
+    RateLimited,
     RequiresHumanApproval,
 )
 from fumehood.core.identity import Principal, Scope
@@ -29,6 +30,7 @@ from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.result import shortened
 from fumehood.pipeline.validate import validate
 from fumehood.policy.model import CallFacts, ExplainWish, Verdict
+from fumehood.rate_limits.limiter import Exceeded as RateExceeded
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
@@ -61,14 +63,20 @@ async def dry_run(
     sessions: SessionKeeper | None = None,
     exceeded: Exceeded | None = None,
     circuits: Circuits | None = None,
+    over_rate: RateExceeded | None = None,
 ) -> Outcome:
-    """What the call would do, without doing it. `exceeded` is the budget that is too small."""
+    """What the call would do, without doing it.
+
+    `exceeded` is the budget that is too small, `over_rate` the rate limit that is used up.
+    """
     tool = permitted.tool.definition
     decision = permitted.decision
     asks = decision.verdict is Verdict.ASK
     refusal: str | None = RequiresHumanApproval.code if asks else None
     if exceeded is not None and not decision.may_exceed_budget:
         refusal = QuotaExceeded.code
+    if over_rate is not None:
+        refusal = RateLimited.code
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
         made = await plan_now(permitted, walls, sessions)
@@ -114,6 +122,9 @@ async def dry_run(
             "unit": exceeded.unit.value,
             "left": exceeded.left,
         },
+        "rate_limit": None
+        if over_rate is None
+        else {**over_rate.details, "retry_after_ms": over_rate.retry_after_ms},
         "cost": {"per_use": money(tool.cost_per_use)},
         "arguments": shortened(permitted.validated.shown_arguments),
     }

@@ -62,9 +62,13 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
     try:
         permitted = permit(call, services)
         if request.options.dry_run:
-            exceeded = services.exceeded(permitted.validated)
             planned = await dry_run(
-                permitted, services.walls, services.sessions, exceeded, services.circuits
+                permitted,
+                services.walls,
+                services.sessions,
+                exceeded=services.exceeded(permitted.validated),
+                circuits=services.circuits,
+                over_rate=services.rate_exceeded(permitted.validated),
             )
             return await conclude(call, trace.passed("dry_run", planned), services)
         _log_shadow(permitted, services)
@@ -174,7 +178,7 @@ async def run_approved(
             call.trace.passed("start", None)
         elif approved.remembered is not None:
             await services.approvals.remembered.use(approved.remembered)
-        call.has_begun = True
+        call.begin()
         outcome = await execute(admitted, call=call, services=services)
         is_over = not has_fallback(call, outcome.error)
         if is_over and call.handle.close():  # the tool could not be cancelled, and has ended now
@@ -224,21 +228,26 @@ async def _take_back(approval_id: str, call: CallContext, services: PipelineServ
 
 
 def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Ask no human to approve a call that the budgets would refuse afterwards.
+    """Ask no human to approve a call that rate limits or budgets would refuse afterwards.
 
     Raises:
+        RateLimited: a rate limit is exceeded now.
         QuotaExceeded: a budget has too little left, and no rule lets a human exceed it.
     """
+    over_rate = services.rate_exceeded(permitted.validated)
+    if over_rate is not None:
+        raise over_rate.refusal()
     exceeded = services.exceeded(permitted.validated)
     if exceeded is not None and not permitted.decision.may_exceed_budget:
         raise refusal(exceeded, services.clock.now())
 
 
 async def _reserve(approved: ApprovedCall, call: CallContext, services: PipelineServices) -> None:
-    """Reserve the call's expected cost in the budgets that count it."""
+    """Hold a place in the call's rate limits, then its expected cost in its budgets."""
+    validated = approved.permitted.validated
+    call.rate = await services.hold_rates(validated)
     if services.budgets.is_empty:
         return
-    validated = approved.permitted.validated
     force = approved.approval is not None and approved.approval.request.may_exceed_budget
     call.reservation = await services.budgets.reserve(
         spender_of(validated), services.estimate(validated), force=force

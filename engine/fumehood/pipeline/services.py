@@ -21,6 +21,8 @@ from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.protocol.cursors import Cursors
+from fumehood.rate_limits.limiter import Exceeded as RateExceeded
+from fumehood.rate_limits.limiter import RateHold, RateLimits
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.sessions import SessionKeeper
@@ -51,6 +53,7 @@ class PipelineServices:
     keys: Keys
     cache: ResultCache
     budgets: Budgets
+    rates: RateLimits
     approvals: ApprovalRequests
     redactor: Redactor
     checkers: ResultCheckers
@@ -67,6 +70,18 @@ class PipelineServices:
         if self.budgets.is_empty:
             return None
         return self.budgets.exceeded(spender_of(validated), self.estimate(validated))
+
+    def rate_exceeded(self, validated: ValidatedCall) -> RateExceeded | None:
+        """The rate limit that would refuse a call now; None if none would."""
+        per_minute = validated.tool.definition.rate_limit
+        return self.rates.exceeded(spender_of(validated), per_minute)
+
+    async def hold_rates(self, validated: ValidatedCall) -> RateHold | None:
+        """Hold a place in the call's rate limits; None if it has none. Raises RateLimited."""
+        per_minute = validated.tool.definition.rate_limit
+        if per_minute is None and not self.rates.has_rules:
+            return None
+        return await self.rates.hold(spender_of(validated), per_minute)
 
     def exceeded_if_approved(self, permitted: PermittedCall) -> Exceeded | None:
         """The budget that a call would exceed if its approval lets it; None if there is none."""

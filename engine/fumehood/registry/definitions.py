@@ -49,7 +49,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
     {
         "definition": {
             "requires_auth": NotEnforced(_given, "credentials for tools"),
-            "rate_limit": NotEnforced(_given, "rate limits"),
             "streaming": NotEnforced(_given, "results that a tool gives in parts"),
         },
     }

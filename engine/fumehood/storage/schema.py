@@ -16,6 +16,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    UniqueConstraint,
 )
 
 METADATA = MetaData()
@@ -267,6 +268,19 @@ COUNTERS = Table(
 )
 """One row for each budget, subject (`agent=a;tool=b`) and period: the amount spent, and the amount
 reserved ahead, as decimal texts. After a crash the reserved amount counts."""
+
+RATE_LIMITS = Table(
+    "rate_limits",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("limit", String, nullable=False),
+    Column("subject", String, nullable=False),
+    Column("free_at", Integer, nullable=False),
+    UniqueConstraint("limit", "subject"),
+    Index("rate_limits_by_end", "free_at"),
+)
+"""One row for each rate limit and subject; `free_at`, in Unix nanoseconds, is when its whole burst
+is free again."""
 
 AUDIT = Table(
     "audit",

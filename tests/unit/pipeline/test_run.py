@@ -640,13 +640,13 @@ def test_engine_refuses_wrong_tools_with_every_fault_of_each(home: Path) -> None
     from fumehood import Config, Engine
 
     wrong = [
-        expression_document(name="a", rate_limit=1),
+        expression_document(name="a", streaming=True),
         expression_document(name="b", version="x"),
         ToolDefinition.model_validate(expression_document(name="c")),
     ]
     with pytest.raises(InvalidDefinition) as caught:
         Engine(wrong, config=Config(home=home), interpreter=FakeWall())
-    assert [fault.split(":", 1)[0] for fault in caught.value.faults] == ["rate_limit", "version"]
+    assert [fault.split(":", 1)[0] for fault in caught.value.faults] == ["streaming", "version"]
 
 
 @pytest.mark.row("E1")

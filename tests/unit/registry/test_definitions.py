@@ -22,7 +22,6 @@ from support.definitions import expression_document, function_definition, rest_d
 # Field of a definition → a value that asks for its machinery, and one that does not.
 PROMISES: dict[str, tuple[Any, Any]] = {
     "requires_auth": (True, False),
-    "rate_limit": (100, None),
     "streaming": (True, False),
 }
 
@@ -151,7 +150,7 @@ def test_every_fault_is_listed_at_once() -> None:
             "description": "",
             "executor": "expression",
             "sandboxed": False,
-            "rate_limit": 5,
+            "streaming": True,
             "colour": "red",
             "parameters": {
                 "properties": {
@@ -172,8 +171,8 @@ def test_every_fault_is_listed_at_once() -> None:
         "parameters.properties.b.$ref",
         "parameters.properties.c",
         "parameters.properties.d.$id",
-        "rate_limit",
         "sandboxed",
+        "streaming",
         "version",
     ]
 
@@ -278,11 +277,11 @@ def test_faults_of_a_list_of_parameters_are_listed_with_all_others() -> None:
         {"name": "precision", "type": "float", "description": "How."},
         {"name": "a b", "type": "integer", "description": "What."},
     ]
-    faults = _faults(expression_document(parameters=listed, rate_limit=5))
+    faults = _faults(expression_document(parameters=listed, streaming=True))
     assert [fault.split(":", 1)[0] for fault in faults] == [
         "parameters.1.type",
         "parameters.2.name",
-        "rate_limit",
+        "streaming",
     ]
 
 
@@ -395,8 +394,8 @@ def test_root_of_the_parameters_must_be_an_object(kind: Any) -> None:
 def test_a_definition_that_is_a_value_already_is_checked_the_same() -> None:
     good = function_definition()
     check_definition(good)
-    with pytest.raises(InvalidDefinition, match="rate_limit"):
-        check_definition(good.model_copy(update={"rate_limit": 5}))
+    with pytest.raises(InvalidDefinition, match="streaming"):
+        check_definition(good.model_copy(update={"streaming": True}))
 
 
 def test_what_a_parsed_definition_says_is_what_the_document_said() -> None:

@@ -136,10 +136,10 @@ def test_function_goes_with_the_executor_function_and_only_with_it() -> None:
 
 def test_faults_of_definition_and_index_are_listed_together() -> None:
     index = _index(_expression(), source=Source.BUILTIN)
-    wrong = _expression().model_copy(update={"version": "2.0.0", "rate_limit": 5})
+    wrong = _expression().model_copy(update={"version": "2.0.0", "streaming": True})
     with pytest.raises(InvalidDefinition) as caught:
         index.register(wrong, Source.PROGRAM)
-    assert [fault.split(":", 1)[0] for fault in caught.value.faults] == ["rate_limit", "name"]
+    assert [fault.split(":", 1)[0] for fault in caught.value.faults] == ["streaming", "name"]
 
 
 def test_what_was_refused_does_not_stand_in_the_index() -> None:

@@ -17,6 +17,7 @@ from fumehood.storage.migrations import (
     m0004_approvals,
     m0005_anchors_by_webhook,
     m0006_cache_hits,
+    m0007_rate_limits,
 )
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -26,5 +27,6 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0004_approvals.upgrade,
     m0005_anchors_by_webhook.upgrade,
     m0006_cache_hits.upgrade,
+    m0007_rate_limits.upgrade,
 )
 """In order; the schema's version is the number of steps that a database has passed."""

@@ -1,0 +1,415 @@
+"""The limiter: may a call start now, and if not, when?
+
+Called by the pipeline; below it is `rate_limits/store`. Each count is one number (GCRA): the
+moment from which on its whole burst is free. A start moves it by one interval, `period / limit`,
+and is allowed while it is at most `burst - 1` intervals ahead. Decisions are made in memory between
+two awaits, on all limits of a call together.
+
+A call *holds* its intervals until it starts (`take`) or ends before (`release`), so a call that is
+refused later uses nothing up. Invariant: `max(now, free) + held <= now + interval * burst`, so in
+any time at most `burst + time / interval` calls start.
+
+Counts run on the monotonic clock, which no one sets; the wall clock only carries them across a
+restart, and then no count is farther ahead than a whole burst. Figures are integers in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from fumehood.budgets.accounts import any_matches
+from fumehood.budgets.model import Spender, Subject, subject_of
+from fumehood.core.errors import RateLimited
+from fumehood.core.json_types import JsonObject
+from fumehood.observe.clock import Clock
+from fumehood.rate_limits.settings import Per, RateLimitRule
+from fumehood.rate_limits.store import RateKey, RateTable, unix_ns
+
+SECOND_NS = 1_000_000_000
+MINUTE_S = 60
+DEFINITION = "definition:"
+"""Begins the id of a definition's limit; a rule's begins with `rule:`."""
+
+MAX_SESSIONS = 10_000
+"""Sessions of one principal that one limit counts apart. Their names are free to make up, so those
+beyond it share one count."""
+
+MAX_REMEMBERED = 4096
+"""Tools whose limits are cached."""
+
+FIRST_SWEEP = 1024
+"""Counts in memory before those that are free again are dropped for the first time."""
+
+GATHER_S = 0.1
+"""How long taken places are gathered before they are stored; the database gathers once more."""
+
+MIN_WAIT_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit of a tool's definition or of the configuration."""
+
+    id: str
+    tool: str
+    per: Per
+    calls: int
+    period_s: float
+    burst: int
+    interval_ns: int
+    max_wait_ns: int = 0
+    is_of_definition: bool = False
+
+    @classmethod
+    def of_rule(cls, rule: RateLimitRule) -> Limit:
+        return cls(
+            rule.id,
+            rule.tool,
+            rule.per,
+            rule.limit,
+            rule.period_seconds,
+            rule.burst or rule.limit,
+            _interval_ns(rule.period_seconds, rule.limit),
+            int(rule.max_wait_seconds * SECOND_NS),
+        )
+
+    @classmethod
+    def of_definition(cls, tool: str, per_minute: int) -> Limit:
+        """All versions of a tool share one count, each with its own rate."""
+        interval_ns = _interval_ns(MINUTE_S, per_minute)
+        return cls(
+            f"{DEFINITION}{tool}", tool, "all", per_minute, MINUTE_S, per_minute, interval_ns,
+            is_of_definition=True,
+        )  # fmt: skip
+
+    @property
+    def tolerance_ns(self) -> int:
+        """How far ahead a count may be for a start now."""
+        return self.interval_ns * (self.burst - 1)
+
+    def subject(self, caller: Spender) -> Subject:
+        """The owner of the count of a call."""
+        return EVERYBODY if self.per == "all" else subject_of(caller, (self.per,))
+
+    @property
+    def in_words(self) -> str:
+        """The limit as a message says it."""
+        each = "" if self.per == "all" else f" for each {self.per}"
+        calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
+        return f"{self.tool} allows {calls} in {self.period_s:.15g} s{each}"
+
+    @property
+    def details(self) -> JsonObject:
+        """The limit as an error's details and a dry run have it. It names no caller."""
+        return {
+            "limit": "definition" if self.is_of_definition else "configuration",
+            "tool": self.tool,
+            "per": self.per,
+            "calls": self.calls,
+            "period_seconds": self.period_s,
+            "burst": self.burst,
+        }
+
+
+EVERYBODY = Subject()
+
+
+class Exceeded(NamedTuple):
+    """The limit that keeps a call from starting now; of several, the last to be free."""
+
+    limit: Limit
+    retry_after_ms: int
+
+    @property
+    def details(self) -> JsonObject:
+        """The limit, without the caller that it counts."""
+        return self.limit.details
+
+    def refusal(self) -> RateLimited:
+        """The error that the caller gets."""
+        return RateLimited(
+            f"Too many calls: the rate limit of {self.limit.in_words}. Repeat the call after "
+            f"{self.retry_after_ms / 1000:.15g} s.",
+            retry_after_ms=self.retry_after_ms,
+            details=self.details,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A call that waits; the older ones go first."""
+
+    number: int
+    turn: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True, eq=False)
+class _Count:
+    """One limit for one subject. `free_ns` is on the monotonic clock."""
+
+    key: RateKey
+    free_ns: int = 0
+    held_ns: int = 0
+    waiters: list[_Waiter] = field(default_factory=list)
+
+    def allows_at(self, limit: Limit, now_ns: int, *, before: int | None = None) -> int:
+        """When one more call may start, after those that hold or wait, or wait since `before`."""
+        ahead_ns = self.held_ns
+        if self.waiters:
+            older = sum(before is None or one.number < before for one in self.waiters)
+            ahead_ns += older * limit.interval_ns
+        return max(now_ns, self.free_ns) + ahead_ns - limit.tolerance_ns
+
+    def is_idle(self, now_ns: int) -> bool:
+        """Whether it is as if it had never counted."""
+        return self.free_ns <= now_ns and not self.held_ns and not self.waiters
+
+    def wake(self) -> None:
+        """Let the first waiter look again."""
+        if self.waiters:
+            self.waiters[0].turn.set()
+
+
+_Counts = Sequence[tuple[Limit, _Count]]
+
+
+class RateHold:
+    """The places of one call in its limits. `take` or `release` ends it, whichever comes first."""
+
+    __slots__ = ("_counts", "_is_open", "_limits")
+
+    def __init__(self, limits: RateLimits, counts: _Counts) -> None:
+        self._limits = limits
+        self._counts = counts
+        self._is_open = True
+        for limit, count in counts:
+            count.held_ns += limit.interval_ns
+
+    def take(self) -> None:
+        """Count the call: it starts now. Neither waits nor fails."""
+        if self._is_open:
+            self._is_open = False
+            self._limits.count(self._counts)
+
+    def release(self) -> None:
+        """Give everything back: the call did not start."""
+        if self._is_open:
+            self._is_open = False
+            for limit, count in self._counts:
+                count.held_ns -= limit.interval_ns
+                count.wake()
+
+
+class RateLimits:
+    """All rate limits with their counts.
+
+    Raises:
+        ReadFailed: the counts cannot be read.
+        ValueError, TypeError: a count was not written by an engine.
+    """
+
+    def __init__(self, rules: Sequence[RateLimitRule], table: RateTable, clock: Clock) -> None:
+        self._rules = tuple(Limit.of_rule(rule) for rule in rules)
+        self._table = table
+        self._clock = clock
+        self._counts: dict[RateKey, _Count] = {}
+        self._sessions: Counter[tuple[str, str | None]] = Counter()
+        self._covering: dict[tuple[str, int | None], tuple[Limit, ...]] = {}
+        self._unwritten: dict[RateKey, _Count] = {}
+        self._arrivals = 0
+        self._sweep_at = FIRST_SWEEP
+        self._swept_ns = 0
+        self.overdue = asyncio.Event()
+        """Never set: counts that are free again can wait for the next hour."""
+        self.has_rules = bool(rules)
+        self._load()
+
+    def exceeded(self, caller: Spender, per_minute: int | None) -> Exceeded | None:
+        """The limit that would refuse the call now, even after its longest wait. Takes nothing.
+
+        `per_minute` is the rate of the tool's definition.
+        """
+        now_ns = self._now_ns()
+        over: list[tuple[int, Limit]] = []
+        for limit in self._limits_of(caller.tool, per_minute):
+            key = self._key(limit, caller)
+            count = self._counts.get(key) or _Count(key)
+            over.append((count.allows_at(limit, now_ns), limit))
+        return _refused(over, now_ns, now_ns)
+
+    async def hold(self, caller: Spender, per_minute: int | None) -> RateHold | None:
+        """Hold a place in every limit of the call, or in none; None if it has no limit.
+
+        Waits at most as long as the exceeded limits allow, after the calls that came before.
+
+        Raises:
+            RateLimited: with the time after which the call would be let through.
+        """
+        limits = self._limits_of(caller.tool, per_minute)
+        if not limits:
+            return None
+        arrived_ns = self._now_ns()
+        counts = self._counts_of(limits, caller)
+        for limit, count in counts:
+            if count.allows_at(limit, arrived_ns) > arrived_ns:
+                return await self._wait(limits, caller, arrived_ns)
+        return RateHold(self, counts)
+
+    def count(self, counts: _Counts) -> None:
+        """Turn held places into taken ones. They are stored soon, those of many calls at once."""
+        now_ns = self._now_ns()
+        if not self._unwritten:
+            asyncio.get_running_loop().call_later(GATHER_S, self.write)
+        for limit, count in counts:
+            count.held_ns -= limit.interval_ns
+            count.free_ns = max(now_ns, count.free_ns) + limit.interval_ns
+            self._unwritten[count.key] = count
+
+    def write(self) -> None:
+        """Hand what was counted to the database, without waiting."""
+        ahead_ns = unix_ns(self._clock.now()) - self._now_ns()
+        for count in self._unwritten.values():
+            self._table.put_soon(count.key.limit, count.key.subject.text, count.free_ns + ahead_ns)
+        self._unwritten.clear()
+
+    def unmatched(self, tools: Iterable[str]) -> list[str]:
+        """Tool patterns of limits that cover none of these tools, for example through a typo."""
+        names = list(tools)
+        return [
+            rule.tool
+            for rule in self._rules
+            if not any(any_matches((rule.tool,), name) for name in names)
+        ]
+
+    async def prune(self, now: datetime) -> int:
+        """Drop counts that are free again, and their rows; returns the number of rows.
+
+        Raises:
+            WriteFailed: the rest stays until the next run.
+        """
+        self._sweep()
+        return await self._table.prune(now)
+
+    def _load(self) -> None:
+        now_ns = self._now_ns()
+        longest = {rule.id: rule.interval_ns * rule.burst for rule in self._rules}
+        for key, left_ns in self._table.load_now(self._clock.now()):
+            of_rule = longest.get(key.limit)
+            if of_rule is not None or key.limit.startswith(DEFINITION):
+                count = self._add(key)
+                count.free_ns = now_ns + min(left_ns, of_rule or MINUTE_S * SECOND_NS)
+
+    async def _wait(self, limits: Sequence[Limit], caller: Spender, arrived_ns: int) -> RateHold:
+        """Wait for the last of the exceeded limits, and again if another is exceeded then."""
+        self._arrivals += 1
+        me = _Waiter(self._arrivals)
+        while True:
+            now_ns = self._now_ns()
+            # Looked up again after each wait: idle counts may have been dropped.
+            counts = self._counts_of(limits, caller)
+            over = [
+                (count.allows_at(limit, now_ns, before=me.number), limit) for limit, count in counts
+            ]
+            refused = _refused(over, now_ns, arrived_ns)
+            if refused is not None:
+                raise refused.refusal()
+            at_ns, last = max(over, key=lambda one: one[0])
+            if at_ns <= now_ns:
+                return RateHold(self, counts)
+            count = next(count for limit, count in counts if limit is last)
+            await _queue(count, me, max(MIN_WAIT_S, (at_ns - now_ns) / SECOND_NS))
+
+    def _limits_of(self, tool: str, per_minute: int | None) -> tuple[Limit, ...]:
+        pair = (tool, per_minute)
+        found = self._covering.get(pair)
+        if found is None:
+            if len(self._covering) >= MAX_REMEMBERED:
+                self._covering.clear()
+            own = () if per_minute is None else (Limit.of_definition(tool, per_minute),)
+            found = own + tuple(rule for rule in self._rules if any_matches((rule.tool,), tool))
+            self._covering[pair] = found
+        return found
+
+    def _key(self, limit: Limit, caller: Spender) -> RateKey:
+        key = RateKey(limit.id, limit.subject(caller))
+        if key.subject.session is None or key in self._counts:
+            return key
+        return self._shared(key) if self._has_too_many(key) else key
+
+    def _has_too_many(self, key: RateKey) -> bool:
+        """Whether one more session of this principal gets no count of its own."""
+        if self._sessions[_owner(key)] < MAX_SESSIONS:
+            return False
+        if self._now_ns() >= self._swept_ns + SECOND_NS:
+            self._sweep_at = 0  # before the next call
+        return True
+
+    @staticmethod
+    def _shared(key: RateKey) -> RateKey:
+        return RateKey(key.limit, Subject(principal=key.subject.principal))
+
+    def _counts_of(self, limits: Sequence[Limit], caller: Spender) -> list[tuple[Limit, _Count]]:
+        if len(self._counts) >= self._sweep_at:  # only here: no count that is in use may go
+            self._sweep()
+        keys = [(limit, self._key(limit, caller)) for limit in limits]
+        return [(limit, self._counts.get(key) or self._add(key)) for limit, key in keys]
+
+    def _add(self, key: RateKey) -> _Count:
+        count = self._counts[key] = _Count(key)
+        if key.subject.session is not None:
+            self._sessions[_owner(key)] += 1
+        return count
+
+    def _sweep(self) -> None:
+        """Drop the counts that are free again."""
+        now_ns = self._swept_ns = self._now_ns()
+        for count in [one for one in self._counts.values() if one.is_idle(now_ns)]:
+            del self._counts[count.key]
+            if count.key.subject.session is not None:
+                self._sessions[_owner(count.key)] -= 1
+        self._sessions += Counter()  # without those that have none
+        self._sweep_at = max(FIRST_SWEEP, 2 * len(self._counts))
+
+    def _now_ns(self) -> int:
+        return int(self._clock.monotonic() * SECOND_NS)
+
+
+async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
+    """Wait in the queue of one count until its turn is due, or there is reason to look again."""
+    me.turn.clear()
+    count.waiters.append(me)
+    count.waiters.sort(key=lambda one: one.number)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await me.turn.wait()
+    finally:
+        count.waiters.remove(me)
+        count.wake()
+
+
+def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) -> Exceeded | None:
+    """The refusal, if a limit is exceeded for longer than it lets a call wait."""
+    late = [one for one in over if one[0] > now_ns]
+    if all(at_ns <= arrived_ns + limit.max_wait_ns for at_ns, limit in late):
+        return None
+    at_ns, limit = max(late, key=lambda one: one[0])
+    return Exceeded(limit, -(-(at_ns - now_ns) // 1_000_000))
+
+
+def _interval_ns(period_s: float, calls: int) -> int:
+    """Rounded up, so that no more calls than allowed fit in."""
+    return -(-round(period_s * SECOND_NS) // calls)
+
+
+def _owner(key: RateKey) -> tuple[str, str | None]:
+    return key.limit, key.subject.principal
+
+
+__all__ = ["Exceeded", "RateHold", "RateLimits"]

@@ -1,0 +1,166 @@
+"""Rate limits as people and programs meet them: sockets, command line, restarts, kills."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from conftest import Daemon, StartDaemon, make_first_approver
+from fumehood import AsyncClient, Client, ControlClient
+from fumehood.cli.main import app
+from support.clients import LEAVES_SOCKETS
+from support.definition_files import DefinitionDirectory
+from support.definitions import rest_document
+from support.http import SocketClient
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.row("P5"), *LEAVES_SOCKETS]
+
+SUM = {"expression": "1 + 1"}
+LONG = 86_400
+"""Seconds of a period in which no test regains a call."""
+
+PACES = """
+from fumehood import tool
+
+@tool(sandboxed=False, rate_limit=3, description="Act.")
+async def act() -> int:
+    return 1
+"""
+
+
+def rates(*rules: dict[str, Any]) -> dict[str, str]:
+    """The setting, as the environment has it."""
+    return {
+        "rate_limits": json.dumps(
+            [{"tool": "calculator", "period_seconds": LONG, **rule} for rule in rules]
+        )
+    }
+
+
+def code(client: Client, **options: Any) -> str:
+    """How a call ended."""
+    envelope = client.call("calculator", SUM, **options)
+    return "OK" if envelope.error is None else envelope.error.code
+
+
+def stored(daemon: Daemon) -> int:
+    """When the only count is free again, as the database has it."""
+    with closing(sqlite3.connect(f"file:{daemon.home}/state.db?mode=ro", uri=True)) as database:
+        ((free_at,),) = database.execute("SELECT free_at FROM rate_limits")
+    return int(free_at)
+
+
+def test_call_over_its_limit_is_told_when_to_come_again(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(**rates({"limit": 2}))
+    http = SocketClient(daemon.socket)
+    answers = [http.call("calculator", SUM) for _ in range(3)]
+    assert [answer.code for answer in answers] == [None, None, "RATE_LIMITED"]
+    refused = answers[2]
+    error = refused.body["error"]
+    assert refused.status == 429
+    assert error["retryable"] is True
+    assert LONG / 4 * 1000 < error["retry_after_ms"] <= LONG / 2 * 1000
+    assert int(refused.headers["retry-after"]) == -(-error["retry_after_ms"] // 1000)
+    assert error["details"] == {
+        "limit": "configuration", "tool": "calculator", "per": "all", "calls": 2,
+        "period_seconds": LONG, "burst": 2,
+    }  # fmt: skip
+    assert http.call("run_restricted_python", {"code": "1"}).code is None  # the twin
+    http.close()
+
+
+def test_the_limit_of_a_definition_is_enforced(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    metadata = tmp_path / "paces-1.0.dist-info"
+    metadata.mkdir()
+    (tmp_path / "paces.py").write_text(PACES)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: paces\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[fumehood.tools]\npaces = paces:act\n")
+    daemon = start_daemon(variables={"PYTHONPATH": str(tmp_path)}, host_tools="act")
+    http = SocketClient(daemon.socket)
+    answers = [http.call("act") for _ in range(4)]
+    assert [answer.code for answer in answers] == [None, None, None, "RATE_LIMITED"]
+    error = answers[3].body["error"]
+    assert error["details"]["limit"] == "definition"
+    assert 0 < error["retry_after_ms"] <= 20_000
+    http.close()
+
+
+def test_limits_of_principals_are_apart_and_name_nobody(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    credential = make_first_approver(home)
+    daemon = start_daemon(**rates({"limit": 1, "per": "principal"}, {"limit": 3, "per": "all"}))
+    with ControlClient(daemon.control, credential=credential) as control:
+        first, second = (control.tokens.new(name).secret for name in ("robot", "other"))
+    with (
+        Client(daemon.socket) as mine,
+        Client(daemon.socket, credential=first) as robots,
+        Client(daemon.socket, credential=second) as others,
+    ):
+        assert [code(mine), code(mine), code(robots)] == ["OK", "RATE_LIMITED", "OK"]
+        assert code(others) == "OK"
+        refused = mine.call("calculator", SUM)
+        assert refused.error is not None
+        assert "robot" not in refused.model_dump_json()
+        assert "other" not in json.dumps(refused.error.details)
+
+
+def test_limit_survives_a_stop_and_a_kill(start_daemon: StartDaemon) -> None:
+    rules = rates({"limit": 3})
+    first = start_daemon(**rules)
+    with Client(first.socket) as client:
+        assert [code(client), code(client)] == ["OK", "OK"]
+    assert first.stop() == 0
+    second = start_daemon(**rules)
+    before = stored(second)
+    with Client(second.socket) as client:
+        assert [code(client), code(client)] == ["OK", "RATE_LIMITED"]
+    wait_until(lambda: stored(second) > before)  # it is written behind the answer
+    second.process.send_signal(signal.SIGKILL)
+    second.process.wait(timeout=30)
+    with Client(start_daemon(**rules).socket) as client:
+        assert code(client) == "RATE_LIMITED"
+
+
+@pytest.mark.anyio
+async def test_a_call_may_wait_for_its_turn(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(
+        **rates({"limit": 50, "burst": 1, "period_seconds": 1, "max_wait_seconds": 60})
+    )
+    async with AsyncClient(daemon.socket) as client:
+        for _ in range(5):
+            assert (await client.call("calculator", SUM)).success
+
+
+def test_dry_run_command_line_and_configuration_show_the_limits(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions.put("weather.json", {"tools": [rest_document(name="weather", rate_limit=7)]})
+    settings = rates({"limit": 1})
+    daemon = start_daemon(tools_directory=str(definitions.path), **settings)
+    for name, value in daemon.environment.items():
+        monkeypatch.setenv(name, value)
+    run = CliRunner().invoke
+    assert json.loads(run(app, ["tools", "show", "weather"]).stdout)["rate_limit"] == 7
+    call = ["call", "calculator", json.dumps(SUM)]
+    for _ in range(2):
+        planned = json.loads(run(app, [*call, "--dry-run", "--json"]).stdout)
+        assert planned["data"]["would_run"] is True
+    assert run(app, call).exit_code == 0
+    refused = run(app, [*call, "--json"])
+    assert refused.exit_code == 1
+    assert json.loads(refused.stdout)["error"]["code"] == "RATE_LIMITED"
+    planned = json.loads(run(app, [*call, "--dry-run", "--json"]).stdout)
+    assert planned["data"]["refused_with"] == "RATE_LIMITED"
+    assert planned["data"]["rate_limit"]["retry_after_ms"] > 0
+    shown = run(app, ["config", "show", "--json"])
+    assert shown.exit_code == 0
+    assert "calculator" in shown.stdout

@@ -1,0 +1,207 @@
+"""Rate limits on the way of a call: taken when it starts, and by nothing that does not."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from fumehood import tool
+from fumehood.approvals import scheduler
+from fumehood.approvals.model import ApprovalState
+from fumehood.budgets.settings import BudgetRule
+from fumehood.core.call import CallBody
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import RateLimited
+from fumehood.executors.handle import CallHandle
+from fumehood.rate_limits.settings import RateLimitRule
+from fumehood.testing import FakeWall
+from support.asking import NO, YES, asking
+from support.recording import Bench, bench
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P5")]
+
+SUM = {"expression": "2 + 2"}
+ONE = (RateLimitRule(tool="calculator", limit=1),)
+
+
+def code(envelope: Envelope) -> str:
+    return "OK" if envelope.error is None else envelope.error.code
+
+
+async def called(b: Bench, name: str = "calculator", **options: Any) -> str:
+    """How a sum ended."""
+    return code(await b.engine.call(name, SUM, **options))
+
+
+async def test_of_calls_at_once_only_those_run_that_the_limit_lets_through(home: Path) -> None:
+    rules = (RateLimitRule(tool="*", limit=7),)
+    async with bench(home, rate_limits=rules) as b:
+        codes: list[str] = []
+
+        async def one() -> None:
+            codes.append(await called(b))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(30):
+                group.start_soon(one)
+        assert sorted(codes) == ["OK"] * 7 + ["RATE_LIMITED"] * 23
+        assert len(b.wall.runs) == 7
+
+
+async def test_a_definition_limits_its_tool_and_no_other(home: Path) -> None:
+    @tool(sandboxed=False, rate_limit=2, description="Act.")
+    async def act() -> int:
+        return 1
+
+    async with bench(home, [act]) as b:
+        answers = [await b.engine.call("act", {}) for _ in range(3)]
+        assert [code(one) for one in answers] == ["OK", "OK", "RATE_LIMITED"]
+        error = answers[2].error
+        assert error is not None
+        assert (error.retryable, error.retry_after_ms) == (True, 30_000)
+        assert await called(b) == "OK"
+        b.clock.advance(30)
+        assert code(await b.engine.call("act", {})) == "OK"
+
+
+async def test_a_dry_run_takes_nothing_and_says_whether_the_call_would_be_limited(
+    home: Path,
+) -> None:
+    async with bench(home, rate_limits=ONE) as b:
+        planned = await b.engine.call("calculator", SUM, dry_run=True)
+        assert planned.data["rate_limit"] is None
+        assert planned.data["would_run"]
+        assert await called(b) == "OK"
+        planned = await b.engine.call("calculator", SUM, dry_run=True)
+        assert (planned.data["would_run"], planned.data["refused_with"]) == (False, "RATE_LIMITED")
+        assert planned.data["rate_limit"] == {
+            "limit": "configuration", "tool": "calculator", "per": "all", "calls": 1,
+            "period_seconds": 60.0, "burst": 1, "retry_after_ms": 60_000,
+        }  # fmt: skip
+
+
+async def test_a_wrong_call_a_lack_of_walls_and_a_lack_of_budget_take_nothing(home: Path) -> None:
+    budgets = (BudgetRule(name="b", tokens=100),)
+    async with bench(home, rate_limits=ONE, budgets=budgets) as b:
+        assert code(await b.engine.call("calculator", {})) == "INVALID_PARAMS"
+        assert await called(b, isolation="session") == "INVALID_PARAMS"
+        large = {"expression": " + ".join("1" * 300)}
+        assert code(await b.engine.call("calculator", large)) == "QUOTA_EXCEEDED"
+        assert await called(b) == "OK"
+        assert await called(b) == "RATE_LIMITED"
+
+
+async def test_a_call_over_its_limit_takes_no_budget(home: Path) -> None:
+    budgets = (BudgetRule(name="b", calls=2),)
+    async with bench(home, rate_limits=ONE, budgets=budgets) as b:
+        for expected in ("OK", "RATE_LIMITED", "RATE_LIMITED"):
+            assert await called(b) == expected
+        (standing,) = b.engine.budgets.standings()
+        assert (standing.spent, standing.held) == (1, 0)
+
+
+async def test_an_answer_that_is_replayed_takes_nothing_and_a_refusal_frees_the_key(
+    home: Path,
+) -> None:
+    async with bench(home, rate_limits=(RateLimitRule(tool="*", limit=2),)) as b:
+        for _ in range(5):
+            assert await called(b, idempotency_key="one") == "OK"
+        assert await called(b, idempotency_key="two") == "OK"
+        assert await called(b, idempotency_key="three") == "RATE_LIMITED"
+        b.clock.advance(30)
+        assert await called(b, idempotency_key="three") == "OK"
+        assert len(b.wall.runs) == 3
+
+
+async def test_a_cancelled_call_counts_once_it_runs_and_not_while_it_waits(home: Path) -> None:
+    began, over = anyio.Event(), False
+
+    async def meanwhile(*_: Any) -> None:
+        began.set()
+        if not over:
+            await anyio.sleep_forever()
+
+    rules = (RateLimitRule(tool="*", limit=1, max_wait_seconds=300),)
+    async with bench(home, wall=FakeWall(meanwhile=meanwhile), rate_limits=rules) as b:
+        answers: list[Envelope] = []
+        running, waiting = CallHandle(), CallHandle()
+
+        async def call(handle: CallHandle) -> None:
+            body = CallBody(arguments=SUM)
+            answers.append(await b.engine.run("calculator", body, b.engine.owner, handle))
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                group.start_soon(call, running)
+                await began.wait()
+                group.start_soon(call, waiting)
+                await anyio.lowlevel.checkpoint()
+                waiting.cancel()
+                await waiting.over.wait()
+                running.cancel()
+            assert [code(one) for one in answers] == ["CANCELLED"] * 2
+            assert len(b.wall.runs) == 1
+            over = True
+            b.clock.advance(60)
+            assert await called(b) == "OK"  # at once: one call was counted, not two
+
+
+@pytest.mark.row("A3")
+async def test_calls_that_wait_for_approval_take_their_rate_when_they_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one keeps its approval until the limit lets it through."""
+    monkeypatch.setattr(scheduler, "LOOK_S", 0.02)
+    async with asking(rate_limits=(RateLimitRule(tool="erase", limit=1),)) as desk:
+        rates, refusals = desk.engine._made.state.rates, []
+        hold = rates.hold
+
+        @functools.wraps(hold)
+        async def watched(*arguments: Any) -> Any:
+            try:
+                return await hold(*arguments)
+            except RateLimited as refused:
+                refusals.append(refused.retry_after_ms)
+                raise
+
+        monkeypatch.setattr(rates, "hold", watched)
+        first, second, denied = [await desk.parked(what) for what in "abc"]
+        await desk.decide(denied, NO)
+        await desk.decide(first)
+        assert (await desk.ended(first)).success
+        await desk.decide(second)
+        with anyio.fail_after(20):
+            while len(refusals) < 3:
+                await anyio.sleep(0.01)
+        assert set(refusals) == {60_000}
+        state = (await desk.engine.approvals.show(second)).state
+        assert (state, desk.deeds.done) == (ApprovalState.APPROVED, ["a"])
+        desk.clock.advance(60)
+        assert (await desk.ended(second)).success
+        assert desk.deeds.done == ["a", "b"]
+
+
+@pytest.mark.row("A3")
+async def test_no_human_is_asked_for_a_call_that_is_over_its_limit_now() -> None:
+    async with asking(rate_limits=(RateLimitRule(tool="erase", limit=1),)) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, YES)
+        assert (await desk.ended(approval_id)).success
+        refused = await desk.ask("b")
+        assert refused.error is not None
+        assert (refused.error.code, refused.error.retry_after_ms) == ("RATE_LIMITED", 60_000)
+        assert refused.error.retryable
+        desk.clock.advance(60)
+        await desk.parked("b")
+
+
+async def test_a_pattern_that_covers_no_tool_is_logged_at_the_start(home: Path) -> None:
+    rules = (RateLimitRule(tool="calculater", limit=1), RateLimitRule(tool="calc*", limit=1))
+    async with bench(home, rate_limits=rules) as b:
+        named = b.log.named("rate_limit.covers_no_tool")
+        assert named == [{"rate_limit": "calculater"}]

@@ -1,0 +1,605 @@
+"""The limiter: what starts, what is refused until when, who waits, and what a restart keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from sqlalchemy import insert, select
+
+from fumehood.budgets.model import Spender
+from fumehood.core.errors import RateLimited
+from fumehood.observe.clock import SystemClock
+from fumehood.rate_limits import limiter
+from fumehood.rate_limits.limiter import RateHold, RateLimits
+from fumehood.rate_limits.settings import RateLimitRule
+from fumehood.rate_limits.store import RateTable
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.schema import RATE_LIMITS
+from fumehood.testing import ManualClock
+from support.budgets import spender
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P5")]
+
+
+def rule(tool: str = "*", limit: int = 1, **more: Any) -> RateLimitRule:
+    """A limit of so many calls a minute, if nothing else is said."""
+    return RateLimitRule(tool=tool, limit=limit, **more)
+
+
+def limits_on(
+    database: Database, *rules: RateLimitRule, clock: ManualClock | None = None
+) -> RateLimits:
+    """As after a start on this database."""
+    return RateLimits(rules, RateTable(database), clock or ManualClock())
+
+
+async def start(
+    limits: RateLimits, who: Spender | None = None, per_minute: int | None = None
+) -> None:
+    """A call that starts at once."""
+    hold = await limits.hold(who or spender(), per_minute)
+    assert hold is not None
+    hold.take()
+
+
+async def refused(
+    limits: RateLimits, who: Spender | None = None, per_minute: int | None = None
+) -> RateLimited:
+    """The refusal of a call."""
+    with pytest.raises(RateLimited) as caught:
+        await limits.hold(who or spender(), per_minute)
+    return caught.value
+
+
+# ── what is limited ──────────────────────────────────────────────────────────────────────────
+
+
+async def test_calls_of_a_burst_start_and_the_next_is_told_exactly_when(database: Database) -> None:
+    clock = ManualClock()
+    limits = limits_on(database, clock=clock)
+    for _ in range(5):
+        await start(limits, per_minute=5)
+    error = await refused(limits, per_minute=5)
+    assert error.retry_after_ms == 12_000
+    assert error.may_retry
+    assert error.details == {
+        "limit": "definition", "tool": "calculator", "per": "all", "calls": 5,
+        "period_seconds": 60, "burst": 5,
+    }  # fmt: skip
+    assert "calculator allows 5 calls in 60 s" in error.message
+    assert "after 12 s" in error.message
+    clock.advance(11.999)
+    assert (await refused(limits, per_minute=5)).retry_after_ms == 1
+    clock.advance(0.001)
+    await start(limits, per_minute=5)
+    await refused(limits, per_minute=5)
+
+
+@pytest.mark.parametrize("per_minute", [1, 7, 100, 60_000, 10**9])
+async def test_any_rate_is_kept_and_retry_after_is_the_first_moment(
+    database: Database, per_minute: int
+) -> None:
+    clock = ManualClock()
+    limits = limits_on(database, rule(limit=per_minute, burst=1), clock=clock)
+    await start(limits)
+    error = await refused(limits)
+    assert error.retry_after_ms == max(1, -(-60_000 // per_minute))
+    clock.advance(error.retry_after_ms / 1000)
+    await start(limits)
+
+
+OTHERS = [
+    pytest.param("all", {"principal": "uid:2"}, True, id="all-is-one-count"),
+    pytest.param("principal", {"principal": "uid:2"}, False, id="another-principal"),
+    pytest.param("principal", {"agent": "b", "session": "t"}, True, id="agents-of-a-principal"),
+    pytest.param("agent", {"agent": "b"}, False, id="another-agent"),
+    pytest.param("agent", {"principal": "uid:2"}, True, id="an-agent-of-two-principals"),
+    pytest.param("session", {"session": "t"}, False, id="another-session"),
+    pytest.param("session", {"principal": "uid:2"}, False, id="a-session-of-another-principal"),
+    pytest.param("session", {"agent": "b"}, True, id="two-agents-in-a-session"),
+]
+
+
+@pytest.mark.parametrize(("per", "other", "is_limited"), OTHERS)
+async def test_each_is_counted_by_itself(
+    database: Database, per: Any, other: dict[str, Any], is_limited: bool
+) -> None:
+    limits = limits_on(database, rule(per=per))
+    mine: dict[str, Any] = {"principal": "uid:1", "agent": "a", "session": "s"}
+    await start(limits, spender(**mine))
+    await refused(limits, spender(**mine))  # control
+    if is_limited:
+        await refused(limits, spender(**(mine | other)))
+    else:
+        await start(limits, spender(**(mine | other)))
+
+
+@pytest.mark.parametrize("per", ["agent", "session"])
+async def test_a_call_without_agent_or_session_counts_for_its_principal(
+    database: Database, per: Any
+) -> None:
+    limits = limits_on(database, rule(per=per))
+    await start(limits, spender(principal="uid:1"))
+    await start(limits, spender(principal="uid:2"))
+    await refused(limits, spender(principal="uid:1"))
+
+
+COVERED = [
+    pytest.param("send_mail", "send_mail", True, id="exact"),
+    pytest.param("send", "send_mail", False, id="exact-is-no-prefix"),
+    pytest.param("send_*", "send_mail", True, id="written-star"),
+    pytest.param("Send_*", "send_mail", False, id="case"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "tool", "is_covered"), COVERED)
+async def test_a_limit_covers_exactly_what_it_names(
+    database: Database, pattern: str, tool: str, is_covered: bool
+) -> None:
+    limits = limits_on(database, rule(pattern))
+    hold = await limits.hold(spender(tool), None)
+    assert (hold is not None) == is_covered
+    assert limits.unmatched([tool]) == ([] if is_covered else [pattern])
+
+
+async def test_a_call_over_one_limit_uses_nothing_of_the_others_up(database: Database) -> None:
+    limits = limits_on(database, rule("a", 1), rule("*", 2, per="principal"), rule("*", 3))
+    await start(limits, spender("a"))
+    for _ in range(9):
+        await refused(limits, spender("a"))
+    await start(limits, spender("b"))
+    error = await refused(limits, spender("b"))
+    assert error.details is not None
+    assert error.details["per"] == "principal"
+    await start(limits, spender("b", principal="uid:2"))
+
+
+async def test_of_several_the_last_to_be_free_is_told_and_no_caller_is_named(
+    database: Database,
+) -> None:
+    limits = limits_on(
+        database, rule(per="principal", period_seconds=5), rule(limit=1, period_seconds=30)
+    )
+    await start(limits, spender(principal="uid:SECRET"))
+    error = await refused(limits, spender(principal="uid:1"))
+    assert error.retry_after_ms == 30_000
+    assert "SECRET" not in f"{error.message}{error.details}"
+
+
+async def test_versions_of_a_tool_share_one_count(database: Database) -> None:
+    limits = limits_on(database)
+    await start(limits, per_minute=1)
+    assert (await refused(limits, per_minute=2)).retry_after_ms == 30_000
+
+
+# ── what is held ─────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_call_that_does_not_start_uses_nothing_up(database: Database) -> None:
+    limits = limits_on(database, rule())
+    for _ in range(5):
+        hold = await limits.hold(spender(), None)
+        assert hold is not None
+        await refused(limits)  # while it is held
+        hold.release()
+        hold.release()
+    await start(limits)
+    await refused(limits)
+
+
+async def test_a_call_that_started_gives_nothing_back(database: Database) -> None:
+    limits = limits_on(database, rule())
+    hold = await limits.hold(spender(), None)
+    assert hold is not None
+    hold.take()
+    hold.release()
+    hold.take()
+    assert (await refused(limits)).retry_after_ms == 60_000
+
+
+async def test_asking_whether_a_call_is_limited_takes_nothing(database: Database) -> None:
+    limits = limits_on(database, rule())
+    for _ in range(3):
+        assert limits.exceeded(spender(), None) is None
+    await start(limits)
+    exceeded = limits.exceeded(spender(), None)
+    assert exceeded is not None
+    assert exceeded.retry_after_ms == 60_000
+
+
+async def test_without_limits_nothing_is_held_and_nothing_written(database: Database) -> None:
+    limits = limits_on(database)
+    assert await limits.hold(spender(), None) is None
+    assert not limits.has_rules
+    assert not database._writer.is_running
+
+
+# ── waiting ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Waiting:
+    """Calls that wait in tasks; `order` has those that got their place."""
+
+    limits: RateLimits
+    order: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    async def call(self, name: str, who: Spender | None = None) -> None:
+        try:
+            hold = await self.limits.hold(who or spender(), None)
+        except RateLimited:
+            self.errors.append(name)
+            return
+        assert hold is not None
+        self.order.append(name)
+        hold.take()
+
+
+async def settled() -> None:
+    """Let every task run that can."""
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_calls_wait_in_the_order_in_which_they_came(database: Database) -> None:
+    limits = RateLimits(
+        [rule(limit=1, period_seconds=0.01, max_wait_seconds=60)],
+        RateTable(database),
+        SystemClock(),
+    )
+    waiting = Waiting(limits)
+    names = [str(number) for number in range(8)]
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            for name in names:
+                group.start_soon(waiting.call, name)
+    assert (waiting.order, waiting.errors) == (names, [])
+
+
+async def test_a_call_that_would_wait_too_long_is_refused_at_once(database: Database) -> None:
+    clock = ManualClock()
+    limits = limits_on(database, rule(max_wait_seconds=130), clock=clock)
+    waiting = Waiting(limits)
+    async with anyio.create_task_group() as group:
+        for name in "abcd":
+            group.start_soon(waiting.call, name)
+            await settled()
+        assert (waiting.order, waiting.errors) == (["a"], ["d"])  # b waits 60 s, c 120 s
+        assert (await refused(limits)).retry_after_ms == 180_000
+        assert limits.exceeded(spender(), None) is not None
+        group.cancel_scope.cancel()
+
+
+async def test_a_cancelled_waiter_takes_nothing_and_lets_the_next_one_go_first(
+    database: Database,
+) -> None:
+    clock = ManualClock()
+    limits = limits_on(database, rule(max_wait_seconds=300), clock=clock)
+    waiting = Waiting(limits)
+    tasks = {}
+    for name in "abcd":
+        tasks[name] = asyncio.create_task(waiting.call(name))
+        await settled()
+    assert waiting.order == ["a"]
+    tasks["b"].cancel()
+    await asyncio.gather(tasks["b"], return_exceptions=True)
+    clock.advance(60)
+    late = asyncio.create_task(waiting.call("late"))
+    tasks["c"].cancel()  # its turn, and it leaves
+    await asyncio.gather(tasks["d"])
+    assert waiting.order == ["a", "d"]
+    late.cancel()
+    await asyncio.gather(late, return_exceptions=True)
+    again = await restarted(limits, database, rule(), clock=clock)
+    assert (await refused(again)).retry_after_ms == 60_000  # two calls were counted
+
+
+async def test_a_released_place_goes_to_the_first_waiter(database: Database) -> None:
+    limits = limits_on(database, rule(max_wait_seconds=300))
+    hold = await limits.hold(spender(), None)
+    assert isinstance(hold, RateHold)
+    waiting = Waiting(limits)
+    async with anyio.create_task_group() as group:
+        for name in "ab":
+            group.start_soon(waiting.call, name)
+            await settled()
+        assert waiting.order == []
+        hold.release()
+        await settled()
+        assert waiting.order == ["a"]
+        group.cancel_scope.cancel()
+
+
+async def test_waiters_of_one_principal_keep_no_other_from_a_shared_limit(
+    database: Database,
+) -> None:
+    limits = limits_on(
+        database,
+        rule(per="principal", max_wait_seconds=300),
+        rule(limit=100, max_wait_seconds=300),
+    )
+    waiting = Waiting(limits)
+    async with anyio.create_task_group() as group:
+        for name in "abc":
+            group.start_soon(waiting.call, name)
+            await settled()
+        assert waiting.order == ["a"]
+        await start(limits, spender(principal="uid:2"))
+        group.cancel_scope.cancel()
+
+
+async def test_a_limit_that_lets_nobody_wait_refuses_what_another_would_let_wait(
+    database: Database,
+) -> None:
+    limits = limits_on(database, rule("a", max_wait_seconds=300), rule("*"))
+    await start(limits, spender("a"))
+    assert (await refused(limits, spender("a"))).retry_after_ms == 60_000
+
+
+# ── memory and state ─────────────────────────────────────────────────────────────────────────
+
+
+async def test_counts_that_are_free_again_are_dropped(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limiter, "FIRST_SWEEP", 4)
+    clock = ManualClock()
+    limits = limits_on(database, rule(per="session", limit=2), clock=clock)
+    for number in range(300):
+        await start(limits, spender(session=f"s{number}"))
+        clock.advance(15)  # two of them are not free again at any time
+    assert len(limits._counts) <= 16
+    clock.advance(60)
+    limits.write()
+    await database.flush()
+    assert await limits.prune(clock.now()) == 300
+    assert not limits._counts
+    assert not limits._sessions
+
+
+async def test_no_count_of_a_call_is_dropped_for_another_of_its_own(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first count is free again when the second is made, and counts are dropped."""
+    monkeypatch.setattr(limiter, "FIRST_SWEEP", 1)
+    clock = ManualClock()
+    limits = limits_on(database, rule(), rule(per="agent", limit=100), clock=clock)
+    for number in range(20):
+        await start(limits, spender(agent=f"a{number}"))
+        await refused(limits, spender(agent=f"a{number}"))
+        await refused(limits, spender(agent=f"b{number}"))
+        clock.advance(60)
+
+
+async def test_a_held_count_is_not_dropped(database: Database) -> None:
+    clock = ManualClock()
+    limits = limits_on(database, rule(), clock=clock)
+    hold = await limits.hold(spender(), None)
+    assert hold is not None
+    await limits.prune(clock.now())
+    await refused(limits)
+    hold.take()
+    await refused(limits)
+
+
+async def test_made_up_sessions_beyond_a_number_share_one_count(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limiter, "MAX_SESSIONS", 3)
+    clock = ManualClock()
+    limits = limits_on(database, rule(per="session"), clock=clock)
+    for name in "abcd":
+        await start(limits, spender(session=name))
+    await refused(limits, spender(session="e"))
+    await start(limits, spender(session="e", principal="uid:2"))  # no other principal's trouble
+    clock.advance(60)
+    await start(limits, spender(session="e"))  # still on the shared one
+    await start(limits, spender(session="f"))
+    await start(limits, spender(session="g"))
+
+
+async def restarted(
+    before: RateLimits, database: Database, *rules: RateLimitRule, clock: ManualClock
+) -> RateLimits:
+    """The limits of the next engine on this database; the machine was started anew as well."""
+    before.write()
+    await database.flush()
+    return limits_on(database, *rules, clock=ManualClock(clock.moment, seconds=7.0))
+
+
+async def test_a_restart_keeps_what_was_used_to_the_millisecond(database: Database) -> None:
+    clock = ManualClock(seconds=1000.0)
+    limits = limits_on(database, rule(per="agent", limit=2), clock=clock)
+    for _ in range(2):
+        await start(limits, spender(agent="a;b=c"), per_minute=3)
+    clock.advance(20)
+    again = await restarted(limits, database, rule(per="agent", limit=2), clock=clock)
+    assert (await refused(again, spender(agent="a;b=c"), per_minute=3)).retry_after_ms == 10_000
+    for other in ("b", "c"):
+        await start(again, spender(agent=other), per_minute=3)
+    await refused(again, spender(agent="d"), per_minute=3)  # the definition's own count
+
+
+async def test_a_held_call_is_forgotten_by_a_restart_because_it_did_not_start(
+    database: Database,
+) -> None:
+    clock = ManualClock()
+    limits = limits_on(database, rule(), clock=clock)
+    await limits.hold(spender(), None)
+    await start(await restarted(limits, database, rule(), clock=clock))
+
+
+@pytest.mark.parametrize("back", [timedelta(hours=1), timedelta(days=4000)])
+async def test_a_clock_set_back_locks_a_count_for_one_whole_burst_at_most(
+    database: Database, back: timedelta
+) -> None:
+    clock = ManualClock()
+    limits = limits_on(database, rule(limit=4, burst=2), clock=clock)
+    await start(limits)
+    clock.moment -= back
+    await start(limits)  # while it runs, the clock on the wall decides nothing
+    assert (await refused(limits)).retry_after_ms == 15_000
+    clock.moment -= back
+    again_clock = ManualClock(clock.moment)
+    limits.write()
+    await database.flush()
+    again = limits_on(database, rule(limit=4, burst=2), clock=again_clock)
+    assert (await refused(again)).retry_after_ms == 15_000
+    again_clock.advance(30)
+    for _ in range(2):
+        await start(again)
+
+
+async def test_a_clock_set_back_locks_a_definition_for_a_minute_at_most(
+    database: Database,
+) -> None:
+    clock = ManualClock()
+    limits = limits_on(database, clock=clock)
+    await start(limits, per_minute=1)
+    clock.moment -= timedelta(days=1)
+    again = await restarted(limits, database, clock=clock)
+    assert (await refused(again, per_minute=1)).retry_after_ms == 60_000
+
+
+async def test_rows_of_limits_that_are_configured_no_more_are_ignored(database: Database) -> None:
+    clock = ManualClock()
+    limits = limits_on(database, rule(), clock=clock)
+    await start(limits)
+    again = await restarted(limits, database, rule(limit=2), clock=clock)
+    await start(again)
+
+
+async def test_a_file_keeps_one_row_for_each_count(home: Path) -> None:
+    path, clock = home / "state.db", ManualClock()
+    database = open_database(path)
+    limits = limits_on(database, rule(limit=50), clock=clock)
+    for _ in range(20):
+        await start(limits, per_minute=100)
+    limits.write()
+    database.close()
+    database = open_database(path)
+    rows = database.read_now(lambda connection: connection.execute(select(RATE_LIMITS)).all())
+    assert sorted((row.limit, row.subject) for row in rows) == [
+        ("definition:calculator", ""), ("rule:* all 50/60.0", ""),
+    ]  # fmt: skip
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("subject", "free_at"), [("nobody=x", 2**62), ("principal", 2**62), ("", "soon")]
+)
+async def test_rows_that_no_engine_wrote_are_found_at_the_start(
+    database: Database, subject: str, free_at: Any
+) -> None:
+    values = {"limit": "definition:a", "subject": subject, "free_at": free_at}
+    await database.write(lambda connection: connection.execute(insert(RATE_LIMITS), values))
+    with pytest.raises((ValueError, TypeError)):
+        limits_on(database)
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"limit": 0}, {"limit": 1, "period_seconds": 0}, {"limit": 1, "burst": 0},
+        {"limit": 1, "per": "tool"}, {"limit": 1, "max_wait_seconds": 301},
+        {"limit": 1, "max_wait_seconds": -1}, {"limit": 1, "period_seconds": float("nan")},
+        {"limit": 1, "period_seconds": 86_400, "burst": 367}, {"limit": 1, "tool": ""},
+        {"limit": 1, "calls": 1}, {},
+    ],
+)  # fmt: skip
+def test_settings_that_limit_nothing_or_for_ever_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RateLimitRule(**({"tool": "*"} | wrong))
+
+
+# ── the property ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Model:
+    """Every start, and the plain truth: in any window at most `burst + time / interval` of them."""
+
+    interval_s: float
+    burst: int
+    starts: list[float] = field(default_factory=list)
+
+    def allows(self, now: float) -> bool:
+        """Whether one more start now breaks no window that ends now."""
+        starts = [*self.starts, now]
+        return all(
+            len(starts) - first <= self.burst + (now - starts[first]) / self.interval_s + 1e-6
+            for first in range(len(starts))
+        )
+
+
+CALL = st.tuples(st.just("call"), st.sampled_from([0, 0, 0, 1]))
+STEPS = st.lists(
+    st.one_of(
+        CALL, CALL, CALL, CALL,
+        st.tuples(st.just("pass"), st.integers(0, 2500)),
+        st.tuples(st.just("restart"), st.integers(0, 2500)),
+        st.tuples(st.just("set_back"), st.integers(1, 10**6)),
+    ),
+    min_size=10,
+    max_size=80,
+)  # fmt: skip
+
+
+@given(limit=st.integers(1, 6), burst=st.integers(1, 4), steps=STEPS)
+def test_in_no_window_do_more_calls_start_than_burst_and_rate_allow(
+    limit: int, burst: int, steps: list[tuple[str, int]]
+) -> None:
+    """And no fewer while the clock is not set back: the limiter is the model exactly."""
+
+    async def run() -> None:
+        database = open_database(None)
+        clock = ManualClock(seconds=50.0)
+        one = rule(limit=limit, burst=burst, period_seconds=limit)  # a call a second
+        limits = limits_on(database, one, clock=clock)
+        model, truth, is_exact = Model(1.0, burst), 0.0, True
+        for kind, value in steps:
+            if kind == "pass":
+                clock.advance(value / 1000)
+                truth += value / 1000
+            elif kind == "set_back":
+                clock.moment -= timedelta(seconds=value)
+                is_exact = False
+            elif kind == "restart":
+                truth += value / 1000
+                clock.advance(value / 1000)
+                limits = await restarted(limits, database, one, clock=clock)
+                clock = limits._clock  # type: ignore[assignment]
+                event("restart")
+            else:
+                exceeded = limits.exceeded(spender(), None)
+                if exceeded is not None:
+                    assert 0 < exceeded.retry_after_ms <= burst * 1000
+                    assert not (is_exact and model.allows(truth - 1e-5))
+                    await refused(limits)
+                    event("refused")
+                    continue
+                hold = await limits.hold(spender(), None)
+                assert hold is not None
+                if value:
+                    hold.release()
+                else:
+                    assert model.allows(truth)
+                    model.starts.append(truth)
+                    hold.take()
+        database.close()
+
+    asyncio.run(run())
