@@ -299,7 +299,12 @@ def _read_state(
             now=now,
         ),
         keys=Keys(database),
-        recordings=RecordingStore(directory, max_bytes=config.streams_mb * MB),
+        recordings=RecordingStore(
+            directory,
+            max_bytes=config.streams_mb * MB,
+            kept_s=config.streams_kept_minutes * 60,
+            now=now,
+        ),
     )
 
 
@@ -412,6 +417,9 @@ class EngineLife:
         for channel in made.approvals.channels:
             await enter(channel.running(made.approvals.service.show))
         await enter(made.approvals.scheduler)
+        lost = await made.calls.end_lost_streams()  # approvals have ended their calls by now
+        if lost:
+            self._log.warning("streams.outcomes_unknown", calls=lost)
 
     def drain(self) -> None:
         """Accept no new calls; running calls continue."""
@@ -451,6 +459,7 @@ class EngineLife:
         all_kept: tuple[tuple[Kept, float], ...] = (
             (state.calls, self._config.calls_kept_days * 86_400),
             (state.blobs, self._config.blobs_kept_hours * 3600),
+            (state.recordings, self._config.streams_kept_minutes * 60),
             (state.keys, KEY_LIFETIME.total_seconds()),
             (state.budgets, math.inf),
             (self._made.approvals.requests.table, math.inf),

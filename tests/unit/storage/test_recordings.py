@@ -1,27 +1,31 @@
-"""Spools: every event to every reader, bounded on the disk, gone afterwards, never in the way."""
+"""Recordings: every event to every reader, from any event on; bounded on the disk, never in the way."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from fumehood.storage import blobs
+from fumehood.storage import kept_recordings
 from fumehood.storage import recordings as recordings_module
 from fumehood.storage.errors import StoreError
+from fumehood.storage.kept_recordings import Record, RecordedCall
 from fumehood.storage.recordings import (
     NO_STORE,
     TOO_MUCH,
     TOO_SLOW,
     EventRecording,
-    Record,
     RecordingReader,
     RecordingStore,
 )
@@ -32,9 +36,26 @@ OWNER = "uid:1"
 MB = 1 << 20
 
 
+class Hands:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.time = datetime.now(UTC)
+
+    def now(self) -> datetime:
+        return self.time
+
+    def later(self, **by: float) -> datetime:
+        self.time += timedelta(**by)
+        return self.time
+
+
 @asynccontextmanager
-async def opened(state: Path | None, *, max_bytes: int = 100 * MB) -> AsyncIterator[RecordingStore]:
-    store = RecordingStore(state, max_bytes=max_bytes)
+async def opened(
+    state: Path | None, *, max_bytes: int = 100 * MB, kept_s: float = 0, clock: Hands | None = None
+) -> AsyncIterator[RecordingStore]:
+    now = (clock or Hands()).now
+    store = RecordingStore(state, max_bytes=max_bytes, kept_s=kept_s, now=now)
     await store.open()
     try:
         yield store
@@ -43,9 +64,10 @@ async def opened(state: Path | None, *, max_bytes: int = 100 * MB) -> AsyncItera
 
 
 def made(
-    store: RecordingStore, *, max_bytes: int = 50 * MB, name: str = "call_1"
+    store: RecordingStore, *, max_bytes: int = 50 * MB, name: str = "call_1", owner: str = OWNER
 ) -> EventRecording:
-    return store.new(name, OWNER, max_bytes, lambda why: {"message": why})
+    call = RecordedCall(name, owner, "run_python", "trace_1")
+    return store.new(call, max_bytes, lambda why: {"message": why})
 
 
 async def read_all(reader: RecordingReader) -> list[Record]:
@@ -96,6 +118,7 @@ async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
     assert (last.kind, last.data) == ("tool_result", b'{"success":true}')
     for number, record in enumerate(found[0]):
         sequence, place = map(int, record.id.split(":"))
+        place -= crc32(b"call_1")
         line = raw[place : raw.index(b"\n", place)]
         assert sequence == number
         assert json.loads(line) == [record.kind, number, json.loads(record.data)]
@@ -105,11 +128,11 @@ async def test_line_longer_than_a_step_comes_whole(home: Path) -> None:
     async with opened(home) as store:
         recording = made(store)
         reader = recording.reader()
-        say(recording, "a" * (3 * recordings_module.READ_BYTES))
-        recording.finish("tool_result", b'"%b"' % (b"b" * 2 * recordings_module.READ_BYTES))
+        say(recording, "a" * (3 * kept_recordings.READ_BYTES))
+        recording.finish("tool_result", b'"%b"' % (b"b" * 2 * kept_recordings.READ_BYTES))
         first, last = await read_all(reader)
-    assert len(json.loads(first.data)["text"]) == 3 * recordings_module.READ_BYTES
-    assert len(last.data) == 2 * recordings_module.READ_BYTES + 2
+    assert len(json.loads(first.data)["text"]) == 3 * kept_recordings.READ_BYTES
+    assert len(last.data) == 2 * kept_recordings.READ_BYTES + 2
 
 
 async def test_half_a_character_spoils_nothing(home: Path) -> None:
@@ -211,7 +234,7 @@ async def test_recording_that_cannot_go_on_says_so_once_and_the_answer_still_com
 
 async def test_store_that_cannot_be_opened_hurts_no_call(home: Path) -> None:
     (home / "spool").write_text("in the way")
-    store = RecordingStore(home, max_bytes=MB)
+    store = RecordingStore(home, max_bytes=MB, kept_s=60, now=Hands().now)
     with pytest.raises(StoreError):
         await store.open()
     recording = made(store)
@@ -230,6 +253,6 @@ async def test_closed_store_ends_its_readers(home: Path) -> None:
         say(recording, "x")
         assert len(await reader.read()) == 1
     say(recording, "y")
-    recording.drop()
+    recording.finish("tool_error", b"{}")
     found = await read_all(reader)
-    assert [record.kind for record in found] in ([], ["tool_notice"])
+    assert [record.kind for record in found] == ["tool_notice", "tool_error"]
