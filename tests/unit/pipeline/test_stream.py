@@ -89,7 +89,10 @@ class TellingWall(FakeWall):
 async def engine_with(home: Path, **container: Any) -> AsyncIterator[Engine]:
     wall = TellingWall(limits=CONTAINER_LIMITS, **container)
     async with Engine(
-        [wait, hold_on, report], config=Config(home=home, streams_kept_minutes=0), interpreter=FakeWall(), container=wall
+        [wait, hold_on, report],
+        config=Config(home=home, streams_kept_minutes=0),
+        interpreter=FakeWall(),
+        container=wall,
     ) as engine:
         yield engine
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -16,8 +15,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood.storage import blobs
-from fumehood.storage import kept_recordings
+from fumehood.storage import blobs, kept_recordings
 from fumehood.storage import recordings as recordings_module
 from fumehood.storage.errors import StoreError
 from fumehood.storage.kept_recordings import Record, RecordedCall
