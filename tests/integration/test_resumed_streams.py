@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -392,3 +393,74 @@ def test_many_readers_of_one_call_get_the_same_events(daemon: Daemon) -> None:
             thread.join(timeout=30)
         rest = list(events)
     assert found == [rest] * 20
+
+
+# -- a browser -------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "stream-output.md"
+
+EVENT_SOURCE = r"""
+const http = require("node:http");
+
+// As the HTML standard has it, over a Unix socket; each of the first 9 connections is cut.
+class EventSource {
+  constructor(path) { this.path = path; this.id = ""; this.pause = 0; this.cuts = 0;
+    this.listeners = {}; this.closed = false; setImmediate(() => this.connect()); }
+  addEventListener(kind, listener) { this.listeners[kind] = listener; }
+  close() { this.closed = true; this.request.destroy(); }
+  connect() {
+    const headers = this.id ? {"Last-Event-ID": this.id} : {};
+    let buffer = "", left = this.cuts < 9 ? 60_000 : Infinity;
+    this.request = http.get({socketPath: process.argv[2], path: this.path, headers}, (answer) => {
+      answer.setEncoding("utf8");
+      answer.on("data", (text) => {
+        if (left < 0) return;
+        left -= text.length;
+        const blocks = (buffer + text).split("\n\n");
+        buffer = blocks.pop();
+        blocks.forEach((block) => this.take(block));
+        if (left < 0 && !this.closed) { this.cuts++; this.request.destroy(); }
+      });
+      answer.on("close", () => { if (!this.closed) setTimeout(() => this.connect(), 1); });
+      answer.on("error", () => {});
+    });
+    this.request.on("error", () => {});
+  }
+  take(block) {
+    let kind = "message", data = null;
+    for (const line of block.split("\n")) {
+      const [, field, value] = line.match(/^([^:]*): ?([^\n]*)$/);
+      if (field === "id") this.id = value;
+      if (field === "event") kind = value;
+      if (field === "data") data = value;
+      if (field === "retry") this.pause = Number(value);
+    }
+    if (data !== null && !this.closed) this.listeners[kind]?.({data});
+  }
+}
+"""
+FOLLOWED = """
+const seen = [];
+follow(process.argv[3], (kind, data) => {
+  seen.push([kind, data]);
+  if (kind === "tool_result") process.stdout.write(JSON.stringify(seen));
+});
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run JavaScript")
+def test_javascript_of_the_how_to_gets_every_event_once(
+    daemon: Daemon, ended: list[Frame], tmp_path: Path
+) -> None:
+    """With an EventSource of our own: this version of node may have none."""
+    snippet, *_ = re.findall(
+        r"^```javascript\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    script = tmp_path / "page.js"
+    script.write_text(EVENT_SOURCE + snippet + FOLLOWED)
+    done = subprocess.run(
+        ["node", str(script), str(daemon.socket), call_id_of(ended[0])],
+        capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout) == [[one.kind, json.loads(one.data)] for one in ended]
