@@ -298,6 +298,62 @@ def test_call_of_a_tool_that_may_be_repeated_says_so() -> None:
     assert (error["code"], error["retryable"]) == ("SANDBOX_UNAVAILABLE", True)
 
 
+def without_its_end(own: Daemon, **options: Any) -> tuple[list[Frame], str]:
+    """The events of a call whose engine died between its answer and the end of its recording."""
+    arguments = program(tells=[["stdout", "x"]], value=5)
+    with streaming(own.socket, "run_python", arguments, **options) as stream:
+        frames = list(stream.events())
+    call_id = call_id_of(frames[0])
+    with Client(own.socket) as client:
+        assert client.call_record(call_id).code == "OK"  # the row is on the disk
+    own.process.kill()
+    own.process.wait(timeout=30)
+    path = own.home / "spool" / call_id
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+    return frames, call_id
+
+
+def test_answer_that_its_key_keeps_is_the_last_event() -> None:
+    with running_scripted_daemon() as own:
+        frames, call_id = without_its_end(own, idempotency_key="k")
+        with running_scripted_daemon(own.home) as again:
+            assert rest_of(again, call_id, frames[0].id) == frames[1:]
+
+
+def test_call_whose_answer_is_lost_says_what_the_log_says() -> None:
+    """Twin: without a key nobody keeps an answer."""
+    with running_scripted_daemon() as own:
+        frames, call_id = without_its_end(own)
+        with running_scripted_daemon(own.home) as again:
+            *others, last = rest_of(again, call_id, frames[0].id)
+            with Client(again.socket) as client:
+                assert client.call_record(call_id).code == "OK"
+    assert others == frames[1:-1]
+    error = json.loads(last.data)["error"]
+    assert (error["code"], error["details"]) == ("OUTCOME_UNKNOWN", {"logged_code": "OK"})
+
+
+def test_call_that_waited_for_approval_still_waits_after_a_crash(tmp_path: Path) -> None:
+    rules = tmp_path / "policy.toml"
+    rules.write_text('[[rules]]\nid = "ask"\ndecision = "ask"\ntools = ["calculator"]\n')
+    rules.chmod(0o600)
+    with running_scripted_daemon(approver=True, policy_file=str(rules)) as own:
+        arguments = {"expression": "40 + 2"}
+        with streaming(own.socket, "calculator", arguments, wait_for_approval=True) as stream:
+            events = stream.events()
+            first, waiting = next(events), next(events)
+            own.process.kill()
+            own.process.wait(timeout=30)
+        assert "waits for approval" in json.loads(waiting.data)["message"]
+        with running_scripted_daemon(own.home, policy_file=str(rules)) as again:
+            (last,) = rest_of(again, call_id_of(first), waiting.id)
+            error = json.loads(last.data)["error"]
+            assert error["code"] == "REQUIRES_HUMAN_APPROVAL"
+            with Client(again.socket) as client:
+                assert client.approvals.show(error["approval_id"]).state == "pending"
+
+
 # -- clients ---------------------------------------------------------------------------------
 
 

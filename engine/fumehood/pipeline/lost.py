@@ -9,7 +9,6 @@ its tool may be repeated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
 
 from fumehood.core.call import CallOptions, CallRequest
@@ -45,7 +44,7 @@ async def lost_answer(
     try:
         found = await _of_approval(call, services) or await _of_key(call, services)
         code = await _logged(call, services)
-    except StoreError:
+    except (StoreError, ValueError):  # or another version of the engine wrote the answer
         found, code = None, None
     if isinstance(found, Envelope):
         return made(found)
@@ -79,9 +78,7 @@ async def _of_approval(
 async def _of_key(call: RecordedCall, services: PipelineServices) -> Envelope | None:
     """The answer that was stored for repeats before the engine ended."""
     answer = await services.keys.answer_of(call.principal_id, call.call_id)
-    with suppress(ValueError):  # another version of the engine wrote it in its own form
-        return None if answer is None else decode_envelope(answer.encode())
-    return None
+    return None if answer is None else decode_envelope(answer.encode())
 
 
 async def _logged(call: RecordedCall, services: PipelineServices) -> str | None:
