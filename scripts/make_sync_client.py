@@ -29,6 +29,7 @@ NAMES = {
     "aclose": "close",
     "aiter_bytes": "iter_bytes",
     "aiter_raw": "iter_raw",
+    "anyio": "time",  # which sleeps
     "aread": "read",
     "chunks_of_async": "chunks_of",
     "note_async": "note",

@@ -342,7 +342,12 @@ def _read_state(
         ),
         keys=Keys(database),
         cache=ResultCache(config.cache, clock.monotonic),
-        recordings=RecordingStore(directory, max_bytes=config.streams_mb * MB),
+        recordings=RecordingStore(
+            directory,
+            max_bytes=config.streams_mb * MB,
+            kept_s=config.streams_kept_minutes * 60,
+            now=clock.now,
+        ),
     )
 
 
@@ -457,6 +462,7 @@ class EngineLife:
         for channel in made.approvals.channels:
             await enter(channel.running(made.approvals.service.show))
         await enter(made.approvals.scheduler)
+        await self._end_lost_streams()  # approvals have ended their calls by now
 
     def drain(self) -> None:
         """Accept no new calls; running calls continue."""
@@ -496,6 +502,7 @@ class EngineLife:
         all_kept: tuple[tuple[Kept, float], ...] = (
             (state.calls, self._config.calls_kept_days * 86_400),
             (state.blobs, self._config.blobs_kept_hours * 3600),
+            (state.recordings, self._config.streams_kept_minutes * 60 or math.inf),
             (state.keys, KEY_LIFETIME.total_seconds()),
             (state.budgets, math.inf),
             (state.rates, math.inf),
@@ -515,6 +522,16 @@ class EngineLife:
             return
         if lost:
             self._log.warning("idempotency.outcomes_unknown", calls=lost)
+
+    async def _end_lost_streams(self) -> None:
+        """If this fails, the events of these calls cannot be read; nothing else suffers."""
+        try:
+            lost = await self._made.calls.end_lost_streams()
+        except Exception as fault:
+            log_fault(self._log, "streams.not_ended", fault)
+            return
+        if lost:
+            self._log.warning("streams.outcomes_unknown", calls=lost)
 
     async def _close_budgets(self) -> None:
         try:

@@ -72,6 +72,7 @@ class Config(SocketSettings):
     blobs_kept_hours: float = Field(default=24, gt=0, le=24 * 365)
     blobs_kept_mb: int = Field(default=1024, ge=1, le=1_000_000)
     streams_mb: int = Field(default=2048, ge=1, le=1_000_000)
+    streams_kept_minutes: float = Field(default=15, ge=0, le=24 * 60)
     interpreter: InterpreterSettings = InterpreterSettings()
     jail: JailSettings = JailSettings()
     container: ContainerSettings = ContainerSettings()

@@ -69,6 +69,7 @@ from fumehood.registry.listing import (
 from fumehood.sandbox.wall import Wall
 from fumehood.storage.blobs import Blob
 from fumehood.storage.database import Database
+from fumehood.storage.recordings import RecordingReader
 
 MAX_SHOWN_TOOL = 80
 """Characters: the text that was asked for need not be the name of a tool."""
@@ -222,6 +223,16 @@ class Engine:
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
         """Run one call independently of its caller, who may follow its events."""
         return self._made.calls.open_stream(tool, body, principal)
+
+    def follow_call(
+        self, call_id: str, principal: Principal, after: str | None = None
+    ) -> RecordingReader:
+        """The events of one principal's call, of all that come or those behind one; to be closed.
+
+        Raises:
+            ResourceNotFound: no such call, another's, or its events are not kept.
+        """
+        return self._made.calls.follow(call_id, principal, after)
 
     async def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]

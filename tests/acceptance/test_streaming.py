@@ -113,13 +113,21 @@ def test_how_to_follow_a_call_runs_as_it_stands(daemon: Daemon, tmp_path: Path) 
         )  # fmt: skip
         assert done.returncode == 0, (text, done.stderr.decode())
         ran.append(done.stdout.decode())
-    followed, python, curl, cancelled = ran
+    followed, python, curl, cancelled, resumed = ran
     assert followed == "line 0\nline 1\nline 2\n"
     assert python.startswith("stdout 0 '0\\n'")
     assert python.endswith("CANCELLED '0\\n1\\n'\n")
     assert 'event: tool_output\ndata: {"stream":"stdout","offset":0,"text":"42\\n"' in curl
     assert "event: tool_result" in curl
     assert cancelled.endswith("that one does not run\n")
+    kinds = re.findall("^event: (.*)$", resumed, re.MULTILINE)
+    assert kinds == [
+        "tool_output", "tool_result", "resync", "tool_progress", "tool_output", "tool_result"
+    ]  # fmt: skip
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert (
+        shown.splitlines()[1:] == resumed.replace("\n\n", "\n").split("id: \n")[1].splitlines()[:2]
+    )
 
 
 def test_two_followed_programs_at_once_are_kept_apart(daemon: Daemon) -> None:

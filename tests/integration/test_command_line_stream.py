@@ -25,7 +25,7 @@ TIMEOUT_S = 60
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with running_scripted_daemon() as running:
+    with running_scripted_daemon(streams_kept_minutes="0") as running:
         yield running
 
 

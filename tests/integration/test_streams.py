@@ -26,7 +26,8 @@ WAITS = {"code": told(tells=[["stdout", "so far"]], waits=True)}
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with running_scripted_daemon() as running:
+    # Nothing is kept here, so that nothing may be left; test_resumed_streams.py keeps events.
+    with running_scripted_daemon(streams_kept_minutes="0") as running:
         yield running
 
 
@@ -232,7 +233,10 @@ def test_stopping_engine_ends_a_stream_with_an_event() -> None:
             assert answer["error"]["code"] in ("SHUTTING_DOWN", "CANCELLED")
             assert list(events) == []
         assert own.process.wait(timeout=30) == 0
-        assert not list((own.home / "spool").iterdir())
+        # Who comes back later finds the same end.
+        (path,) = (own.home / "spool").iterdir()
+        kind, _, told_last = json.loads(path.read_bytes().splitlines()[-1])
+        assert (kind, told_last["error"]["code"]) == ("tool_error", "SHUTTING_DOWN")
 
 
 def test_client_that_does_not_read_cannot_hold_up_the_stop() -> None:
@@ -244,8 +248,8 @@ def test_client_that_does_not_read_cannot_hold_up_the_stop() -> None:
         assert own.process.wait(timeout=20) == 0
 
 
-def test_what_a_killed_engine_recorded_is_gone_after_its_next_start() -> None:
-    with running_scripted_daemon() as own:
+def test_what_a_killed_engine_recorded_is_gone_after_its_next_start_where_nothing_is_kept() -> None:
+    with running_scripted_daemon(streams_kept_minutes="0") as own:
         with follow(own, WAITS) as stream:
             events = stream.events()
             call_id = call_id_of(next(events))
@@ -253,5 +257,5 @@ def test_what_a_killed_engine_recorded_is_gone_after_its_next_start() -> None:
             own.process.kill()
             own.process.wait(timeout=30)
         assert spooled(own) == [call_id]
-        with running_scripted_daemon(own.home) as again:
+        with running_scripted_daemon(own.home, streams_kept_minutes="0") as again:
             assert spooled(again) == []

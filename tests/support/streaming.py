@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fumehood.protocol.sse import Decoder, Frame
 from support.http import connect
@@ -18,14 +19,25 @@ class RawStream:
 
     def __init__(self, path: Path, tool: str, arguments: Any, headers: str = "", **options: Any):
         body = json.dumps({"arguments": arguments, "options": options}).encode()
-        self.connection = connect(path)
-        # Little is under way then, so that who does not read is noticed.
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         head = (
             f"POST /v1/tools/{tool}/sse HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         )
         head += f"{headers}content-length: {len(body)}\r\n\r\n"
-        self.connection.sendall(head.encode() + body)
+        self._send(path, head.encode() + body)
+
+    @classmethod
+    def of_call(cls, path: Path, call_id: str, headers: str = "", query: str = "") -> RawStream:
+        """The events of a call that was started before."""
+        stream = cls.__new__(cls)
+        head = f"GET /v1/calls/{call_id}/events{query} HTTP/1.1\r\nhost: x\r\n{headers}\r\n"
+        stream._send(path, head.encode("latin-1"))
+        return stream
+
+    def _send(self, path: Path, request: bytes) -> None:
+        self.connection = connect(path)
+        # Little is under way then, so that who does not read is noticed.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.connection.sendall(request)
         self._file = self.connection.makefile("rb")
         self._decoder = Decoder()
         self.status = 0
@@ -73,6 +85,23 @@ class RawStream:
 def streaming(path: Path, tool: str, arguments: Any, **options: Any) -> Iterator[RawStream]:
     """A stream that is left at the end."""
     stream = RawStream(path, tool, arguments, **options)
+    try:
+        yield stream
+    finally:
+        stream.leave()
+
+
+@contextmanager
+def resuming(
+    path: Path, call_id: str, after: str | None = None, *, by: str = "header", headers: str = ""
+) -> Iterator[RawStream]:
+    """A stream of a call that was started before, from behind an event; left at the end."""
+    query = ""
+    if after is not None and by == "header":
+        headers += f"last-event-id: {after}\r\n"
+    elif after is not None:
+        query = f"?last_event_id={quote(after)}"
+    stream = RawStream.of_call(path, call_id, headers, query)
     try:
         yield stream
     finally:

@@ -39,11 +39,17 @@ from fumehood.client.api_request import (
 )
 from fumehood.client.async_approvals import AsyncOwnApprovals
 from fumehood.client.async_transport import AsyncTransport
-from fumehood.client.exchange import Endpoint, Write, found_socket
+from fumehood.client.exchange import (
+    Endpoint,
+    Write,
+    answer_without_events,
+    follow_request,
+    found_socket,
+)
 from fumehood.client.files import Source, chunks_of_async, new_file, opened, size_of
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
-from fumehood.core.events import Event, last_event
+from fumehood.core.events import Event
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import (
     AllUsageKeywords,
@@ -193,19 +199,36 @@ class AsyncClient(AsyncBaseClient):
         """Call a tool as `call` does; yields its events as they come, its answer as the last.
 
         A refusal is an `ErrorEvent`, too. Closing the iterator closes the connection, which
-        leaves the call to itself; with `cancel_on_disconnect` it ends it.
+        leaves the call to itself; with `cancel_on_disconnect` it ends it. If the connection
+        breaks off, the stream is resumed: no event is lost, and none comes twice.
 
         Raises:
             TypeError, ValueError: as `call`.
-            DaemonUnavailable: also where the events end before the answer.
+            DaemonUnavailable: also where the events break off and cannot be resumed.
         """
         chosen = checked(CallKeywords, "stream", options)
         # Comments keep the connection alive, however long the call takes.
         request = ApiRequest(
-            "POST", address("tools", tool, "sse"), _answer_without_events,
+            "POST", address("tools", tool, "sse"), answer_without_events,
             encode(call_body(arguments, chosen)),
         )  # fmt: skip
         events = self._transport.follow(request)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    async def follow(self, call_id: str, after: str | None = None) -> AsyncIterator[Event]:
+        """The events of a call that was started by `stream`, also after its end.
+
+        They begin with the first, or behind the one with the id `after`. Without the events, the
+        only one is an `ErrorEvent`.
+
+        Raises:
+            DaemonUnavailable: also where the events break off and cannot be resumed.
+        """
+        events = self._transport.follow(follow_request(call_id, after))
         try:
             async for event in events:
                 yield event
@@ -483,10 +506,6 @@ def usage_request(
     names = by if by is None or isinstance(by, str) else ",".join(by)
     asked = {"by": names, **checked(AllUsageKeywords, "usage", query)}
     return ask("GET", UsageTable, "usage", query=asked)
-
-
-def _answer_without_events(raw: bytes) -> Event:
-    return last_event(decode_envelope(raw))
 
 
 def _blob(url: str) -> ApiRequest[None]:

@@ -2,7 +2,7 @@
 
 Client side, the only module that sends over HTTP. A connection is kept and used again; the daemon
 may have closed it meanwhile. Invariant: a request is sent a second time only if `may_send_again`
-allows it, and never a third time.
+allows it, and never a third time; a stream that breaks off is resumed by another request.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, TypeVar
 
+import anyio
 import httpx2
 
 from fumehood.client.api_request import ApiRequest
@@ -19,7 +20,6 @@ from fumehood.client.exchange import (
     Following,
     Progress,
     Write,
-    events_in,
     is_followed,
     may_send_again,
     read_answer,
@@ -101,38 +101,40 @@ class AsyncTransport:
     async def follow(self, request: ApiRequest[Event]) -> AsyncGenerator[Event, None]:
         """The events of a call as they come. Closing the iterator closes the connection.
 
+        A stream that breaks off is resumed behind its last event.
+
         Raises:
-            DaemonUnavailable: no server answers, or the events ended before the answer.
+            DaemonUnavailable: no server answers, or the events cannot be resumed.
         """
-        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
-        for is_last in (False, True):
+        following = Following(request, self._endpoint)
+        while not following.is_over:
+            request, failed = following.request, None
             progress, has_begun = Progress(), False
             try:
                 async with self._http.stream(
                     request.method,
                     request.path,
                     content=request.content,
-                    headers=headers,
-                    timeout=timeout,
+                    headers=self._endpoint.headers(request),
+                    timeout=self._endpoint.timeout(request),
                     extensions={"trace": progress.note_async},
                 ) as answer:
                     has_begun = True
-                    if not is_followed(answer.headers):
-                        yield read_answer(request, await answer.aread(), self._endpoint)
-                        return
-                    following = Following()
-                    async for chunk in answer.aiter_raw():
-                        for event in events_in(following, chunk, request, self._endpoint):
-                            yield event
-                    following.finish(request)
-                    return
+                    if is_followed(answer.headers):
+                        async for chunk in answer.aiter_raw():
+                            for event in following.feed(chunk):
+                                yield event
+                    elif (only := following.read_answer(await answer.aread())) is not None:
+                        yield only
             except httpx2.InvalidURL as error:
                 raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
                 failed = unavailable(request, self._endpoint, error, progress)
-                if is_last or has_begun or not may_send_again(request, error, progress):
-                    break
-        raise failed
+                if not has_begun and following.may_send_again(error, progress):
+                    continue
+            # Outside the handler: the library's error, with all that hangs on it, is gone by now.
+            if not following.is_over:
+                await anyio.sleep(following.pause_s(failed))
 
     async def close(self) -> None:
         """Close every connection."""

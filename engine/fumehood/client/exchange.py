@@ -1,12 +1,14 @@
 """The rules of an exchange over one Unix socket: headers, time limits, and when to send again.
 
-Client side. `AsyncTransport` and its generated twin send by these rules. Invariant: a request may
+Client side. `AsyncTransport` and its generated twin send by these rules. Invariants: a request may
 be sent a second time only if the first cannot have been received (its head is known not to have
-been sent whole), or if it is a GET, which changes nothing.
+been sent whole), or if it is a GET, which changes nothing; of a stream that breaks off, each event
+is given once, however often it is resumed.
 """
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +17,15 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from fumehood.client.api_request import CONNECT_TIMEOUT_S, ApiRequest, DaemonUnavailable
-from fumehood.core.events import ErrorEvent, Event, ResultEvent, event_of
+from fumehood.client.api_request import (
+    CONNECT_TIMEOUT_S,
+    ApiRequest,
+    DaemonUnavailable,
+    address,
+)
+from fumehood.core.events import LAST_KINDS, ErrorEvent, Event, event_of, last_event
 from fumehood.protocol import sse, strict_json
+from fumehood.protocol.messages import decode_envelope
 
 T = TypeVar("T")
 
@@ -38,6 +46,12 @@ CHANGES_NOTHING = frozenset({"GET"})
 BROKEN_OFF = (
     "The events of the call ended before its answer. See the engine's log and the call log."
 )
+
+RESUMES = 10
+"""Attempts to resume a stream without one new event, before the client gives up."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+"""Before an attempt to resume: twice as long each time, and half of it a matter of chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,41 +148,106 @@ def is_followed(headers: Mapping[str, str]) -> bool:
 
 
 class Following:
-    """One stream. `feed` gives the events that some bytes completed."""
+    """The events of one call, over as many connections as it takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, request: ApiRequest[Event], endpoint: Endpoint) -> None:
+        self.request = request
+        """The next one to send."""
         self.is_over = False
-        """The answer was among them; nothing comes after it."""
+        """The answer was among the events; nothing comes after it."""
+        self._endpoint = endpoint
+        self._call_id = ""
+        self._last_id = ""
+        self._sequence = -1
         self._decoder = sse.Decoder()
+        self._has_failed = False
+        self._attempts = 0
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Raises ValueError where it is no engine that speaks."""
+        """The events that some bytes completed. Raises DaemonUnavailable: no engine speaks."""
         events = []
-        for frame in self._decoder.feed(chunk):
-            event = event_of(frame.kind, frame.id, strict_json.loads(frame.data))
-            if event is not None:
-                events.append(event)
-                self.is_over = isinstance(event, ResultEvent | ErrorEvent)
+        try:
+            for frame in self._decoder.feed(chunk):
+                event = event_of(frame.kind, frame.id, strict_json.loads(frame.data))
+                if event is not None and self._is_new(frame):
+                    events.append(event)
+                    self._call_id = self._call_id or event.metadata.call_id
+        except ValueError:
+            raise no_engine(self.request, self._endpoint.path) from None
         return events
 
-    def finish(self, request: ApiRequest[Event]) -> None:
-        """The bytes have ended. Raises DaemonUnavailable where the answer is missing."""
-        if not self.is_over:
-            raise DaemonUnavailable(f"{BROKEN_OFF} {request.path}", may_have_acted=True)
+    def read_answer(self, raw: bytes) -> Event | None:
+        """An answer in place of events. None if a resumption is worth another attempt.
+
+        Raises:
+            DaemonUnavailable: no engine answers, or the stream cannot be resumed.
+        """
+        if not self._last_id:
+            self.is_over = True
+            return read_answer(self.request, raw, self._endpoint)
+        refused = read_answer(self.request, raw, self._endpoint)
+        error = refused.envelope.error if isinstance(refused, ErrorEvent) else None
+        if error is None:
+            raise no_engine(self.request, self._endpoint.path)
+        if error.retryable:
+            return None
+        raise self._gone(f"{error.code}: {error.message}")
+
+    def may_send_again(self, error: httpx2.HTTPError, progress: Progress) -> bool:
+        """Whether to send the same request at once; not a third time."""
+        is_first, self._has_failed = not self._has_failed, True
+        return is_first and may_send_again(self.request, error, progress)
+
+    def pause_s(self, failed: DaemonUnavailable | None) -> float:
+        """The connection is gone: prepare to resume; returns how long to wait before.
+
+        Raises:
+            DaemonUnavailable: there were too many attempts, or nothing is known of the call.
+        """
+        if not self._last_id:
+            raise failed or DaemonUnavailable(
+                f"{BROKEN_OFF} {self.request.path}", may_have_acted=True
+            )
+        if self._attempts == RESUMES:
+            raise self._gone(f"{RESUMES} attempts to resume failed. {failed or ''}".rstrip())
+        pause_s: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._attempts)
+        self._attempts += 1
+        self._decoder = sse.Decoder()
+        self.request = follow_request(self._call_id, self._last_id)
+        return pause_s * random.uniform(0.5, 1)  # noqa: S311 - a pause is no secret
+
+    def _is_new(self, frame: sse.Frame) -> bool:
+        """Note an event. False if it was given before, which a new start can bring about."""
+        sequence = int(frame.id.partition(":")[0])
+        self.is_over = frame.kind in LAST_KINDS
+        if sequence <= self._sequence and not self.is_over:
+            return False
+        self._sequence, self._last_id, self._attempts = sequence, frame.id, 0
+        return True
+
+    def _gone(self, why: str) -> DaemonUnavailable:
+        return DaemonUnavailable(
+            f"The events of the call {self._call_id} broke off behind event {self._last_id}. {why} "
+            "Look the call up by its id before you repeat it.",
+            may_have_acted=True,
+        )
+
+
+def follow_request(call_id: str, after: str | None) -> ApiRequest[Event]:
+    """Follow a call that was started before."""
+    headers = {} if after is None else {"last-event-id": after}
+    return ApiRequest(
+        "GET", address("calls", call_id, "events"), answer_without_events, headers=headers
+    )
+
+
+def answer_without_events(raw: bytes) -> Event:
+    return last_event(decode_envelope(raw))
 
 
 def read_answer(request: ApiRequest[T], raw: bytes, endpoint: Endpoint) -> T:
     try:
         return request.read(raw)
-    except ValueError:
-        raise no_engine(request, endpoint.path) from None
-
-
-def events_in(
-    following: Following, chunk: bytes, request: ApiRequest[Event], endpoint: Endpoint
-) -> list[Event]:
-    try:
-        return following.feed(chunk)
     except ValueError:
         raise no_engine(request, endpoint.path) from None
 

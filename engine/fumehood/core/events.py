@@ -1,8 +1,8 @@
 """Events of a running call. The last one is its answer.
 
 Values, no I/O (mission D2). An event's id is `SEQUENCE:OFFSET`: its number in the call, from 0, and
-its offset in the call's recording. The data on the wire is the event without its kind and id, which
-have fields of their own there.
+where it stands in the call's recording. The data on the wire is the event without its kind and id,
+which have fields of their own there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from fumehood.core.envelope import Envelope, ErrorInfo
 
 StreamName = Literal["stdout", "stderr"]
+
+LAST_KINDS = ("tool_result", "tool_error")
+"""Kinds of the event that is a call's answer."""
 
 
 class _Event(BaseModel):

@@ -48,7 +48,7 @@ def answer(engine: Engine, data: BaseModel) -> Response:
     return envelope_response(engine.answer(data.model_dump(mode="json")))
 
 
-def stopped(engine: Engine, tool: str) -> Envelope:
+def stopped(engine: Engine, tool: str | None) -> Envelope:
     """Make the envelope for a call that the engine's stop has ended."""
     ended = ShuttingDown("The engine stopped before the call ended.", retryable=False)
     return engine.refusal(ended, tool=tool)

@@ -196,6 +196,12 @@ class Keys:
             return 0
         return await self._database.write(lambda connection: rows.recover(connection, now))
 
+    async def answer_of(self, principal_id: str, call_id: str) -> str | None:
+        """The answer that the key of a call keeps; None if it has none. Raises ReadFailed."""
+        return await self._database.read(
+            lambda connection: rows.answer_of(connection, principal_id, call_id)
+        )
+
     async def prune(self, now: datetime) -> int:
         """Delete expired keys; returns their number.
 

@@ -16,14 +16,15 @@ import anyio
 
 from fumehood.core.call import CallBody, CallRequest
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import ResourceNotFound
+from fumehood.core.errors import ResourceNotFound, ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.clock import Clock, IdSource, timestamp
+from fumehood.pipeline.lost import answer_of_unrun, lost_answer
 from fumehood.pipeline.run import run_call
 from fumehood.pipeline.services import PipelineServices
-from fumehood.pipeline.stream import StreamedCall
-from fumehood.storage.recordings import RecordingStore
+from fumehood.pipeline.stream import StreamedCall, last_record
+from fumehood.storage.recordings import RecordingReader, RecordingStore
 
 END_PATIENCE_S = 15.0
 """How long a cancellation waits for the end: longer than a wall takes to end a program."""
@@ -136,6 +137,27 @@ class Calls:
         task.add_done_callback(self.streamed.discard)
         return call
 
+    def follow(self, call_id: str, principal: Principal, after: str | None) -> RecordingReader:
+        """Read the events of a call that is or was followed, from behind the event `after`.
+
+        Raises:
+            ResourceNotFound: this principal has no such call whose events are kept.
+        """
+        reader = self._recordings.find(call_id, principal.id, after)
+        if reader is None:
+            raise ResourceNotFound(
+                "The events of no such call of yours are kept. Look the call up by its call id "
+                "instead."
+            )
+        return reader
+
+    async def end_lost_streams(self) -> int:
+        """Record the ends of followed calls that the engine before did not end; their number."""
+        services = self._services
+        return await self._recordings.end_lost(
+            lambda call: lost_answer(call, services, last_record)
+        )
+
     def drain(self) -> None:
         """Accept no new calls; running calls continue."""
         self._intake.is_draining = True
@@ -174,5 +196,7 @@ class Calls:
     async def _run_streamed(self, request: CallRequest, call: StreamedCall) -> None:
         try:
             call.end(await self._run(request, call.live))
-        finally:
-            call.drop()
+        except BaseException:
+            stopped = ShuttingDown("The engine stopped before the call ended.", retryable=False)
+            call.end(await answer_of_unrun(request, stopped, self._services))
+            raise

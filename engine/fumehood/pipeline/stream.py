@@ -2,7 +2,8 @@
 
 Host side, beside the pipeline, made by the engine. Events go into a recording and from there to
 readers; the call waits for none of them. A call that is refused by a gate has no events: it has
-its answer at once, and there is no recording.
+its answer at once, and there is no recording. If the engine ends before a call, the call's last
+event is an error: this engine's word when it stops, and the next one's after a crash.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.result import brief_error
 from fumehood.protocol import strict_json
 from fumehood.protocol.messages import encode_envelope
+from fumehood.storage.kept_recordings import RecordedCall
 from fumehood.storage.recordings import EventRecording, RecordingReader, RecordingStore
 
 OVERHEAD_BYTES = 32 * MB
@@ -34,7 +36,7 @@ STOPPED = "From here on events are missing, because {}. The call goes on; its an
 
 
 class StreamedCall:
-    """One followed call. The pipeline uses `live`; the engine calls `end`, then `drop`."""
+    """One followed call. The pipeline uses `live`; the engine calls `end`."""
 
     def __init__(
         self,
@@ -63,7 +65,12 @@ class StreamedCall:
         self._reader: RecordingReader | None = None
         self._is_left = False
         self._recordings = recordings
-        self._principal_id = request.principal.id if request.principal is not None else ""
+        self._call = RecordedCall(
+            call_id=request.call_id,
+            principal_id=request.principal.id if request.principal is not None else "",
+            tool=request.tool,
+            trace_id=request.trace_id,
+        )
         # An escape in JSON makes two characters of one, or six of one that cannot be printed.
         self._max_bytes = 4 * output_bytes + OVERHEAD_BYTES
 
@@ -93,20 +100,11 @@ class StreamedCall:
             self._answer = envelope
             self._settled.set()
         else:
-            kind = "tool_result" if envelope.success else "tool_error"
-            self._recording.finish(kind, encode_envelope(envelope))
-
-    def drop(self) -> None:
-        """Close the recording. A call without an answer, because the engine stops, gets none."""
-        if self._recording is not None:
-            self._recording.drop()
-        self._settled.set()
+            self._recording.finish(*last_record(envelope))
 
     def _on_begun(self) -> None:
-        self._recording = self._recordings.new(
-            self.call_id, self._principal_id, self._max_bytes, self._notice
-        )
-        # Before the first event: a recording without a reader is deleted when the call ends.
+        self._recording = self._recordings.new(self._call, self._max_bytes, self._notice)
+        # Before the first event: without a reader and kept no longer, it goes when the call ends.
         self._reader = self._recording.reader()
         if self._is_left:
             self._reader.close()
@@ -140,6 +138,11 @@ class StreamedCall:
 
     def _metadata(self) -> JsonObject:
         return {**self._ids, "timestamp": self._timestamp()}
+
+
+def last_record(envelope: Envelope) -> tuple[str, bytes]:
+    """Kind and data of the last event of a call with this answer."""
+    return "tool_result" if envelope.success else "tool_error", encode_envelope(envelope)
 
 
 async def events_of(call: StreamedCall) -> AsyncIterator[Event]:

@@ -6,11 +6,15 @@ event of the maximum size; the way in which bytes are split does not change the 
 
 from __future__ import annotations
 
+from secrets import randbelow
 from typing import NamedTuple
 
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: not an event, but it shows both ends that the other one is alive."""
+
+MIN_RETRY_MS, RETRY_SPREAD_MS = 1000, 2000
+"""How long clients wait before they connect again: spread, so that they do not come together."""
 
 MAX_EVENT_BYTES = 64 << 20
 """Allows for an answer with files."""
@@ -26,6 +30,11 @@ class Frame(NamedTuple):
     kind: str
     id: str
     data: bytes
+
+
+def retry() -> bytes:
+    """The pause before a client connects again. Not an event."""
+    return b"retry: %d\n\n" % (MIN_RETRY_MS + randbelow(RETRY_SPREAD_MS))
 
 
 def encode(kind: str, event_id: str, data: bytes) -> bytes:
@@ -60,7 +69,7 @@ class Decoder:
 
 
 def _frame(block: bytes) -> Frame | None:
-    """One event; None for a block of comments. Supports only the forms that `encode` writes."""
+    """One event; None for a block of none. Supports only the forms that are written here."""
     fields: dict[bytes, bytes] = {}
     for line in block.split(b"\n"):
         name, colon, value = line.partition(b":")
@@ -68,7 +77,7 @@ def _frame(block: bytes) -> Frame | None:
             raise SseError("a line that is not a field, or a repeated field")
         if name:
             fields[name] = value.removeprefix(b" ")
-    if not fields:
+    if fields.keys() <= {b"retry"}:
         return None
     try:
         kind, event_id = fields[b"event"].decode("ascii"), fields[b"id"].decode("ascii")

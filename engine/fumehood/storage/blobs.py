@@ -381,6 +381,10 @@ class NoRoom(Exception):
     """There is no space left. The message is a clause that may be shown to a model."""
 
 
+class NoShare(NoRoom):
+    """One principal has used up its share."""
+
+
 class BlobRoom:
     """The bytes reserved, in all and by principal. One principal may have half of the total.
 
@@ -396,7 +400,7 @@ class BlobRoom:
         """Reserve bytes.
 
         Raises:
-            NoRoom: the disk, the principal's share or the total is used up.
+            NoRoom: the disk, the principal's share (NoShare) or the total is used up.
             OSError: the file system's free space cannot be read.
         """
         disk = os.statvfs(directory)
@@ -404,7 +408,7 @@ class BlobRoom:
             raise NoRoom("the engine's disk is full")
         with self._lock:
             if self._taken[principal_id] + size > self.max_bytes // 2:
-                raise NoRoom("your share of the engine's storage is used up")
+                raise NoShare("your share of the engine's storage is used up")
             if self._taken.total() + size > self.max_bytes:
                 raise NoRoom("the engine's storage is used up")
             self._taken[principal_id] += size

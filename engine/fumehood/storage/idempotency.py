@@ -184,6 +184,12 @@ def recover(connection: Connection, now: datetime) -> int:
     return connection.execute(update(IDEMPOTENCY).where(running).values(_unknown(now))).rowcount
 
 
+def answer_of(connection: Connection, principal_id: str, call_id: str) -> str | None:
+    """The stored answer of a call."""
+    own = (_KEY.principal_id == principal_id) & (_KEY.call_id == call_id)
+    return connection.execute(select(_KEY.answer).where(own)).scalars().first()
+
+
 def forget_old(connection: Connection, now: datetime) -> int:
     """Delete a batch of expired keys; returns their number."""
     over = _KEY.state.in_((KeyState.DONE.value, KeyState.UNKNOWN.value))

@@ -263,6 +263,7 @@ CALLERS: list[tuple[Method, str, Any]] = [
      {"arguments": {}, "options": {"debug": True}}),
     (lambda c: c.stream("t", {"a": 1}), "POST /v1/tools/t/sse",
      {"arguments": {"a": 1}, "options": {}}),
+    (lambda c: c.follow("call_1", "3:40"), "GET /v1/calls/call_1/events", None),
     (lambda c: c.cancel("call_1"), "POST /v1/calls/call_1/cancel", None),
     (lambda c: c.tools_page(), "GET /v1/tools", None),
     (lambda c: c.tools_page(limit=2, cursor="x=y", category="a b", tag=None),

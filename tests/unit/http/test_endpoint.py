@@ -300,7 +300,8 @@ async def respond(home: Path, connection: Connection, until: Any, *, cancels: bo
     async with Engine([wait], config=Config(home=home), interpreter=FakeWall()) as engine:
         call = engine.open_stream("wait", CallBody(), engine.owner)
         assert await call.begun() is None
-        response = EventsResponse(engine, call, "wait", cancel_on_disconnect=cancels)
+        on_end = call.live.cancel if cancels else None
+        response = EventsResponse(engine, call.reader(), "wait", on_end)
         with anyio.fail_after(20):
             async with anyio.create_task_group() as group:
                 group.start_soon(response, connection.scope, connection.receive, connection.send)
@@ -321,6 +322,7 @@ async def test_comments_show_that_a_call_which_says_nothing_still_runs(
     await respond(home, connection, lambda: connection.body.count(sse.KEEP_ALIVE) >= 3)
     decoder = sse.Decoder()
     assert [frame.kind for frame in decoder.feed(connection.body)] == ["tool_progress"]
+    assert connection.body.count(b"id:") == 1  # a comment moves no client's cursor
 
 
 @pytest.mark.row("S8", "D2")

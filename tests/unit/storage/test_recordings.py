@@ -1,4 +1,4 @@
-"""Spools: every event to every reader, bounded on the disk, gone afterwards, never in the way."""
+"""Recordings: every event to every reader, from any event on; bounded on the disk, never in the way."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood.storage import blobs
+from fumehood.storage import blobs, kept_recordings
 from fumehood.storage import recordings as recordings_module
 from fumehood.storage.errors import StoreError
+from fumehood.storage.kept_recordings import Record, RecordedCall
 from fumehood.storage.recordings import (
     NO_STORE,
     TOO_MUCH,
     TOO_SLOW,
     EventRecording,
-    Record,
     RecordingReader,
     RecordingStore,
 )
@@ -32,9 +34,26 @@ OWNER = "uid:1"
 MB = 1 << 20
 
 
+class Hands:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.time = datetime.now(UTC)
+
+    def now(self) -> datetime:
+        return self.time
+
+    def later(self, **by: float) -> datetime:
+        self.time += timedelta(**by)
+        return self.time
+
+
 @asynccontextmanager
-async def opened(state: Path | None, *, max_bytes: int = 100 * MB) -> AsyncIterator[RecordingStore]:
-    store = RecordingStore(state, max_bytes=max_bytes)
+async def opened(
+    state: Path | None, *, max_bytes: int = 100 * MB, kept_s: float = 0, clock: Hands | None = None
+) -> AsyncIterator[RecordingStore]:
+    now = (clock or Hands()).now
+    store = RecordingStore(state, max_bytes=max_bytes, kept_s=kept_s, now=now)
     await store.open()
     try:
         yield store
@@ -43,9 +62,10 @@ async def opened(state: Path | None, *, max_bytes: int = 100 * MB) -> AsyncItera
 
 
 def made(
-    store: RecordingStore, *, max_bytes: int = 50 * MB, name: str = "call_1"
+    store: RecordingStore, *, max_bytes: int = 50 * MB, name: str = "call_1", owner: str = OWNER
 ) -> EventRecording:
-    return store.new(name, OWNER, max_bytes, lambda why: {"message": why})
+    call = RecordedCall(name, owner, "run_python", "trace_1")
+    return store.new(call, max_bytes, lambda why: {"message": why})
 
 
 async def read_all(reader: RecordingReader) -> list[Record]:
@@ -96,6 +116,7 @@ async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
     assert (last.kind, last.data) == ("tool_result", b'{"success":true}')
     for number, record in enumerate(found[0]):
         sequence, place = map(int, record.id.split(":"))
+        place -= crc32(b"call_1")
         line = raw[place : raw.index(b"\n", place)]
         assert sequence == number
         assert json.loads(line) == [record.kind, number, json.loads(record.data)]
@@ -105,11 +126,11 @@ async def test_line_longer_than_a_step_comes_whole(home: Path) -> None:
     async with opened(home) as store:
         recording = made(store)
         reader = recording.reader()
-        say(recording, "a" * (3 * recordings_module.READ_BYTES))
-        recording.finish("tool_result", b'"%b"' % (b"b" * 2 * recordings_module.READ_BYTES))
+        say(recording, "a" * (3 * kept_recordings.READ_BYTES))
+        recording.finish("tool_result", b'"%b"' % (b"b" * 2 * kept_recordings.READ_BYTES))
         first, last = await read_all(reader)
-    assert len(json.loads(first.data)["text"]) == 3 * recordings_module.READ_BYTES
-    assert len(last.data) == 2 * recordings_module.READ_BYTES + 2
+    assert len(json.loads(first.data)["text"]) == 3 * kept_recordings.READ_BYTES
+    assert len(last.data) == 2 * kept_recordings.READ_BYTES + 2
 
 
 async def test_half_a_character_spoils_nothing(home: Path) -> None:
@@ -211,7 +232,7 @@ async def test_recording_that_cannot_go_on_says_so_once_and_the_answer_still_com
 
 async def test_store_that_cannot_be_opened_hurts_no_call(home: Path) -> None:
     (home / "spool").write_text("in the way")
-    store = RecordingStore(home, max_bytes=MB)
+    store = RecordingStore(home, max_bytes=MB, kept_s=60, now=Hands().now)
     with pytest.raises(StoreError):
         await store.open()
     recording = made(store)
@@ -230,6 +251,276 @@ async def test_closed_store_ends_its_readers(home: Path) -> None:
         say(recording, "x")
         assert len(await reader.read()) == 1
     say(recording, "y")
-    recording.drop()
+    recording.finish("tool_error", b"{}")
     found = await read_all(reader)
-    assert [record.kind for record in found] in ([], ["tool_notice"])
+    assert [record.kind for record in found] == ["tool_notice", "tool_error"]
+
+
+# -- recordings of ended calls ---------------------------------------------------------------
+
+
+async def finished(
+    store: RecordingStore, name: str, *, owner: str = OWNER, size: int = 10
+) -> list[Record]:
+    """Record a call with one event and its answer, and wait until it is put away."""
+    recording = made(store, name=name, owner=owner)
+    reader = recording.reader()
+    say(recording, "x" * size)
+    recording.finish("tool_result", b'{"success":true}')
+    records = await read_all(reader)
+    with anyio.fail_after(20):
+        while name in store._live:
+            await anyio.lowlevel.checkpoint()
+    return records
+
+
+async def found(store: RecordingStore, name: str, owner: str = OWNER) -> list[Record] | None:
+    """What is kept of a call."""
+    reader = store.find(name, owner)
+    return None if reader is None else await read_all(reader)
+
+
+async def settled(store: RecordingStore, names: set[str]) -> None:
+    """Wait until exactly these files are there."""
+    with anyio.fail_after(20):
+        while set(os.listdir(store.directory)) != names:
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_recording_of_an_ended_call_is_read_again_until_its_time_is_over(home: Path) -> None:
+    clock = Hands()
+    async with opened(home, kept_s=60, clock=clock) as store:
+        records = await finished(store, "call_1")
+        assert await found(store, "call_1") == records
+        assert await found(store, "call_1", "uid:2") is None
+        clock.later(seconds=59)
+        assert await store.prune(clock.now()) == 0
+        assert await found(store, "call_1") == records
+        held = store.find("call_1", OWNER)
+        assert held is not None
+        clock.later(seconds=2)
+        assert await found(store, "call_1") is None
+        assert await store.prune(clock.now()) == 0  # somebody reads it still
+        assert await read_all(held) == records
+        assert await store.prune(clock.now()) == 1
+        await gone(store)
+
+
+async def test_oldest_recording_makes_room_and_the_bound_holds_at_every_moment(home: Path) -> None:
+    size = 9000
+    async with opened(home, kept_s=60, max_bytes=100_000) as store:
+        for number in range(30):
+            await finished(store, f"call_{number}", size=size)
+            files = [path.stat().st_size for path in (home / "spool").iterdir()]
+            assert sum(files) <= 50_000  # one principal's half
+        await settled(store, {f"call_{number}" for number in range(25, 30)})
+        assert store.room.taken == sum(p.stat().st_size for p in (home / "spool").iterdir())
+        # Another principal's share is its own, and nothing of the first one's goes for it.
+        for number in range(4):
+            await finished(store, f"other_{number}", owner="uid:2", size=size)
+        assert await found(store, "call_25") is not None
+        # A third one finds the whole used up: the oldest of all goes first.
+        await finished(store, "third", owner="uid:3", size=2 * size)
+        assert await found(store, "call_25") is None
+        assert await found(store, "other_0", "uid:2") is not None
+        assert await found(store, "third", "uid:3") is not None
+        assert sum(p.stat().st_size for p in (home / "spool").iterdir()) <= 100_000
+
+
+async def test_recording_that_is_read_does_not_make_room(home: Path) -> None:
+    async with opened(home, kept_s=60, max_bytes=60_000) as store:
+        records = await finished(store, "call_0", size=9000)
+        reader = store.find("call_0", OWNER)
+        assert reader is not None
+        for number in range(1, 6):
+            await finished(store, f"call_{number}", size=9000)
+        assert await found(store, "call_1") is None
+        assert await read_all(reader) == records
+
+
+async def test_only_so_many_recordings_are_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_recordings, "MAX_KEPT", 6)
+    async with opened(home, kept_s=60) as store:
+        for number in range(5):
+            await finished(store, f"call_{number}")
+        await settled(store, {"call_2", "call_3", "call_4"})
+        for number in range(3):
+            await finished(store, f"other_{number}", owner="uid:2")
+        await finished(store, "third", owner="uid:3")
+        await settled(store, {"call_3", "call_4", "other_0", "other_1", "other_2", "third"})
+
+
+async def test_answer_that_is_only_in_memory_is_not_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(home, kept_s=60) as store:
+        recording = made(store)
+        reader = recording.reader()
+        say(recording, "x")
+        assert len(await reader.read()) == 1
+        full_disk(recording, store, monkeypatch)
+        recording.finish("tool_result", b"{}")
+        notice, last = await read_all(reader)
+        assert (notice.kind, last.kind) == ("tool_notice", "tool_result")
+        await gone(store)
+
+
+async def test_events_in_memory_are_resumed_as_long_as_somebody_reads(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(home, kept_s=60) as store:
+        recording = made(store)
+        first = recording.reader()
+        say(recording, "x")
+        assert len(await first.read()) == 1
+        full_disk(recording, store, monkeypatch)
+        recording.finish("tool_result", b"{}")
+        with anyio.fail_after(20):
+            while not recording.is_over:
+                await anyio.lowlevel.checkpoint()
+        everything = store.find("call_1", OWNER)
+        assert everything is not None
+        records = await read_all(everything)
+        for number, record in enumerate(records):
+            again = store.find("call_1", OWNER, record.id)
+            assert again is not None
+            assert await read_all(again) == records[number + 1 :]
+        assert [record.kind for record in records] == ["tool_output", "tool_notice", "tool_result"]
+        first.close()
+
+
+# -- the engine before -----------------------------------------------------------------------
+
+
+async def outcome_unknown(call: RecordedCall) -> tuple[str, bytes]:
+    return "tool_error", json.dumps({"lost": call.call_id}).encode()
+
+
+def crashed(home: Path, name: str = "call_1", *, texts: int = 3) -> tuple[Path, list[bytes]]:
+    """The file of a call that ran when its engine died, and its events."""
+    spool = home / "spool"
+    spool.mkdir(mode=0o700, exist_ok=True)
+    call = RecordedCall(name, OWNER, "run_python", "trace_1")
+    events = [json.dumps({"text": f"{number} ä"}).encode() for number in range(texts)]
+    lines = [kept_recordings.line_of("tool_output", n, data) for n, data in enumerate(events)]
+    path = spool / name
+    path.write_bytes(call.line() + b"".join(lines))
+    path.chmod(0o600)
+    return path, events
+
+
+TORN = [
+    b"[", b'["tool_output",3,{"text":"3"}', b'["tool_result",3,{"success":true}]',
+    b"\0" * 5000, b"x" * 300_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("torn", [b"", *TORN], ids=range(len(TORN) + 1))
+async def test_torn_last_line_is_cut_off_and_the_call_gets_its_end(home: Path, torn: bytes) -> None:
+    path, events = crashed(home)
+    with path.open("ab") as file:
+        file.write(torn)
+    async with opened(home, kept_s=60) as store:
+        assert await found(store, "call_1") is None  # its end is not known yet
+        assert await store.end_lost(outcome_unknown) == 1
+        records = await found(store, "call_1")
+        assert records is not None
+        *outputs, last = records
+        assert [record.data for record in outputs] == events
+        assert (last.kind, json.loads(last.data)) == ("tool_error", {"lost": "call_1"})
+        assert [int(record.id.split(":")[0]) for record in records] == [0, 1, 2, 3]
+        assert store.room.taken == path.stat().st_size
+    async with opened(home, kept_s=60) as store:
+        assert await store.end_lost(outcome_unknown) == 0
+        assert await found(store, "call_1") == records
+
+
+async def test_every_length_of_a_crash_gives_whole_events_only(home: Path) -> None:
+    """A write that a kill cut short leaves any beginning of itself."""
+    path, events = crashed(home)
+    whole = path.read_bytes()
+    start = whole.index(b"\n") + 1
+    for end in range(len(whole) + 1):
+        path.write_bytes(whole[:end])
+        async with opened(home, kept_s=60) as store:
+            count = await store.end_lost(outcome_unknown)
+            records = await found(store, "call_1")
+        if end < start:
+            assert (count, records, path.exists()) == (0, None, False)
+            continue
+        assert records is not None
+        complete = whole[start:end].count(b"\n")
+        assert [record.data for record in records[:-1]] == events[:complete]
+        assert records[-1].kind == "tool_error"
+
+
+def link(path: Path) -> None:
+    target = path.with_name("elsewhere")
+    path.rename(target.parent.parent / "elsewhere")
+    path.symlink_to(target.parent.parent / "elsewhere")
+
+
+def other_name(path: Path) -> None:
+    path.rename(path.with_name("call_2"))
+
+
+def no_call(path: Path) -> None:
+    path.write_bytes(path.read_bytes().partition(b"\n")[2])
+
+
+def other_fields(path: Path) -> None:
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b'"principal_id"', b'"principal"', 1))
+
+
+def number_for_a_name(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"uid:1"', b"1", 1))
+
+
+def garbage_line(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0\0\0\0\n")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [link, other_name, no_call, other_fields, number_for_a_name, garbage_line, pipe],
+)
+async def test_file_that_is_no_recording_is_removed_and_never_read(
+    home: Path, damage: Callable[[Path], None]
+) -> None:
+    path, _ = crashed(home)
+    crashed(home, "call_good")
+    damage(path)
+    async with opened(home, kept_s=60) as store:
+        assert os.listdir(store.directory) == ["call_good"]
+        assert await store.end_lost(outcome_unknown) == 1
+        assert await found(store, "call_1") is None
+        assert await found(store, "call_good") is not None  # twin
+    if damage is link:
+        assert (home / "elsewhere").exists()
+
+
+async def test_start_with_a_smaller_bound_keeps_the_newest(home: Path) -> None:
+    for number in range(6):
+        path, _ = crashed(home, f"call_{number}", texts=100)
+        os.utime(path, (1000 + number, 1000 + number))
+    size = path.stat().st_size
+    async with opened(home, kept_s=60, max_bytes=2 * int(2.5 * size)) as store:
+        assert set(os.listdir(store.directory)) == {"call_4", "call_5"}
+        assert store.room.taken == 2 * size
+
+
+async def test_without_room_for_its_end_a_lost_recording_goes(home: Path) -> None:
+    path, _ = crashed(home)
+    async with opened(home, kept_s=60, max_bytes=2 * path.stat().st_size) as store:
+        assert await store.end_lost(outcome_unknown) == 1
+        assert await found(store, "call_1") is None
+        await gone(store)

@@ -3,11 +3,12 @@
 
 Client side, the only module that sends over HTTP. A connection is kept and used again; the daemon
 may have closed it meanwhile. Invariant: a request is sent a second time only if `may_send_again`
-allows it, and never a third time.
+allows it, and never a third time; a stream that breaks off is resumed by another request.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from typing import Any, TypeVar
 
@@ -20,7 +21,6 @@ from fumehood.client.exchange import (
     Following,
     Progress,
     Write,
-    events_in,
     is_followed,
     may_send_again,
     read_answer,
@@ -100,37 +100,39 @@ class Transport:
     def follow(self, request: ApiRequest[Event]) -> Generator[Event, None]:
         """The events of a call as they come. Closing the iterator closes the connection.
 
+        A stream that breaks off is resumed behind its last event.
+
         Raises:
-            DaemonUnavailable: no server answers, or the events ended before the answer.
+            DaemonUnavailable: no server answers, or the events cannot be resumed.
         """
-        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
-        for is_last in (False, True):
+        following = Following(request, self._endpoint)
+        while not following.is_over:
+            request, failed = following.request, None
             progress, has_begun = Progress(), False
             try:
                 with self._http.stream(
                     request.method,
                     request.path,
                     content=request.content,
-                    headers=headers,
-                    timeout=timeout,
+                    headers=self._endpoint.headers(request),
+                    timeout=self._endpoint.timeout(request),
                     extensions={"trace": progress.note},
                 ) as answer:
                     has_begun = True
-                    if not is_followed(answer.headers):
-                        yield read_answer(request, answer.read(), self._endpoint)
-                        return
-                    following = Following()
-                    for chunk in answer.iter_raw():
-                        yield from events_in(following, chunk, request, self._endpoint)
-                    following.finish(request)
-                    return
+                    if is_followed(answer.headers):
+                        for chunk in answer.iter_raw():
+                            yield from following.feed(chunk)
+                    elif (only := following.read_answer(answer.read())) is not None:
+                        yield only
             except httpx2.InvalidURL as error:
                 raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
                 failed = unavailable(request, self._endpoint, error, progress)
-                if is_last or has_begun or not may_send_again(request, error, progress):
-                    break
-        raise failed
+                if not has_begun and following.may_send_again(error, progress):
+                    continue
+            # Outside the handler: the library's error, with all that hangs on it, is gone by now.
+            if not following.is_over:
+                time.sleep(following.pause_s(failed))
 
     def close(self) -> None:
         """Close every connection."""

@@ -1,4 +1,5 @@
-"""`POST /v1/tools/{name}/sse`, a call with its events as they happen; and cancelling a call.
+"""`POST /v1/tools/{name}/sse`, a call with its events as they happen; `GET /v1/calls/{id}/events`,
+the same events again from any of them on; and cancelling a call.
 
 Host side, over a recording. Without sse-starlette: events are recorded in the form they are sent
 in, so only pings and waiting are left, which must be bounded by the engine's own stop.
@@ -10,11 +11,13 @@ and not forever. A client that disconnects stops only its own reading, unless th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated
 
 import anyio
 import anyio.lowlevel
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -28,17 +31,16 @@ from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import Needs, endpoint
 from fumehood.http.routes.calls import CALL_ERRORS, NewCall
 from fumehood.http.routes.tools import ToolName
-from fumehood.pipeline.stream import StreamedCall
 from fumehood.protocol import sse
 from fumehood.protocol.messages import encode_envelope
-from fumehood.storage.recordings import Record, RecordingReader
+from fumehood.storage.kept_recordings import Record
+from fumehood.storage.recordings import RecordingReader
 
 KEEP_ALIVE_S = 15.0
 WRITE_DEADLINE_S = 60.0
 """For sending one step of the reader; a client that does not read this long is disconnected."""
 
 LAST_WORD_S = 1.0
-LAST_KINDS = ("tool_result", "tool_error")
 HEADERS = [
     (b"content-type", f"{sse.MEDIA_TYPE}; charset=utf-8".encode()),
     (b"cache-control", b"no-store"),
@@ -51,7 +53,8 @@ def _refuse_resumption(request: Request) -> None:
     """Refuse a client that wants to resume a stream: it must not start a second call."""
     if "last-event-id" in request.headers:
         raise InvalidParams(
-            "This version cannot resume a stream. Without Last-Event-ID, the tool is called again.",
+            "Calling again would start another call. To resume, send Last-Event-ID to "
+            "GET /v1/calls/CALL_ID/events.",
             fields=["Last-Event-ID"],
         )
 
@@ -75,7 +78,8 @@ async def stream_tool(
     a dry run. Otherwise events follow: `tool_progress` (the first at once), `tool_output`,
     `tool_retrying`, `tool_notice` if some were dropped, and finally `tool_result` or `tool_error`
     with the envelope. Comments keep the connection alive. Disconnecting does not stop the call,
-    unless `cancel_on_disconnect` is set.
+    unless `cancel_on_disconnect` is set: its events can be followed on at
+    `/v1/calls/{call_id}/events`.
     """
     call = engine.open_stream(name, body, caller)
     try:
@@ -86,8 +90,46 @@ async def stream_tool(
         return envelope_response(stopped(engine, name))
     if refusal is not None:
         return envelope_response(refusal)
-    cancels = body.options.cancel_on_disconnect
-    return EventsResponse(engine, call, name, cancel_on_disconnect=cancels)
+    on_end = call.live.cancel if body.options.cancel_on_disconnect else None
+    return EventsResponse(engine, call.reader(), name, on_end)
+
+
+class EventsQuery(BaseModel):
+    """From where to follow a call."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    last_event_id: str | None = Field(
+        default=None, description="As the header `Last-Event-ID`, which comes before it."
+    )
+
+
+@endpoint(
+    "GET",
+    "/v1/calls/{call_id}/events",
+    Needs.CALLER,
+    errors=[ResourceNotFound],
+    events=sse.MEDIA_TYPE,
+)
+async def follow_call(
+    request: Request,
+    engine: Engine,
+    caller: Principal,
+    call_id: Annotated[str, "The `call_id` in the metadata of a stream's events."],
+    query: EventsQuery,
+) -> Response:
+    """Follow one of the caller's own calls that was started at `/sse` (SSE), also after its end.
+
+    Events come from the first one on, or from behind the one whose `id` is given as the header
+    `Last-Event-ID`. If the call has no such event, one `resync` event says so, and all its events
+    follow. Disconnecting never stops the call.
+    """
+    after = request.headers.get("last-event-id") or query.last_event_id or None
+    reader = engine.follow_call(call_id, caller, after)
+    if request.method == "HEAD":
+        reader.close()
+        return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
+    return EventsResponse(engine, reader)
 
 
 @endpoint("POST", "/v1/calls/{call_id}/cancel", Needs.CALLER, errors=[ResourceNotFound])
@@ -106,19 +148,22 @@ async def cancel_call(
 
 
 class EventsResponse(Response):
-    """The event stream of a call that has begun."""
+    """The event stream of a call that has begun. `on_end` is called when it ends."""
 
     media_type = sse.MEDIA_TYPE
 
     def __init__(
-        self, engine: Engine, call: StreamedCall, tool: str, *, cancel_on_disconnect: bool
+        self,
+        engine: Engine,
+        reader: RecordingReader,
+        tool: str | None = None,
+        on_end: Callable[[], object] | None = None,
     ) -> None:
         super().__init__()
         self._engine = engine
-        self._call = call
+        self._reader = reader
         self._tool = tool
-        self._cancels = cancel_on_disconnect
-        self._reader: RecordingReader = call.reader()
+        self._on_end = on_end
         self._last = Record("", "0:0", b"")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,8 +184,8 @@ class EventsResponse(Response):
                 await self._say_that_it_stops(send)
         finally:
             self._reader.close()
-            if self._cancels:
-                self._call.live.cancel()
+            if self._on_end is not None:
+                self._on_end()
 
     async def _watch(self, receive: Receive, scope: anyio.CancelScope) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -149,6 +194,7 @@ class EventsResponse(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await _write(send, sse.retry())
         while True:
             records: list[Record] | None = None
             with anyio.move_on_after(KEEP_ALIVE_S):
@@ -160,10 +206,7 @@ class EventsResponse(Response):
                 break
             self._last = records[-1]
             await _write(send, b"".join([sse.encode(*record) for record in records]))
-        if self._last.kind in LAST_KINDS:
-            await _write(send, b"", more=False)
-        else:  # the engine is stopping, and the call has no answer
-            await self._say_that_it_stops(send)
+        await _write(send, b"", more=False)
 
     async def _say_that_it_stops(self, send: Send) -> None:
         sequence, _, offset = self._last.id.partition(":")
@@ -180,4 +223,4 @@ async def _write(
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-OPERATIONS = [stream_tool, cancel_call]
+OPERATIONS = [stream_tool, follow_call, cancel_call]

@@ -1,0 +1,522 @@
+"""Streams that are resumed: nothing lost, nothing twice, wherever and whenever they were cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import FUMEHOOD, Daemon
+from fumehood import Client, ControlClient, DaemonUnavailable
+from fumehood.client import exchange
+from fumehood.core.events import ErrorEvent, OutputEvent, ResultEvent
+from fumehood.protocol.sse import Frame
+from support.clients import KINDS, LEAVES_SOCKETS, client_of
+from support.container import told
+from support.cutting_proxy import cutting_proxy
+from support.http import connect
+from support.scripted_daemon import running_scripted_daemon
+from support.streaming import call_id_of, resuming, streaming
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.row("D2"), *LEAVES_SOCKETS]
+
+TELLS: list[list[Any]] = [
+    ["stdout", "ä\r\n"],
+    ["progress", 50, 'half\n["tool_output",1,{}]'],
+    ["stderr", "\x1b[31m\u2028"],
+    *([["stdout", f"{number:06}" + "x" * 40_000] for number in range(8)]),
+    ["stdout", "data: 1\n\nid: 7:7\n\n"],
+]
+
+
+def program(**script: Any) -> dict[str, str]:
+    return {"code": told(**script)}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_scripted_daemon(approver=True) as running:
+        yield running
+
+
+@pytest.fixture
+def ended(daemon: Daemon) -> list[Frame]:
+    """The events of a call that is over."""
+    with streaming(daemon.socket, "run_python", program(tells=TELLS, value=1)) as stream:
+        return list(stream.events())
+
+
+def rest_of(daemon: Daemon, call_id: str, after: str | None, by: str = "header") -> list[Frame]:
+    with resuming(daemon.socket, call_id, after, by=by) as stream:
+        frames = list(stream.events())
+        assert stream.status == 200
+    return frames
+
+
+# -- cut at every event ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["header", "query"])
+def test_ended_call_is_resumed_behind_every_event(
+    daemon: Daemon, ended: list[Frame], by: str
+) -> None:
+    call_id = call_id_of(ended[0])
+    assert rest_of(daemon, call_id, None) == ended
+    for number, cut in enumerate(ended):
+        assert rest_of(daemon, call_id, cut.id, by) == ended[number + 1 :]
+    assert len(ended) == len(TELLS) + 2
+
+
+@pytest.mark.parametrize("by", ["header", "query"])
+def test_running_call_is_resumed_behind_every_event(daemon: Daemon, by: str) -> None:
+    with streaming(daemon.socket, "run_python", program(tells=TELLS, waits=True)) as uncut:
+        events = uncut.events()
+        seen = [next(events) for _ in range(len(TELLS) + 1)]
+        call_id = call_id_of(seen[0])
+        readers = []
+        for number, cut in enumerate(seen):
+            with resuming(daemon.socket, call_id, cut.id, by=by) as stream:
+                resumed = stream.events()
+                expected = seen[number + 1 :]
+                assert [next(resumed) for _ in expected] == expected
+        # The last of them waits for what is to come, as the first stream does.
+        with resuming(daemon.socket, call_id, seen[-1].id, by=by) as waiting:
+            assert waiting.begin() == 200
+            readers.append(waiting.events())
+            with Client(daemon.socket) as client:
+                client.cancel(call_id)
+            (last,) = list(readers[0])
+        assert [last] == list(events)
+        assert json.loads(last.data)["error"]["code"] == "CANCELLED"
+
+
+def test_stream_says_when_to_come_back_and_that_it_must_not_be_buffered(
+    daemon: Daemon, ended: list[Frame]
+) -> None:
+    pauses = set()
+    for _ in range(8):
+        with resuming(daemon.socket, call_id_of(ended[0])) as stream:
+            stream.begin()
+            first = next(stream.chunks())
+            assert stream.headers["x-accel-buffering"] == "no"
+            found = re.fullmatch(rb"retry: (\d+)\n\n", first)
+            assert found is not None
+            pauses.add(int(found[1]))
+    assert min(pauses) >= 1000
+    assert max(pauses) < 3000
+    assert len(pauses) > 1
+
+
+def test_header_comes_before_the_query(daemon: Daemon, ended: list[Frame]) -> None:
+    """An EventSource that connects again sends both: its address is that of its first attempt."""
+    call_id = call_id_of(ended[0])
+    with connect(daemon.socket) as connection:
+        connection.sendall(
+            f"GET /v1/calls/{call_id}/events?last_event_id={ended[0].id} HTTP/1.1\r\nhost: x\r\n"
+            f"last-event-id: {ended[-2].id}\r\nconnection: close\r\n\r\n".encode()
+        )
+        raw = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert raw.count(b"\nevent: ") == 1
+    assert f"id: {ended[-1].id}".encode() in raw
+
+
+def test_head_of_a_running_call_answers_at_once(daemon: Daemon) -> None:
+    with streaming(daemon.socket, "run_python", program(waits=True)) as stream:
+        call_id = call_id_of(next(stream.events()))
+        with connect(daemon.socket) as connection:
+            connection.sendall(
+                f"HEAD /v1/calls/{call_id}/events HTTP/1.1\r\nhost: x\r\n"
+                "connection: close\r\n\r\n".encode()
+            )
+            raw = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert raw.startswith(b"HTTP/1.1 200")
+        with Client(daemon.socket) as client:
+            client.cancel(call_id)
+
+
+# -- hostile cursors -------------------------------------------------------------------------
+
+MALFORMED = [
+    "x", "1", ":", "1:", "-1:5", "1:2:3", "1.0:5", "0x1:5", "01:5", "1:05", "9" * 16 + ":1",
+    "1:" + "9" * 16, "a" * 8000, "\xb2:5", "null",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["header", "query"])
+def test_cursor_that_is_none_gives_one_resync_and_then_everything(
+    daemon: Daemon, ended: list[Frame], by: str
+) -> None:
+    call_id = call_id_of(ended[0])
+    for cursor in MALFORMED:
+        first, *rest = rest_of(daemon, call_id, cursor, by)
+        assert (first.kind, first.id, rest) == ("resync", "", ended), cursor
+        data = json.loads(first.data)
+        assert (data["reason"], data["from"], data["given"]) == ("malformed", 0, cursor[:40])
+
+
+def test_cursor_of_no_event_of_this_call_gives_one_resync_and_then_everything(
+    daemon: Daemon, ended: list[Frame]
+) -> None:
+    with streaming(daemon.socket, "run_python", program(tells=TELLS, value=1)) as stream:
+        other = list(stream.events())
+    call_id = call_id_of(ended[0])
+    sequence, offset = map(int, ended[3].id.split(":"))
+    last_sequence, last_offset = map(int, ended[-1].id.split(":"))
+    cursors = [
+        *(event.id for event in other),
+        f"{sequence + 1}:{offset}",  # another event's place
+        f"{sequence}:{offset + 1}",  # inside a line
+        f"{sequence}:{offset - 1}",
+        f"{last_sequence + 1}:{last_offset + len(ended[-1].data) + 100}",  # beyond the end
+        f"{10**14}:{10**14}", "0:0", "0:1", "7:7",
+    ]  # fmt: skip
+    for cursor in cursors:
+        first, *rest = rest_of(daemon, call_id, cursor)
+        assert (first.kind, first.id, rest) == ("resync", "", ended), cursor
+        assert json.loads(first.data)["reason"] == "unknown_event"
+
+
+# -- whose, and whether ----------------------------------------------------------------------
+
+
+@pytest.mark.row("D4")
+def test_events_of_another_principal_are_not_there(daemon: Daemon, ended: list[Frame]) -> None:
+    """Neither while the call runs nor afterwards, and no cursor changes that."""
+    with ControlClient(daemon.control, credential=daemon.credential) as control:
+        token = control.tokens.new("stranger", principal_id="stranger").secret
+    stranger = f"authorization: Bearer {token}\r\n"
+    answers = []
+    with streaming(daemon.socket, "run_python", program(waits=True)) as stream:
+        running = next(stream.events())
+        for frame in (running, ended[0]):
+            for after in (None, frame.id, "x"):
+                with resuming(daemon.socket, call_id_of(frame), after, headers=stranger) as theirs:
+                    answers.append(theirs.body()["error"])
+                    assert theirs.status == 404
+        with resuming(daemon.socket, "call_0", headers=stranger) as nobodys:
+            answers.append(nobodys.body()["error"])
+        with Client(daemon.socket) as client:
+            client.cancel(call_id_of(running))
+    assert {error["code"] for error in answers} == {"RESOURCE_NOT_FOUND"}
+    assert len({error["message"] for error in answers}) == 1
+    assert rest_of(daemon, call_id_of(ended[0]), None) == ended  # twin: its own caller
+
+
+@pytest.mark.parametrize("kept", ["0", "0.001"])
+def test_events_are_kept_no_longer_than_is_configured(kept: str) -> None:
+    with running_scripted_daemon(streams_kept_minutes=kept) as own:
+        with streaming(own.socket, "run_python", program(value=1)) as stream:
+            first, *_ = stream.events()
+            call_id = call_id_of(first)
+
+        def is_gone() -> bool:
+            with resuming(own.socket, call_id) as late:
+                return late.begin() == 404
+
+        wait_until(is_gone)
+        wait_until(lambda: not os.listdir(own.home / "spool"))
+
+
+def test_call_that_nobody_followed_has_no_events(daemon: Daemon) -> None:
+    with Client(daemon.socket) as client:
+        call_id = client.call("calculator", {"expression": "1"}).metadata.call_id
+        (event,) = client.follow(str(call_id))
+    assert isinstance(event, ErrorEvent)
+    assert event.envelope.error is not None
+    assert event.envelope.error.code == "RESOURCE_NOT_FOUND"
+
+
+# -- kill -9 ---------------------------------------------------------------------------------
+
+
+def killed_in_the_middle(own: Daemon, key: str | None = None) -> list[Frame]:
+    """The events of a call that runs when its engine dies, as far as they came."""
+    options = {} if key is None else {"idempotency_key": key}
+    arguments = program(tells=TELLS, waits=True)
+    with streaming(own.socket, "run_python", arguments, **options) as stream:
+        events = stream.events()
+        seen = [next(events) for _ in range(len(TELLS) + 1)]
+        own.process.kill()
+        own.process.wait(timeout=30)
+    return seen
+
+
+def test_killed_engine_loses_no_event_and_the_next_one_ends_the_stream() -> None:
+    with running_scripted_daemon() as own:
+        with streaming(own.socket, "run_python", program(tells=TELLS, value=1)) as stream:
+            whole = list(stream.events())
+        seen = killed_in_the_middle(own, key="k")
+        with (own.home / "spool" / call_id_of(seen[0])).open("ab") as torn:
+            torn.write(b'["tool_output",99,{"stream":"stdout","text":"ha')
+        with running_scripted_daemon(own.home) as again:
+            call_id = call_id_of(seen[0])
+            for by in ("header", "query"):
+                for number, cut in enumerate(seen):
+                    *resumed, last = rest_of(again, call_id, cut.id, by)
+                    assert resumed == seen[number + 1 :]
+                    answer = json.loads(last.data)
+                    assert (last.kind, answer["error"]["code"]) == (
+                        "tool_error", "OUTCOME_UNKNOWN"
+                    )  # fmt: skip
+                    assert int(last.id.split(":")[0]) == len(seen)
+                for number, cut in enumerate(whole):
+                    assert rest_of(again, call_id_of(cut), cut.id, by) == whole[number + 1 :]
+            assert answer["metadata"]["call_id"] == call_id
+            assert answer["metadata"]["tool_name"] == "run_python"
+            with Client(again.socket) as client:  # the log and the key say the same
+                assert client.call_record(call_id).code == "OUTCOME_UNKNOWN"
+                arguments = program(tells=TELLS, waits=True)
+                repeated = client.call("run_python", arguments, idempotency_key="k")
+            assert repeated.error is not None
+            assert repeated.error.code == "OUTCOME_UNKNOWN"
+            # Once more: the end was written, and is not made a second time.
+            again.process.kill()
+            again.process.wait(timeout=30)
+            with running_scripted_daemon(own.home) as third:
+                assert rest_of(third, call_id, seen[-1].id) == [last]
+
+
+def test_call_of_a_tool_that_may_be_repeated_says_so() -> None:
+    with running_scripted_daemon() as own:
+        seen = killed_in_the_middle(own)
+        path = own.home / "spool" / call_id_of(seen[0])
+        raw = path.read_bytes()
+        path.write_bytes(raw.replace(b'"tool":"run_python"', b'"tool":"calculator"', 1))
+        with running_scripted_daemon(own.home) as again:
+            (last,) = rest_of(again, call_id_of(seen[0]), seen[-1].id)
+    error = json.loads(last.data)["error"]
+    assert (error["code"], error["retryable"]) == ("SANDBOX_UNAVAILABLE", True)
+
+
+def without_its_end(own: Daemon, **options: Any) -> tuple[list[Frame], str]:
+    """The events of a call whose engine died between its answer and the end of its recording."""
+    arguments = program(tells=[["stdout", "x"]], value=5)
+    with streaming(own.socket, "run_python", arguments, **options) as stream:
+        frames = list(stream.events())
+    call_id = call_id_of(frames[0])
+    with Client(own.socket) as client:
+        assert client.call_record(call_id).code == "OK"  # the row is on the disk
+    own.process.kill()
+    own.process.wait(timeout=30)
+    path = own.home / "spool" / call_id
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+    return frames, call_id
+
+
+def test_answer_that_its_key_keeps_is_the_last_event() -> None:
+    with running_scripted_daemon() as own:
+        frames, call_id = without_its_end(own, idempotency_key="k")
+        with running_scripted_daemon(own.home) as again:
+            assert rest_of(again, call_id, frames[0].id) == frames[1:]
+
+
+def test_call_whose_answer_is_lost_says_what_the_log_says() -> None:
+    """Twin: without a key nobody keeps an answer."""
+    with running_scripted_daemon() as own:
+        frames, call_id = without_its_end(own)
+        with running_scripted_daemon(own.home) as again:
+            *others, last = rest_of(again, call_id, frames[0].id)
+            with Client(again.socket) as client:
+                assert client.call_record(call_id).code == "OK"
+    assert others == frames[1:-1]
+    error = json.loads(last.data)["error"]
+    assert (error["code"], error["details"]) == ("OUTCOME_UNKNOWN", {"logged_code": "OK"})
+
+
+def test_call_that_waited_for_approval_still_waits_after_a_crash(tmp_path: Path) -> None:
+    rules = tmp_path / "policy.toml"
+    rules.write_text('[[rules]]\nid = "ask"\ndecision = "ask"\ntools = ["calculator"]\n')
+    rules.chmod(0o600)
+    with running_scripted_daemon(approver=True, policy_file=str(rules)) as own:
+        arguments = {"expression": "40 + 2"}
+        with streaming(own.socket, "calculator", arguments, wait_for_approval=True) as stream:
+            events = stream.events()
+            first, waiting = next(events), next(events)
+            own.process.kill()
+            own.process.wait(timeout=30)
+        assert "waits for approval" in json.loads(waiting.data)["message"]
+        with running_scripted_daemon(own.home, policy_file=str(rules)) as again:
+            (last,) = rest_of(again, call_id_of(first), waiting.id)
+            error = json.loads(last.data)["error"]
+            assert error["code"] == "REQUIRES_HUMAN_APPROVAL"
+            with Client(again.socket) as client:
+                assert client.approvals.show(error["approval_id"]).state == "pending"
+
+
+# -- clients ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_client_that_reconnects_two_hundred_times_gets_every_event_once(
+    daemon: Daemon, home: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
+    tells = [["stdout", f"{number:04} " + "ä" * 40] for number in range(500)]
+    with (
+        cutting_proxy(home / "proxy.sock", daemon.socket, least=600, most=1200, count=200) as proxy,
+        client_of(kind, proxy.path) as client,
+    ):
+        events = list(client.stream("run_python", program(tells=tells, value=7)))
+    texts = [event.text for event in events if isinstance(event, OutputEvent)]
+    assert "".join(texts) == "".join(text for _, text in tells)
+    assert [int(event.id.partition(":")[0]) for event in events] == list(range(len(events)))
+    assert isinstance(events[-1], ResultEvent)
+    assert events[-1].envelope.data["value"] == 7
+    assert proxy.cuts == 200
+
+
+def test_client_gives_up_with_the_place_where_it_broke_off(
+    home: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
+    with running_scripted_daemon() as own, client_of(kind, own.socket) as client:
+        events = client.stream("run_python", program(tells=[["stdout", "x"]], waits=True))
+        next(events)
+        last = next(events)
+        own.process.kill()
+        own.process.wait(timeout=30)
+        with pytest.raises(DaemonUnavailable) as gone:
+            next(events)
+    assert gone.value.may_have_acted
+    for part in (last.metadata.call_id, last.id, "10 attempts", "No engine answers"):
+        assert part in str(gone.value)
+
+
+def test_client_follows_a_call_over_the_death_of_its_engine(kind: str) -> None:
+    with running_scripted_daemon() as own, client_of(kind, own.socket) as client:
+        events = client.stream("run_python", program(tells=TELLS, waits=True))
+        seen = [next(events) for _ in range(4)]
+        own.process.kill()
+        own.process.wait(timeout=30)
+        with running_scripted_daemon(own.home):
+            seen += list(events)
+            call_id = seen[0].metadata.call_id
+            assert list(client.follow(call_id, seen[2].id)) == seen[3:]
+    assert [int(event.id.partition(":")[0]) for event in seen] == list(range(len(TELLS) + 2))
+    assert isinstance(seen[-1], ErrorEvent)
+    assert seen[-1].envelope.error is not None
+    assert seen[-1].envelope.error.code == "OUTCOME_UNKNOWN"
+
+
+@pytest.mark.row("D1")
+def test_command_line_survives_a_restart_and_says_what_became_of_the_call() -> None:
+    with running_scripted_daemon() as own:
+        arguments = json.dumps(program(tells=[["stdout", "so far\n"]], waits=True))
+        process = subprocess.Popen(
+            [str(FUMEHOOD), "call", "--stream", "run_python", arguments],
+            env=own.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"so far\n"
+        own.process.send_signal(signal.SIGKILL)
+        own.process.wait(timeout=30)
+        with running_scripted_daemon(own.home):
+            out, err = process.communicate(timeout=60)
+    assert json.loads(out)["error"]["code"] == "OUTCOME_UNKNOWN"
+    assert (process.returncode, err) == (1, b"")
+
+
+def test_many_readers_of_one_call_get_the_same_events(daemon: Daemon) -> None:
+    with streaming(daemon.socket, "run_python", program(tells=TELLS, waits=True)) as stream:
+        events = stream.events()
+        first = next(events)
+        call_id = call_id_of(first)
+        found: list[list[Frame]] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(rest_of(daemon, call_id, first.id)))
+            for _ in range(20)
+        ]
+        for thread in threads:
+            thread.start()
+        with Client(daemon.socket) as client:
+            client.cancel(call_id)
+        for thread in threads:
+            thread.join(timeout=30)
+        rest = list(events)
+    assert found == [rest] * 20
+
+
+# -- a browser -------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "stream-output.md"
+
+EVENT_SOURCE = r"""
+const http = require("node:http");
+
+// As the HTML standard has it, over a Unix socket; each of the first 9 connections is cut.
+class EventSource {
+  constructor(path) { this.path = path; this.id = ""; this.pause = 0; this.cuts = 0;
+    this.listeners = {}; this.closed = false; setImmediate(() => this.connect()); }
+  addEventListener(kind, listener) { this.listeners[kind] = listener; }
+  close() { this.closed = true; this.request.destroy(); }
+  connect() {
+    const headers = this.id ? {"Last-Event-ID": this.id} : {};
+    let buffer = "", left = this.cuts < 9 ? 60_000 : Infinity;
+    this.request = http.get({socketPath: process.argv[2], path: this.path, headers}, (answer) => {
+      answer.setEncoding("utf8");
+      answer.on("data", (text) => {
+        if (left < 0) return;
+        left -= text.length;
+        const blocks = (buffer + text).split("\n\n");
+        buffer = blocks.pop();
+        blocks.forEach((block) => this.take(block));
+        if (left < 0 && !this.closed) { this.cuts++; this.request.destroy(); }
+      });
+      answer.on("close", () => { if (!this.closed) setTimeout(() => this.connect(), 1); });
+      answer.on("error", () => {});
+    });
+    this.request.on("error", () => {});
+  }
+  take(block) {
+    let kind = "message", data = null;
+    for (const line of block.split("\n")) {
+      const [, field, value] = line.match(/^([^:]*): ?([^\n]*)$/);
+      if (field === "id") this.id = value;
+      if (field === "event") kind = value;
+      if (field === "data") data = value;
+      if (field === "retry") this.pause = Number(value);
+    }
+    if (data !== null && !this.closed) this.listeners[kind]?.({data});
+  }
+}
+"""
+FOLLOWED = """
+const seen = [];
+follow(process.argv[3], (kind, data) => {
+  seen.push([kind, data]);
+  if (kind === "tool_result") process.stdout.write(JSON.stringify(seen));
+});
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run JavaScript")
+def test_javascript_of_the_how_to_gets_every_event_once(
+    daemon: Daemon, ended: list[Frame], tmp_path: Path
+) -> None:
+    """With an EventSource of our own: this version of node may have none."""
+    snippet, *_ = re.findall(
+        r"^```javascript\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    script = tmp_path / "page.js"
+    script.write_text(EVENT_SOURCE + snippet + FOLLOWED)
+    done = subprocess.run(
+        ["node", str(script), str(daemon.socket), call_id_of(ended[0])],
+        capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout) == [[one.kind, json.loads(one.data)] for one in ended]
