@@ -172,13 +172,29 @@ IN_A_MINUTE = format_datetime(datetime.now(UTC) + timedelta(seconds=3000), usegm
 async def test_failure_of_the_service_has_its_code(
     asker: Asker, reply: Reply, code: str, retryable: bool, retry_after_ms: int | None
 ) -> None:
-    outcome = await asker.ask(reply)
+    outcome = await asker.ask(reply, idempotent=True)
     assert ended(outcome) == code
     assert outcome.error is not None
     assert outcome.error.may_retry is retryable
     assert outcome.error.retry_after_ms == retry_after_ms
     assert outcome.error.was_sent is True
     assert outcome.network_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "retryable"),
+    [(Reply(500), False), (Reply(reset=True), False), (Reply(503), True), (Reply(429), True)],
+)
+async def test_call_that_may_have_acted_is_repeated_only_where_the_tool_allows_it(
+    asker: Asker, reply: Reply, retryable: bool
+) -> None:
+    outcome = await asker.ask(reply, method="POST")
+    assert outcome.error is not None
+    assert outcome.error.may_retry is retryable
+    assert ("may or may not have taken effect" in outcome.error.message) is not retryable
+    twin = await asker.ask(reply, method="POST", idempotent=True)
+    assert twin.error is not None
+    assert twin.error.may_retry is True
 
 
 async def test_retry_after_may_be_a_date(asker: Asker) -> None:
@@ -245,7 +261,7 @@ async def test_endless_stream_that_unpacks_to_nothing_is_over_the_limit(asker: A
 async def test_late_answer_is_a_timeout_and_its_connection_is_closed(
     asker: Asker, reply: Reply
 ) -> None:
-    outcome = await asker.ask(reply, timeout=300)
+    outcome = await asker.ask(reply, timeout=300, read_only=True)
     assert isinstance(outcome.error, UpstreamTimeout)
     assert outcome.error.may_retry is True
     assert outcome.error.was_sent is True

@@ -100,8 +100,18 @@ async def run_request(
         outcome = replace(outcome, data=data, whole_fields=whole)
     except EngineError as error:
         error.was_sent = attempt.was_sent
+        if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
+            _advise(error, tool)
         outcome = replace(outcome, ended_by=_ended_by(error), error=error)
     return replace(outcome, network_ms=(time.monotonic() - started) * 1e3)
+
+
+def _advise(error: NetworkError | UpstreamTimeout, tool: ToolDefinition) -> None:
+    """Say whether to repeat a request that was sent. A 503 says itself that it may be."""
+    turned_away = (error.details or {}).get("status") == 503
+    error.may_retry = error.may_retry and (tool.idempotent or turned_away)
+    advice = "Repeat the call later." if error.may_retry else "It may or may not have taken effect."
+    error.message = f"{error.message} {advice}"
 
 
 def _ended_by(error: EngineError) -> EndedBy:
@@ -137,7 +147,7 @@ async def _ask(
             answer = await upstreams.ask(filled, limits.output_bytes, attempt, redactor)
     except TimeoutError:
         raise UpstreamTimeout(
-            f"The tool's service did not answer in {timeout_s:g} s. It may have acted."
+            f"The tool's service did not answer in {timeout_s:g} s."
             if attempt.was_sent
             else f"The tool's service could not be reached in {timeout_s:g} s. Nothing was sent.",
             details={"ended_by": "wall_time", "limit": {"timeout_seconds": timeout_s}},
@@ -319,7 +329,7 @@ def _error(answer: UpstreamAnswer, redactor: Redactor) -> EngineError:
         )
     if status >= 500:
         return NetworkError(
-            f"{said}: it failed. Repeat the call later.",
+            f"{said}: it failed.",
             retry_after_ms=answer.retry_after_ms if status == 503 else None,
             details=details,
         )

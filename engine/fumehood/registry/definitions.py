@@ -319,6 +319,14 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
         yield from _endpoint_faults(document["endpoint"], document, is_rest=kind == "REST")
     if isinstance(document.get("headers"), dict):
         yield from _headers_faults(document["headers"])
+        if kind == "REST" and document.get("method") not in QUERY_METHODS:
+            yield from _body_faults(document["headers"])
+
+
+def _body_faults(headers: dict[Any, Any]) -> Iterator[str]:
+    for name, value in headers.items():
+        if str(name).lower() == "content-type" and "json" not in str(value).lower():
+            yield "headers: 'content-type' must be a type of JSON, as the body is"
 
 
 def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:

@@ -557,6 +557,15 @@ def test_plain_headers_are_accepted(headers: dict[str, str]) -> None:
     assert _rest_faults(headers=headers) == []
 
 
+def test_type_of_a_body_is_json() -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert _rest_faults(method="POST", headers=form) == [
+        "headers: 'content-type' must be a type of JSON, as the body is"
+    ]
+    assert _rest_faults(method="GET", headers=form) == []
+    assert _rest_faults(method="POST", headers={"content-type": "application/vnd.api+json"}) == []
+
+
 HEADERS: dict[str, tuple[dict[str, str], str]] = {
     "line end in a value": ({"x": "a\r\nhost: evil"}, "control characters"),
     "line end after a value": ({"x": "a\n"}, "control characters"),
