@@ -22,7 +22,7 @@ from support.wait import wait_until
 FIELDS = [
     "call_id", "timestamp", "principal_id", "agent_id", "session_id", "trace_id", "tool_name",
     "tool_version", "code", "ended_by", "execution_time_ms", "cpu_ms", "cost", "currency",
-    "input_tokens", "output_tokens", "tokens_used",
+    "input_tokens", "output_tokens", "tokens_used", "cache_hit",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.row("D6", "D4")
