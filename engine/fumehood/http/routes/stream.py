@@ -74,8 +74,8 @@ async def stream_tool(
     A refusal before anything ran is an envelope with its HTTP status, as with `/call`, and so is
     a dry run. Otherwise events follow: `tool_progress` (the first at once), `tool_output`,
     `tool_retrying`, `tool_notice` if some were dropped, and finally `tool_result` or `tool_error`
-    with the envelope. Comments keep the connection alive. Disconnecting does not stop the call, unless
-    `cancel_on_disconnect` is set.
+    with the envelope. Comments keep the connection alive. Disconnecting does not stop the call,
+    unless `cancel_on_disconnect` is set.
     """
     call = engine.open_stream(name, body, caller)
     try:
