@@ -38,15 +38,18 @@ def upstream_of(tool: ToolDefinition) -> str | None:
     return f"{f'[{host}]' if ':' in host else host}:{parts.port or PORTS[parts.scheme]}"
 
 
-def health_of(error: EngineError | None) -> int | None:
+def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:
     """What the ending of a request says about the service; None if it says nothing.
 
     Timeouts, broken connections and 5xx count against it; an answer, also a refusal of the
     caller's arguments, counts for it. A call that never reached it, was cancelled, or came too
-    often says nothing.
+    often says nothing, and neither does a timeout of a request that `was_hurried`: it had less
+    time than its tool gives. Callers could otherwise suspend a service for everybody.
     """
     if error is None:
         return HEALTHY
+    if was_hurried and isinstance(error, Timeout):
+        return None
     if error.fault is Fault.UPSTREAM:
         return FAILING
     answered = error.fault is Fault.GUEST and error.was_sent and not isinstance(error, Timeout)
@@ -77,9 +80,9 @@ class Permit:
     ) -> None:
         self.give_back()
 
-    def conclude(self, error: EngineError | None) -> None:
+    def conclude(self, error: EngineError | None, *, was_hurried: bool = False) -> None:
         """Count how the request ended."""
-        self._end(health_of(error))
+        self._end(health_of(error, was_hurried=was_hurried))
 
     def give_back(self) -> None:
         """The request was not sent, or was cancelled."""

@@ -7,15 +7,18 @@ attempt, also of a failed program: the envelope says what it used and how it end
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fumehood.circuits.breaker import Permit
 from fumehood.core.errors import CircuitOpen, EngineError, code_of
+from fumehood.core.limits import WallLimits, smallest
 from fumehood.executors.base import ToolRun
 from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.retry import CIRCUIT_OPENED, may_retry, most_retries
 from fumehood.pipeline.services import PipelineServices
 
@@ -41,18 +44,18 @@ async def execute(
         expected=admitted.expected,
     )
     if not may_retry(permitted.tool.definition, permitted.request.options):
-        return await _attempt(run, admitted.permit)
-    return await _attempts(run, admitted.permit, call, services)
+        return await _attempt(run, admitted.permit, admitted.plan)
+    return await _attempts(run, admitted, call, services)
 
 
 async def _attempts(
-    run: ToolRun, permit: Permit | None, call: CallContext, services: PipelineServices
+    run: ToolRun, admitted: AdmittedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
     """Run until an attempt succeeds or no other one is allowed."""
     tool, clock, retries = run.tool.definition, services.clock, services.retries
     deadline = clock.monotonic() + run.limits.wall_s
     retries.begin(tool)
-    outcome = await _attempt(run, permit)
+    outcome = await _attempt(run, admitted.permit, admitted.plan)
     while (error := outcome.error) is not None and not call.handle.is_cancelled:
         left_s = deadline - clock.monotonic()
         delay_s = retries.next_delay_s(tool, error, call.attempts, left_s)
@@ -66,23 +69,32 @@ async def _attempts(
             call.attempts.warning = CIRCUIT_OPENED
             break
         call.attempts.retry_count += 1
-        again = await _attempt(_with_time(run, deadline - clock.monotonic()), permit)
-        outcome = _summed(outcome, again)
+        rest = _with_time(run, deadline - clock.monotonic())
+        outcome = _summed(outcome, await _attempt(rest, permit, admitted.plan))
     return outcome
 
 
-async def _attempt(run: ToolRun, permit: Permit | None) -> Outcome:
+async def _attempt(run: ToolRun, permit: Permit | None, plan: Plan) -> Outcome:
     executor = executor_of(run.tool.definition)
     if permit is None:
         return await executor.run(run)
+    was_hurried = _is_hurried(run, plan.wall.limits)
     with permit:
         try:
             outcome = await executor.run(run)
         except EngineError as error:
-            permit.conclude(error)
+            permit.conclude(error, was_hurried=was_hurried)
             raise
-        permit.conclude(outcome.error)
+        permit.conclude(outcome.error, was_hurried=was_hurried)
         return outcome
+
+
+def _is_hurried(run: ToolRun, offered: WallLimits) -> bool:
+    """Whether a run has less time than its tool gives: its caller, or earlier attempts, took it."""
+    tool = run.tool.definition
+    request_s = tool.timeout / 1000 if tool.timeout is not None else math.inf
+    given_s = smallest(offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds)
+    return run.limits.wall_s < min(request_s, given_s)
 
 
 def _tell(error: EngineError, delay_s: float, max_retries: int, call: CallContext) -> None:

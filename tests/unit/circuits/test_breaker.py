@@ -154,6 +154,8 @@ def test_answers_and_timeouts_of_the_service_count() -> None:
     assert health_of(None) == 0
     assert health_of(ToolError("NO_SUCH_CITY", "There is no such city.")) == 0
     assert health_of(SLOW) == 1
+    assert health_of(SLOW, was_hurried=True) is None
+    assert health_of(gone(), was_hurried=True) == 1
     unsent = ExecutionError("It was not sent.")
     unsent.was_sent = False
     assert health_of(unsent) is None
@@ -275,6 +277,36 @@ async def test_many_calls_at_once_are_exactly_so_many_trials(
         assert sum(one.success for one in envelopes) == made.upstream.asked() - 1 == 3
         assert {one.error.code for one in envelopes if one.error} == {"CIRCUIT_OPEN"}
         assert (await made.call()).success
+
+
+@pytest.mark.parametrize(
+    ("fields", "timeout_s", "opens"),
+    [
+        ({}, 0.01, False),
+        ({}, None, True),
+        ({"timeout": 500}, 0.01, False),
+        ({"timeout": 500}, 0.5, True),
+        ({"timeout_seconds": 2}, 1.9, False),
+        ({"timeout_seconds": 2}, 2, True),
+    ],
+)
+async def test_caller_in_a_hurry_cannot_suspend_a_service_for_everybody(
+    fields: dict[str, Any],
+    timeout_s: float | None,
+    opens: bool,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attack: a time limit that no service can keep. Twin: one that the tool itself allows."""
+    options = {} if timeout_s is None else {"timeout_seconds": timeout_s}
+    made_of = weather(retry_count=0, **fields)
+    async with upstream_bench(home, monkeypatch, made_of, **OPENED) as made:
+        made.upstream.scripts["weather"] = [SLOW] * 3
+        for _ in range(3):
+            await made.call(**options)
+        shown = made.bench.engine.tool("weather").circuit
+    assert shown is not None
+    assert (shown.state is CircuitState.OPEN) is opens
 
 
 @pytest.mark.row("D2")
