@@ -25,6 +25,7 @@ from fumehood.core.limits import Limits
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.rest import run_request
 from fumehood.executors.upstreams import Upstreams
+from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
 from upstream import Reply, Upstream, bomb, packed, redirect, running_upstream
@@ -55,6 +56,7 @@ class Asker:
     def __init__(self, upstream: Upstream, upstreams: Upstreams) -> None:
         self.upstream = upstream
         self.upstreams = upstreams
+        self.redactor = Redactor()
 
     async def ask(
         self, *replies: Reply, arguments: JsonObject | None = None, **fields: Any
@@ -64,7 +66,9 @@ class Asker:
         limits = fields.pop("limits", LIMITS)
         definition = parse_definition(document(self.upstream, **fields))
         traceparent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-        return await run_request(definition, arguments or {}, limits, self.upstreams, traceparent)
+        return await run_request(
+            definition, arguments or {}, limits, self.upstreams, Redactor(), traceparent
+        )
 
 
 @asynccontextmanager

@@ -37,7 +37,6 @@ from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.redaction import Redactor
 from fumehood.executors.upstreams import (
     Attempt,
     BodyTooLarge,
@@ -46,6 +45,8 @@ from fumehood.executors.upstreams import (
     Upstreams,
 )
 from fumehood.protocol import strict_json
+from fumehood.redaction.redactor import Redactor
+from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS, SECRET_REFERENCE
 
 MAX_BODY_SHOWN = 4096
@@ -78,6 +79,7 @@ class RestExecutor(Executor):
             run.arguments,
             run.limits,
             run.upstreams,
+            run.redactor,
             trace_parent(run.trace_id, run.call_id),
         )
 
@@ -87,15 +89,17 @@ async def run_request(
     arguments: JsonObject,
     limits: Limits,
     upstreams: Upstreams,
+    redactor: Redactor,
     traceparent: str,
 ) -> Outcome:
     """Send the request of one call, and read its answer."""
     attempt, started = Attempt(), time.monotonic()
     outcome = Outcome(EndedBy.OK, "none")
     try:
-        answer, redactor = await _ask(tool, arguments, limits, upstreams, traceparent, attempt)
+        request = make_request(tool, arguments, traceparent)
+        answer, values = await _ask(request, tool, limits, upstreams, redactor, attempt)
         outcome = replace(outcome, output_bytes=len(answer.body))
-        data = _data(answer, redactor)
+        data = _data(answer, values)
         whole = frozenset[str]() if _is_json(answer) else _CONTENTS
         outcome = replace(outcome, data=data, whole_fields=whole)
     except EngineError as error:
@@ -125,26 +129,27 @@ def _ended_by(error: EngineError) -> EndedBy:
 
 
 async def _ask(
+    request: UpstreamRequest,
     tool: ToolDefinition,
-    arguments: JsonObject,
     limits: Limits,
     upstreams: Upstreams,
-    traceparent: str,
+    redactor: Redactor,
     attempt: Attempt,
-) -> tuple[UpstreamAnswer, Redactor]:
+) -> tuple[UpstreamAnswer, SecretValues]:
     """The successful answer.
 
     Raises:
         EngineError: there is none.
     """
-    request = make_request(tool, arguments, traceparent)
     timeout_s = limits.wall_s if tool.timeout is None else min(limits.wall_s, tool.timeout / 1e3)
     try:
         with anyio.fail_after(timeout_s):
             secrets = await _secrets(tool, upstreams)
-            redactor = Redactor(secrets.values())
+            values = SecretValues(secrets.values())
+            for value in secrets.values():
+                redactor.learn(value)  # other tools and the log may come by it, too
             filled = fill_secrets(request, secrets)
-            answer = await upstreams.ask(filled, limits.output_bytes, attempt, redactor)
+            answer = await upstreams.ask(filled, limits.output_bytes, attempt, values)
     except TimeoutError:
         raise UpstreamTimeout(
             f"The tool's service did not answer in {timeout_s:g} s."
@@ -158,8 +163,8 @@ async def _ask(
             details={"ended_by": "output", "limit": {"output_bytes": limits.output_bytes}},
         ) from None
     if not 200 <= answer.status < 300:
-        raise _error(answer, redactor)
-    return answer, redactor
+        raise _error(answer, values)
+    return answer, values
 
 
 async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]:
@@ -288,7 +293,7 @@ def trace_parent(trace_id: str, call_id: str) -> str:
 # -- the answer ----------------------------------------------------------------------------
 
 
-def _data(answer: UpstreamAnswer, redactor: Redactor) -> JsonObject:
+def _data(answer: UpstreamAnswer, values: SecretValues) -> JsonObject:
     """The tool's result: a JSON object as it is, other JSON, a text, or bytes in base64.
 
     Raises:
@@ -298,18 +303,18 @@ def _data(answer: UpstreamAnswer, redactor: Redactor) -> JsonObject:
         return {"status": answer.status}
     if _is_json(answer):
         try:
-            value = redactor.value(strict_json.loads(answer.body))
+            value = values.value(strict_json.loads(answer.body))
         except strict_json.StrictJsonError as error:
             raise ExecutionError(
-                f"The tool's service answered with invalid JSON: {redactor.text(str(error))}.",
-                details=_details(answer, redactor),
+                f"The tool's service answered with invalid JSON: {values.text(str(error))}.",
+                details=_details(answer, values),
             ) from None
         return value if isinstance(value, dict) else {"value": value}
-    kind = redactor.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN] or None
+    kind = values.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN] or None
     try:
-        return {"text": redactor.text(answer.body.decode("utf-8")), "content_type": kind}
+        return {"text": values.text(answer.body.decode("utf-8")), "content_type": kind}
     except UnicodeDecodeError:
-        encoded = base64.b64encode(redactor.data(answer.body)).decode()
+        encoded = base64.b64encode(values.data(answer.body)).decode()
         return {"content_base64": encoded, "content_type": kind}
 
 
@@ -317,9 +322,9 @@ def _is_json(answer: UpstreamAnswer) -> bool:
     return answer.content_type == "application/json" or answer.content_type.endswith("+json")
 
 
-def _error(answer: UpstreamAnswer, redactor: Redactor) -> EngineError:
+def _error(answer: UpstreamAnswer, values: SecretValues) -> EngineError:
     """The error for a status that is no success."""
-    status, details = answer.status, _details(answer, redactor)
+    status, details = answer.status, _details(answer, values)
     said = f"The tool's service answered with status {status}"
     if status == 429:
         return RateLimited(
@@ -341,19 +346,19 @@ def _error(answer: UpstreamAnswer, redactor: Redactor) -> EngineError:
     )
 
 
-def _details(answer: UpstreamAnswer, redactor: Redactor) -> JsonObject:
+def _details(answer: UpstreamAnswer, values: SecretValues) -> JsonObject:
     """Status, type and a bounded part of the body."""
-    kind = redactor.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN]
+    kind = values.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN]
     details: JsonObject = {"status": answer.status, "content_type": kind or None}
     if not answer.body:
         return details
     try:
-        value = redactor.value(strict_json.loads(answer.body))
+        value = values.value(strict_json.loads(answer.body))
         text = strict_json.dumps(value).decode()
         return {**details, "body": value if len(text) <= MAX_BODY_SHOWN else text[:MAX_BODY_SHOWN]}
     except strict_json.StrictJsonError:
         pass
-    text = redactor.text(answer.body.decode("utf-8", "replace"))
+    text = values.text(answer.body.decode("utf-8", "replace"))
     if answer.is_cut:  # the cut may have gone through a secret
-        text = text[: max(0, len(text) - redactor.longest)]
+        text = text[: max(0, len(text) - values.longest)]
     return {**details, "body": text[:MAX_BODY_SHOWN]}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from fumehood.core.errors import EngineError, ExecutionError, NetworkError
-from fumehood.executors.redaction import Redactor
+from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBindings
 
@@ -119,7 +119,11 @@ class Upstreams:
             await pool.aclose()
 
     async def ask(
-        self, request: UpstreamRequest, max_bytes: int, attempt: Attempt, redactor: Redactor
+        self,
+        request: UpstreamRequest,
+        max_bytes: int,
+        attempt: Attempt,
+        values: SecretValues,
     ) -> UpstreamAnswer:
         """Send a request, follow redirects of GET and HEAD, and read the answer.
 
@@ -135,7 +139,7 @@ class Upstreams:
             is_read = request.method in ("GET", "HEAD")
             if answer.status not in _REDIRECTS or location is None or not is_read:
                 return answer
-            request = _redirected(request, location, redactor)
+            request = _redirected(request, location, values)
         raise ExecutionError(
             f"The tool's service redirected the request more than {MAX_REDIRECTS} times. Do not "
             "retry."
@@ -218,7 +222,7 @@ def _url(request: UpstreamRequest) -> httpcore2.URL:
     )
 
 
-def _redirected(request: UpstreamRequest, location: str, redactor: Redactor) -> UpstreamRequest:
+def _redirected(request: UpstreamRequest, location: str, values: SecretValues) -> UpstreamRequest:
     """The request that a redirect asks for. What holds a secret is not sent to another origin.
 
     Raises:
@@ -236,7 +240,7 @@ def _redirected(request: UpstreamRequest, location: str, redactor: Redactor) -> 
         )
     if Origin.of(url) == before:
         return replace(request, url=url)
-    if redactor.finds(url):
+    if values.finds(url):
         raise ExecutionError(
             "The tool's service redirected the request to another host with a secret in the "
             "address, which is not followed. Do not retry."

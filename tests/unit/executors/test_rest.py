@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.addresses import CheckedBackend, is_public
-from fumehood.executors.redaction import Redactor
 from fumehood.executors.rest import make_request, trace_parent
 from fumehood.executors.upstreams import UpstreamRequest, read_retry_after
+from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import parse_definition
 from support.definitions import rest_document
 
@@ -247,20 +247,20 @@ VALUE = 'a/b"c d+e'
 
 @given(JSON_VALUES)
 def test_redaction_changes_nothing_else(value: Any) -> None:
-    assert Redactor().value(value) == value
-    assert Redactor([VALUE * 3]).value(value) == value
+    assert SecretValues().value(value) == value
+    assert SecretValues([VALUE * 3]).value(value) == value
 
 
 @given(st.lists(st.sampled_from([VALUE, "x", VALUE[:5], "a%2Fb%22c%20d%2Be", 'a/b\\"c d+e'])))
 def test_redacted_text_holds_no_form_of_the_value(parts: list[str]) -> None:
-    redactor = Redactor([VALUE])
-    assert not redactor.finds(redactor.text("|".join(parts)))
-    assert not redactor.finds(redactor.data("|".join(parts).encode()).decode())
+    secret_values = SecretValues([VALUE])
+    assert not secret_values.finds(secret_values.text("|".join(parts)))
+    assert not secret_values.finds(secret_values.data("|".join(parts).encode()).decode())
 
 
 def test_value_is_found_in_keys_and_in_numbers() -> None:
-    redactor = Redactor(["12345678"])
-    assert redactor.value({"12345678": [12345678, 1, True, 0.12345678]}) == {
+    secret_values = SecretValues(["12345678"])
+    assert secret_values.value({"12345678": [12345678, 1, True, 0.12345678]}) == {
         "[redacted]": ["[redacted]", 1, True, "[redacted]"]
     }
 

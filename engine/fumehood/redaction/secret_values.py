@@ -1,8 +1,8 @@
-"""Redaction: the values of secrets are taken out of everything that an executor hands back.
+"""The values of one request's secrets, taken out of what the service answers.
 
-Host side, pure. It guards against services that echo a request in an answer or an error. A service
-that wants to tell a secret can encode it in a form that is not searched for: see
-docs/limitations/rest-tools.md.
+Host side, pure. It guards against services that echo a request, also in the forms of URLs, JSON and
+base64, in bytes and in cut texts; `redactor` does the rest of redaction. A service that wants to
+tell a secret can encode it in a form that is not searched for: see docs/limitations/rest-tools.md.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
-REDACTED = "[redacted]"
+from fumehood.redaction.redactor import REDACTED
 
 
-class Redactor:
+class SecretValues:
     """Replaces the given values, in the forms that services commonly echo."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
