@@ -293,6 +293,7 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
     yield from _wall_faults(document, kind)
     if kind == "REST":
         yield from _method_faults(document.get("method"))
+        yield from _body_faults(document)
         if document.get("endpoint") is None:
             yield "endpoint: a REST tool needs an https or http URL"
     timeout = document.get("timeout")
@@ -302,11 +303,12 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
         yield from _endpoint_faults(document["endpoint"], document, is_rest=kind == "REST")
     if isinstance(document.get("headers"), dict):
         yield from _headers_faults(document["headers"])
-        if kind == "REST" and document.get("method") not in QUERY_METHODS:
-            yield from _body_faults(document["headers"])
 
 
-def _body_faults(headers: dict[Any, Any]) -> Iterator[str]:
+def _body_faults(document: JsonObject) -> Iterator[str]:
+    headers = document.get("headers")
+    if document.get("method") in QUERY_METHODS or not isinstance(headers, dict):
+        return
     for name, value in headers.items():
         if str(name).lower() == "content-type" and "json" not in str(value).lower():
             yield "headers: 'content-type' must be a type of JSON, as the body is"
