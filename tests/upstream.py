@@ -243,7 +243,7 @@ class Upstream:
 
 def _read(reader: Any, number: int) -> Received | None:
     line = reader.readline(MAX_HEAD_BYTES)
-    if not line:
+    if line.count(b" ") != 2:  # the end, or no HTTP
         return None
     method, target, _ = line.decode("latin-1").split(" ", 2)
     headers: dict[str, str] = {}
