@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_HEAD_BYTES = 1 << 20
-WAIT_S = 60
+WAIT_S = 15
 JSON = "application/json"
 
 
@@ -109,7 +109,8 @@ def echo(request: Received) -> Reply:
 class Upstream:
     """The server. Each connection has a thread; all of them end with it."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, *, mute: bool = False) -> None:
+        self._mute = mute
         self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -180,7 +181,10 @@ class Upstream:
         connection = raw
         with contextlib.suppress(OSError, ssl.SSLError), raw:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:
+            if self._mute:
+                while raw.recv(4096):
+                    pass
+            elif self._tls is not None:
                 connection = self._tls.wrap_socket(raw, server_side=True)
                 self._open.add(connection)
             with connection, connection.makefile("rb") as reader:
@@ -239,7 +243,7 @@ class Upstream:
 
 def _read(reader: Any, number: int) -> Received | None:
     line = reader.readline(MAX_HEAD_BYTES)
-    if not line:
+    if line.count(b" ") != 2:  # the end, or no HTTP
         return None
     method, target, _ = line.decode("latin-1").split(" ", 2)
     headers: dict[str, str] = {}
@@ -269,9 +273,11 @@ def _reset(connection: socket.socket) -> bool:
 
 
 @contextmanager
-def running_upstream(tls: ssl.SSLContext | None = None) -> Iterator[Upstream]:
-    """A server that runs."""
-    upstream = Upstream(tls)
+def running_upstream(
+    tls: ssl.SSLContext | None = None, *, mute: bool = False
+) -> Iterator[Upstream]:
+    """A server that runs; a mute one reads and never says a word."""
+    upstream = Upstream(tls, mute=mute)
     upstream.start()
     try:
         yield upstream

@@ -164,9 +164,8 @@ def _fields_at(path: Sequence[int | str]) -> list[str]:
     """The keys of a table of the configuration."""
     model: Any = Config
     for part in path:
-        if part not in model.model_fields:  # a place in a list, or a name that the operator chose
-            continue
-        model = table_of(model.model_fields[part].annotation)
+        field = model.model_fields.get(part)  # None: a place in a list, or a name that was chosen
+        model = (table_of(field.annotation) if field is not None else None) or model
     return list(model.model_fields)
 
 

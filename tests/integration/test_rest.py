@@ -483,6 +483,16 @@ async def test_certificate_must_be_for_the_name_and_not_for_the_address(
     assert len(secure.requests) == 1
 
 
+async def test_server_that_never_answers_a_handshake_is_left(home: Path) -> None:
+    with running_upstream(mute=True) as mute:
+        async with asking(mute) as asker:
+            secure = f"https://127.0.0.1:{mute.port}/"
+            outcome = await asker.ask(endpoint=secure, timeout=200, read_only=True)
+            assert isinstance(outcome.error, UpstreamTimeout)
+            assert outcome.error.was_sent is True
+            mute.wait_for(lambda: mute.closed == 1)
+
+
 # -- in an engine --------------------------------------------------------------------------
 
 
@@ -533,3 +543,12 @@ async def test_engine_without_a_call_of_a_rest_tool_has_no_pool(
         assert isinstance(engine._made.upstreams._pool, httpcore2.AsyncConnectionPool)
     assert engine._made.upstreams._pool is None
     assert upstream.connections == 0
+
+
+async def test_long_text_is_shortened_and_bytes_are_not(upstream: Upstream, home: Path) -> None:
+    upstream.script("/now", Reply(body=b"words " * 20_000, content_type="text/plain"))
+    text = (await call(upstream, home, {})).data
+    assert "resource_url" in json.dumps(text)
+    assert len(json.dumps(text)) < 20_000
+    upstream.script("/now", Reply(body=b"\xff" * 90_000, content_type="image/png"))
+    assert len((await call(upstream, home, {})).data["content_base64"]) == 120_000

@@ -266,6 +266,8 @@ def test_image_of_each_language_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -
         ("[container.images]\npyhton = 'x'", "container.images.pyhton", "python"),
         ("[[budgets]]\nname = 'a'\ncalls = 1\nperiodd = 'day'", "budgets.0.periodd", "period"),
         ("[[principals]]\nid = 'a'\nuid = [1]", "principals.0.uid", "uids"),
+        ("[rest]\nallow_hosts = []", "rest.allow_hosts", "allowed_hosts"),
+        ("[secrets.env]\nenv = 'A'\ntools = ['a']\nhost = ['b']", "secrets.env.host", "hosts"),
     ],
 )
 def test_misspelt_key_is_named_with_its_file_and_what_may_have_been_meant(
@@ -289,3 +291,12 @@ def test_variable_that_is_in_no_section_is_ignored(
 ) -> None:
     monkeypatch.setenv(f"FUMEHOOD_{name}", "300")
     assert load_config() == Config()
+
+
+@pytest.mark.row("T5")
+def test_secrets_and_allowed_hosts_come_from_variables_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_REST__ALLOWED_HOSTS", '["API.internal:8080"]')
+    monkeypatch.setenv("FUMEHOOD_SECRETS", '{"k": {"env": "K", "tools": ["a"], "hosts": ["b"]}}')
+    config = load_config()
+    assert config.rest.allowed_hosts == ("api.internal:8080",)
+    assert config.secrets["k"].hosts == ("b",)

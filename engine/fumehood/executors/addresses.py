@@ -9,8 +9,10 @@ reached only if the operator's configuration names the host.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Collection, Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any
 
 import anyio
 import httpcore2
@@ -69,9 +71,10 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         """
         for address in await self._addresses(host, port):
             try:
-                return await super().connect_tcp(
+                stream = await super().connect_tcp(
                     str(address), port, timeout, local_address, socket_options
                 )
+                return _Connection(stream)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 continue
         raise NetworkError("The tool's service could not be reached. Repeat the call later.")
@@ -99,3 +102,38 @@ class CheckedBackend(httpcore2.AnyIOBackend):
                 "The name of the tool's service could not be resolved. Repeat the call later."
             )
         return list(found)[:MAX_ADDRESSES]
+
+
+class _Connection(httpcore2.AsyncNetworkStream):
+    """A connection that is closed where its handshake is cancelled, which the library leaves open.
+
+    Otherwise a service that never answers a handshake would keep a socket with each call.
+    """
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
+        self._stream = stream
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        return await self._stream.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            return await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._stream.aclose()
+            raise
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
