@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pydantic_core import to_json
+
 from fumehood.core.call import CallOptions
 from fumehood.core.json_types import JsonObject
-from fumehood.protocol import strict_json
 from fumehood.protocol.canonical import digest_of
 from fumehood.registry.index import RegisteredTool
 
@@ -41,7 +42,10 @@ class CacheKeys:
     ) -> str | None:
         """The key of a call's answer; None if the arguments are too long or have no canonical
         form, so that no two calls are known to be equal."""
-        text = strict_json.dumps(arguments)
+        try:
+            text = to_json(arguments)
+        except ValueError:
+            return None
         if len(text) > MAX_ARGUMENT_BYTES:
             return None
         definition = self._digest(tool, digest_of_tool)
