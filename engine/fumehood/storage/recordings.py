@@ -52,6 +52,9 @@ DIRECTORY_NAME = "spool"
 MAX_PENDING_BYTES = 16 << 20
 """For one call, waiting for the disk."""
 
+MAX_HELD_BYTES = 32 * 1024
+"""For one call: the lines written last, so that readers who wait for them need no disk."""
+
 NO_STORE = "the engine records nothing now"
 TOO_SLOW = "the engine's disk is too slow"
 DISK_FAILED = "the engine's disk is full or failing"
@@ -109,6 +112,7 @@ class EventRecording:
         self._is_draining = self._is_finished = self._is_cut = False
         self._fault = None if store.is_open else NO_STORE
         self._sequence = 0
+        self._newest = (0, b"")
         self._taken = 0
         self._file = -1
         self._ended_at = 0.0
@@ -218,6 +222,7 @@ class EventRecording:
             with suppress(OSError):  # half of it may be there
                 os.ftruncate(self._file, self.size)
         else:
+            self._newest = (self.size, data if len(data) <= MAX_HELD_BYTES else b"")
             self.size += len(data)
             return True
         return False
@@ -254,6 +259,11 @@ class EventRecording:
         finally:
             self._waiting.discard(event)
 
+    def newest(self, place: int) -> bytes:
+        """The lines from a position on, if they were written last; else nothing."""
+        begin, lines = self._newest
+        return lines[place - begin :] if place >= begin else b""
+
     def read(self, place: int) -> bytes:
         """In a thread: complete lines from a position before `size`."""
         return read_lines(self._file, place, self.size)
@@ -286,6 +296,8 @@ class _Source(Protocol):
 
     async def more(self) -> None: ...
 
+    def newest(self, place: int) -> bytes: ...
+
     def read(self, place: int) -> bytes: ...
 
     def kind_at(self, cursor: Cursor) -> str | None: ...
@@ -306,6 +318,10 @@ class _KeptSource:
 
     async def more(self) -> None:
         """There is no more."""
+
+    def newest(self, place: int) -> bytes:
+        """Nothing is held."""
+        return b""
 
     def read(self, place: int) -> bytes:
         return self._opened(lambda file: read_lines(file, place, self.size))
@@ -356,7 +372,9 @@ class RecordingReader:
             is_over = source.is_over
             records: list[Record] = []
             if self._place < source.size:
-                chunk = await anyio.to_thread.run_sync(source.read, self._place)
+                chunk = source.newest(self._place)
+                if not chunk:
+                    chunk = await anyio.to_thread.run_sync(source.read, self._place)
                 records = records_in(source.call_id, chunk, self._place)[int(self._skips) :]
                 self._place += len(chunk)
                 self._skips = False
