@@ -21,12 +21,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 KEPT = Path("fumehood-demo")
@@ -87,6 +89,8 @@ class Demo:
 
     home: Path
     as_json: bool
+    settings: dict[str, str] = field(default_factory=dict)
+    """Of the daemon, besides its directory."""
     steps: int = 0
     failed: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
@@ -96,7 +100,7 @@ class Demo:
     def environment(self) -> dict[str, str]:
         """The caller's without settings of another engine."""
         others = {name: value for name, value in os.environ.items() if "FUMEHOOD_" not in name}
-        return {**others, "FUMEHOOD_HOME": str(self.home)}
+        return {**others, **self.settings, "FUMEHOOD_HOME": str(self.home)}
 
     def fumehood(self, *arguments: str, stdin: str = "") -> Ran:
         """Run one command to its end."""
@@ -180,13 +184,16 @@ def main() -> int:
         demo = Demo(Path(directory), as_json="--json" in sys.argv[1:])
         demo.head("A daemon, and a person who may say yes")
         credential = make_approver(demo)
-        with daemon(demo):
-            has_containers = build_images(demo)
-            calls(demo)
-            if has_containers:
-                programs(demo)
-                session(demo, credential)
-            verify(demo)
+        with service() as port:
+            define_tool(demo, port)
+            with daemon(demo):
+                has_containers = build_images(demo)
+                calls(demo)
+                call_service(demo)
+                if has_containers:
+                    programs(demo)
+                    session(demo, credential)
+                verify(demo)
     conclude(demo, time.monotonic() - started, has_containers=has_containers)
     return 1 if demo.failed else 0
 
@@ -197,6 +204,62 @@ def make_approver(demo: Demo) -> str:
     ran = Ran(made.shown, made.status, made.seconds, "", made.complaint)
     demo.show(ran, made.status == 0, "its credential stays in this script, away from all callers")
     return made.output.strip()
+
+
+class FailsTwice(BaseHTTPRequestHandler):
+    """A service that fails two requests, then answers."""
+
+    failures: ClassVar[list[int]] = [503, 503]
+
+    def do_GET(self) -> None:
+        status = self.failures.pop() if self.failures else 200
+        body = b'{"city": "Oslo", "degrees": -3}' if status == 200 else b"{}"
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def service() -> Iterator[int]:
+    """Run that service on loopback until the end of the block; yields its port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), FailsTwice) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+
+
+def define_tool(demo: Demo, port: int) -> None:
+    """A REST tool for that service. Addresses that are not public must be allowed by name."""
+    tools = demo.home / "tools"
+    tools.mkdir()
+    definition = {
+        "name": "get_weather", "type": "REST", "method": "GET", "read_only": True,
+        "description": "Read the weather of a city.", "retry_count": 3,
+        "endpoint": f"http://127.0.0.1:{port}/weather/{{city}}",
+        "parameters": {"properties": {"city": {"type": "string"}}, "required": ["city"]},
+    }  # fmt: skip
+    (tools / "get_weather.json").write_text(json.dumps(definition), encoding="utf-8")
+    demo.settings["FUMEHOOD_TOOLS_DIRECTORY"] = str(tools)
+    demo.settings["FUMEHOOD_REST__ALLOWED_HOSTS"] = json.dumps([f"127.0.0.1:{port}"])
+
+
+def call_service(demo: Demo) -> None:
+    """A request that fails twice is repeated, and answers."""
+    demo.head("A REST tool whose service fails twice is retried")
+    ran = demo.fumehood("call", "get_weather", json.dumps({"city": "Oslo"}))
+    told = (ran.envelope or {"metadata": {}})["metadata"]
+    came = f"{told.get('retry_count')} retries"
+    demo.show_call(
+        ran,
+        shows=lambda data: f"{data['degrees']} degrees after {came}",
+        gives="-3 degrees after 2 retries",
+    )
 
 
 @contextmanager
