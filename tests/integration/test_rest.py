@@ -67,7 +67,7 @@ class Asker:
         definition = parse_definition(document(self.upstream, **fields))
         traceparent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
         return await run_request(
-            definition, arguments or {}, limits, self.upstreams, Redactor(), traceparent
+            definition, arguments or {}, limits, self.upstreams, self.redactor, traceparent
         )
 
 
@@ -366,6 +366,13 @@ async def test_secret_is_sent_and_never_handed_back(asker: Asker) -> None:
     assert "s3cret" not in told
     assert outcome.data["headers"]["authorization"] == "Bearer [redacted]"
     assert outcome.data["target"] == "/now?api_key=[redacted]"
+    assert outcome.redacted == 2
+
+
+async def test_sent_secret_is_redacted_in_all_other_answers_from_then_on(asker: Asker) -> None:
+    assert asker.redactor.text(SECRET) == (SECRET, 0)
+    await asker.ask(**WITH_SECRET)
+    assert asker.redactor.text(SECRET) == ("[redacted]", 1)
 
 
 def escaped(text: str) -> str:
@@ -393,6 +400,7 @@ async def test_echo_of_a_secret_is_redacted(asker: Asker, reply: Reply) -> None:
     told = json.dumps([outcome.data, error and [error.message, error.details]])
     for form in (SECRET, "s3cret", escaped(SECRET)[:24], "czNjcmV0"):
         assert form not in told.replace("\\\\", "\\"), told
+    assert outcome.redacted > 0 or reply.status == 302
 
 
 async def test_secret_header_does_not_follow_a_redirect_to_another_port(

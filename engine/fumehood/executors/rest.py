@@ -93,11 +93,11 @@ async def run_request(
     traceparent: str,
 ) -> Outcome:
     """Send the request of one call, and read its answer."""
-    attempt, started = Attempt(), time.monotonic()
+    attempt, values, started = Attempt(), SecretValues(), time.monotonic()
     outcome = Outcome(EndedBy.OK, "none")
     try:
         request = make_request(tool, arguments, traceparent)
-        answer, values = await _ask(request, tool, limits, upstreams, redactor, attempt)
+        answer = await _ask(request, tool, limits, upstreams, redactor, attempt, values)
         outcome = replace(outcome, output_bytes=len(answer.body))
         data = _data(answer, values)
         whole = frozenset[str]() if _is_json(answer) else _CONTENTS
@@ -107,7 +107,8 @@ async def run_request(
         if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
             _advise(error, tool)
         outcome = replace(outcome, ended_by=_ended_by(error), error=error)
-    return replace(outcome, network_ms=(time.monotonic() - started) * 1e3)
+    network_ms = (time.monotonic() - started) * 1e3
+    return replace(outcome, network_ms=network_ms, redacted=values.count)
 
 
 def _advise(error: NetworkError | UpstreamTimeout, tool: ToolDefinition) -> None:
@@ -135,7 +136,8 @@ async def _ask(
     upstreams: Upstreams,
     redactor: Redactor,
     attempt: Attempt,
-) -> tuple[UpstreamAnswer, SecretValues]:
+    values: SecretValues,
+) -> UpstreamAnswer:
     """The successful answer.
 
     Raises:
@@ -145,7 +147,7 @@ async def _ask(
     try:
         with anyio.fail_after(timeout_s):
             secrets = await _secrets(tool, upstreams)
-            values = SecretValues(secrets.values())
+            values.add(secrets.values())
             for value in secrets.values():
                 redactor.learn(value)  # other tools and the log may come by it, too
             filled = fill_secrets(request, secrets)
@@ -164,7 +166,7 @@ async def _ask(
         ) from None
     if not 200 <= answer.status < 300:
         raise _error(answer, values)
-    return answer, values
+    return answer
 
 
 async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]:

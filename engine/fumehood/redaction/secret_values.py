@@ -20,8 +20,15 @@ class SecretValues:
     """Replaces the given values, in the forms that services commonly echo."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
+        self.count = 0
+        """How many were replaced so far."""
+        self._forms: list[str] = []
+        self.add(values)
+
+    def add(self, values: Iterable[str]) -> None:
+        """Replace these, too."""
         forms = {form for value in values for form in _forms(value)}
-        self._forms = sorted(forms, key=len, reverse=True)
+        self._forms = sorted({*self._forms, *forms}, key=len, reverse=True)
 
     @property
     def longest(self) -> int:
@@ -35,12 +42,14 @@ class SecretValues:
     def text(self, text: str) -> str:
         """The text without the values."""
         for form in self._forms:
+            self.count += text.count(form)
             text = text.replace(form, REDACTED)
         return text
 
     def data(self, data: bytes) -> bytes:
         """The bytes without the values."""
         for form in self._forms:
+            self.count += data.count(form.encode())
             data = data.replace(form.encode(), REDACTED.encode())
         return data
 
@@ -56,6 +65,7 @@ class SecretValues:
             case list():
                 return [self.value(element) for element in value]
             case int() | float() if self.finds(json.dumps(value)):
+                self.count += 1
                 return REDACTED
             case _:
                 return value
