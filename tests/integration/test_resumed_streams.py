@@ -385,7 +385,7 @@ def test_client_gives_up_with_the_place_where_it_broke_off(
 ) -> None:
     monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
     with running_scripted_daemon() as own, client_of(kind, own.socket) as client:
-        events = client.stream("run_python", program(tells=[["stdout", "x"]], waits=True))
+        events = client.stream("run_python", program(tells=[["stdout", "so far"]], waits=True))
         next(events)
         last = next(events)
         own.process.kill()
