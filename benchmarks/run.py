@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks import bench_streams
 from benchmarks.bench_approvals import approval_lines
 from benchmarks.bench_audit import audit_lines
+from benchmarks.bench_batch import batch_lines
 from benchmarks.bench_budgets import budget_lines
 from benchmarks.bench_cache import cache_lines
 from benchmarks.bench_calls import call_log
@@ -76,6 +77,7 @@ def measure() -> Iterator[Line]:
         yield from idle_memory(daemon)
         yield from ratios(daemon, floor)
         yield throughput(daemon)
+        yield from batch_lines(daemon)
         yield from flatness(daemon)
         yield from cli_lines(daemon)
     yield from cache_lines()

@@ -106,6 +106,12 @@ class CallAnswer(_Data):
     envelope: Envelope | None = None
 
 
+class BatchAnswer(_Data):
+    """The answers to the calls of a batch, in their order."""
+
+    results: tuple[Envelope, ...]
+
+
 class SessionList(_Data):
     """The caller's own sessions, newest first."""
 

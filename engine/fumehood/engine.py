@@ -22,7 +22,7 @@ from fumehood.approvals.service import ApprovalService
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
-from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call import CallBody, CallOptions, RawBatch
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.core.errors import EngineError, IdempotencyConflict, ResourceNotFound
@@ -30,6 +30,7 @@ from fumehood.core.events import Event, last_event
 from fumehood.core.identity import Principal, Scope, uid_principal_id
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import (
+    BatchKeywords,
     CallKeywords,
     CallQueryKeywords,
     UsageKeywords,
@@ -46,10 +47,14 @@ from fumehood.executors.session_files import SessionFiles
 from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.log import Logger
+from fumehood.pipeline.batch import Batch, Parse
 from fumehood.pipeline.incoming import (
     NotJson,
+    parse_batch,
+    parse_batch_call,
     parse_call_body,
     parse_call_query,
+    parse_own_batch_call,
     parse_own_call,
     parse_query,
 )
@@ -166,6 +171,23 @@ class Engine:
             return self.refusal(error, tool=str(tool))
         return await self.run(name, body, self.owner)
 
+    async def batch(
+        self, calls: Iterable[JsonObject], **options: Unpack[BatchKeywords]
+    ) -> list[Envelope]:
+        """Make many calls at once as the owner of this process; their answers in their order.
+
+        Each of the 1 to 1000 calls is `{"tool": …, "arguments": {…}, "options": {…}}`. `options`
+        are those of `BatchOptions`. A call that is malformed or fails has its own answer.
+
+        Raises:
+            InvalidParams: the number of calls or an option of the batch is wrong.
+            TypeError, EngineNotRunning: as `call`.
+        """
+        chosen = checked(BatchKeywords, "batch", options)
+        self._life.require_begun()
+        body = parse_batch({"calls": list(calls), "options": chosen})
+        return await self.open_batch(body, self.owner, parse=parse_own_batch_call).run()
+
     async def fetch_all(
         self,
         tool: str,
@@ -223,6 +245,19 @@ class Engine:
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
         """Run one call independently of its caller, who may follow its events."""
         return self._made.calls.open_stream(tool, body, principal)
+
+    def open_batch(
+        self, body: RawBatch, principal: Principal, parse: Parse = parse_batch_call
+    ) -> Batch:
+        """Many calls of one principal, to be run; each goes through `run`."""
+        return Batch(
+            body.calls,
+            body.options,
+            parse=parse,
+            run=lambda tool, call, live: self.run(tool, call, principal, live),
+            refuse=self.refusal,
+            log=self.log,
+        )
 
     def follow_call(
         self, call_id: str, principal: Principal, after: str | None = None
@@ -507,4 +542,4 @@ class Engine:
         return self._made.walls.report()
 
 
-__all__ = ["CallOptions", "Engine", "Tool", "parse_call_body", "parse_call_query"]
+__all__ = ["CallOptions", "Engine", "Tool", "parse_batch", "parse_call_body", "parse_call_query"]

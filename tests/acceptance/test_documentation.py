@@ -37,6 +37,7 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "README.md",
         "docs/howto/repeat-a-call-safely.md",
         "docs/howto/cache-results.md",
+        "docs/howto/make-many-calls.md",
         "docs/howto/verify-the-audit-log.md",
         "docs/howto/keep-secrets-out-of-answers.md",
         "docs/howto/check-results.md",

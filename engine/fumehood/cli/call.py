@@ -51,7 +51,7 @@ COMMAND_CLASS = CallCommand
 
 
 def call(
-    tool: Annotated[str, typer.Argument(help="The tool: name or name@version.")],
+    tool: Annotated[str, typer.Argument(help="The tool: name or name@version.")] = "",
     arguments: Annotated[
         str, typer.Argument(help="Arguments as JSON, @FILE, or - for standard input.")
     ] = "{}",
@@ -98,6 +98,14 @@ def call(
             "--all", help="Fetch every page of a list, and print its items as JSON lines."
         ),
     ] = False,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Make the calls of a file (- for standard input), many at once: a JSON array, or "
+            "one JSON object a line.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
     socket: SocketPath = None,
 ) -> None:
@@ -106,11 +114,26 @@ def call(
     With --stream, output is shown as it arrives, each stream on its own; if the envelope is shown
     as JSON, both go to standard error. Ctrl-C then cancels the call.
 
+    With --batch, each call is {"tool": …, "arguments": {…}, "options": {…}}, and each answer is one
+    line, in the order of the calls. Exit status 0 only if all succeeded, else 1.
+
     Exit status: 0 success, 1 the tool failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
     """
     from fumehood.cli.show import show_envelope, wants_json
 
+    if batch is not None:
+        given = (
+            tool, local, dry_run, stream, fetch_all, no_cache, debug, timeout, memory, agent,
+            session, idempotency_key, max_length, wait,
+        )  # fmt: skip
+        if arguments != "{}" or any(option not in ("", False, None) for option in given):
+            fail("--batch goes with --json and --socket only.", ExitCode.USAGE)
+        from fumehood.cli.batch import call_batch
+
+        raise typer.Exit(call_batch(batch, socket, as_json=wants_json(as_json)))
+    if not tool:
+        fail("A tool or --batch FILE is needed: fumehood call TOOL [ARGUMENTS].", ExitCode.USAGE)
     require_tool_name(tool)
     if local:
         _refuse_where_local(stream, socket, wait, idempotency_key, session)

@@ -7,7 +7,7 @@ name with a slash would otherwise address something else than the method says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -112,6 +112,15 @@ def call_read_by(
 def call_body(arguments: JsonObject | None, options: JsonObject) -> JsonObject:
     """The body of a call."""
     return {"arguments": arguments if arguments is not None else {}, "options": options}
+
+
+def batch_work_s(calls: Sequence[Any], options: JsonObject) -> float:
+    """How long a batch may take: its own time and that of a call, or of all, one after another."""
+    given = [call.get("options") for call in calls if isinstance(call, dict)]
+    longest_s = max((_work_s(o) for o in given if isinstance(o, dict)), default=0.0)
+    longest_s = max(longest_s, LONGEST_CALL_S)
+    timeout_s = _seconds(options.get("timeout_seconds"))
+    return len(calls) * longest_s if timeout_s is None else timeout_s + longest_s
 
 
 def _work_s(options: JsonObject) -> float:

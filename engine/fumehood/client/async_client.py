@@ -9,6 +9,7 @@ from typing import Any, Self, Unpack
 
 from fumehood.answers import (
     AgentTools,
+    BatchAnswer,
     CallAnswer,
     CallList,
     CancelledCall,
@@ -29,6 +30,7 @@ from fumehood.client.api_request import (
     address,
     ask,
     ask_for_bytes,
+    batch_work_s,
     call_body,
     call_read_by,
     encode,
@@ -53,6 +55,7 @@ from fumehood.core.events import Event
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import (
     AllUsageKeywords,
+    BatchKeywords,
     CallKeywords,
     CallQueryKeywords,
     ToolFilterKeywords,
@@ -167,6 +170,28 @@ class AsyncClient(AsyncBaseClient):
         """
         chosen = checked(CallKeywords, "call", options)
         return await self._transport.send(call_read_by(decode_envelope, tool, arguments, chosen))
+
+    async def batch(
+        self, calls: Iterable[JsonObject], **options: Unpack[BatchKeywords]
+    ) -> list[Envelope]:
+        """Make 1 to 1000 calls at once; their answers in their order.
+
+        Each call is `{"tool": …, "arguments": {…}, "options": {…}}`. `options` are those of
+        `BatchOptions`. A call that is malformed, refused or fails has its own answer. Closing the
+        connection cancels the calls that run, and no other is begun.
+
+        Raises:
+            TypeError: there is no such option.
+            ValueError: the calls or options are not JSON, so nothing was sent.
+            Refused: the number of calls or an option of the batch is wrong.
+        """
+        chosen = checked(BatchKeywords, "batch", options)
+        body: JsonObject = {"calls": list(calls), "options": chosen}
+        work_s = batch_work_s(body["calls"], chosen)
+        found = await self._transport.send(
+            ask("POST", BatchAnswer, "calls", body=body, work_s=work_s)
+        )
+        return list(found.results)
 
     async def fetch_all(
         self,

@@ -16,6 +16,9 @@ from fumehood.core.tool import Megabytes, Seconds
 MAX_COST = 10**12
 """More money than one call can cost; beyond it the sixth decimal place would be lost."""
 
+MAX_TOOL_CHARACTERS = 256
+"""Of a tool's name and version in a batch. In an address, its own limit holds."""
+
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
 
@@ -50,6 +53,37 @@ class CallBody(BaseModel):
 
     arguments: dict[str, Any] = Field(default_factory=dict)
     options: CallOptions = Field(default_factory=CallOptions)
+
+
+class BatchOptions(BaseModel):
+    """Options of many calls at once (mission P9). `timeout_seconds` is for all of them together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    max_parallel: int = Field(default=8, ge=1, le=32)
+    timeout_seconds: Seconds | None = None
+    parallel_tool_calls: bool = True
+
+
+class RawBatch(BaseModel):
+    """Many calls at once, each parsed when its turn comes: none can fail another."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    calls: list[Any] = Field(min_length=1, max_length=1000)
+    options: BatchOptions = Field(default_factory=BatchOptions)
+
+
+class BatchCall(CallBody):
+    """One call of a batch."""
+
+    tool: str = Field(max_length=MAX_TOOL_CHARACTERS)
+
+
+class BatchBody(RawBatch):
+    """The body of `POST /v1/calls`."""
+
+    calls: list[BatchCall] = Field(min_length=1, max_length=1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,14 @@ class CallKeywords(TypedDict, total=False):
     isolation: Literal["call", "session", "container_per_call"] | None
 
 
+class BatchKeywords(TypedDict, total=False):
+    """Of `BatchOptions`."""
+
+    max_parallel: int
+    timeout_seconds: float | None
+    parallel_tool_calls: bool
+
+
 class CallQueryKeywords(TypedDict, total=False):
     """Of `CallQuery`."""
 

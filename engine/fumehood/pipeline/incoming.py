@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody, CallOptions, RawBatch
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
@@ -64,6 +64,43 @@ def parse_call_body(document: Any) -> CallBody:
         raise InvalidParams(f"The call is wrong: {words}.", fields=fields) from None
 
 
+def parse_batch(document: Any) -> RawBatch:
+    """The body of a batch from JSON that has been parsed strictly; its calls are not parsed yet.
+
+    Raises:
+        InvalidParams: with every field of the batch itself that is wrong.
+    """
+    if not isinstance(document, dict):
+        raise InvalidParams('The body must be an object: {"calls": [{"tool": …}, …]}.')
+    return _parsed(RawBatch, document, "batch")
+
+
+def parse_batch_call(document: Any) -> tuple[str, CallBody]:
+    """The tool and the body of one call of a batch.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("tool"), str):
+        raise InvalidParams(
+            'A call of a batch must be an object: {"tool": "…", "arguments": {…}}.',
+            fields=["tool"],
+        )
+    tool: str = document["tool"]
+    if len(tool) > MAX_TOOL_CHARACTERS:
+        raise InvalidParams("That is not a tool's name: it is too long.", fields=["tool"])
+    return tool, parse_call_body({key: document[key] for key in document if key != "tool"})
+
+
+def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
+    """The same for a call of this process, which is no JSON yet."""
+    try:
+        document = strict_json.loads(strict_json.dumps(call))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotJson(f"The call is not JSON: {error}.") from None
+    return parse_batch_call(document)
+
+
 def _meant(fault: ErrorDetails) -> str:
     """A suggestion for an unknown key of a body or its options."""
     if fault["type"] != "extra_forbidden":
@@ -87,10 +124,14 @@ def parse_query(model: type[M], query: JsonObject) -> M:
     Raises:
         InvalidParams: with every field that is wrong.
     """
+    return _parsed(model, query, "query")
+
+
+def _parsed(model: type[M], document: JsonObject, part: str) -> M:
     try:
-        return model.model_validate(query)
+        return model.model_validate(document)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)[:20]
         fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
         words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
-        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
+        raise InvalidParams(f"The {part} is wrong: {words}.", fields=fields) from None

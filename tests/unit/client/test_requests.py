@@ -265,6 +265,8 @@ CALLERS: list[tuple[Method, str, Any]] = [
      {"arguments": {"a": 1}, "options": {}}),
     (lambda c: c.follow("call_1", "3:40"), "GET /v1/calls/call_1/events", None),
     (lambda c: c.cancel("call_1"), "POST /v1/calls/call_1/cancel", None),
+    (lambda c: c.batch([{"tool": "t"}], max_parallel=2), "POST /v1/calls",
+     {"calls": [{"tool": "t"}], "options": {"max_parallel": 2}}),
     (lambda c: c.tools_page(), "GET /v1/tools", None),
     (lambda c: c.tools_page(limit=2, cursor="x=y", category="a b", tag=None),
      "GET /v1/tools?limit=2&cursor=x%3Dy&category=a+b", None),
@@ -434,6 +436,13 @@ def test_call_that_waits_for_a_human_is_waited_for_so_much_longer() -> None:
     for wait, work_s in ((None, 2.0), (False, 2.0), (True, 3602.0), (60, 62.0), (0.5, 2.5)):
         options: dict[str, Any] = {"timeout_seconds": 2, "wait_for_approval": wait}
         assert sent_by(lambda c, options=options: c.call("t", **options)).work_s == work_s
+
+
+def test_batch_is_waited_for_as_long_as_its_calls_may_run() -> None:
+    calls = [{"tool": "t", "options": {"timeout_seconds": 1000}}, {"tool": "t"}, 7, {"options": 7}]
+    assert sent_by(lambda c: c.batch(calls)).work_s == 4000
+    assert sent_by(lambda c: c.batch(calls, timeout_seconds=5)).work_s == 1005
+    assert sent_by(lambda c: c.batch([{"tool": "t"}], timeout_seconds="5")).work_s == 600
 
 
 @pytest.mark.row("A6")

@@ -22,7 +22,7 @@ from fumehood.budgets.model import AllUsageQuery, UsageQuery
 from fumehood.client.sync.approvals import ControlledApprovals
 from fumehood.core import keywords
 from fumehood.core.arguments import ARGUMENTS
-from fumehood.core.call import CallOptions
+from fumehood.core.call import BatchOptions, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.identity import Principal, TrustDomain, uid_principal_id
 from fumehood.core.languages import LANGUAGES
@@ -57,6 +57,7 @@ def test_only_so_many_names_are_compared() -> None:
 
 PAIRS = [
     (keywords.CallKeywords, CallOptions, set()),
+    (keywords.BatchKeywords, BatchOptions, set()),
     (keywords.CallQueryKeywords, CallQuery, set()),
     (keywords.UsageKeywords, UsageQuery, {"by"}),
     (keywords.AllUsageKeywords, AllUsageQuery, {"by"}),
@@ -118,6 +119,8 @@ METHODS = [
     (Client.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
     (AsyncClient.stream, keywords.CallKeywords, ["self", "tool", "arguments"]),
     (Engine.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
+    (Engine.batch, keywords.BatchKeywords, ["self", "calls"]),
+    (AsyncClient.batch, keywords.BatchKeywords, ["self", "calls"]),
     (Engine.calls, keywords.CallQueryKeywords, ["self"]),
     (ControlClient.usage, keywords.AllUsageKeywords, ["self", "by"]),
     (ControlledApprovals.list, keywords.ApprovalQueryKeywords, ["self"]),

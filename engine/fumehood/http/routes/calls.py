@@ -1,4 +1,4 @@
-"""`POST /v1/tools/{name}/call`, the entrance of every plain call, and `/v1/calls`, the call log."""
+"""`POST /v1/tools/{name}/call`, one plain call, and `/v1/calls`: many at once, and the call log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.answers import CallAnswer, CallList, Pagination
+from fumehood.answers import BatchAnswer, CallAnswer, CallList, Pagination
 from fumehood.approvals.model import Approval
-from fumehood.core.call import CallBody
+from fumehood.core.call import BatchBody, CallBody, RawBatch
 from fumehood.core.call_log import CallQuery, CallRecord
 from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import (
@@ -21,17 +21,20 @@ from fumehood.core.errors import (
     MethodNotAllowed,
     RequiresHumanApproval,
     ResourceNotFound,
+    ShuttingDown,
 )
 from fumehood.core.identity import Principal
-from fumehood.engine import Engine, parse_call_body
+from fumehood.engine import Engine, parse_batch, parse_call_body
 from fumehood.executors.handle import CallHandle
-from fumehood.http.answers import envelope_response, stopped
+from fumehood.http.answers import answer, envelope_response, stopped
 from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import Needs, ParsedBy, endpoint
 from fumehood.http.routes.tools import ToolName
 from fumehood.observe.clock import timestamp
+from fumehood.pipeline.batch import Batch
 
 NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
+NewBatch = Annotated[RawBatch, ParsedBy(parse_batch, BatchBody)]
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
 """All codes: a client that handles them is not broken by a new gate."""
@@ -54,7 +57,8 @@ async def call_tool(
     """
     try:
         if body.options.cancel_on_disconnect:
-            async with cancelled_with(request) as handle:
+            handle = CallHandle()
+            async with cancelled_with(request, handle):
                 envelope = await engine.run(name, body, caller, handle)
         else:
             envelope = await engine.run(name, body, caller)
@@ -64,6 +68,26 @@ async def call_tool(
         # The time for running calls is over, but the client still gets an answer.
         envelope = stopped(engine, name)
     return envelope_response(envelope)
+
+
+@endpoint("POST", "/v1/calls", Needs.CALLER, errors=[ShuttingDown], data=BatchAnswer)
+async def call_tools(
+    request: Request, engine: Engine, body: NewBatch, caller: Principal
+) -> Response:
+    """Make 1 to 1000 calls at once. Each has its own envelope, in the order of the calls.
+
+    A call that is malformed, refused or fails does not affect the others. Disconnecting cancels
+    the calls that run, and no other is begun.
+    """
+    batch = engine.open_batch(body, caller)
+    try:
+        async with cancelled_with(request, batch):
+            results = await batch.run()
+    except asyncio.CancelledError:
+        if not engine.is_draining:
+            raise
+        return envelope_response(stopped(engine, None))
+    return answer(engine, BatchAnswer(results=tuple(results)))
 
 
 @endpoint("GET", "/v1/calls", Needs.CALLER, errors=[ResourceNotFound])
@@ -116,19 +140,18 @@ def _waiting(approval: Approval, engine: Engine) -> CallRecord:
 
 
 @asynccontextmanager
-async def cancelled_with(request: Request) -> AsyncIterator[CallHandle]:
-    """Yield a handle for a call, and cancel the call as soon as its client disconnects."""
-    handle = CallHandle()
+async def cancelled_with(request: Request, running: CallHandle | Batch) -> AsyncIterator[None]:
+    """Cancel what runs as soon as its client disconnects."""
     async with anyio.create_task_group() as group:
-        group.start_soon(_cancel_when_gone, request, handle)
-        yield handle
+        group.start_soon(_cancel_when_gone, request, running)
+        yield
         group.cancel_scope.cancel()
 
 
-async def _cancel_when_gone(request: Request, handle: CallHandle) -> None:
+async def _cancel_when_gone(request: Request, running: CallHandle | Batch) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    handle.cancel()
+    running.cancel()
 
 
-OPERATIONS = [call_tool, list_calls, show_call]
+OPERATIONS = [call_tool, call_tools, list_calls, show_call]

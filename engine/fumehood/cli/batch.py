@@ -1,0 +1,135 @@
+"""`fumehood call --batch`: the calls of a file, many at once, and one line for each answer.
+
+They are sent in groups, so that answers are shown and the bar moves while the others run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from fumehood.cli.answers import document_of
+from fumehood.cli.escaping import json_line, visible
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.reach import calling
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
+
+MAX_FILE_BYTES = 64 * 1024 * 1024
+GROUP = 64
+GROUP_BYTES = 4 * 1024 * 1024
+"""Of one request: at most so many calls, and no other one after so many bytes."""
+
+MAX_SHOWN = 100
+"""Characters of an answer on a line for people."""
+
+
+def call_batch(file: str, socket: Path | None, *, as_json: bool) -> int:
+    """Make the calls of a file, and print their answers; returns the exit status."""
+    calls = _read(file)
+    status = ExitCode.SUCCESS
+    with calling(socket, is_call=True) as client, _progress(len(calls)) as show:
+        for group in _groups(calls):
+            answers = [document_of(envelope) for envelope in client.batch(group)]
+            pairs = zip(group, answers, strict=True)
+            show([_line(call, answer, as_json=as_json) for call, answer in pairs])
+            if not all(answer["success"] for answer in answers):
+                status = ExitCode.TOOL_FAILED
+    return status
+
+
+def _read(file: str) -> list[Any]:
+    """The calls of a file: a JSON array, or one JSON value a line."""
+    try:
+        if file == "-":
+            raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                raw = opened.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        fail(f"The file cannot be read: {error.strerror}.", ExitCode.USAGE)
+    if len(raw) > MAX_FILE_BYTES:
+        fail("The file is over 64 MB.", ExitCode.USAGE)
+    calls = list(_parsed(raw))
+    if not calls:
+        fail("There are no calls in it.", ExitCode.USAGE)
+    return calls
+
+
+def _parsed(raw: bytes) -> Iterator[Any]:
+    is_array = raw.lstrip().startswith(b"[")
+    for number, line in enumerate([raw] if is_array else raw.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = strict_json.loads(line)
+        except strict_json.StrictJsonError as error:
+            where = "" if is_array else f" in line {number}"
+            fail(
+                f"The calls cannot be read{where}: {error}. They are one JSON array, or one object "
+                'a line, such as {"tool": "calculator", "arguments": {"expression": "1 + 1"}}.',
+                ExitCode.USAGE,
+            )
+        if is_array:
+            yield from value
+        else:
+            yield value
+
+
+def _groups(calls: Iterable[Any]) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    size = 0
+    for call in calls:
+        group.append(call)
+        size += len(strict_json.dumps(call))
+        if len(group) == GROUP or size > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[list[str]], None]]:
+    """Yield what prints lines; on a terminal there is a bar on standard error between them."""
+    console = Console(stderr=True)
+    if not console.is_interactive:
+        yield _print
+        return
+    columns = (TextColumn("calls"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
+        task = bar.add_task("calls", total=total)
+
+        def show(lines: list[str]) -> None:
+            bar.stop()  # both streams may share the terminal
+            _print(lines)
+            bar.start()
+            bar.advance(task, len(lines))
+
+        yield show
+
+
+def _print(lines: list[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _line(call: Any, answer: JsonObject, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(answer)
+    error = answer["error"]
+    named = call.get("tool") if isinstance(call, dict) else None
+    tool = answer["metadata"]["tool_name"] or (named if isinstance(named, str) else "?")
+    code = "OK" if error is None else error["code"]
+    said = json_line(answer["data"]) if error is None else visible(error["message"])
+    shown = said if len(said) <= MAX_SHOWN else said[: MAX_SHOWN - 1] + "…"
+    return f"{visible(code)}  {visible(tool[:80])}  {shown}"

@@ -1,0 +1,131 @@
+"""A batch: many calls at once, each through the pipeline as if it had come alone.
+
+Host side, made by the engine; below it `Calls.run`. Invariants: each member has exactly one answer,
+at its own place; no member fails another, whatever it is; a member whose turn comes after the end
+of the batch is never begun; when `run` is over, nothing of the batch runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from fumehood.core.call import BatchOptions, CallBody
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import (
+    Cancelled,
+    EngineError,
+    InternalError,
+    OutputLimitExceeded,
+    Timeout,
+)
+from fumehood.core.limits import MB
+from fumehood.executors.handle import CallHandle
+from fumehood.observe.log import Logger, log_fault
+from fumehood.protocol.messages import encode_envelope
+
+MAX_ANSWER_BYTES = 16 * MB
+"""Answers of one batch, which are held until its end. After that no member is begun."""
+
+NOT_BEGUN = "This call was not begun, so it can be sent again."
+
+Parse = Callable[[Any], tuple[str, CallBody]]
+"""The tool and the body of a member. Raises EngineError if it is malformed."""
+
+Run = Callable[[str, CallBody, CallHandle], Awaitable[Envelope]]
+Refuse = Callable[[EngineError, str | None], Envelope]
+"""The answer to a member that did not become a call, by its tool if it names one."""
+
+
+class Batch:
+    """The members of one batch. `run` is awaited once; `cancel` may come at any time."""
+
+    def __init__(
+        self,
+        members: Sequence[Any],
+        options: BatchOptions,
+        *,
+        parse: Parse,
+        run: Run,
+        refuse: Refuse,
+        log: Logger,
+    ) -> None:
+        self._members = members
+        self._options = options
+        self._parse = parse
+        self._run = run
+        self._refuse = refuse
+        self._log = log
+        self._answers: dict[int, Envelope] = {}
+        self._answer_bytes = 0
+        self._running: set[CallHandle] = set()
+        self._ended_by: EngineError | None = None
+
+    async def run(self) -> list[Envelope]:
+        """Run all members, a few at a time; their answers in their order.
+
+        If the task is cancelled, so are all members that run.
+        """
+        options, timer = self._options, None
+        if options.timeout_seconds is not None:
+            words = f"The {options.timeout_seconds:g} s of its batch were over. {NOT_BEGUN}"
+            timer = asyncio.get_running_loop().call_later(
+                options.timeout_seconds, self._end, Timeout(words, retryable=True)
+            )
+        waiting = iter(enumerate(self._members))
+        width = options.max_parallel if options.parallel_tool_calls else 1
+        try:
+            async with anyio.create_task_group() as group:
+                for _ in range(min(width, len(self._members))):
+                    group.start_soon(self._work, waiting)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return [self._answers[place] for place in range(len(self._members))]
+
+    def cancel(self) -> None:
+        """Cancel the members that run, and begin no other."""
+        self._end(Cancelled(f"Its batch was cancelled. {NOT_BEGUN}", retryable=True))
+
+    def _end(self, error: EngineError) -> None:
+        if self._ended_by is None:
+            self._ended_by = error
+        for handle in tuple(self._running):
+            handle.cancel()
+
+    async def _work(self, waiting: Iterator[tuple[int, Any]]) -> None:
+        """Take one member after the other. Several of these share one iterator."""
+        for place, member in waiting:
+            await anyio.lowlevel.checkpoint()  # refused members wait for nothing, other callers do
+            self._answers[place] = answer = await self._answer(member)
+            self._answer_bytes += len(encode_envelope(answer))
+            if self._answer_bytes > MAX_ANSWER_BYTES and self._ended_by is None:
+                words = f"The answers of its batch are over {MAX_ANSWER_BYTES // MB} MB."
+                self._ended_by = OutputLimitExceeded(f"{words} {NOT_BEGUN}", retryable=True)
+
+    async def _answer(self, member: Any) -> Envelope:
+        try:
+            tool, body = self._parse(member)
+        except EngineError as error:
+            return self._refuse(error, _named_by(member))
+        if self._ended_by is not None:
+            return self._refuse(self._ended_by, tool)
+        handle = CallHandle()
+        self._running.add(handle)
+        try:
+            return await self._run(tool, body, handle)
+        except Exception as fault:  # the other members still have their answers
+            log_fault(self._log, "batch.internal_error", fault)
+            return self._refuse(InternalError("The engine failed internally."), tool)
+        finally:
+            self._running.discard(handle)
+
+
+def _named_by(member: Any) -> str | None:
+    """The tool that a malformed member names."""
+    tool = member.get("tool") if isinstance(member, dict) else None
+    return tool if isinstance(tool, str) else None

@@ -1,0 +1,326 @@
+"""Batches: an answer for each call in its place, and no call that another one fails."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fumehood import Envelope, tool
+from fumehood.core.call import CallBody
+from fumehood.core.errors import InvalidParams
+from fumehood.executors.handle import CallHandle
+from fumehood.pipeline import batch as module
+from fumehood.pipeline.incoming import parse_batch
+from fumehood.protocol.messages import decode_envelope
+from fumehood.registry.declare import FunctionTool
+from support.answers import envelope_bytes
+from support.recording import bench
+
+pytestmark = pytest.mark.anyio
+
+
+class Gate:
+    """A host tool whose calls wait until they are let through; counts what runs at a time."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.running = self.most = 0
+        self.reached = anyio.Event()
+        self.opened = anyio.Event()
+        self.full = 1
+
+    def tool(self) -> FunctionTool:
+        @tool(name="wait", sandboxed=False, description="Wait.")
+        async def wait(number: int) -> int:
+            self.begun.append(number)
+            self.running += 1
+            self.most = max(self.most, self.running)
+            if self.running == self.full:
+                self.reached.set()
+            try:
+                await self.opened.wait()
+            finally:
+                self.running -= 1
+            return number
+
+        return wait
+
+
+@tool(sandboxed=False, description="Give it back, after some turns of the loop.")
+async def echo(number: int, turns: int = 0) -> int:
+    for _ in range(turns):
+        await anyio.lowlevel.checkpoint()
+    if number < 0:
+        raise ValueError("a fault of the tool")
+    return number
+
+
+@tool(sandboxed=False, dangerous=True, description="Never runs here.")
+async def act() -> None:
+    raise AssertionError("a dangerous tool ran without approval")
+
+
+def called(name: str, **arguments: Any) -> dict[str, Any]:
+    """One member of a batch."""
+    return {"tool": name, "arguments": arguments}
+
+
+def codes(envelopes: list[Envelope]) -> list[str]:
+    return ["OK" if found.error is None else found.error.code for found in envelopes]
+
+
+def waits(count: int) -> list[dict[str, Any]]:
+    return [called("wait", number=number) for number in range(count)]
+
+
+async def test_answers_are_in_the_order_of_the_calls_and_one_that_fails_fails_no_other(
+    home: Path,
+) -> None:
+    calls = [
+        called("echo", number=0, turns=90), called("echo", number=-1), called("nothing"),
+        called("act"), called("echo", number="x"), called("echo", number=5),
+    ]  # fmt: skip
+    async with bench(home, [echo, act]) as b:
+        answers = await b.engine.batch(calls)
+        logged = await b.engine.calls(limit=100)
+    assert codes(answers) == [
+        "OK", "EXECUTION_ERROR", "TOOL_NOT_FOUND", "REQUIRES_HUMAN_APPROVAL", "INVALID_PARAMS",
+        "OK",
+    ]  # fmt: skip
+    assert [answers[0].data["value"], answers[5].data["value"]] == [0, 5]
+    assert len({answer.metadata.call_id for answer in answers}) == len(calls)
+    assert len(logged.items) == len(calls)
+
+
+@settings(max_examples=25)
+@given(
+    turns=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    width=st.integers(1, 32),
+    parallel=st.booleans(),
+)
+def test_every_call_has_its_own_answer_whatever_ends_first(
+    turns: list[int], width: int, parallel: bool
+) -> None:
+    answers = [decode_envelope(envelope_bytes({})) for _ in turns]
+
+    async def check() -> None:
+        running = most = 0
+
+        async def run(name: str, body: CallBody, live: CallHandle) -> Any:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            for _ in range(body.arguments["turns"]):
+                await anyio.lowlevel.checkpoint()
+            running -= 1
+            return answers[int(name)]
+
+        members = [called(str(place), turns=count) for place, count in enumerate(turns)]
+        found = await made(members, run, max_parallel=width, parallel_tool_calls=parallel).run()
+        assert [id(answer) for answer in found] == [id(answer) for answer in answers]
+        assert most <= (width if parallel else 1)
+
+    anyio.run(check)
+
+
+def made(members: list[Any], run: Any, **options: Any) -> module.Batch:
+    """A batch over a pipeline of the test's own, and of no engine."""
+    parsed = parse_batch({"calls": members, "options": options})
+    return module.Batch(
+        parsed.calls, parsed.options, parse=parse_freely, run=run, refuse=lambda *_: None,  # type: ignore[arg-type, return-value]
+        log=None,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def parse_freely(member: Any) -> tuple[str, CallBody]:
+    return member["tool"], CallBody(arguments=member["arguments"])
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({"max_parallel": 3}, 3), ({}, 8), ({"parallel_tool_calls": False}, 1)],
+)
+async def test_no_more_calls_than_allowed_run_at_a_time(
+    home: Path, options: dict[str, Any], most: int
+) -> None:
+    gate = Gate()
+    gate.full = most
+    async with bench(home, [gate.tool()]) as b, anyio.create_task_group() as group:
+
+        async def make() -> None:
+            assert codes(await b.engine.batch(waits(20), **options)) == ["OK"] * 20
+
+        group.start_soon(make)
+        with anyio.fail_after(10):
+            await gate.reached.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert (gate.running, gate.begun) == (most, list(range(most)))
+        gate.opened.set()
+    assert gate.most == most
+    assert gate.begun == list(range(20))
+
+
+async def test_after_the_deadline_what_runs_is_cancelled_and_nothing_begins(home: Path) -> None:
+    gate = Gate()
+    gate.full = 2
+    async with bench(home, [gate.tool(), echo]) as b:
+        with anyio.fail_after(10):
+            answers = await b.engine.batch(
+                [called("echo", number=7), *waits(5), {"tool": 1}],
+                max_parallel=2, timeout_seconds=0.3,
+            )  # fmt: skip
+        again = await b.engine.call("echo", {"number": 1})
+    assert codes(answers) == [
+        "OK", "CANCELLED", "CANCELLED", "TIMEOUT", "TIMEOUT", "TIMEOUT", "INVALID_PARAMS",
+    ]  # fmt: skip
+    assert gate.begun == [0, 1]
+    assert gate.running == 0
+    late = answers[3]
+    assert late.error is not None
+    assert late.error.retryable is True
+    assert "was not begun" in late.error.message
+    assert (late.metadata.tool_name, late.metadata.call_id) == ("wait", None)
+    assert again.success
+
+
+async def test_batch_that_ends_in_time_is_not_ended(home: Path) -> None:
+    """Twin of the deadline."""
+    async with bench(home, [echo]) as b:
+        calls = [called("echo", number=number) for number in range(9)]
+        assert codes(await b.engine.batch(calls, timeout_seconds=3600)) == ["OK"] * 9
+
+
+async def test_cancelled_task_takes_all_of_its_calls_with_it(home: Path) -> None:
+    gate = Gate()
+    gate.full = 2
+    async with bench(home, [gate.tool()]) as b:
+        task = asyncio.create_task(b.engine.batch(waits(9), max_parallel=2))
+        with anyio.fail_after(10):
+            await gate.reached.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert (gate.begun, gate.running) == ([0, 1], 0)
+        assert [row.code for row in (await b.engine.calls()).items] == ["CANCELLED"] * 2
+
+
+async def test_cancelled_batch_answers_every_call(home: Path) -> None:
+    gate = Gate()
+    gate.full = 2
+    async with bench(home, [gate.tool()]) as b:
+        body = parse_batch({"calls": waits(4), "options": {"max_parallel": 2}})
+        batch = b.engine.open_batch(body, b.engine.owner)
+        task = asyncio.create_task(batch.run())
+        with anyio.fail_after(10):
+            await gate.reached.wait()
+            batch.cancel()
+            batch.cancel()
+            answers = await task
+    assert codes(answers) == ["CANCELLED"] * 4
+    assert gate.begun == [0, 1]
+    assert ["not begun" in str(answer.error) for answer in answers] == [False, False, True, True]
+
+
+async def test_one_call_of_a_batch_can_be_cancelled_by_its_id(home: Path) -> None:
+    gate = Gate()
+    gate.full = 2
+    async with bench(home, [gate.tool(), echo]) as b:
+        task = asyncio.create_task(
+            b.engine.batch([*waits(2), called("echo", number=3)], max_parallel=2)
+        )
+        with anyio.fail_after(10):
+            await gate.reached.wait()
+            first, _ = list(b.engine._made.calls.running._calls)
+            await b.engine.cancel(first)
+            gate.opened.set()
+            assert codes(await task) == ["CANCELLED", "OK", "OK"]
+
+
+HOSTILE: list[Any] = [
+    None, 7, "calculator", [], {}, {"tool": 7}, {"tool": "echo" * 100}, {"tool": "echo", "more": 1},
+    {"tool": "echo", "arguments": []}, {"tool": "echo", "options": {"timeout_seconds": "1"}},
+    {"tool": "echo", "arguments": {"number": {1, 2}}},
+    {"tool": "echo", "arguments": {"number": float("nan")}},
+    {"tool": "echo", "arguments": {str(number): 1 for number in range(1001)}},
+]  # fmt: skip
+
+
+async def test_malformed_call_has_its_own_answer(home: Path) -> None:
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    loop: dict[str, Any] = {"tool": "echo"}
+    loop["arguments"] = loop
+    hostile = [*HOSTILE, called("echo", number=deep), loop]
+    calls = [call for member in hostile for call in (member, called("echo", number=1))]
+    async with bench(home, [echo]) as b:
+        answers = await b.engine.batch(calls)
+        logged = await b.engine.calls(limit=100)
+    assert codes(answers) == ["INVALID_PARAMS", "OK"] * len(hostile)
+    assert len(logged.items) == len(hostile)  # what is malformed is no call
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None, [], {}, {"calls": []}, {"calls": [{}] * 1001}, {"calls": {}}, {"calls": "ab"},
+        {"calls": [{}], "more": 1}, {"calls": [{}], "options": None},
+        {"calls": [{}], "options": {"max_parallel": 0}},
+        {"calls": [{}], "options": {"max_parallel": 33}},
+        {"calls": [{}], "options": {"max_parallel": True}},
+        {"calls": [{}], "options": {"timeout_seconds": 0}},
+        {"calls": [{}], "options": {"parallel_tool_calls": "no"}},
+        {"calls": [{}], "options": {"dry_run": True}},
+    ],
+)  # fmt: skip
+def test_malformed_batch_is_refused_as_a_whole(document: Any) -> None:
+    with pytest.raises(InvalidParams):
+        parse_batch(document)
+    assert len(parse_batch({"calls": [{}] * 1000, "options": {"max_parallel": 32}}).calls) == 1000
+
+
+async def test_batch_whose_answers_are_too_large_begins_no_further_call(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(home, [echo]) as b:
+        size = len(module.encode_envelope(await b.engine.call("echo", {"number": 1})))
+        monkeypatch.setattr(module, "MAX_ANSWER_BYTES", size * 2)
+        calls = [called("echo", number=1)] * 5
+        answers = await b.engine.batch(calls, parallel_tool_calls=False)
+        logged = await b.engine.calls(limit=100)
+    assert codes(answers)[-1] == "OUTPUT_LIMIT_EXCEEDED"
+    assert codes(answers).count("OK") in (2, 3)
+    assert len(logged.items) - 1 == codes(answers).count("OK")
+    assert answers[-1].error is not None
+    assert answers[-1].error.retryable is True
+
+
+async def test_fault_of_the_engine_in_one_call_leaves_the_others_their_answers(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(home, [echo]) as b:
+        real = b.engine._made.calls.run
+
+        def broken(name: str, *rest: Any) -> Any:
+            if name == "broken":
+                raise RuntimeError("PRIVATE-VALUE")
+            return real(name, *rest)
+
+        monkeypatch.setattr(b.engine._made.calls, "run", broken)
+        answers = await b.engine.batch([called("broken"), called("echo", number=1)])
+        assert codes(answers) == ["INTERNAL_ERROR", "OK"]
+        assert "PRIVATE-VALUE" not in answers[0].model_dump_json()
+        assert b.log.named("batch.internal_error")
+
+
+async def test_batch_of_an_engine_that_drains_is_refused_call_by_call(home: Path) -> None:
+    async with bench(home, [echo]) as b:
+        b.engine.drain()
+        assert codes(await b.engine.batch([called("echo", number=1)] * 3)) == ["SHUTTING_DOWN"] * 3
