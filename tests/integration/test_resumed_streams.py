@@ -407,7 +407,9 @@ def test_client_follows_a_call_over_the_death_of_its_engine(kind: str) -> None:
             seen += list(events)
             call_id = seen[0].metadata.call_id
             assert list(client.follow(call_id, seen[2].id)) == seen[3:]
-    assert [int(event.id.partition(":")[0]) for event in seen] == list(range(len(TELLS) + 2))
+    # What the program told, or the engine had not written yet, when it was killed, is lost.
+    assert [int(event.id.partition(":")[0]) for event in seen] == list(range(len(seen)))
+    assert 4 < len(seen) <= len(TELLS) + 2
     assert isinstance(seen[-1], ErrorEvent)
     assert seen[-1].envelope.error is not None
     assert seen[-1].envelope.error.code == "OUTCOME_UNKNOWN"
