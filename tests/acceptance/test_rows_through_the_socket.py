@@ -160,6 +160,7 @@ def test_openapi_document_names_every_address_and_resolves(client: SocketClient)
         "/v1/approvals", "/v1/approvals/{approval_id}", "/v1/approvals/{approval_id}/cancel",
         "/v1/usage",
         "/v1/blobs/{blob_id}", "/v1/tools/{name}/sse", "/v1/calls/{call_id}/cancel",
+        "/v1/calls/{call_id}/events",
         "/v1/sessions", "/v1/sessions/{session_id}", "/v1/sessions/{session_id}/files",
         "/v1/sessions/{session_id}/files/{path}",
     }  # fmt: skip
