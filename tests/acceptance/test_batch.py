@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,22 @@ def test_client_that_leaves_takes_its_batch_with_it(start_daemon: StartDaemon) -
         assert client.call("calculator", {"expression": "1 + 3"}).success
         codes = [row.code for row in client.calls().items]
         assert codes == ["OK", "CANCELLED", "OK"]
+
+
+def test_stopped_engine_answers_a_batch_that_runs(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(drain_seconds="0.2", interpreter__timeout_seconds="60")
+    watcher, client = daemon.client(), daemon.client()
+    endless = {**ENDLESS, "options": {"timeout_seconds": 60}}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(
+            post, client, [*sums("1 + 1"), endless, *sums("1")], parallel_tool_calls=False
+        )
+        wait_until(lambda: len(watcher.get("/v1/calls").body["data"]["items"]) == 1)
+        watcher.close()
+        assert daemon.stop() == 0
+        stopped = answer.result(timeout=30)
+    client.close()
+    assert (stopped.status, stopped.code) == (503, "SHUTTING_DOWN")
 
 
 @pytest.mark.anyio

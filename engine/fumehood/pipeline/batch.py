@@ -72,7 +72,7 @@ class Batch:
         """
         options, timer = self._options, None
         if options.timeout_seconds is not None:
-            words = f"The {options.timeout_seconds:g} s of its batch were over. {NOT_BEGUN}"
+            words = f"The batch reached its limit of {options.timeout_seconds:g} s. {NOT_BEGUN}"
             timer = asyncio.get_running_loop().call_later(
                 options.timeout_seconds, self._end, Timeout(words, retryable=True)
             )
@@ -89,7 +89,7 @@ class Batch:
 
     def cancel(self) -> None:
         """Cancel the members that run, and begin no other."""
-        self._end(Cancelled(f"Its batch was cancelled. {NOT_BEGUN}", retryable=True))
+        self._end(Cancelled(f"The batch was cancelled. {NOT_BEGUN}", retryable=True))
 
     def _end(self, error: EngineError) -> None:
         if self._ended_by is None:
@@ -104,7 +104,7 @@ class Batch:
             self._answers[place] = answer = await self._answer(member)
             self._answer_bytes += len(encode_envelope(answer))
             if self._answer_bytes > MAX_ANSWER_BYTES and self._ended_by is None:
-                words = f"The answers of its batch are over {MAX_ANSWER_BYTES // MB} MB."
+                words = f"The answers of the batch are over {MAX_ANSWER_BYTES // MB} MB."
                 self._ended_by = OutputLimitExceeded(f"{words} {NOT_BEGUN}", retryable=True)
 
     async def _answer(self, member: Any) -> Envelope:
