@@ -51,8 +51,9 @@ _PLAIN = re.compile(r"[ !#-\[\]-~]+")
 _BEGINNING = re.compile(rf"\b(?:{'|'.join(_BEGINNINGS)})", re.ASCII)
 _SPACE = re.compile(r"\s(?=\S*\Z)")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
-_CONTENTS = frozenset({FILE_CONTENT, "content_base64"})
-"""Fields that hold the bytes of files, where a match is by chance."""
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+"""What the content of a file is: a match there is by chance. The field's name alone proves nothing,
+because services and programs choose names, too."""
 
 
 class Redactor:
@@ -79,7 +80,10 @@ class Redactor:
         """The text with each match replaced, and their number."""
         if self._pattern is None:
             return text, 0
-        found: tuple[str, int] = self._pattern.subn(REDACTED, text)
+        try:
+            found: tuple[str, int] = self._pattern.subn(REDACTED, text)
+        except UnicodeEncodeError:  # half a character, as in a file's name that is not UTF-8
+            return self.text(text.encode("utf-8", "replace").decode())
         return found
 
     def line(self, text: str) -> str:
@@ -98,8 +102,7 @@ class Redactor:
         changed, total = {}, 0
         for name, element in value.items():
             new_name, in_name = self.text(name)
-            is_file = name in _CONTENTS
-            new, in_element = (element, 0) if is_file else self.value(element)
+            new, in_element = (element, 0) if _is_file(name, element) else self.value(element)
             changed[new_name] = new
             total += in_name + in_element
         return changed, total
@@ -189,6 +192,11 @@ class StreamRedactor:
         self._before, self._held = text[max(cut - 1, 0) : cut], text[cut:]
         self.count += count
         return passed
+
+
+def _is_file(name: str, value: Any) -> bool:
+    """Whether a field holds the bytes of a file."""
+    return name == FILE_CONTENT and isinstance(value, str) and bool(_BASE64.fullmatch(value))
 
 
 def _begun(text: str, secret: str) -> int:

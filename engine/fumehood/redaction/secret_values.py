@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
 from fumehood.redaction.redactor import REDACTED
+
+_NUMERIC = re.compile(r"[-+.0-9e]+")
 
 
 class SecretValues:
@@ -23,12 +26,15 @@ class SecretValues:
         self.count = 0
         """How many were replaced so far."""
         self._forms: list[str] = []
+        self._in_numbers: list[str] = []
+        """Those that a number can hold. A long list of numbers would take seconds otherwise."""
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
         """Replace these, too."""
         forms = {form for value in values for form in _forms(value)}
         self._forms = sorted({*self._forms, *forms}, key=len, reverse=True)
+        self._in_numbers = [form for form in self._forms if _NUMERIC.fullmatch(form)]
 
     @property
     def longest(self) -> int:
@@ -64,7 +70,9 @@ class SecretValues:
                 return {self.text(key): self.value(element) for key, element in value.items()}
             case list():
                 return [self.value(element) for element in value]
-            case int() | float() if self.finds(json.dumps(value)):
+            case int() | float() if self._in_numbers:
+                if not any(form in json.dumps(value) for form in self._in_numbers):
+                    return value
                 self.count += 1
                 return REDACTED
             case _:

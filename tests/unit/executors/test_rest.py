@@ -265,6 +265,14 @@ def test_value_is_found_in_keys_and_in_numbers() -> None:
     }
 
 
+def test_numbers_are_not_written_out_where_none_could_hold_the_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret_values = SecretValues([VALUE])
+    monkeypatch.delattr("fumehood.redaction.secret_values.json")
+    assert secret_values.value([1, 2.5, True]) == [1, 2.5, True]
+
+
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -191,6 +191,20 @@ def test_no_text_of_a_hostile_program_makes_a_piece_slow() -> None:
         assert len(out) + len(stream.finish()) == len(text)
 
 
+@pytest.mark.row("E8")
+@pytest.mark.parametrize(
+    "make", [lambda key: {"token": key}, lambda key: [key], lambda key: f"key {key}"]
+)
+def test_name_of_a_files_content_hides_nothing_that_is_no_base64(make: Any) -> None:
+    value, count = Redactor().value({"content_base64": make(KEYS["code-host"])})
+    assert (value, count) == ({"content_base64": make(REDACTED)}, 1)
+
+
+def test_text_with_half_a_character_is_redacted() -> None:
+    key = KEYS["cloud"]
+    assert Redactor().text(f"\udcff {key}") == (f"? {REDACTED}", 1)
+
+
 # -- The log -------------------------------------------------------------------------------
 
 
@@ -208,3 +222,21 @@ def test_line_of_the_log_is_redacted(tmp_path: Path, style: str) -> None:
     assert KEYS["cloud"] in first  # the control: there was nothing to redact it yet
     assert all(key not in line for line in rest for key in KEYS.values())
     assert rest[0].count(REDACTED) == 2
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_event_that_cannot_be_written_does_not_end_the_log(tmp_path: Path, style: str) -> None:
+    def refuse(event: Any) -> Any:
+        if event["event"] == "bad":
+            raise ValueError("no such event")
+        return event
+
+    with (tmp_path / "log").open("w") as stream:
+        log = make_logger(style=style, stream=stream)
+        redact_events(log, refuse)
+        log.info("bad")
+        log.info("good")
+        flush(log)
+    text = (tmp_path / "log").read_text()
+    assert "log.event_lost" in text
+    assert "good" in text
