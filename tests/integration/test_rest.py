@@ -220,6 +220,23 @@ async def test_body_of_an_error_is_in_the_details_and_bounded(asker: Asker) -> N
     assert large.error.details["body"] == "x" * 4096
 
 
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("form", ["{}", '["{}"]'])
+async def test_key_in_an_errors_body_is_redacted_before_the_body_is_cut(
+    asker: Asker, form: str
+) -> None:
+    key = "ghp_" + "a1B2" * 9
+    body = form.format("words " * 677 + key + " words" * 100).encode()
+    kind = "application/json" if form != "{}" else "text/plain"
+    outcome = await asker.ask(Reply(status=400, body=body, content_type=kind))
+    assert outcome.error is not None
+    assert outcome.error.details is not None
+    assert "ghp_" in body.decode()[:4096]
+    assert key not in body.decode()[:4096]
+    assert "ghp_" not in json.dumps(outcome.error.details)
+    assert outcome.redacted == 1
+
+
 async def test_next_request_uses_the_same_connection(asker: Asker) -> None:
     for _ in range(3):
         assert (await asker.ask()).error is None

@@ -9,6 +9,7 @@ is longer than `MAX_HELD` characters.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import re2
@@ -49,6 +50,7 @@ MAX_KEY_HEADER = 70
 _WORD = re.compile(r"[A-Za-z0-9_]")
 _PLAIN = re.compile(r"[ !#-\[\]-~]+")
 _BEGINNING = re.compile(rf"\b(?:{'|'.join(_BEGINNINGS)})", re.ASCII)
+_NUMERIC = re.compile(r"[-+.0-9e]+")
 _SPACE = re.compile(r"\s(?=\S*\Z)")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
@@ -98,14 +100,22 @@ class Redactor:
             pairs = [self.value(element) for element in value]
             return [new for new, _ in pairs], sum(count for _, count in pairs)
         if not isinstance(value, dict):
-            return value, 0
-        changed, total = {}, 0
+            return self._number(value)
+        changed: dict[str, Any] = {}
+        total = 0
         for name, element in value.items():
             new_name, in_name = self.text(name)
             new, in_element = (element, 0) if _is_file(name, element) else self.value(element)
-            changed[new_name] = new
+            changed[free_name(new_name, changed)] = new
             total += in_name + in_element
         return changed, total
+
+    def _number(self, value: Any) -> tuple[Any, int]:
+        """A number with a match is replaced as a whole; null, true and false stay."""
+        if not self._reads_numbers or isinstance(value, bool) or value is None:
+            return value, 0
+        count = self.text(str(value))[1]
+        return (REDACTED, count) if count else (value, 0)
 
     def may_match(self, encoded: bytes) -> bool:
         """Whether a value may hold a match, by its JSON. Cheap; never wrongly False."""
@@ -160,6 +170,8 @@ class Redactor:
         parts += [f"(?:{pattern})" for pattern in self._settings.patterns]
         parts += [_PRIVATE_KEY, *_COMMON_KEYS] if common else []
         self._pattern = re2.compile("|".join(parts)) if parts else None
+        # No key of a common form is a number.
+        self._reads_numbers = bool(self._settings.patterns) or any(map(_NUMERIC.fullmatch, secrets))
         words = [re2.escape(word) for word in (*secrets, *(_BEGINNINGS if common else ()))]
         words += [_KEY_BEGINS] if common else []
         # JSON writes other characters in several ways, and patterns have no known beginning.
@@ -192,6 +204,14 @@ class StreamRedactor:
         self._before, self._held = text[max(cut - 1, 0) : cut], text[cut:]
         self.count += count
         return passed
+
+
+def free_name(name: str, taken: Mapping[str, Any]) -> str:
+    """The name, or one with a number: two redacted names must not hide each other's values."""
+    number, free = len(taken), name
+    while free in taken:
+        number, free = number * 2, f"{name} {number + 1}"
+    return free
 
 
 def _is_file(name: str, value: Any) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
-from fumehood.redaction.redactor import REDACTED
+from fumehood.redaction.redactor import REDACTED, free_name
 
 _NUMERIC = re.compile(r"[-+.0-9e]+")
 
@@ -67,7 +67,10 @@ class SecretValues:
             case str():
                 return self.text(value)
             case dict():
-                return {self.text(key): self.value(element) for key, element in value.items()}
+                changed: dict[str, Any] = {}
+                for key, element in value.items():
+                    changed[free_name(self.text(key), changed)] = self.value(element)
+                return changed
             case list():
                 return [self.value(element) for element in value]
             case int() | float() if self._in_numbers:

@@ -265,6 +265,11 @@ def test_value_is_found_in_keys_and_in_numbers() -> None:
     }
 
 
+def test_names_that_held_the_value_keep_their_values() -> None:
+    found = SecretValues([VALUE]).value({VALUE: 1, f"{VALUE}{VALUE}": 2, "[redacted]": 3})
+    assert sorted(found.values()) == [1, 2, 3]
+
+
 def test_numbers_are_not_written_out_where_none_could_hold_the_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

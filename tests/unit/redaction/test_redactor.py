@@ -205,6 +205,24 @@ def test_text_with_half_a_character_is_redacted() -> None:
     assert Redactor().text(f"\udcff {key}") == (f"? {REDACTED}", 1)
 
 
+def test_redacted_names_hide_no_values_of_each_other() -> None:
+    value = {KEYS["cloud"]: 1, KEYS["code-host"]: 2, REDACTED: 3}
+    changed, count = Redactor().value(value)
+    assert (list(changed.values()), count) == ([1, 2, 3], 2)
+    assert all(name.startswith(REDACTED) for name in changed)
+
+
+@pytest.mark.row("E8")
+def test_number_that_is_a_secret_or_fits_a_pattern_is_replaced() -> None:
+    redactor = Redactor(RedactionSettings(patterns=(r"\b4\d{15}\b",)))
+    value = {"card": 4111111111111111, "count": 4, "rate": 0.5, "ok": True, "none": None}
+    assert redactor.value(value) == ({**value, "card": REDACTED}, 1)
+    redactor = Redactor()
+    redactor.learn("12345678")
+    assert redactor.may_match(b"[12345678,1]")
+    assert redactor.value([12345678, 1]) == ([REDACTED, 1], 1)
+
+
 # -- The log -------------------------------------------------------------------------------
 
 
