@@ -24,19 +24,26 @@ MAX_HELD = 16 * 1024
 MIN_SECRET_CHARACTERS = 6
 """A shorter value would match in ordinary text."""
 
+_ESCAPE = (
+    r"\\{1,8}(?:[bfnrt]|u00[0-7][0-9A-Fa-f])"  # in JSON and in code
+    r"|\x1b\[[0-9;]{0,16}m"  # the colours of a terminal
+)
+"""What stands for a border between words, though its last character may be a letter."""
+
+_BORDER = rf"(?:\b|{_ESCAPE})"
 # *Source*: the providers' own documentation of the forms of their keys; RFC 7468 and RFC 7519.
 _PRIVATE_KEY = (
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\z)"
 )
 _COMMON_KEYS = (
-    r"\b(?:AKIA|ASIA)[0-9A-Z]{16}",
-    r"\bgh[opsur]_[A-Za-z0-9]{36,}",
-    r"\bgithub_pat_[A-Za-z0-9_]{22,}",
-    r"\bglpat-[A-Za-z0-9_-]{20,}",
-    r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
-    r"\bsk[-_][A-Za-z0-9_-]{20,}",
-    r"\bAIza[0-9A-Za-z_-]{35}",
-    r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+    r"(?:AKIA|ASIA)[0-9A-Z]{16}",
+    r"gh[opsur]_[A-Za-z0-9]{36,}",
+    r"github_pat_[A-Za-z0-9_]{22,}",
+    r"glpat-[A-Za-z0-9_-]{20,}",
+    r"xox[abeoprs]-[A-Za-z0-9-]{10,}",
+    r"sk[-_][A-Za-z0-9_-]{20,}",
+    r"AIza[0-9A-Za-z_-]{35}",
+    r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
 )
 _BEGINNINGS = (
     "AKIA", "ASIA", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-",
@@ -49,7 +56,10 @@ _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
 _WORD = re.compile(r"[A-Za-z0-9_]")
 _PLAIN = re.compile(r"[ !#-\[\]-~]+")
-_BEGINNING = re.compile(rf"\b(?:{'|'.join(_BEGINNINGS)})", re.ASCII)
+_BEGINNING = re.compile(rf"{_BORDER}(?:{'|'.join(_BEGINNINGS)})", re.ASCII)
+_ESCAPED = re.compile(rf"(?:{_ESCAPE})\Z")
+_BEGUN_ESCAPE = re.compile(r"(?:\\{1,8}(?:[bfnrt]|u[0-9A-Fa-f]{0,4})?|\x1b(?:\[[0-9;]{0,16}m?)?)\Z")
+MAX_ESCAPE = 20
 _NUMERIC = re.compile(r"[-+.0-9e]+")
 _SPACE = re.compile(r"\s(?=\S*\Z)")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
@@ -157,6 +167,9 @@ class Redactor:
         cut = max(cut, start)
         if len(text) - cut > MAX_HELD:
             cut = len(text) - MAX_HELD // 2
+        if self._settings.common_keys:
+            escape = _BEGUN_ESCAPE.search(text, max(start, cut - MAX_ESCAPE), cut)
+            cut = escape.start() if escape is not None else cut
         for match in self._pattern.finditer(text, start):
             first, last = match.span()
             if first < cut < last:
@@ -168,7 +181,7 @@ class Redactor:
         secrets = sorted(self._secrets, key=len, reverse=True)
         parts = [re2.escape(secret) for secret in secrets]
         parts += [f"(?:{pattern})" for pattern in self._settings.patterns]
-        parts += [_PRIVATE_KEY, *_COMMON_KEYS] if common else []
+        parts += [_PRIVATE_KEY, f"{_BORDER}(?:{'|'.join(_COMMON_KEYS)})"] if common else []
         self._pattern = re2.compile("|".join(parts)) if parts else None
         # No key of a common form is a number.
         self._reads_numbers = bool(self._settings.patterns) or any(map(_NUMERIC.fullmatch, secrets))
@@ -235,8 +248,15 @@ def _begun_key(text: str) -> int:
     if begins is not None:
         return min(cut, begins.start())
     starts = [_begun(text, beginning) for beginning in _BEGINNINGS]
-    starts = [start for start in starts if start == 0 or not _WORD.match(text[start - 1])]
+    starts = [start for start in starts if _is_border(text, start)]
     return min(cut, _begun(text, _KEY_BEGINS), *starts)
+
+
+def _is_border(text: str, at: int) -> bool:
+    """Whether a word may begin there."""
+    if at == 0 or not _WORD.match(text[at - 1]):
+        return True
+    return _ESCAPED.search(text, max(0, at - MAX_ESCAPE), at) is not None
 
 
 def _unfinished_private_key(text: str) -> int:

@@ -36,6 +36,7 @@ HARMLESS = (
     "task-master-of-all-the-small-things",
     "-----BEGIN CERTIFICATE-----\nMIID\n-----END CERTIFICATE-----",
     "eyJ alone, and eyJabc.def",
+    "C:\\task-master-of-all-the-small-things",
     "a commit: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
 )
 
@@ -45,6 +46,20 @@ HARMLESS = (
 def test_key_of_a_known_form_is_replaced_and_the_text_around_it_stays(name: str) -> None:
     text, count = Redactor().text(f"before {KEYS[name]} after")
     assert (text, count) == (f"before {REDACTED} after", 1)
+
+
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("before", ["\\n", "\\\\n", "\\u003d", "\\t", "\x1b[31m", "\x1b[01;31m"])
+def test_key_behind_an_escape_is_replaced_however_it_is_cut(name: str, before: str) -> None:
+    text = f"a{before}{KEYS[name]} b"
+    redactor = Redactor()
+    whole, count = redactor.text(text)
+    assert (whole.startswith("a"), whole.endswith(f"{REDACTED} b"), count) == (True, True, 1)
+    for size in (1, 2, 3, 7):
+        stream = redactor.stream()
+        pieces = (text[at : at + size] for at in range(0, len(text), size))
+        assert "".join(map(stream.feed, pieces)) + stream.finish() == whole
 
 
 @pytest.mark.row("E8")
@@ -115,7 +130,8 @@ def test_pattern_that_cannot_be_used_is_refused(pattern: str, words: str) -> Non
 SECRET = "open sesame now"
 WORDS = st.sampled_from(
     [*KEYS.values(), *HARMLESS, SECRET, SECRET[:7], "open", " ", "\n", "\r", "é", "-----BEGIN ",
-     "-----BEGIN RSA PRIVATE", "AK", "IA", "12345", "id 4711", "id "]
+     "-----BEGIN RSA PRIVATE", "AK", "IA", "12345", "id 4711", "id ",
+     "\\", "n", "\\u003d", "\x1b", "[0m"]
 )  # fmt: skip
 
 
