@@ -52,6 +52,10 @@ from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS, SECRET_REF
 MAX_BODY_SHOWN = 4096
 """Characters of an error's body in `details.body`."""
 
+MAX_ADDRESS = 16 * 1024
+"""Characters of an address with its arguments. Services cut the connection at longer ones, which
+looks like a failure: a few such calls of one caller would open the circuit for everybody."""
+
 MAX_TYPE_SHOWN = 200
 """Characters of a content type."""
 
@@ -183,7 +187,7 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     """The request of one call, with references in the place of secrets.
 
     Raises:
-        ArgumentsRefused: an argument cannot stand in a path or a query.
+        ArgumentsRefused: an argument cannot stand in a path or a query, or is too long for it.
     """
     endpoint, method = tool.endpoint or "", tool.method or "GET"
     head, question, query = endpoint.partition("?")
@@ -201,9 +205,15 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
         headers.setdefault("content-type", "application/json")
         body = strict_json.dumps(others)
     rows = tuple(headers.items())
+    url += f"?{query}" if query else question
+    if len(url) > MAX_ADDRESS:
+        raise ArgumentsRefused(
+            f"The arguments are too long for an address: with them it has {len(url)} characters, "
+            f"at most {MAX_ADDRESS} are sent."
+        )
     return UpstreamRequest(
         method=method,
-        url=url + (f"?{query}" if query else question),
+        url=url,
         headers=tuple(row for row in rows if not SECRET_REFERENCE.search(row[1])),
         secret_headers=tuple(row for row in rows if SECRET_REFERENCE.search(row[1])),
         body=body,

@@ -86,6 +86,17 @@ def test_value_that_could_be_another_path_is_refused_by_name(city: Any) -> None:
     assert caught.value.fields == ("city",)
 
 
+@pytest.mark.parametrize("arguments", [{"city": "x"}, {"city": "c", "other": "x"}])
+def test_address_that_services_would_cut_off_is_not_sent(arguments: JsonObject) -> None:
+    def of_length(count: int) -> JsonObject:
+        return {"day": "1", **{name: value * count for name, value in arguments.items()}}
+
+    with pytest.raises(ArgumentsRefused, match="too long"):
+        ask(of_length(17_000))
+    assert len(ask(of_length(8000)).url) > 8000
+    assert ask(of_length(17_000), endpoint="https://api.example/v1", method="POST").body
+
+
 @pytest.mark.parametrize(
     ("city", "sent"),
     [("a.b", "a.b"), ("...", "..."), ("..a", "..a"), ("a/b", "a%2Fb"), (True, "true"), (1.5, "1.5"),
