@@ -1,21 +1,24 @@
 """The values of one request's secrets, taken out of what the service answers.
 
-Host side, pure. It guards against services that echo a request, also in the forms of URLs, JSON and
-base64, in bytes and in cut texts; `redactor` does the rest of redaction. A service that wants to
-tell a secret can encode it in a form that is not searched for: see docs/limitations/rest-tools.md.
+Host side, pure. It guards against services that echo a request, also in the forms of URLs, JSON,
+HTML and base64, in bytes and in cut texts; `redactor` does the rest of redaction. A service that
+wants to tell a secret can encode it in a form that is not searched for: see
+docs/limitations/rest-tools.md.
 """
 
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from fumehood.redaction.redactor import REDACTED, free_name
 
+_PERCENT = re.compile("%[0-9A-F]{2}")
 _NUMERIC = re.compile(r"[-+.0-9e]+")
 
 
@@ -83,6 +86,12 @@ class SecretValues:
 
 
 def _forms(value: str) -> set[str]:
-    """As it is, in a URL, in JSON, and in base64."""
-    encoded = base64.b64encode(value.encode()).decode()
-    return {value, quote(value, safe=""), quote(value), json.dumps(value)[1:-1], encoded}
+    """As it is, in a URL, in a form, in JSON, in HTML, and in base64."""
+    urls = {quote(value, safe=""), quote(value), quote_plus(value)}
+    lower = {_PERCENT.sub(lambda found: found[0].lower(), url) for url in urls}
+    in_json = json.dumps(value)[1:-1]
+    # Some encoders of JSON escape slashes, and serve it as text, so nothing unescapes it here.
+    texts = {value, in_json, in_json.replace("/", r"\/"), html.escape(value)}
+    packed = {base64.b64encode(value.encode()), base64.urlsafe_b64encode(value.encode())}
+    encoded = {text.decode() for text in packed}
+    return urls | lower | texts | encoded | {text.rstrip("=") for text in encoded}

@@ -276,6 +276,21 @@ def test_value_is_found_in_keys_and_in_numbers() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "echo"),
+    [
+        ("s3cret-Value/1", r"s3cret-Value\/1"),
+        ("s3cret-Value/1", "s3cret-Value%2f1"),
+        ("two words & more", "two+words+%26+more"),
+        ("two words & more", "two words &amp; more"),
+        ("s3cret>>>Value???", "czNjcmV0Pj4-VmFsdWU_Pz8="),
+        ("s3cret-Value/1", "czNjcmV0LVZhbHVlLzE"),
+    ],
+)
+def test_value_is_found_as_common_encoders_write_it(value: str, echo: str) -> None:
+    assert SecretValues([value]).text(f"a {echo} b") == "a [redacted] b"
+
+
 def test_names_that_held_the_value_keep_their_values() -> None:
     found = SecretValues([VALUE]).value({VALUE: 1, f"{VALUE}{VALUE}": 2, "[redacted]": 3})
     assert sorted(found.values()) == [1, 2, 3]
