@@ -220,10 +220,53 @@ async def test_body_of_an_error_is_in_the_details_and_bounded(asker: Asker) -> N
     assert large.error.details["body"] == "x" * 4096
 
 
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("form", ["{}", '["{}"]'])
+async def test_key_in_an_errors_body_is_redacted_before_the_body_is_cut(
+    asker: Asker, form: str
+) -> None:
+    key = "ghp_" + "a1B2" * 9
+    body = form.format("words " * 677 + key + " words" * 100).encode()
+    kind = "application/json" if form != "{}" else "text/plain"
+    outcome = await asker.ask(Reply(status=400, body=body, content_type=kind))
+    assert outcome.error is not None
+    assert outcome.error.details is not None
+    assert "ghp_" in body.decode()[:4096]
+    assert key not in body.decode()[:4096]
+    assert "ghp_" not in json.dumps(outcome.error.details)
+    assert outcome.redacted == 1
+
+
 async def test_next_request_uses_the_same_connection(asker: Asker) -> None:
     for _ in range(3):
         assert (await asker.ask()).error is None
     assert asker.upstream.connections == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_second_answer_to_one_request_answers_no_other_call(
+    asker: Asker, method: str
+) -> None:
+    head = "HTTP/1.1 {} OK\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}"
+    answers = head.format(200, "" if method == "HEAD" else "11") + head.format(222, "22")
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while await reader.readline():
+            if not (await reader.readuntil(b"\r\n\r\n")):
+                break
+            writer.write(answers.encode())
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/now"
+    data = [(await asker.ask(endpoint=endpoint, method=method)).data for _ in range(3)]
+    assert data == [{"status": 200} if method == "HEAD" else {"value": 11}] * 3
+    assert connections == 3
+    server.close()
 
 
 # -- limits --------------------------------------------------------------------------------

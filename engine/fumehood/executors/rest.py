@@ -52,6 +52,10 @@ from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS, SECRET_REF
 MAX_BODY_SHOWN = 4096
 """Characters of an error's body in `details.body`."""
 
+MAX_ADDRESS = 16 * 1024
+"""Characters of an address with its arguments. Services cut the connection at longer ones, which
+looks like a failure: a few such calls of one caller would open the circuit for everybody."""
+
 MAX_TYPE_SHOWN = 200
 """Characters of a content type."""
 
@@ -99,7 +103,7 @@ async def run_request(
         request = make_request(tool, arguments, traceparent)
         answer = await _ask(request, tool, limits, upstreams, redactor, attempt, values)
         outcome = replace(outcome, output_bytes=len(answer.body))
-        data = _data(answer, values)
+        data = _data(answer, values, redactor)
         whole = frozenset[str]() if _is_json(answer) else _CONTENTS
         outcome = replace(outcome, data=data, whole_fields=whole)
     except EngineError as error:
@@ -165,7 +169,7 @@ async def _ask(
             details={"ended_by": "output", "limit": {"output_bytes": limits.output_bytes}},
         ) from None
     if not 200 <= answer.status < 300:
-        raise _error(answer, values)
+        raise _error(answer, values, redactor)
     return answer
 
 
@@ -183,7 +187,7 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     """The request of one call, with references in the place of secrets.
 
     Raises:
-        ArgumentsRefused: an argument cannot stand in a path or a query.
+        ArgumentsRefused: an argument cannot stand in a path or a query, or is too long for it.
     """
     endpoint, method = tool.endpoint or "", tool.method or "GET"
     head, question, query = endpoint.partition("?")
@@ -201,9 +205,15 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
         headers.setdefault("content-type", "application/json")
         body = strict_json.dumps(others)
     rows = tuple(headers.items())
+    url += f"?{query}" if query else question
+    if len(url) > MAX_ADDRESS:
+        raise ArgumentsRefused(
+            f"The arguments are too long for an address: with them it has {len(url)} characters, "
+            f"at most {MAX_ADDRESS} are sent."
+        )
     return UpstreamRequest(
         method=method,
-        url=url + (f"?{query}" if query else question),
+        url=url,
         headers=tuple(row for row in rows if not SECRET_REFERENCE.search(row[1])),
         secret_headers=tuple(row for row in rows if SECRET_REFERENCE.search(row[1])),
         body=body,
@@ -295,7 +305,7 @@ def trace_parent(trace_id: str, call_id: str) -> str:
 # -- the answer ----------------------------------------------------------------------------
 
 
-def _data(answer: UpstreamAnswer, values: SecretValues) -> JsonObject:
+def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
     """The tool's result: a JSON object as it is, other JSON, a text, or bytes in base64.
 
     Raises:
@@ -309,7 +319,7 @@ def _data(answer: UpstreamAnswer, values: SecretValues) -> JsonObject:
         except strict_json.StrictJsonError as error:
             raise ExecutionError(
                 f"The tool's service answered with invalid JSON: {values.text(str(error))}.",
-                details=_details(answer, values),
+                details=_details(answer, values, redactor),
             ) from None
         return value if isinstance(value, dict) else {"value": value}
     kind = values.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN] or None
@@ -324,9 +334,9 @@ def _is_json(answer: UpstreamAnswer) -> bool:
     return answer.content_type == "application/json" or answer.content_type.endswith("+json")
 
 
-def _error(answer: UpstreamAnswer, values: SecretValues) -> EngineError:
+def _error(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> EngineError:
     """The error for a status that is no success."""
-    status, details = answer.status, _details(answer, values)
+    status, details = answer.status, _details(answer, values, redactor)
     said = f"The tool's service answered with status {status}"
     if status == 429:
         return RateLimited(
@@ -348,19 +358,22 @@ def _error(answer: UpstreamAnswer, values: SecretValues) -> EngineError:
     )
 
 
-def _details(answer: UpstreamAnswer, values: SecretValues) -> JsonObject:
+def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
     """Status, type and a bounded part of the body."""
     kind = values.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN]
     details: JsonObject = {"status": answer.status, "content_type": kind or None}
     if not answer.body:
         return details
     try:
-        value = values.value(strict_json.loads(answer.body))
+        value, count = redactor.value(values.value(strict_json.loads(answer.body)))
+        values.count += count
         text = strict_json.dumps(value).decode()
         return {**details, "body": value if len(text) <= MAX_BODY_SHOWN else text[:MAX_BODY_SHOWN]}
     except strict_json.StrictJsonError:
         pass
-    text = values.text(answer.body.decode("utf-8", "replace"))
+    # Redacted before it is cut: half a key is not found any more.
+    text, count = redactor.text(values.text(answer.body.decode("utf-8", "replace")))
+    values.count += count
     if answer.is_cut:  # the cut may have gone through a secret
         text = text[: max(0, len(text) - values.longest)]
     return {**details, "body": text[:MAX_BODY_SHOWN]}

@@ -163,6 +163,7 @@ class Upstreams:
                 most = max_bytes if is_success else min(max_bytes, MAX_ERROR_BYTES)
                 async with aclosing(answer.aiter_stream()) as chunks:
                     body, is_cut = await _read(chunks, headers.get("content-encoding", ""), most)
+                _drop_what_follows(answer)
                 if is_cut and is_success:
                     raise BodyTooLarge
                 return UpstreamAnswer(answer.status, headers, body, is_cut)
@@ -190,6 +191,17 @@ class Upstreams:
                 network_backend=CheckedBackend(self._allowed_hosts),
             )
         return self._pool
+
+
+def _drop_what_follows(answer: httpcore2.Response) -> None:
+    """Keep no connection on which more came than one answer: the rest would answer another call.
+
+    The library has no word for this; it looks only at what has not been read yet.
+    """
+    stream: Any = answer.stream
+    state = stream._stream._connection._h11_state
+    if state.trailing_data[0]:
+        state.send_failed()  # so that the library closes it
 
 
 def _not_secure(error: httpcore2.ConnectError) -> EngineError:

@@ -84,6 +84,14 @@ class EventWriter:
                 self._wake.set()
 
     def _line(self, event: dict[str, Any]) -> str:
+        try:
+            return self._rendered(event)
+        except Exception as error:  # one event must not end the log
+            return self._rendered(
+                {"event": "log.event_lost", "level": "error", "exception": type(error).__name__}
+            )
+
+    def _rendered(self, event: dict[str, Any]) -> str:
         *prepare, render = self._processors
         for process in prepare:
             event = process(None, "", event)

@@ -79,7 +79,13 @@ def shape(
     """Redact the data and make it fit, or turn the outcome into an error that gives the reason."""
     max_bytes = outcome.max_data_bytes or max_bytes
     if isinstance(outcome.error, ToolError):
-        outcome = replace(outcome, error=_shape_tool_error(outcome.error))
+        # Before the message is cut: half a key is not found any more.
+        outcome.error.message, redacted = redactor.text(str(outcome.error.message))
+        outcome = replace(
+            outcome,
+            error=_shape_tool_error(outcome.error),
+            redacted=outcome.redacted + redacted,
+        )
     if outcome.error is not None:
         redacted = redact_error(outcome.error, redactor)
         if redacted:

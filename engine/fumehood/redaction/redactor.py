@@ -9,6 +9,7 @@ is longer than `MAX_HELD` characters.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import re2
@@ -23,19 +24,26 @@ MAX_HELD = 16 * 1024
 MIN_SECRET_CHARACTERS = 6
 """A shorter value would match in ordinary text."""
 
+_ESCAPE = (
+    r"\\{1,8}(?:[bfnrt]|u00[0-7][0-9A-Fa-f])"  # in JSON and in code
+    r"|\x1b\[[0-9;]{0,16}m"  # the colours of a terminal
+)
+"""What stands for a border between words, though its last character may be a letter."""
+
+_BORDER = rf"(?:\b|{_ESCAPE})"
 # *Source*: the providers' own documentation of the forms of their keys; RFC 7468 and RFC 7519.
 _PRIVATE_KEY = (
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\z)"
 )
 _COMMON_KEYS = (
-    r"\b(?:AKIA|ASIA)[0-9A-Z]{16}",
-    r"\bgh[opsur]_[A-Za-z0-9]{36,}",
-    r"\bgithub_pat_[A-Za-z0-9_]{22,}",
-    r"\bglpat-[A-Za-z0-9_-]{20,}",
-    r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
-    r"\bsk[-_][A-Za-z0-9_-]{20,}",
-    r"\bAIza[0-9A-Za-z_-]{35}",
-    r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+    r"(?:AKIA|ASIA)[0-9A-Z]{16}",
+    r"gh[opsur]_[A-Za-z0-9]{36,}",
+    r"github_pat_[A-Za-z0-9_]{22,}",
+    r"glpat-[A-Za-z0-9_-]{20,}",
+    r"xox[abeoprs]-[A-Za-z0-9-]{10,}",
+    r"sk[-_][A-Za-z0-9_-]{20,}",
+    r"AIza[0-9A-Za-z_-]{35}",
+    r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
 )
 _BEGINNINGS = (
     "AKIA", "ASIA", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-",
@@ -48,11 +56,16 @@ _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
 _WORD = re.compile(r"[A-Za-z0-9_]")
 _PLAIN = re.compile(r"[ !#-\[\]-~]+")
-_BEGINNING = re.compile(rf"\b(?:{'|'.join(_BEGINNINGS)})", re.ASCII)
+_BEGINNING = re.compile(rf"{_BORDER}(?:{'|'.join(_BEGINNINGS)})", re.ASCII)
+_ESCAPED = re.compile(rf"(?:{_ESCAPE})\Z")
+_BEGUN_ESCAPE = re.compile(r"(?:\\{1,8}(?:[bfnrt]|u[0-9A-Fa-f]{0,4})?|\x1b(?:\[[0-9;]{0,16}m?)?)\Z")
+MAX_ESCAPE = 20
+_NUMERIC = re.compile(r"[-+.0-9e]+")
 _SPACE = re.compile(r"\s(?=\S*\Z)")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
-_CONTENTS = frozenset({FILE_CONTENT, "content_base64"})
-"""Fields that hold the bytes of files, where a match is by chance."""
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+"""What the content of a file is: a match there is by chance. The field's name alone proves nothing,
+because services and programs choose names, too."""
 
 
 class Redactor:
@@ -79,7 +92,10 @@ class Redactor:
         """The text with each match replaced, and their number."""
         if self._pattern is None:
             return text, 0
-        found: tuple[str, int] = self._pattern.subn(REDACTED, text)
+        try:
+            found: tuple[str, int] = self._pattern.subn(REDACTED, text)
+        except UnicodeEncodeError:  # half a character, as in a file's name that is not UTF-8
+            return self.text(text.encode("utf-8", "replace").decode())
         return found
 
     def line(self, text: str) -> str:
@@ -94,15 +110,22 @@ class Redactor:
             pairs = [self.value(element) for element in value]
             return [new for new, _ in pairs], sum(count for _, count in pairs)
         if not isinstance(value, dict):
-            return value, 0
-        changed, total = {}, 0
+            return self._number(value)
+        changed: dict[str, Any] = {}
+        total = 0
         for name, element in value.items():
             new_name, in_name = self.text(name)
-            is_file = name in _CONTENTS
-            new, in_element = (element, 0) if is_file else self.value(element)
-            changed[new_name] = new
+            new, in_element = (element, 0) if _is_file(name, element) else self.value(element)
+            changed[free_name(new_name, changed)] = new
             total += in_name + in_element
         return changed, total
+
+    def _number(self, value: Any) -> tuple[Any, int]:
+        """A number with a match is replaced as a whole; null, true and false stay."""
+        if not self._reads_numbers or isinstance(value, bool) or value is None:
+            return value, 0
+        count = self.text(str(value))[1]
+        return (REDACTED, count) if count else (value, 0)
 
     def may_match(self, encoded: bytes) -> bool:
         """Whether a value may hold a match, by its JSON. Cheap; never wrongly False."""
@@ -144,6 +167,9 @@ class Redactor:
         cut = max(cut, start)
         if len(text) - cut > MAX_HELD:
             cut = len(text) - MAX_HELD // 2
+        if self._settings.common_keys:
+            escape = _BEGUN_ESCAPE.search(text, max(start, cut - MAX_ESCAPE), cut)
+            cut = escape.start() if escape is not None else cut
         for match in self._pattern.finditer(text, start):
             first, last = match.span()
             if first < cut < last:
@@ -155,8 +181,10 @@ class Redactor:
         secrets = sorted(self._secrets, key=len, reverse=True)
         parts = [re2.escape(secret) for secret in secrets]
         parts += [f"(?:{pattern})" for pattern in self._settings.patterns]
-        parts += [_PRIVATE_KEY, *_COMMON_KEYS] if common else []
+        parts += [_PRIVATE_KEY, f"{_BORDER}(?:{'|'.join(_COMMON_KEYS)})"] if common else []
         self._pattern = re2.compile("|".join(parts)) if parts else None
+        # No key of a common form is a number.
+        self._reads_numbers = bool(self._settings.patterns) or any(map(_NUMERIC.fullmatch, secrets))
         words = [re2.escape(word) for word in (*secrets, *(_BEGINNINGS if common else ()))]
         words += [_KEY_BEGINS] if common else []
         # JSON writes other characters in several ways, and patterns have no known beginning.
@@ -191,6 +219,19 @@ class StreamRedactor:
         return passed
 
 
+def free_name(name: str, taken: Mapping[str, Any]) -> str:
+    """The name, or one with a number: two redacted names must not hide each other's values."""
+    number, free = len(taken), name
+    while free in taken:
+        number, free = number * 2, f"{name} {number + 1}"
+    return free
+
+
+def _is_file(name: str, value: Any) -> bool:
+    """Whether a field holds the bytes of a file."""
+    return name == FILE_CONTENT and isinstance(value, str) and bool(_BASE64.fullmatch(value))
+
+
 def _begun(text: str, secret: str) -> int:
     """Where the longest unfinished beginning of the secret stands at the end of the text."""
     start = text.find(secret[0], max(0, len(text) - len(secret) + 1))
@@ -207,8 +248,15 @@ def _begun_key(text: str) -> int:
     if begins is not None:
         return min(cut, begins.start())
     starts = [_begun(text, beginning) for beginning in _BEGINNINGS]
-    starts = [start for start in starts if start == 0 or not _WORD.match(text[start - 1])]
+    starts = [start for start in starts if _is_border(text, start)]
     return min(cut, _begun(text, _KEY_BEGINS), *starts)
+
+
+def _is_border(text: str, at: int) -> bool:
+    """Whether a word may begin there."""
+    if at == 0 or not _WORD.match(text[at - 1]):
+        return True
+    return _ESCAPED.search(text, max(0, at - MAX_ESCAPE), at) is not None
 
 
 def _unfinished_private_key(text: str) -> int:

@@ -1,19 +1,25 @@
 """The values of one request's secrets, taken out of what the service answers.
 
-Host side, pure. It guards against services that echo a request, also in the forms of URLs, JSON and
-base64, in bytes and in cut texts; `redactor` does the rest of redaction. A service that wants to
-tell a secret can encode it in a form that is not searched for: see docs/limitations/rest-tools.md.
+Host side, pure. It guards against services that echo a request, also in the forms of URLs, JSON,
+HTML and base64, in bytes and in cut texts; `redactor` does the rest of redaction. A service that
+wants to tell a secret can encode it in a form that is not searched for: see
+docs/limitations/rest-tools.md.
 """
 
 from __future__ import annotations
 
 import base64
+import html
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
-from fumehood.redaction.redactor import REDACTED
+from fumehood.redaction.redactor import REDACTED, free_name
+
+_PERCENT = re.compile("%[0-9A-F]{2}")
+_NUMERIC = re.compile(r"[-+.0-9e]+")
 
 
 class SecretValues:
@@ -23,12 +29,15 @@ class SecretValues:
         self.count = 0
         """How many were replaced so far."""
         self._forms: list[str] = []
+        self._in_numbers: list[str] = []
+        """Those that a number can hold. A long list of numbers would take seconds otherwise."""
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
         """Replace these, too."""
         forms = {form for value in values for form in _forms(value)}
         self._forms = sorted({*self._forms, *forms}, key=len, reverse=True)
+        self._in_numbers = [form for form in self._forms if _NUMERIC.fullmatch(form)]
 
     @property
     def longest(self) -> int:
@@ -61,10 +70,15 @@ class SecretValues:
             case str():
                 return self.text(value)
             case dict():
-                return {self.text(key): self.value(element) for key, element in value.items()}
+                changed: dict[str, Any] = {}
+                for key, element in value.items():
+                    changed[free_name(self.text(key), changed)] = self.value(element)
+                return changed
             case list():
                 return [self.value(element) for element in value]
-            case int() | float() if self.finds(json.dumps(value)):
+            case int() | float() if self._in_numbers:
+                if not any(form in json.dumps(value) for form in self._in_numbers):
+                    return value
                 self.count += 1
                 return REDACTED
             case _:
@@ -72,6 +86,12 @@ class SecretValues:
 
 
 def _forms(value: str) -> set[str]:
-    """As it is, in a URL, in JSON, and in base64."""
-    encoded = base64.b64encode(value.encode()).decode()
-    return {value, quote(value, safe=""), quote(value), json.dumps(value)[1:-1], encoded}
+    """As it is, in a URL, in a form, in JSON, in HTML, and in base64."""
+    urls = {quote(value, safe=""), quote(value), quote_plus(value)}
+    lower = {_PERCENT.sub(lambda found: found[0].lower(), url) for url in urls}
+    in_json = json.dumps(value)[1:-1]
+    # Some encoders of JSON escape slashes, and serve it as text, so nothing unescapes it here.
+    texts = {value, in_json, in_json.replace("/", r"\/"), html.escape(value)}
+    packed = {base64.b64encode(value.encode()), base64.urlsafe_b64encode(value.encode())}
+    encoded = {text.decode() for text in packed}
+    return urls | lower | texts | encoded | {text.rstrip("=") for text in encoded}

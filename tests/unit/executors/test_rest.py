@@ -86,6 +86,17 @@ def test_value_that_could_be_another_path_is_refused_by_name(city: Any) -> None:
     assert caught.value.fields == ("city",)
 
 
+@pytest.mark.parametrize("arguments", [{"city": "x"}, {"city": "c", "other": "x"}])
+def test_address_that_services_would_cut_off_is_not_sent(arguments: JsonObject) -> None:
+    def of_length(count: int) -> JsonObject:
+        return {"day": "1", **{name: value * count for name, value in arguments.items()}}
+
+    with pytest.raises(ArgumentsRefused, match="too long"):
+        ask(of_length(17_000))
+    assert len(ask(of_length(8000)).url) > 8000
+    assert ask(of_length(17_000), endpoint="https://api.example/v1", method="POST").body
+
+
 @pytest.mark.parametrize(
     ("city", "sent"),
     [("a.b", "a.b"), ("...", "..."), ("..a", "..a"), ("a/b", "a%2Fb"), (True, "true"), (1.5, "1.5"),
@@ -263,6 +274,34 @@ def test_value_is_found_in_keys_and_in_numbers() -> None:
     assert secret_values.value({"12345678": [12345678, 1, True, 0.12345678]}) == {
         "[redacted]": ["[redacted]", 1, True, "[redacted]"]
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "echo"),
+    [
+        ("s3cret-Value/1", r"s3cret-Value\/1"),
+        ("s3cret-Value/1", "s3cret-Value%2f1"),
+        ("two words & more", "two+words+%26+more"),
+        ("two words & more", "two words &amp; more"),
+        ("s3cret>>>Value???", "czNjcmV0Pj4-VmFsdWU_Pz8="),
+        ("s3cret-Value/1", "czNjcmV0LVZhbHVlLzE"),
+    ],
+)
+def test_value_is_found_as_common_encoders_write_it(value: str, echo: str) -> None:
+    assert SecretValues([value]).text(f"a {echo} b") == "a [redacted] b"
+
+
+def test_names_that_held_the_value_keep_their_values() -> None:
+    found = SecretValues([VALUE]).value({VALUE: 1, f"{VALUE}{VALUE}": 2, "[redacted]": 3})
+    assert sorted(found.values()) == [1, 2, 3]
+
+
+def test_numbers_are_not_written_out_where_none_could_hold_the_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret_values = SecretValues([VALUE])
+    monkeypatch.delattr("fumehood.redaction.secret_values.json")
+    assert secret_values.value([1, 2.5, True]) == [1, 2.5, True]
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -186,6 +186,18 @@ def test_a_tools_own_code_is_shown() -> None:
     assert shape_error(ToolError("CITY_NOT_FOUND", "No.")).code == "CITY_NOT_FOUND"
 
 
+@pytest.mark.row("E8")
+def test_key_in_a_long_message_of_a_tool_is_redacted_before_it_is_cut() -> None:
+    key = "ghp_" + "a1B2" * 9
+    error = ToolError("BAD", "w " * 985 + key + " rest" * 50)
+    failed = Outcome(EndedBy.EXCEPTION, "none", error=error)
+    shaped = shape(failed, registered(function_definition()), 1000, Redactor())
+    assert shaped.outcome.error is not None
+    assert "ghp_" not in shaped.outcome.error.message
+    assert "[redacted]" in shaped.outcome.error.message
+    assert shaped.outcome.redacted == 1
+
+
 # -- long texts ----------------------------------------------------------------------------
 
 

@@ -36,6 +36,7 @@ HARMLESS = (
     "task-master-of-all-the-small-things",
     "-----BEGIN CERTIFICATE-----\nMIID\n-----END CERTIFICATE-----",
     "eyJ alone, and eyJabc.def",
+    "C:\\task-master-of-all-the-small-things",
     "a commit: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
 )
 
@@ -45,6 +46,20 @@ HARMLESS = (
 def test_key_of_a_known_form_is_replaced_and_the_text_around_it_stays(name: str) -> None:
     text, count = Redactor().text(f"before {KEYS[name]} after")
     assert (text, count) == (f"before {REDACTED} after", 1)
+
+
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("before", ["\\n", "\\\\n", "\\u003d", "\\t", "\x1b[31m", "\x1b[01;31m"])
+def test_key_behind_an_escape_is_replaced_however_it_is_cut(name: str, before: str) -> None:
+    text = f"a{before}{KEYS[name]} b"
+    redactor = Redactor()
+    whole, count = redactor.text(text)
+    assert (whole.startswith("a"), whole.endswith(f"{REDACTED} b"), count) == (True, True, 1)
+    for size in (1, 2, 3, 7):
+        stream = redactor.stream()
+        pieces = (text[at : at + size] for at in range(0, len(text), size))
+        assert "".join(map(stream.feed, pieces)) + stream.finish() == whole
 
 
 @pytest.mark.row("E8")
@@ -115,7 +130,8 @@ def test_pattern_that_cannot_be_used_is_refused(pattern: str, words: str) -> Non
 SECRET = "open sesame now"
 WORDS = st.sampled_from(
     [*KEYS.values(), *HARMLESS, SECRET, SECRET[:7], "open", " ", "\n", "\r", "é", "-----BEGIN ",
-     "-----BEGIN RSA PRIVATE", "AK", "IA", "12345", "id 4711", "id "]
+     "-----BEGIN RSA PRIVATE", "AK", "IA", "12345", "id 4711", "id ",
+     "\\", "n", "\\u003d", "\x1b", "[0m"]
 )  # fmt: skip
 
 
@@ -191,6 +207,38 @@ def test_no_text_of_a_hostile_program_makes_a_piece_slow() -> None:
         assert len(out) + len(stream.finish()) == len(text)
 
 
+@pytest.mark.row("E8")
+@pytest.mark.parametrize(
+    "make", [lambda key: {"token": key}, lambda key: [key], lambda key: f"key {key}"]
+)
+def test_name_of_a_files_content_hides_nothing_that_is_no_base64(make: Any) -> None:
+    value, count = Redactor().value({"content_base64": make(KEYS["code-host"])})
+    assert (value, count) == ({"content_base64": make(REDACTED)}, 1)
+
+
+def test_text_with_half_a_character_is_redacted() -> None:
+    key = KEYS["cloud"]
+    assert Redactor().text(f"\udcff {key}") == (f"? {REDACTED}", 1)
+
+
+def test_redacted_names_hide_no_values_of_each_other() -> None:
+    value = {KEYS["cloud"]: 1, KEYS["code-host"]: 2, REDACTED: 3}
+    changed, count = Redactor().value(value)
+    assert (list(changed.values()), count) == ([1, 2, 3], 2)
+    assert all(name.startswith(REDACTED) for name in changed)
+
+
+@pytest.mark.row("E8")
+def test_number_that_is_a_secret_or_fits_a_pattern_is_replaced() -> None:
+    redactor = Redactor(RedactionSettings(patterns=(r"\b4\d{15}\b",)))
+    value = {"card": 4111111111111111, "count": 4, "rate": 0.5, "ok": True, "none": None}
+    assert redactor.value(value) == ({**value, "card": REDACTED}, 1)
+    redactor = Redactor()
+    redactor.learn("12345678")
+    assert redactor.may_match(b"[12345678,1]")
+    assert redactor.value([12345678, 1]) == ([REDACTED, 1], 1)
+
+
 # -- The log -------------------------------------------------------------------------------
 
 
@@ -208,3 +256,21 @@ def test_line_of_the_log_is_redacted(tmp_path: Path, style: str) -> None:
     assert KEYS["cloud"] in first  # the control: there was nothing to redact it yet
     assert all(key not in line for line in rest for key in KEYS.values())
     assert rest[0].count(REDACTED) == 2
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_event_that_cannot_be_written_does_not_end_the_log(tmp_path: Path, style: str) -> None:
+    def refuse(event: Any) -> Any:
+        if event["event"] == "bad":
+            raise ValueError("no such event")
+        return event
+
+    with (tmp_path / "log").open("w") as stream:
+        log = make_logger(style=style, stream=stream)
+        redact_events(log, refuse)
+        log.info("bad")
+        log.info("good")
+        flush(log)
+    text = (tmp_path / "log").read_text()
+    assert "log.event_lost" in text
+    assert "good" in text
