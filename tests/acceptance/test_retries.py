@@ -12,6 +12,7 @@ from conftest import FUMEHOOD, Daemon, StartDaemon
 from fumehood import Client
 from support.definition_files import DefinitionDirectory
 from support.streaming import streaming
+from support.wait import wait_until
 
 BANK = '''
 from fumehood import ToolError, tool
@@ -90,7 +91,7 @@ def test_tool_that_fails_twice_is_retried_and_its_followers_see_it(daemon: Daemo
     assert (once.status, once.body["error"]["code"]) == (422, "BANK_BUSY")
     assert once.body["metadata"]["retry_count"] == 0
     client.close()
-    assert daemon.log.count('"event":"call.retrying"') == 4, daemon.log
+    wait_until(lambda: daemon.log.count('"event":"call.retrying"') == 4)
 
 
 @pytest.mark.row("P6", "P7")

@@ -173,7 +173,7 @@ def test_demo_shows_every_promise_in_eighty_lines_and_leaves_the_figure_alone(ho
     assert lines_on_a_terminal(done.stdout, 80) <= 80
     assert max(map(len, done.stdout.splitlines())) <= 110
     for shown in ("stopped by policy", "stopped by wall_time", "did not run", "value [9, 16]",
-                  "printed 15", "value 5050", "preview: removes old.txt", "deleted old.txt"):  # fmt: skip
+                  "printed 15", "value 5050", "preview: removes old.txt", "deleted old.txt", "after 2 retries"):  # fmt: skip
         assert shown in done.stdout
     figure = home / "fumehood-demo" / "figure-1.png"
     assert f"The figure stays: {figure.resolve()}" in done.stdout
