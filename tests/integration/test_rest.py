@@ -538,7 +538,7 @@ async def test_server_that_never_answers_a_handshake_is_left(home: Path) -> None
     with running_upstream(mute=True) as mute:
         async with asking(mute) as asker:
             secure = f"https://127.0.0.1:{mute.port}/"
-            outcome = await asker.ask(endpoint=secure, timeout=200, read_only=True)
+            outcome = await asker.ask(endpoint=secure, timeout=1500, read_only=True)
             assert isinstance(outcome.error, UpstreamTimeout)
             assert outcome.error.was_sent is True
             mute.wait_for(lambda: mute.closed == 1)
