@@ -128,6 +128,11 @@ def has_systemd_analyze() -> bool:
     return shutil.which("systemd-analyze") is not None
 
 
+def has_node() -> bool:
+    """Whether JavaScript can be run on the host."""
+    return shutil.which("node") is not None
+
+
 @cache
 def docker_runtimes() -> frozenset[str]:
     """What a usable engine can run containers with; empty where none answers."""
@@ -155,6 +160,7 @@ AVAILABLE = {
     "landlock": has_landlock,
     "root": is_root_with_users,
     "systemd": has_systemd_analyze,
+    "node": has_node,
 }
 
 

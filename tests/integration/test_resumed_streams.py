@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -506,7 +505,7 @@ follow(process.argv[3], (kind, data) => {
 """
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run JavaScript")
+@pytest.mark.needs("node")
 def test_javascript_of_the_how_to_gets_every_event_once(
     daemon: Daemon, ended: list[Frame], tmp_path: Path
 ) -> None:
