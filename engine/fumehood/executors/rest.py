@@ -47,7 +47,8 @@ from fumehood.executors.upstreams import (
 from fumehood.protocol import strict_json
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
-from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS, SECRET_REFERENCE
+from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS
+from fumehood.registry.secrets import SECRET_REFERENCE
 
 MAX_BODY_SHOWN = 4096
 """Characters of an error's body in `details.body`."""

@@ -88,6 +88,7 @@ async def serve(
                 # not traverse them again.
                 gc.collect()
                 gc.freeze()
+                gc.set_threshold(700)  # the usual one, which the command line raised
                 on_ready()
                 manager.tell(READY)
                 await server.serve(sockets=[listeners.engine, listeners.control])

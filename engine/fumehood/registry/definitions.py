@@ -24,6 +24,7 @@ from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_
 from fumehood.core.parameters import parameter_list_schema
 from fumehood.core.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
 from fumehood.registry.schema_faults import schema_faults
+from fumehood.registry.secrets import SECRET_REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,6 @@ class NotEnforced:
 def _given(value: Any) -> bool:
     return value is not None and value is not False
 
-
-SECRET_REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""A reference to a secret; its group is the name."""
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 """A place in an endpoint's path that an argument fills; its group is the argument's name."""
