@@ -32,6 +32,9 @@ from support.preloaded import start_from_preloaded
 from support.wait import wait_until
 from upstream import Upstream, running_upstream
 
+# Thousands of tests are collected, and almost nothing of that is garbage: a third of the time.
+gc.set_threshold(50_000)
+
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 CLEAN_ENVIRONMENT = {
     "PATH": os.environ["PATH"],
