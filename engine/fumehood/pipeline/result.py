@@ -130,8 +130,14 @@ def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorI
 
 
 def redact_error(error: EngineError, redactor: Redactor) -> int:
-    """Redact an error's message and details; the number of matches."""
+    """Redact all that an error says, a tool's own code included; the number of matches."""
     error.message, total = redactor.text(error.message)
+    if isinstance(error, ToolError):
+        error.tool_code, in_code = redactor.text(error.tool_code)
+        total += in_code
+    if error.fields:
+        fields, in_fields = redactor.value(error.fields)
+        error.fields, total = tuple(fields), total + in_fields
     if error.details is not None:
         error.details, in_details = redactor.value(error.details)
         total += in_details

@@ -17,12 +17,14 @@ from pydantic import BaseModel
 from fumehood import Config, Engine, ToolError, tool
 from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import (
+    ArgumentsRefused,
     EndedBy,
     EngineError,
     ExecutionError,
     InvalidParams,
     RateLimited,
     ToolDeprecated,
+    code_of,
 )
 from fumehood.core.limits import Limits
 from fumehood.core.usage import EstimatingCounter, Prices, TextKind
@@ -32,6 +34,7 @@ from fumehood.pipeline.result import (
     ShapedOutcome,
     account,
     head_and_tail,
+    redact_error,
     shape,
     shape_error,
     shorten,
@@ -196,6 +199,19 @@ def test_key_in_a_long_message_of_a_tool_is_redacted_before_it_is_cut() -> None:
     assert "ghp_" not in shaped.outcome.error.message
     assert "[redacted]" in shaped.outcome.error.message
     assert shaped.outcome.redacted == 1
+
+
+@pytest.mark.row("E8")
+def test_key_in_a_tools_own_code_and_in_names_of_arguments_is_redacted() -> None:
+    key = "AKIA" + "IOSFODNN7EXAMPLE"
+    failed = Outcome(EndedBy.EXCEPTION, "none", error=ToolError(key, "No."))
+    shaped = shape(failed, registered(function_definition()), 1000, Redactor())
+    assert shaped.outcome.error is not None
+    assert code_of(shaped.outcome.error) == "[redacted]"
+    assert shaped.outcome.redacted == 1
+    refused = ArgumentsRefused("No.", fields=["a", key])
+    assert redact_error(refused, Redactor()) == 1
+    assert refused.fields == ("a", "[redacted]")
 
 
 # -- long texts ----------------------------------------------------------------------------
