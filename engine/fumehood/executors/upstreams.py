@@ -27,8 +27,6 @@ from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBi
 if TYPE_CHECKING:
     import httpcore2
 
-MAX_CONNECTIONS = 64
-"""As many as calls that can run on the host at a time."""
 MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
 MAX_REDIRECTS = 5
@@ -185,7 +183,7 @@ class Upstreams:
 
             self._pool = httpcore2.AsyncConnectionPool(
                 ssl_context=self._tls or httpcore2.default_ssl_context(),
-                max_connections=MAX_CONNECTIONS,
+                max_connections=None,  # `sandbox.host` bounds the requests to each service
                 max_keepalive_connections=MAX_IDLE_CONNECTIONS,
                 keepalive_expiry=IDLE_S,
                 network_backend=CheckedBackend(self._allowed_hosts),
