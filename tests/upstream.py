@@ -73,6 +73,8 @@ class Reply:
     """The connection is reset after that many bytes of the body."""
     endless: bool = False
     """The body is sent again and again, in chunks, until the client goes."""
+    then: bytes = b""
+    """Sent behind the answer, in the same packet, though no request asks for it."""
     raw: bytes | None = None
     """Sent in the place of an HTTP answer; then the connection is closed."""
 
@@ -145,6 +147,11 @@ class Upstream:
         with self.arrived:
             assert self.arrived.wait_for(condition, WAIT_S)
 
+    def push(self, data: bytes) -> None:
+        """Send this on every open connection, though no request asks for it."""
+        for connection in self._open:
+            connection.sendall(data)
+
     def release(self) -> None:
         """Let go of what is held."""
         self._released.set()
@@ -214,7 +221,9 @@ class Upstream:
         if reply.raw is not None:
             connection.sendall(reply.raw)
             return False
-        connection.sendall(_head(reply))
+        if reply.then:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        connection.sendall(head_of(reply))
         if reply.held_body:
             self._wait(connection)
         if reply.endless:
@@ -229,6 +238,9 @@ class Upstream:
             connection.sendall(reply.body[: reply.reset_after])
             return _reset(connection)
         connection.sendall(reply.body)
+        if reply.then:
+            connection.sendall(reply.then)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
         return reply.length is None or reply.length == len(reply.body)
 
     def _wait(self, connection: socket.socket) -> None:
@@ -254,7 +266,8 @@ def _read(reader: Any, number: int) -> Received | None:
     return Received(method, target, headers, body, number)
 
 
-def _head(reply: Reply) -> bytes:
+def head_of(reply: Reply) -> bytes:
+    """Status line and headers."""
     length = len(reply.body) if reply.length is None else reply.length
     headers = dict(reply.headers)
     if reply.content_type is not None:

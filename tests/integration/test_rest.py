@@ -28,7 +28,7 @@ from fumehood.executors.upstreams import Upstreams
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
-from upstream import Reply, Upstream, bomb, packed, redirect, running_upstream
+from upstream import Reply, Upstream, bomb, head_of, packed, redirect, running_upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -243,30 +243,43 @@ async def test_next_request_uses_the_same_connection(asker: Asker) -> None:
     assert asker.upstream.connections == 1
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
+PLAIN = {"content_type": "text/plain"}
+SECOND = b"HTTP/1.1 222 OK\r\ncontent-length: 6\r\n\r\nsecond"
+FULL_READ = b"x" * (65536 - len(head_of(Reply(body=b"x" * 65000, **PLAIN))))
+"""With its head all that the library reads at a time."""
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["http", "https"])
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [("GET", b"first"), ("HEAD", b""), ("GET", FULL_READ)],
+    ids=["GET", "HEAD", "full"],
+)
 async def test_second_answer_to_one_request_answers_no_other_call(
-    asker: Asker, method: str
+    asker: Asker, secure: Upstream, certificate: Path, is_secure: bool, method: str, body: bytes
 ) -> None:
-    head = "HTTP/1.1 {} OK\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}"
-    answers = head.format(200, "" if method == "HEAD" else "11") + head.format(222, "22")
-    connections = 0
+    if is_secure:
+        rest = RestSettings(allowed_hosts=("localhost",))
+        tls = ssl.create_default_context(cafile=str(certificate))
+        asker = Asker(secure, Upstreams(rest, tls=tls))
+    endpoint = asker.upstream.url.replace("127.0.0.1", "localhost") + "/now"
+    reply = Reply(body=body, then=SECOND, **PLAIN)
+    first, *others = [
+        (await asker.ask(reply, endpoint=endpoint, method=method)).data for _ in range(3)
+    ]
+    assert first == (
+        {"text": body.decode(), "content_type": "text/plain"} if body else {"status": 200}
+    )
+    assert others == [first, first]
+    assert asker.upstream.connections == 3
+    await asker.upstreams.close()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        while await reader.readline():
-            if not (await reader.readuntil(b"\r\n\r\n")):
-                break
-            writer.write(answers.encode())
-            await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/now"
-    data = [(await asker.ask(endpoint=endpoint, method=method)).data for _ in range(3)]
-    assert data == [{"status": 200} if method == "HEAD" else {"value": 11}] * 3
-    assert connections == 3
-    server.close()
+async def test_answer_on_an_idle_connection_answers_no_call(asker: Asker) -> None:
+    for number in range(3):
+        assert (await asker.ask(Reply(body=b"1"))).data == {"value": 1}
+        assert asker.upstream.connections == number + 1
+        asker.upstream.push(SECOND)
 
 
 # -- limits --------------------------------------------------------------------------------
