@@ -11,6 +11,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from fumehood import Client
 from support.definition_files import DefinitionDirectory
+from support.packages import install
 from support.streaming import streaming
 from support.wait import wait_until
 
@@ -55,15 +56,9 @@ tools = [rate, pay, rate_of_today, rate_of_yesterday]
 @pytest.fixture
 def daemon(start_daemon: StartDaemon, tmp_path: Path, definitions: DefinitionDirectory) -> Daemon:
     """A daemon with these tools, and one of a REST service."""
-    package = tmp_path / "packages"
-    metadata = package / "bank-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (package / "bank.py").write_text(BANK)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bank\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[fumehood.tools]\nbank = bank:tools\n")
     definitions.put_tools("weather.json", "weather")
     return start_daemon(
-        variables={"PYTHONPATH": str(package)},
+        variables=install(tmp_path / "packages", "bank", BANK),
         host_tools="rate,pay,rate_of_today,rate_of_yesterday",
         tools_directory=str(definitions.path),
         log_format="json",
