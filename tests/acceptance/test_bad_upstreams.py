@@ -275,6 +275,8 @@ def documents(services: Services) -> list[dict[str, Any]]:
     tools += [
         {"name": "harmless", "endpoint": f"{services.at['http']}/fine"},
         {"name": "harmless_tls", "endpoint": f"{services.at['tls']}/fine"},
+        {"name": "recovering", "endpoint": f"{services.at['http']}/recovering", "retry_count": 1,
+         "timeout": SHORT_MS, "idempotent": True},
         {"name": "rebound", "endpoint": f"{services.at['rebound']}/rebound"},
         {"name": "holder", "endpoint": f"{services.at['http']}/fine",
          "headers": {"authorization": "Bearer ${secret:key}"}},
@@ -386,6 +388,27 @@ def test_fault_of_a_service_is_a_clear_error_and_leaves_nothing(
     after = looker.look()
     assert after.files <= before.files + OF_GUESTS
     assert after.memory_bytes - before.memory_bytes < 48 * MB
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Reply(reset=True),
+        Reply(held=True),
+        Reply(500),
+        Reply(503, headers={"retry-after": "0"}),
+        Reply(429, headers={"retry-after": "0"}),
+        Reply(body=b'{"a": 1}', length=20),
+    ],
+    ids=["reset", "late", "failed", "busy", "too-often", "cut-off"],
+)
+def test_service_that_recovers_is_asked_once_more(
+    first: Reply, services: Services, client: SocketClient
+) -> None:
+    services.main.script("/recovering", first, Reply(body=b'{"now": "well"}'))
+    answer = client.call("recovering").body
+    assert (answer["error"], answer["data"]) == (None, {"now": "well"})
+    assert answer["metadata"]["retry_count"] == 1
 
 
 def test_name_that_means_another_address_a_moment_later_reaches_nothing_else(
