@@ -66,13 +66,16 @@ class Reply:
     held_body: bool = False
     """The head is sent, and the body is held."""
     drip_s: float | None = None
-    """The body goes out a byte at a time, with this pause between."""
+    """The body, or `raw`, goes out a byte at a time, with this pause between."""
     reset: bool = False
     """The connection is reset in the place of an answer."""
     reset_after: int | None = None
     """The connection is reset after that many bytes of the body."""
     endless: bool = False
-    """The body is sent again and again, in chunks, until the client goes."""
+    """The body, or `raw`, is sent again and again until the client goes; a body without a `length`
+    in chunks."""
+    then: bytes = b""
+    """Sent behind the answer, in the same packet, though no request asks for it."""
     raw: bytes | None = None
     """Sent in the place of an HTTP answer; then the connection is closed."""
 
@@ -109,10 +112,16 @@ def echo(request: Received) -> Reply:
 class Upstream:
     """The server. Each connection has a thread; all of them end with it."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None, *, mute: bool = False) -> None:
-        self._mute = mute
+    def __init__(
+        self,
+        tls: ssl.SSLContext | None = None,
+        *,
+        speaks: bytes | None = None,
+        at: tuple[str, int] = ("127.0.0.1", 0),
+    ) -> None:
+        self._speaks = speaks
         self._tls = tls
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(at)
         self.port: int = self._listener.getsockname()[1]
         self.requests: list[Received] = []
         self.connections = 0
@@ -144,6 +153,11 @@ class Upstream:
         """Wait until something that the server sees has come true."""
         with self.arrived:
             assert self.arrived.wait_for(condition, WAIT_S)
+
+    def push(self, data: bytes) -> None:
+        """Send this on every open connection, though no request asks for it."""
+        for connection in self._open:
+            connection.sendall(data)
 
     def release(self) -> None:
         """Let go of what is held."""
@@ -181,7 +195,8 @@ class Upstream:
         connection = raw
         with contextlib.suppress(OSError, ssl.SSLError), raw:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._mute:
+            if self._speaks is not None:
+                raw.sendall(self._speaks)
                 while raw.recv(4096):
                     pass
             elif self._tls is not None:
@@ -212,24 +227,32 @@ class Upstream:
         if reply.reset:
             return _reset(connection)
         if reply.raw is not None:
-            connection.sendall(reply.raw)
+            self._send(connection, reply, reply.raw)
             return False
-        connection.sendall(_head(reply))
+        if reply.then:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        connection.sendall(head_of(reply))
         if reply.held_body:
             self._wait(connection)
-        if reply.endless:
-            while True:
-                connection.sendall(b"%x\r\n%b\r\n" % (len(reply.body), reply.body))
-        if reply.drip_s is not None:
-            for byte in reply.body:
-                connection.sendall(bytes([byte]))
-                self._released.wait(reply.drip_s)
-            return True
         if reply.reset_after is not None:
             connection.sendall(reply.body[: reply.reset_after])
             return _reset(connection)
-        connection.sendall(reply.body)
+        in_chunks = reply.endless and reply.length is None
+        self._send(connection, reply, _chunk(reply.body) if in_chunks else reply.body)
+        if reply.then:
+            connection.sendall(reply.then)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
         return reply.length is None or reply.length == len(reply.body)
+
+    def _send(self, connection: socket.socket, reply: Reply, data: bytes) -> None:
+        if reply.drip_s is None:
+            connection.sendall(data)
+            while reply.endless:
+                connection.sendall(data)
+            return
+        for byte in data:
+            connection.sendall(bytes([byte]))
+            self._released.wait(reply.drip_s)
 
     def _wait(self, connection: socket.socket) -> None:
         """Until it is released, or the client leaves."""
@@ -254,17 +277,22 @@ def _read(reader: Any, number: int) -> Received | None:
     return Received(method, target, headers, body, number)
 
 
-def _head(reply: Reply) -> bytes:
+def head_of(reply: Reply) -> bytes:
+    """Status line and headers."""
     length = len(reply.body) if reply.length is None else reply.length
     headers = dict(reply.headers)
     if reply.content_type is not None:
         headers.setdefault("content-type", reply.content_type)
-    if reply.endless:
+    if reply.endless and reply.length is None:
         headers["transfer-encoding"] = "chunked"
     elif reply.status not in (204, 304):
         headers["content-length"] = str(length)
     rows = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"HTTP/1.1 {reply.status} Status\r\n{rows}\r\n".encode("latin-1")
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def _reset(connection: socket.socket) -> bool:
@@ -273,11 +301,9 @@ def _reset(connection: socket.socket) -> bool:
 
 
 @contextmanager
-def running_upstream(
-    tls: ssl.SSLContext | None = None, *, mute: bool = False
-) -> Iterator[Upstream]:
-    """A server that runs; a mute one reads and never says a word."""
-    upstream = Upstream(tls, mute=mute)
+def running_upstream(tls: ssl.SSLContext | None = None, **how: Any) -> Iterator[Upstream]:
+    """A server that runs. One that `speaks` says this to everybody, and never anything else."""
+    upstream = Upstream(tls, **how)
     upstream.start()
     try:
         yield upstream

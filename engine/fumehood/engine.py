@@ -204,13 +204,10 @@ class Engine:
             CallFailed: the call of a page did not succeed; it has that page's envelope.
             ValueError: the tool does not answer in pages, or as `call`.
         """
-        pages = Pages(max_items)
-        answer = await self.call(tool, arguments, **options)
-        cursor = pages.add(answer.raise_for_error().data)
-        while cursor is not None:
-            page = {**(arguments or {}), "cursor": cursor}
-            answer = await self.call(tool, page, **options)
-            cursor = pages.add(answer.raise_for_error().data)
+        pages = Pages(arguments, max_items)
+        while not pages.is_over:
+            answer = await self.call(tool, pages.arguments, **options)
+            pages.add(answer.raise_for_error().data)
         return pages.items
 
     @property

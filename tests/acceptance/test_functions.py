@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import FUMEHOOD, StartDaemon
+from support.packages import install
 
 SHOP = '''
 import time
@@ -44,13 +45,8 @@ tools = [price, peek, order]
 @pytest.fixture
 def variables(tmp_path: Path) -> dict[str, str]:
     """An environment in which a package with these tools is installed."""
-    package = tmp_path / "packages"
-    metadata = package / "shop-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (package / "shop.py").write_text(SHOP)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[fumehood.tools]\nshop = shop:tools\n")
-    return {"PYTHONPATH": str(package), "FUMEHOOD_TEST_SECRET": "not-for-functions"}
+    installed = install(tmp_path / "packages", "shop", SHOP)
+    return {**installed, "FUMEHOOD_TEST_SECRET": "not-for-functions"}
 
 
 @pytest.mark.needs("landlock")

@@ -11,8 +11,10 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from fumehood import Client
 from support.definition_files import DefinitionDirectory
+from support.packages import install
 from support.streaming import streaming
 from support.wait import wait_until
+from upstream import Reply, Upstream
 
 BANK = '''
 from fumehood import ToolError, tool
@@ -53,19 +55,11 @@ tools = [rate, pay, rate_of_today, rate_of_yesterday]
 
 
 @pytest.fixture
-def daemon(start_daemon: StartDaemon, tmp_path: Path, definitions: DefinitionDirectory) -> Daemon:
-    """A daemon with these tools, and one of a REST service."""
-    package = tmp_path / "packages"
-    metadata = package / "bank-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (package / "bank.py").write_text(BANK)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bank\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[fumehood.tools]\nbank = bank:tools\n")
-    definitions.put_tools("weather.json", "weather")
+def daemon(start_daemon: StartDaemon, tmp_path: Path) -> Daemon:
+    """A daemon with these tools."""
     return start_daemon(
-        variables={"PYTHONPATH": str(package)},
+        variables=install(tmp_path / "packages", "bank", BANK),
         host_tools="rate,pay,rate_of_today,rate_of_yesterday",
-        tools_directory=str(definitions.path),
         log_format="json",
     )
 
@@ -126,17 +120,33 @@ def test_command_line_shows_retries_beside_the_answer(daemon: Daemon) -> None:
 
 
 @pytest.mark.row("P7", "D7")
-def test_circuit_of_a_service_is_shown_beside_its_tool(daemon: Daemon) -> None:
+def test_circuit_of_a_failing_service_opens_is_shown_beside_its_tool_and_closes_again(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream
+) -> None:
+    definitions.put_tools("weather.json", "weather", endpoint=f"{upstream.url}/now")
+    daemon = start_daemon(
+        tools_directory=str(definitions.path), rest__allowed_hosts=json.dumps([upstream.authority]),
+        circuits__min_failures="2", circuits__open_seconds="1", circuits__trials="1",
+    )  # fmt: skip
+    upstream.script("/now", Reply(500), Reply(500), Reply(body=b'{"sky": "clear"}'))
     with Client(daemon.socket) as client:
         assert client.tool("calculator").circuit is None
+        failed = [client.call("weather").error for _ in range(3)]
+        codes = [error.code for error in failed if error is not None]
+        assert codes == ["NETWORK_ERROR", "NETWORK_ERROR", "CIRCUIT_OPEN"]
+        assert failed[2] is not None
+        assert 0 < (failed[2].retry_after_ms or 0) <= 1000
+        assert upstream.count("/now") == 2  # nothing was sent
         circuit = client.tool("weather").circuit
+        assert circuit is not None
+        assert (circuit.upstream, circuit.requests, circuit.failures) == (upstream.authority, 2, 2)
+        assert client.ready().broken_circuits == 1
+        wait_until(lambda: client.call("weather").success)
         assert client.ready().broken_circuits == 0
-    assert circuit is not None
-    assert (circuit.upstream, circuit.state.value) == ("weather.example:443", "closed")
     shown = subprocess.run(
         [FUMEHOOD, "tools", "show", "weather"],
         env=daemon.environment, capture_output=True, timeout=60, check=True,
     )  # fmt: skip
     assert json.loads(shown.stdout)["name"] == "weather"
-    words = "circuit to weather.example:443: closed, 0 of the last 0 requests failed"
-    assert shown.stderr.decode().strip() == words
+    said = shown.stderr.decode().strip()
+    assert said.startswith(f"circuit to {upstream.authority}: closed, 0 of the last ")

@@ -23,6 +23,7 @@ from fumehood.core.events import OutputEvent, ProgressEvent, ResultEvent
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.catalog import Image
 from support.containers import containers_of
+from support.packages import install
 from support.streaming import call_id_of, streaming
 from support.wait import wait_until
 
@@ -176,13 +177,8 @@ def test_long_output_costs_the_daemon_no_memory_and_is_whole_at_its_address(daem
 def test_progress_of_a_function_in_the_jail_is_told_while_it_runs(
     start_daemon: Any, tmp_path: Path
 ) -> None:
-    package = tmp_path / "packages"
-    metadata = package / "work-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (package / "work.py").write_text(WORK)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: work\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[fumehood.tools]\nwork = work:tools\n")
-    own = start_daemon(variables={"PYTHONPATH": str(package)}, host_tools="on_the_host")
+    installed = install(tmp_path / "packages", "work", WORK)
+    own = start_daemon(variables=installed, host_tools="on_the_host")
     with Client(own.socket) as client:
         for tool in ("in_the_jail", "on_the_host"):
             *events, last = client.stream(tool)

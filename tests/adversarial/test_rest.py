@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from fumehood import Config, Engine, Envelope
 from fumehood.executors import addresses, upstreams
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from support.attacks import Harm
-from upstream import Reply, Upstream, bomb, redirect, running_upstream
+from upstream import Upstream, redirect, running_upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("T5", "S1")]
 
@@ -119,25 +117,3 @@ async def test_service_cannot_send_a_secret_to_another(
         monkeypatch.setattr(upstreams, "replace", without_defence)  # control
         assert (await call(home, f"{upstream.url}/out", allowed, headers)).success
         assert SECRET in str(other.requests)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: bomb(400),
-        lambda: Reply(body=b"a" * (1 << 20), endless=True),
-        lambda: Reply(400, body=b"a" * (1 << 20), endless=True),
-    ],
-    ids=["bomb", "endless", "endless-error"],
-)
-async def test_answer_of_any_size_takes_little_memory(
-    make: Callable[[], Reply], upstream: Upstream, home: Path
-) -> None:
-    upstream.script("/now", make())
-    endpoint, allowed = f"{upstream.url}/now", (upstream.authority,)
-    assert (await call(home, f"{upstream.url}/other", allowed)).success  # loads what is needed
-    before = psutil.Process().memory_info().rss
-    refused = await call(home, endpoint, allowed)
-    assert refused.error is not None
-    assert refused.error.code in ("OUTPUT_LIMIT_EXCEEDED", "EXECUTION_ERROR")
-    assert psutil.Process().memory_info().rss - before < 64 << 20

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from conftest import FUMEHOOD, Daemon
@@ -361,13 +362,18 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_client_that_reconnects_two_hundred_times_gets_every_event_once(
-    daemon: Daemon, home: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "count"), [("blocking", 1000), ("awaiting", 100)])
+def test_client_that_reconnects_a_thousand_times_gets_every_event_once(
+    daemon: Daemon, home: Path, kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
-    tells = [["stdout", f"{number:04} " + "ä" * 40] for number in range(500)]
+    tells = [["stdout", f"{number:04} " + "ä" * 40] for number in range(5 * count // 2)]
+    process = psutil.Process(daemon.process.pid)
+    before = process.num_fds()
     with (
-        cutting_proxy(home / "proxy.sock", daemon.socket, least=600, most=1200, count=200) as proxy,
+        cutting_proxy(
+            home / "proxy.sock", daemon.socket, least=600, most=1200, count=count
+        ) as proxy,
         client_of(kind, proxy.path) as client,
     ):
         events = list(client.stream("run_python", program(tells=tells, value=7)))
@@ -376,7 +382,8 @@ def test_client_that_reconnects_two_hundred_times_gets_every_event_once(
     assert [int(event.id.partition(":")[0]) for event in events] == list(range(len(events)))
     assert isinstance(events[-1], ResultEvent)
     assert events[-1].envelope.data["value"] == 7
-    assert proxy.cuts == 200
+    assert proxy.cuts == count
+    wait_until(lambda: process.num_fds() <= before + 2)  # nothing is left of the connections
 
 
 def test_client_gives_up_with_the_place_where_it_broke_off(

@@ -166,15 +166,9 @@ async def test_own_refusal_and_result_reach_the_caller(engine: Engine) -> None:
     error = (await engine.call("refuse")).error
     assert error is not None
     assert (error.code, error.retryable, error.details) == ("NOT_TODAY", True, {"day": 1})
-    given = await engine.call("give", {"what": "result"})
+    given = await engine.call("give")
     assert given.data == {"a": 1}
     assert given.metadata.usage.tokens_used == 7
-    large = (await engine.call("give", {"what": "large"})).error
-    assert large is not None
-    assert large.code == "OUTPUT_LIMIT_EXCEEDED"
-    unfit = (await engine.call("give", {"what": "object"})).error
-    assert unfit is not None
-    assert unfit.code == "EXECUTION_ERROR"
 
 
 @pytest.mark.row("P9")

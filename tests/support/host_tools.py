@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from typing import Any
 
 from fumehood import ToolError, ToolResult, tool
 
@@ -51,11 +50,6 @@ def refuse() -> None:
 
 
 @tool(sandboxed=False)
-def give(what: str) -> Any:
-    """Return something unusual."""
-    return {
-        "result": ToolResult({"a": 1}, tokens_used=7),
-        "large": "x" * (3 << 20),
-        "object": object(),
-        "memory": None,
-    }[what]
+def give() -> ToolResult:
+    """Return a result that says what it took."""
+    return ToolResult({"a": 1}, tokens_used=7)

@@ -15,8 +15,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
-from types import TracebackType
-from typing import Self
 
 from fumehood.budgets.accounts import (
     TOTAL,
@@ -52,10 +50,7 @@ MAX_REMEMBERED = 4096
 
 
 class Reservation:
-    """The amount held for one call. `settle` or `release` ends it, whichever comes first.
-
-    Also a context manager; leaving it releases the reservation if it was not settled.
-    """
+    """The amount held for one call. `settle` or `release` ends it, whichever comes first."""
 
     __slots__ = ("_accounts", "_budgets", "_held", "_is_open")
 
@@ -66,17 +61,6 @@ class Reservation:
         self._is_open = True
         for account in accounts:
             account.hold(held)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.release()
 
     def settle(self, actual: Amounts) -> None:
         """Record the actual cost, whether more or less than was held."""

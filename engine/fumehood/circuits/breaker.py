@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -72,12 +71,7 @@ class Permit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.give_back()
 
     def conclude(self, error: EngineError | None, *, was_hurried: bool = False) -> None:

@@ -19,6 +19,7 @@ from fumehood.cli.answers import document_of
 from fumehood.cli.escaping import json_line, visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.reach import calling
+from fumehood.cli.run import read_bytes
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
@@ -47,17 +48,7 @@ def call_batch(file: str, socket: Path | None, *, as_json: bool) -> int:
 
 def _read(file: str) -> list[Any]:
     """The calls of a file: a JSON array, or one JSON value a line."""
-    try:
-        if file == "-":
-            raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        else:
-            with Path(file).open("rb") as opened:
-                raw = opened.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        fail(f"The file cannot be read: {error.strerror}.", ExitCode.USAGE)
-    if len(raw) > MAX_FILE_BYTES:
-        fail("The file is over 64 MB.", ExitCode.USAGE)
-    calls = list(_parsed(raw))
+    calls = list(_parsed(read_bytes(file, "The file", MAX_FILE_BYTES)))
     if not calls:
         fail("There are no calls in it.", ExitCode.USAGE)
     return calls

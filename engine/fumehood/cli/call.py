@@ -192,23 +192,21 @@ def _fetch_all(
 ) -> JsonObject:
     """Print every item on a line of its own, and exit. Returns the envelope of a page that failed,
     after the items of the pages before it."""
-    pages, page, shown = Pages(MAX_ITEMS), arguments, 0
-    while True:
-        answer = call_once(tool, page, options, socket, or_else=or_else)
+    pages, shown = Pages(arguments, MAX_ITEMS), 0
+    while not pages.is_over:
+        answer = call_once(tool, pages.arguments, options, socket, or_else=or_else)
         if not answer["success"]:
             return answer
         try:
-            cursor = pages.add(answer["data"])
+            pages.add(answer["data"])
         except ValueError:
             fail(f"{tool} does not answer in pages. Call it without --all.", ExitCode.USAGE)
         for item in pages.items[shown:]:
             say(visible(strict_json.dumps(item).decode()))
         shown = len(pages.items)
-        if cursor is None:
-            if shown == MAX_ITEMS:
-                say(f"Stopped after {MAX_ITEMS} items.", to_stderr=True)
-            raise typer.Exit(ExitCode.SUCCESS)
-        page = {**arguments, "cursor": cursor}
+    if shown == MAX_ITEMS:
+        say(f"Stopped after {MAX_ITEMS} items.", to_stderr=True)
+    raise typer.Exit(ExitCode.SUCCESS)
 
 
 def say_how_to_approve(answer: JsonObject) -> None:

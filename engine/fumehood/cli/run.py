@@ -269,11 +269,26 @@ def _saved(
 
 def read_text(name: str, what: str) -> str:
     """Read UTF-8 text from a file, or from standard input (`-`)."""
-    raw = _read(name, what)
+    raw = read_bytes(name, what, MAX_BYTES)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         fail(f"{what} is not UTF-8 at byte {error.start}.", ExitCode.USAGE)
+
+
+def read_bytes(name: str, what: str, max_bytes: int) -> bytes:
+    """Read a file, or standard input (`-`), up to this length; else end with the reason."""
+    try:
+        if name == "-":
+            raw = sys.stdin.buffer.read(max_bytes + 1)
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(max_bytes + 1)
+    except OSError as error:
+        fail(f"{what} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    if len(raw) > max_bytes:
+        fail(f"{what} is over {max_bytes >> 20} MB.", ExitCode.USAGE)
+    return raw
 
 
 def files_to_send(given: Iterable[str]) -> list[JsonObject]:
@@ -286,27 +301,13 @@ def files_to_send(given: Iterable[str]) -> list[JsonObject]:
         fault = path_fault(name)
         if fault is not None:
             fail(f"--file {text[:80]!r}: the name in the sandbox {fault}.", ExitCode.USAGE)
-        raw = _read(path, f"--file {text[:80]!r}")
+        raw = read_bytes(path, f"--file {text[:80]!r}", MAX_BYTES)
         try:
             content = {"content": raw.decode("utf-8")}
         except UnicodeDecodeError:
             content = {"content_base64": base64.b64encode(raw).decode("ascii")}
         files.append({"path": name, **content})
     return files
-
-
-def _read(name: str, what: str) -> bytes:
-    try:
-        if name == "-":
-            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with Path(name).open("rb") as file:
-                raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        fail(f"{what} cannot be read: {error.strerror}.", ExitCode.USAGE)
-    if len(raw) > MAX_BYTES:
-        fail(f"{what} is over 8 MB.", ExitCode.USAGE)
-    return raw
 
 
 def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:

@@ -112,6 +112,11 @@ class ToolResult:
     tokens_used: int = 0
     cost: Decimal = field(default_factory=Decimal)
 
+    @classmethod
+    def of(cls, returned: Any) -> ToolResult:
+        """What a function returned. Runs no code of the value, which may lie about its class."""
+        return returned if issubclass(type(returned), cls) else cls(returned)
+
     def __post_init__(self) -> None:
         """Refuse figures that could not be accounted, inside the tool that made them."""
         if type(self.tokens_used) is not int or self.tokens_used < 0:

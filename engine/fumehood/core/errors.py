@@ -345,12 +345,15 @@ class WorkspaceChanged(ApprovalExpired):
 
 TOOL_CODE = re.compile(r"^[A-Z][A-Z0-9_]{2,63}$")
 TOOL_CODE_HTTP_STATUS = 422
+MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
+"""The longest time that a tool or a service can ask to wait."""
 
 
 class ToolError(EngineError):
     """A tool's own error, with its own code (`CITY_NOT_FOUND`).
 
-    Raise it in a tool's function; the caller gets code, message and details unchanged.
+    Raise it in a tool's function; the caller gets code, message and details unchanged. A
+    `retry_after_ms` that is no integer from 0 to a day's milliseconds is left out.
 
     Raises:
         ValueError: the code is not upper-case words, or belongs to the engine.
@@ -370,8 +373,12 @@ class ToolError(EngineError):
     ) -> None:
         if not TOOL_CODE.fullmatch(code) or code in ERROR_CODES:
             raise ValueError(f"{code!r} cannot be a tool's own error code")
+        is_time = type(retry_after_ms) is int and 0 <= retry_after_ms <= MAX_RETRY_AFTER_MS
         super().__init__(
-            message, retryable=retryable, retry_after_ms=retry_after_ms, details=details
+            str(message),
+            retryable=bool(retryable),
+            retry_after_ms=retry_after_ms if is_time else None,
+            details=details,
         )
         self.tool_code = code
 

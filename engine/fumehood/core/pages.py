@@ -13,24 +13,31 @@ MAX_ITEMS = 1000
 class Pages:
     """The items of one list, collected page by page.
 
+        pages = Pages(arguments, max_items)
+        while not pages.is_over:
+            pages.add(the data of a call with pages.arguments)
+
     A tool is not trusted to end: a page without new items or with a cursor that was there before
     ends the list.
     """
 
-    def __init__(self, max_items: int) -> None:
-        """Collect up to this many items.
+    def __init__(self, arguments: JsonObject | None, max_items: int) -> None:
+        """Collect up to this many items of the calls with these arguments.
 
         Raises:
             ValueError: `max_items` is not a number over 0.
         """
         if max_items < 1:
             raise ValueError("max_items must be at least 1")
+        self.arguments = arguments or {}
+        """Of the next page's call."""
+        self.is_over = False
         self.items: list[Any] = []
         self._max_items = max_items
         self._seen: set[str] = set()
 
-    def add(self, data: JsonObject) -> str | None:
-        """Take the data of one page; returns the cursor of the next one, or None after the last.
+    def add(self, data: JsonObject) -> None:
+        """Take the data of one page.
 
         Raises:
             ValueError: the tool does not answer in pages.
@@ -40,7 +47,9 @@ class Pages:
             raise ValueError("the tool does not answer in pages")  # noqa: TRY004
         self.items += items[: self._max_items - len(self.items)]
         cursor = pagination.get("next_cursor")
-        if not isinstance(cursor, str) or cursor in self._seen or not items:
-            return None
+        is_full = len(self.items) >= self._max_items
+        if not isinstance(cursor, str) or cursor in self._seen or not items or is_full:
+            self.is_over = True
+            return
         self._seen.add(cursor)
-        return cursor if len(self.items) < self._max_items else None
+        self.arguments = {**self.arguments, "cursor": cursor}

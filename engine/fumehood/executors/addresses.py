@@ -8,6 +8,7 @@ reached only if the operator's configuration names the host.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Collection, Iterable
@@ -15,6 +16,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpcore2
 
 from fumehood.core.errors import NetworkError, PermissionDenied
@@ -22,6 +24,8 @@ from fumehood.registry.secrets import Origin
 
 MAX_ADDRESSES = 16
 """Of one name; connecting is tried one after the other."""
+TURNS = 2
+"""Of the event loop, in which a read gets what has arrived already."""
 
 # *Source*: IANA's registries of special-purpose addresses, as `ipaddress` knows them
 # (`is_global`), with these beside them.
@@ -105,19 +109,36 @@ class CheckedBackend(httpcore2.AnyIOBackend):
 
 
 class _Connection(httpcore2.AsyncNetworkStream):
-    """A connection that is closed where its handshake is cancelled, which the library leaves open.
+    """A connection that carries one answer for each request, and is closed where it is left.
 
-    Otherwise a service that never answers a handshake would keep a socket with each call.
+    The library looks for more than one answer in the socket only, not in what TLS and the event
+    loop have read already; and it leaves a connection open whose handshake is cancelled, so that a
+    service that never answers a handshake would keep a socket with each call.
     """
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
         self._stream = stream
+        self._has_answered = False
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        self._has_answered = True
         return await self._stream.read(max_bytes, timeout)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        if self._has_answered and await self._has_unread():
+            raise httpcore2.ConnectionNotAvailable  # so that the library takes another
+        self._has_answered = False
         await self._stream.write(buffer, timeout)
+
+    async def _has_unread(self) -> bool:
+        """Whether anything has come after the last answer, its end included."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(_cancel_soon, group.cancel_scope)
+            with contextlib.suppress(httpcore2.ReadError):
+                await self._stream.read(1)
+            group.cancel_scope.cancel()
+            return True
+        return False  # it was cancelled
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -129,7 +150,8 @@ class _Connection(httpcore2.AsyncNetworkStream):
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> httpcore2.AsyncNetworkStream:
         try:
-            return await self._stream.start_tls(ssl_context, server_hostname, timeout)
+            stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
+            return _Connection(stream)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._stream.aclose()
@@ -137,3 +159,10 @@ class _Connection(httpcore2.AsyncNetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
+
+
+async def _cancel_soon(scope: anyio.CancelScope) -> None:
+    """End a read that would wait, after the event loop has gone round often enough for another."""
+    for _ in range(TURNS):
+        await anyio.lowlevel.checkpoint()
+    scope.cancel()

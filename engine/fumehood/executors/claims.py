@@ -13,19 +13,34 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fumehood.core.call import MAX_COST, ToolResult
-from fumehood.core.errors import ArgumentsRefused, EngineError, ExecutionError, ToolError
+from fumehood.core.errors import (
+    MAX_RETRY_AFTER_MS,
+    ArgumentsRefused,
+    EngineError,
+    ExecutionError,
+    ToolError,
+)
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 MAX_TOKENS = 10**12
 MAX_FIELDS = 50
-MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 
 MAX_VALUE_DEPTH = 50
 """A little less than an envelope can hold, because the value stands inside its data."""
 
 MAX_EXACT_INTEGER = 2**53 - 1
 """JSON readers disagree about larger integers, so a value that holds one is left out."""
+
+
+def unfit(*, is_result: bool) -> ExecutionError:
+    """The error for data of a tool that an envelope cannot hold."""
+    what = "The tool's result" if is_result else "The details of the tool's own error"
+    return ExecutionError(
+        f"{what} cannot be given as JSON: there is NaN in it, an object of a class, bytes that "
+        "are no text, itself, or too many levels. Do not retry; the tool's author must return "
+        "plain data."
+    )
 
 
 class Unreadable(Exception):
@@ -101,11 +116,8 @@ def read_error(claim: JsonObject) -> EngineError | None:
             case "arguments":
                 refused = _ArgumentsRefused.model_validate(claim)
                 return ArgumentsRefused(refused.message[:2000], fields=refused.fields)
-            case "unfit":
-                return ExecutionError(
-                    "The tool's result is not valid JSON data, or is nested too deeply. Do "
-                    "not retry; its author must return plain data."
-                )
+            case "unfit" | "unfit_details" as kind:
+                return unfit(is_result=kind == "unfit")
     except (ValidationError, ValueError):  # a code that belongs to the engine, too
         return None
     return None

@@ -102,11 +102,13 @@ async def run_function(
         if task is None or task.cancelling():
             raise  # the call itself is cancelled
         return _failed(EndedBy.EXCEPTION, HostFunctionFailed(error))
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise  # the program's end, and not the function's own
+    except BaseException as error:
         return _failed(EndedBy.EXCEPTION, HostFunctionFailed(error))
     if deadline.cancel_called:  # also where the function swallowed it and went on
         return _failed(EndedBy.WALL_TIME, _timeout("cancelled", limits))
-    return _succeeded(returned if isinstance(returned, ToolResult) else ToolResult(returned))
+    return _succeeded(ToolResult.of(returned))
 
 
 class WorkerFault(Exception):

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import inspect
 import sys
 from collections.abc import Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Protocol
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from fumehood.core.call import ToolResult
 from fumehood.core.errors import ArgumentsRefused, ToolError
@@ -57,11 +56,9 @@ def answer(
         found = getattr(loaded, name)
         with reports_to(report):
             returned = _call(found, arguments)
-        return {"result": _result(returned, max_depth)}
+        return _result(returned, max_depth)
     except MemoryError:
         raise
-    except _Unfit as error:
-        return _error("unfit", message=str(error))
     except ArgumentsRefused as error:
         return _error("arguments", message=error.message, fields=list(error.fields))
     except ToolError as error:
@@ -85,12 +82,13 @@ def _made(name: str, source: Sequence[str]) -> ModuleType:
 
 
 class _Unfit(Exception):
-    """JSON cannot hold it."""
+    """JSON cannot hold a value."""
 
 
 def _call(found: BindableTool, arguments: JsonObject) -> Any:
     returned = found.function(**found.bind(arguments))
-    return asyncio.run(_wait_for(returned)) if inspect.isawaitable(returned) else returned
+    # By its type: nothing of the value's own runs, which may lie about its class.
+    return asyncio.run(_wait_for(returned)) if hasattr(type(returned), "__await__") else returned
 
 
 async def _wait_for(awaitable: Any) -> Any:
@@ -98,35 +96,37 @@ async def _wait_for(awaitable: Any) -> Any:
 
 
 def _result(returned: Any, max_depth: int) -> JsonObject:
-    result = returned if isinstance(returned, ToolResult) else ToolResult(returned)
-    return {
-        "data": _plain(result.data, max_depth),
-        "tokens_used": result.tokens_used,
-        "cost": str(result.cost),
-    }
+    result = ToolResult.of(returned)
+    try:
+        data = _plain(result.data, max_depth)
+    except _Unfit:
+        return _error("unfit")
+    cost = str(result.cost)
+    return {"result": {"data": data, "tokens_used": result.tokens_used, "cost": cost}}
 
 
 def _plain(value: Any, max_depth: int) -> Any:
     """The value as every strict reader would get it. Raises _Unfit."""
     try:
         return strict_json.loads(strict_json.dumps(to_jsonable_python(value)), max_depth=max_depth)
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError):
-        raise _Unfit(f"not plain JSON of at most {max_depth} levels") from None
+    except MemoryError:
+        raise
+    except Exception:  # also whatever the value's own code raises
+        raise _Unfit from None
 
 
 def _refusal(error: ToolError, max_depth: int) -> JsonObject:
     try:
         details = _plain(error.details, max_depth)
-    except _Unfit as unfit:
-        return _error("unfit", message=str(unfit))
-    retry_after_ms = error.retry_after_ms
+    except _Unfit:
+        return _error("unfit_details")
     return _error(
         "tool_error",
         code=error.tool_code,
         message=_text(error.message),
-        details=details if isinstance(details, dict) else None,
-        retryable=bool(error.may_retry),
-        retry_after_ms=retry_after_ms if type(retry_after_ms) is int else None,
+        details=details if details is None or isinstance(details, dict) else {"value": details},
+        retryable=error.may_retry,
+        retry_after_ms=error.retry_after_ms,
     )
 
 

@@ -161,7 +161,8 @@ async def _ask(
         raise UpstreamTimeout(
             f"The tool's service did not answer in {timeout_s:g} s."
             if attempt.was_sent
-            else f"The tool's service could not be reached in {timeout_s:g} s. Nothing was sent.",
+            else f"The tool's service could not be reached in {timeout_s:g} s. Nothing was sent. "
+            "Repeat the call later.",
             details={"ended_by": "wall_time", "limit": {"timeout_seconds": timeout_s}},
         ) from None
     except BodyTooLarge:
@@ -319,7 +320,8 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
             value = values.value(strict_json.loads(answer.body))
         except strict_json.StrictJsonError as error:
             raise ExecutionError(
-                f"The tool's service answered with invalid JSON: {values.text(str(error))}.",
+                f"The tool's service answered with invalid JSON: {values.text(str(error))}. Do not "
+                "retry.",
                 details=_details(answer, values, redactor),
             ) from None
         return value if isinstance(value, dict) else {"value": value}

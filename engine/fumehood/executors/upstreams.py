@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
-from fumehood.core.errors import EngineError, ExecutionError, NetworkError
+from fumehood.core.errors import MAX_RETRY_AFTER_MS, EngineError, ExecutionError, NetworkError
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBindings
@@ -27,8 +27,6 @@ from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBi
 if TYPE_CHECKING:
     import httpcore2
 
-MAX_CONNECTIONS = 64
-"""As many as calls that can run on the host at a time."""
 MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
 MAX_REDIRECTS = 5
@@ -36,7 +34,6 @@ MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an answer that is an error; the rest is not read."""
 PACKED_OVERHEAD_BYTES = 64 * 1024
 """What an honest packed body may be larger than the limit for the unpacked one."""
-LONGEST_RETRY_AFTER_MS = 86_400_000
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SENDS = frozenset({"connection.start_tls.started", "http11.send_request_headers.started"})
@@ -185,7 +182,7 @@ class Upstreams:
 
             self._pool = httpcore2.AsyncConnectionPool(
                 ssl_context=self._tls or httpcore2.default_ssl_context(),
-                max_connections=MAX_CONNECTIONS,
+                max_connections=None,  # `sandbox.host` bounds the requests to each service
                 max_keepalive_connections=MAX_IDLE_CONNECTIONS,
                 keepalive_expiry=IDLE_S,
                 network_backend=CheckedBackend(self._allowed_hosts),
@@ -296,13 +293,13 @@ def read_retry_after(value: str, now: datetime) -> int | None:
     """Milliseconds from `Retry-After`: seconds, or a date. At most a day."""
     # *Source*: RFC 9110, section 10.2.3.
     if value.isascii() and value.isdigit():
-        return min(int(value[:12]) * 1000, LONGEST_RETRY_AFTER_MS)
+        return min(int(value[:12]) * 1000, MAX_RETRY_AFTER_MS)
     try:
         until = parsedate_to_datetime(value)
         wait_s = (until.replace(tzinfo=until.tzinfo or UTC) - now).total_seconds()
     except (ValueError, TypeError, OverflowError):
         return None
-    return min(max(0, int(wait_s * 1000)), LONGEST_RETRY_AFTER_MS)
+    return min(max(0, int(wait_s * 1000)), MAX_RETRY_AFTER_MS)
 
 
 __all__ = ["Attempt", "BodyTooLarge", "UpstreamAnswer", "UpstreamRequest", "Upstreams"]

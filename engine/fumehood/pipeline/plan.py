@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fumehood.circuits.breaker import upstream_of
 from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
@@ -16,6 +17,7 @@ from fumehood.core.session import SessionRecord
 from fumehood.executors.base import Placement
 from fumehood.executors.kinds import executor_of, place
 from fumehood.pipeline.authorize import PermittedCall
+from fumehood.sandbox.host import Host
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, Walls
 
@@ -81,6 +83,9 @@ def make_plan(
     executor = executor_of(tool)
     placement = executor.placement(tool, in_session=options.session_id is not None)
     wall = walls.get(placement.wall)
+    upstream = upstream_of(tool)
+    if upstream is not None and isinstance(wall, Host):
+        wall = wall.for_upstream(upstream)
     missing = () if wall.required <= wall.enforced else wall.required - wall.enforced
     if missing and not wall.enforced:
         are = "Containers are" if placement.wall == "container" else f"The {placement.wall} is"

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 import anyio
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from fumehood.core.envelope import ErrorInfo, UsageReport
 from fumehood.core.errors import (
@@ -31,6 +31,7 @@ from fumehood.core.limits import Limits
 from fumehood.core.returned_file import FILE_CONTENT, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import Prices, TextKind, TokenCounter, money
+from fumehood.executors.claims import unfit
 from fumehood.executors.outcome import CutText, Outcome
 from fumehood.observe.clock import timestamp
 from fumehood.protocol import strict_json
@@ -92,7 +93,10 @@ def shape(
             outcome = replace(outcome, redacted=outcome.redacted + redacted)
         return ShapedOutcome(outcome, {}, "")
     try:
-        data, encoded = _as_json_object(outcome.data)
+        try:
+            data, encoded = _as_json_object(outcome.data)
+        except _Unfit:
+            raise unfit(is_result=True) from None
         if redactor.may_match(encoded):
             data, redacted = redactor.value(data)
             encoded = strict_json.dumps(data) if redacted else encoded
@@ -130,8 +134,14 @@ def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorI
 
 
 def redact_error(error: EngineError, redactor: Redactor) -> int:
-    """Redact an error's message and details; the number of matches."""
+    """Redact all that an error says, a tool's own code included; the number of matches."""
     error.message, total = redactor.text(error.message)
+    if isinstance(error, ToolError):
+        error.tool_code, in_code = redactor.text(error.tool_code)
+        total += in_code
+    if error.fields:
+        fields, in_fields = redactor.value(error.fields)
+        error.fields, total = tuple(fields), total + in_fields
     if error.details is not None:
         error.details, in_details = redactor.value(error.details)
         total += in_details
@@ -150,8 +160,8 @@ def _shape_tool_error(error: ToolError) -> EngineError:
     message = str(error.message).encode("utf-8", "replace").decode()[:MAX_MESSAGE_CHARACTERS]
     try:
         details, encoded = _as_json_object(error.details if error.details is not None else {})
-    except ExecutionError as unfit:
-        return unfit
+    except _Unfit:
+        return unfit(is_result=False)
     if len(encoded) > MAX_DETAILS_BYTES:
         return OutputLimitExceeded(
             f"The tool's error details have {len(encoded)} bytes, {MAX_DETAILS_BYTES} are allowed."
@@ -165,11 +175,15 @@ def _shape_tool_error(error: ToolError) -> EngineError:
     )
 
 
+class _Unfit(Exception):
+    """JSON cannot hold a value."""
+
+
 def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
     """The value as a JSON object; a value that is not an object is stored under `value`.
 
     Raises:
-        ExecutionError: JSON cannot represent the value.
+        _Unfit: JSON cannot represent the value.
     """
     try:
         # Tools return any Python value (models, dates, decimals); guests send JSON.
@@ -180,11 +194,8 @@ def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
         # with this many brackets can be nested too deeply to be read again.
         if b"\\ud" in encoded or encoded.count(b"[") + encoded.count(b"{") > MAX_DATA_DEPTH:
             strict_json.loads(encoded, max_depth=MAX_DATA_DEPTH)
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError):
-        raise ExecutionError(
-            "The tool's result is not valid JSON data. Do not retry; its author "
-            "must return plain data."
-        ) from None
+    except Exception:  # also whatever the value's own code raises
+        raise _Unfit from None
     return data, encoded
 
 

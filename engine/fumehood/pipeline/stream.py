@@ -124,7 +124,7 @@ class StreamedCall:
 
     def _on_retrying(self, retry_count: int, max_retries: int, error: EngineError) -> None:
         told = brief_error(error).model_dump(mode="json")
-        told["message"] = self._redact(told["message"])
+        told |= {key: self._redact(told[key]) for key in ("code", "message")}
         fields: JsonObject = {"retry_count": retry_count, "max_retries": max_retries}
         self._record("tool_retrying", fields | {"error": told}, len(told["message"]))
 

@@ -26,6 +26,7 @@ MIN_SECRET_CHARACTERS = 6
 
 _ESCAPE = (
     r"\\{1,8}(?:[bfnrt]|u00[0-7][0-9A-Fa-f])"  # in JSON and in code
+    r"|%(?:25){0,3}[0-9A-Fa-f]{2}"  # in an address, also where that stands in another
     r"|\x1b\[[0-9;]{0,16}m"  # the colours of a terminal
 )
 """What stands for a border between words, though its last character may be a letter."""
@@ -58,7 +59,10 @@ _WORD = re.compile(r"[A-Za-z0-9_]")
 _PLAIN = re.compile(r"[ !#-\[\]-~]+")
 _BEGINNING = re.compile(rf"{_BORDER}(?:{'|'.join(_BEGINNINGS)})", re.ASCII)
 _ESCAPED = re.compile(rf"(?:{_ESCAPE})\Z")
-_BEGUN_ESCAPE = re.compile(r"(?:\\{1,8}(?:[bfnrt]|u[0-9A-Fa-f]{0,4})?|\x1b(?:\[[0-9;]{0,16}m?)?)\Z")
+_BEGUN_ESCAPE = re.compile(
+    r"(?:\\{1,8}(?:[bfnrt]|u[0-9A-Fa-f]{0,4})?|%(?:25){0,3}[0-9A-Fa-f]{0,2}"
+    r"|\x1b(?:\[[0-9;]{0,16}m?)?)\Z"
+)
 MAX_ESCAPE = 20
 _NUMERIC = re.compile(r"[-+.0-9e]+")
 _SPACE = re.compile(r"\s(?=\S*\Z)")

@@ -46,7 +46,8 @@ HOST_LIMITS = WallLimits(
     output_bytes=MB,
 )
 MAX_RUNNING = 64
-QUEUE_PATIENCE_S = 30
+MAX_REQUESTS = 32
+"""To one service at a time."""
 
 WORKER_PROGRAM = Path(__file__).parents[1] / "executors" / "worker_main.py"
 START_DEADLINE_S = 20.0
@@ -81,7 +82,7 @@ class HostLease:
 
 
 class Host:
-    """Slots in the engine's own process."""
+    """Slots in the engine's own process: 64 for functions, and 32 for requests to each service."""
 
     limits = HOST_LIMITS
     required = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
@@ -89,9 +90,16 @@ class Host:
     heals = True
     remedy = ""
 
-    def __init__(self) -> None:
-        self._running = anyio.CapacityLimiter(MAX_RUNNING)
+    def __init__(self, most: int = MAX_RUNNING, what: str = "the host") -> None:
+        self._slots = Slots(most, what)
         self._workers = Workers()
+        self._upstreams: dict[str, Host] = {}  # as many as administrators registered services
+
+    def for_upstream(self, upstream: str) -> Host:
+        """The slots for requests to one service: a slow one keeps nothing else waiting."""
+        if upstream not in self._upstreams:
+            self._upstreams[upstream] = Host(MAX_REQUESTS, "this tool's service")
+        return self._upstreams[upstream]
 
     async def stop(self) -> None:
         """End the workers and everything that runs in them."""
@@ -106,19 +114,14 @@ class Host:
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> AsyncIterator[HostLease]:
-        """Wait, at most 30 s, for one of 64 slots."""
+        """Wait, at most 30 s, for a slot."""
         asked = time.monotonic()
         holder = object()
-        with anyio.move_on_after(QUEUE_PATIENCE_S):
-            await self._running.acquire_on_behalf_of(holder)
-        if holder not in self._running.statistics().borrowers:
-            raise SandboxUnavailable(
-                "The host is busy. Repeat the call later.", retry_after_ms=1000
-            )
+        await self._slots.take(holder, domain.principal_id)
         try:
             yield HostLease((time.monotonic() - asked) * 1e3, self._workers, domain.principal_id)
         finally:
-            self._running.release_on_behalf_of(holder)
+            self._slots.leave(holder, domain.principal_id)
 
 
 # -- workers for synchronous functions ------------------------------------------------------

@@ -204,12 +204,7 @@ async def test_what_was_not_used_is_free_again(database: Database) -> None:
 async def test_a_call_that_did_not_run_takes_nothing(database: Database) -> None:
     budgets = budgets_on(database, a_total(1))
     (await budgets.reserve(spender(), takes())).release()
-    with await budgets.reserve(spender(), takes()):
-        pass
-    with pytest.raises(RuntimeError), await budgets.reserve(spender(), takes()):
-        raise RuntimeError
-    with await budgets.reserve(spender(), takes()) as held:
-        held.settle(takes())
+    (await budgets.reserve(spender(), takes())).settle(takes())
     await refused(budgets, spender())
 
 

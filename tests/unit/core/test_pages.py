@@ -62,16 +62,20 @@ async def test_page_that_fails_raises_its_envelope(home: Path) -> None:
 
 @pytest.mark.parametrize("cursor", ["again", 7, "", None])
 def test_tool_that_repeats_its_cursor_or_gives_none_ends_the_list(cursor: object) -> None:
-    pages = Pages(100)
-    said = pages.add(page([1], cursor))
-    assert said in (None, cursor)
-    assert said is None or pages.add(page([2], cursor)) is None
+    pages = Pages({"a": 1}, 100)
+    pages.add(page([1], cursor))
+    if not pages.is_over:
+        assert pages.arguments == {"a": 1, "cursor": cursor}
+        pages.add(page([2], cursor))
+    assert pages.is_over
 
 
 def test_endless_list_of_empty_pages_ends() -> None:
-    assert Pages(10).add(page([], "more")) is None
+    pages = Pages({}, 10)
+    pages.add(page([], "more"))
+    assert pages.is_over
 
 
 def test_number_of_items_under_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        Pages(0)
+        Pages({}, 0)

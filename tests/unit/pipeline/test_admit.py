@@ -8,15 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from fumehood import Config, Engine
+from fumehood import Config, Engine, tool
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams, SandboxUnavailable, ShuttingDown
 from fumehood.core.identity import Principal, Scope, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, WallLimits
 from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import ToolRun
 from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
@@ -26,7 +28,7 @@ from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.index import RegisteredTool
-from fumehood.sandbox.host import Host
+from fumehood.sandbox.host import MAX_REQUESTS, Host
 from fumehood.sandbox.wall import HasImages, ImageMissing, Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.definitions import (
@@ -38,6 +40,7 @@ from support.definitions import (
     request,
     rest_document,
 )
+from support.upstreams import upstream_bench, weather
 
 pytestmark = pytest.mark.anyio
 
@@ -644,3 +647,45 @@ async def test_dry_run_tells_of_a_limit_that_cannot_be_enforced() -> None:
     said = await _rehearse(FakeWall(enforced=frozenset()))
     assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
     assert "The interpreter is unavailable; nothing ran." in said["placement"]["why"]
+
+
+@pytest.mark.row("P6", "P9")
+async def test_slow_service_keeps_neither_another_one_nor_host_functions_waiting(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(sandboxed=False)
+    async def greet() -> str:
+        """Greet."""
+        return "hello"
+
+    news = rest_document(name="news", endpoint="https://news.example/")
+    async with upstream_bench(home, monkeypatch, weather(), news, greet) as made:
+        full, release = anyio.Event(), anyio.Event()
+
+        async def hang(run: ToolRun) -> str:
+            if made.upstream.asked() == MOST_OF_ONE:
+                full.set()
+            await release.wait()
+            return "late"
+
+        made.upstream.scripts["weather"] = [hang] * MANY
+        answers: list[Envelope] = []
+
+        async def ask() -> None:
+            answers.append(await made.call())
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                for _ in range(MANY):
+                    group.start_soon(ask)
+                await full.wait()
+                assert (await made.call("news")).data == {"answer": "fine"}
+                assert (await made.bench.engine.call("greet")).data == {"value": "hello"}
+                assert made.upstream.asked() == MOST_OF_ONE
+                release.set()
+    assert [answer.data for answer in answers] == [{"answer": "late"}] * MANY
+
+
+MOST_OF_ONE = MAX_REQUESTS * 3 // 4
+MANY = 80
+"""More than all slots of the host."""

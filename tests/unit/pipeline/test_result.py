@@ -17,12 +17,14 @@ from pydantic import BaseModel
 from fumehood import Config, Engine, ToolError, tool
 from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import (
+    ArgumentsRefused,
     EndedBy,
     EngineError,
     ExecutionError,
     InvalidParams,
     RateLimited,
     ToolDeprecated,
+    code_of,
 )
 from fumehood.core.limits import Limits
 from fumehood.core.usage import EstimatingCounter, Prices, TextKind
@@ -32,6 +34,7 @@ from fumehood.pipeline.result import (
     ShapedOutcome,
     account,
     head_and_tail,
+    redact_error,
     shape,
     shape_error,
     shorten,
@@ -63,12 +66,6 @@ def _shape(data: Any, max_bytes: int = 1000, **fields: Any) -> ShapedOutcome:
     return shape(Outcome(EndedBy.OK, "none", data=data), tool, max_bytes, Redactor())
 
 
-def _circle() -> Any:
-    circle: list[Any] = []
-    circle.append(circle)
-    return circle
-
-
 @pytest.mark.row("E1")
 @pytest.mark.parametrize(
     ("value", "data"),
@@ -95,32 +92,6 @@ def test_whatever_python_has_becomes_a_json_object(value: Any, data: Any) -> Non
     shaped = _shape(value)
     assert shaped.outcome.error is None
     assert shaped.data == data
-
-
-@pytest.mark.row("E1")
-@pytest.mark.parametrize(
-    "value",
-    [
-        float("nan"),
-        float("inf"),
-        {"a": [float("nan")]},
-        "\ud800",
-        {"a": "\udfff"},
-        {"\ud800": 1},
-        object(),
-        {"a": object()},
-        _circle(),
-        b"\xff",
-        [10**5000],
-        lambda: None,
-    ],
-)
-def test_what_json_cannot_hold_is_an_execution_error(value: Any) -> None:
-    shaped = _shape(value)
-    assert shaped.outcome.error is not None
-    assert shaped.outcome.error.code == "EXECUTION_ERROR"
-    assert (shaped.outcome.ended_by, shaped.outcome.data) == (EndedBy.EXCEPTION, None)
-    assert (shaped.data, shaped.text) == ({}, "")
 
 
 @pytest.mark.row("S4")
@@ -196,6 +167,19 @@ def test_key_in_a_long_message_of_a_tool_is_redacted_before_it_is_cut() -> None:
     assert "ghp_" not in shaped.outcome.error.message
     assert "[redacted]" in shaped.outcome.error.message
     assert shaped.outcome.redacted == 1
+
+
+@pytest.mark.row("E8")
+def test_key_in_a_tools_own_code_and_in_names_of_arguments_is_redacted() -> None:
+    key = "AKIA" + "IOSFODNN7EXAMPLE"
+    failed = Outcome(EndedBy.EXCEPTION, "none", error=ToolError(key, "No."))
+    shaped = shape(failed, registered(function_definition()), 1000, Redactor())
+    assert shaped.outcome.error is not None
+    assert code_of(shaped.outcome.error) == "[redacted]"
+    assert shaped.outcome.redacted == 1
+    refused = ArgumentsRefused("No.", fields=["a", key])
+    assert redact_error(refused, Redactor()) == 1
+    assert refused.fields == ("a", "[redacted]")
 
 
 # -- long texts ----------------------------------------------------------------------------

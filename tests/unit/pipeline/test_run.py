@@ -20,7 +20,6 @@ from fumehood.core.call import CallBody
 from fumehood.core.errors import ENDING_ERRORS, EndedBy, InvalidParams
 from fumehood.core.identity import Principal, Scope, TrustDomain
 from fumehood.core.limits import Limit
-from fumehood.protocol.messages import decode_envelope, encode_envelope
 from fumehood.registry.declare import FunctionTool
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall, SeenRun, always_four
@@ -647,20 +646,6 @@ def test_engine_refuses_wrong_tools_with_every_fault_of_each(home: Path) -> None
     with pytest.raises(InvalidDefinition) as caught:
         Engine(wrong, config=Config(home=home), interpreter=FakeWall())
     assert [fault.split(":", 1)[0] for fault in caught.value.faults] == ["streaming", "version"]
-
-
-@pytest.mark.row("E1")
-@pytest.mark.parametrize("make", [object, lambda: "\ud800", lambda: float("nan"), _circle])
-async def test_details_that_json_cannot_hold_still_end_in_an_envelope(
-    home: Path, make: Callable[[], Any]
-) -> None:
-    async def act() -> Any:
-        raise ToolError("CITY_NOT_FOUND", "No.", details={"city": make()})
-
-    async with bench(home, [_host(act)]) as b:
-        envelope = await b.engine.call("act", {})
-    assert _code(envelope) in ("CITY_NOT_FOUND", "EXECUTION_ERROR")
-    assert decode_envelope(encode_envelope(envelope)) == envelope
 
 
 @pytest.mark.row("E2", "E3")

@@ -37,6 +37,7 @@ HARMLESS = (
     "-----BEGIN CERTIFICATE-----\nMIID\n-----END CERTIFICATE-----",
     "eyJ alone, and eyJabc.def",
     "C:\\task-master-of-all-the-small-things",
+    "a 100% task-master-of-all-the-small-things, %task-master-of-all-the-small-things",
     "a commit: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
 )
 
@@ -50,7 +51,10 @@ def test_key_of_a_known_form_is_replaced_and_the_text_around_it_stays(name: str)
 
 @pytest.mark.row("E8")
 @pytest.mark.parametrize("name", KEYS)
-@pytest.mark.parametrize("before", ["\\n", "\\\\n", "\\u003d", "\\t", "\x1b[31m", "\x1b[01;31m"])
+@pytest.mark.parametrize(
+    "before",
+    ["\\n", "\\\\n", "\\u003d", "\\t", "\x1b[31m", "\x1b[01;31m", "%3D", "%3d", "%20", "%253D"],
+)
 def test_key_behind_an_escape_is_replaced_however_it_is_cut(name: str, before: str) -> None:
     text = f"a{before}{KEYS[name]} b"
     redactor = Redactor()
@@ -131,7 +135,7 @@ SECRET = "open sesame now"
 WORDS = st.sampled_from(
     [*KEYS.values(), *HARMLESS, SECRET, SECRET[:7], "open", " ", "\n", "\r", "é", "-----BEGIN ",
      "-----BEGIN RSA PRIVATE", "AK", "IA", "12345", "id 4711", "id ",
-     "\\", "n", "\\u003d", "\x1b", "[0m"]
+     "\\", "n", "\\u003d", "\x1b", "[0m", "%", "3D", "%3D", "%253d"]
 )  # fmt: skip
 
 
@@ -166,7 +170,7 @@ def test_key_that_comes_one_character_at_a_time_never_shows(name: str) -> None:
 
 def test_text_that_begins_no_key_is_passed_on_at_once() -> None:
     stream = Redactor().stream()
-    for piece in ("working", ".", ".", ".", "done 5", "0 %", "ask"[:1]):
+    for piece in ("working", ".", ".", ".", "done 5", "0 % ", "ask"[:1]):
         assert stream.feed(piece) == piece
 
 
