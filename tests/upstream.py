@@ -65,6 +65,8 @@ class Reply:
     """Nothing is sent until `release` is called or the server ends."""
     held_body: bool = False
     """The head is sent, and the body is held."""
+    held_after: int | None = None
+    """So many bytes of the body are sent, and the rest is held."""
     drip_s: float | None = None
     """The body goes out a byte at a time, with this pause between."""
     reset: bool = False
@@ -228,7 +230,10 @@ class Upstream:
         if reply.reset_after is not None:
             connection.sendall(reply.body[: reply.reset_after])
             return _reset(connection)
-        connection.sendall(reply.body)
+        if reply.held_after is not None:
+            connection.sendall(reply.body[: reply.held_after])
+            self._wait(connection)
+        connection.sendall(reply.body[reply.held_after or 0 :])
         return reply.length is None or reply.length == len(reply.body)
 
     def _wait(self, connection: socket.socket) -> None:

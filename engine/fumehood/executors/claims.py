@@ -28,6 +28,12 @@ MAX_EXACT_INTEGER = 2**53 - 1
 """JSON readers disagree about larger integers, so a value that holds one is left out."""
 
 
+NOT_JSON = (
+    "The tool's result is not valid JSON data, or is nested too deeply. Do not retry; its author "
+    "must return plain data."
+)
+
+
 class Unreadable(Exception):
     """The reply has not the form that this engine's own code gives it."""
 
@@ -102,10 +108,7 @@ def read_error(claim: JsonObject) -> EngineError | None:
                 refused = _ArgumentsRefused.model_validate(claim)
                 return ArgumentsRefused(refused.message[:2000], fields=refused.fields)
             case "unfit":
-                return ExecutionError(
-                    "The tool's result is not valid JSON data, or is nested too deeply. Do "
-                    "not retry; its author must return plain data."
-                )
+                return ExecutionError(NOT_JSON)
     except (ValidationError, ValueError):  # a code that belongs to the engine, too
         return None
     return None

@@ -12,17 +12,15 @@ import asyncio
 import importlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Protocol
-
-from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from fumehood.core.call import ToolResult
 from fumehood.core.errors import ArgumentsRefused, ToolError
 from fumehood.core.json_types import JsonObject
+from fumehood.executors.parts import Parts, TooManyParts, Unfit, plain
 from fumehood.executors.progress import Report, reports_to
-from fumehood.protocol import strict_json
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_FRAMES = 20
@@ -44,10 +42,12 @@ def answer(
     source: Sequence[str] = (),
     max_depth: int,
     report: Report | None = None,
+    parts: Parts | None = None,
 ) -> JsonObject:
     """Import `module:name`, call it with checked types, and describe how that went.
 
-    With a `source` the module is made of these texts, once in a process.
+    With a `source` the module is made of these texts, once in a process; with `parts` it yields its
+    result.
 
     Raises:
         MemoryError: unchanged; the caller can report it without memory.
@@ -56,12 +56,14 @@ def answer(
         loaded = _made(module, source) if source else importlib.import_module(module)
         found = getattr(loaded, name)
         with reports_to(report):
-            returned = _call(found, arguments)
+            returned = _call(found, arguments, parts)
         return {"result": _result(returned, max_depth)}
     except MemoryError:
         raise
-    except _Unfit as error:
+    except Unfit as error:
         return _error("unfit", message=str(error))
+    except TooManyParts:
+        return _error("output", message="the parts are over the output limit")
     except ArgumentsRefused as error:
         return _error("arguments", message=error.message, fields=list(error.fields))
     except ToolError as error:
@@ -84,12 +86,12 @@ def _made(name: str, source: Sequence[str]) -> ModuleType:
     return module
 
 
-class _Unfit(Exception):
-    """JSON cannot hold it."""
-
-
-def _call(found: BindableTool, arguments: JsonObject) -> Any:
+def _call(found: BindableTool, arguments: JsonObject, parts: Parts | None) -> Any:
     returned = found.function(**found.bind(arguments))
+    if parts is not None and isinstance(returned, Generator):
+        return parts.collect(returned)
+    if parts is not None and isinstance(returned, AsyncGenerator):
+        returned = parts.collect_async(returned)
     return asyncio.run(_wait_for(returned)) if inspect.isawaitable(returned) else returned
 
 
@@ -100,24 +102,16 @@ async def _wait_for(awaitable: Any) -> Any:
 def _result(returned: Any, max_depth: int) -> JsonObject:
     result = returned if isinstance(returned, ToolResult) else ToolResult(returned)
     return {
-        "data": _plain(result.data, max_depth),
+        "data": plain(result.data, max_depth),
         "tokens_used": result.tokens_used,
         "cost": str(result.cost),
     }
 
 
-def _plain(value: Any, max_depth: int) -> Any:
-    """The value as every strict reader would get it. Raises _Unfit."""
-    try:
-        return strict_json.loads(strict_json.dumps(to_jsonable_python(value)), max_depth=max_depth)
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError):
-        raise _Unfit(f"not plain JSON of at most {max_depth} levels") from None
-
-
 def _refusal(error: ToolError, max_depth: int) -> JsonObject:
     try:
-        details = _plain(error.details, max_depth)
-    except _Unfit as unfit:
+        details = plain(error.details, max_depth)
+    except Unfit as unfit:
         return _error("unfit", message=str(unfit))
     retry_after_ms = error.retry_after_ms
     return _error(

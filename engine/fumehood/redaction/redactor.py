@@ -161,7 +161,7 @@ class Redactor:
         else:
             cut = len(text)
         for secret in self._secrets:
-            cut = min(cut, _begun(text, secret))
+            cut = min(cut, begun(text, secret))
         if self._settings.common_keys:
             cut = min(cut, _begun_key(text))
         cut = max(cut, start)
@@ -232,7 +232,7 @@ def _is_file(name: str, value: Any) -> bool:
     return name == FILE_CONTENT and isinstance(value, str) and bool(_BASE64.fullmatch(value))
 
 
-def _begun(text: str, secret: str) -> int:
+def begun(text: str, secret: str) -> int:
     """Where the longest unfinished beginning of the secret stands at the end of the text."""
     start = text.find(secret[0], max(0, len(text) - len(secret) + 1))
     while start >= 0 and not secret.startswith(text[start:]):
@@ -247,9 +247,9 @@ def _begun_key(text: str) -> int:
     begins = _BEGINNING.search(text, border.end() if border is not None else 0)
     if begins is not None:
         return min(cut, begins.start())
-    starts = [_begun(text, beginning) for beginning in _BEGINNINGS]
+    starts = [begun(text, beginning) for beginning in _BEGINNINGS]
     starts = [start for start in starts if _is_border(text, start)]
-    return min(cut, _begun(text, _KEY_BEGINS), *starts)
+    return min(cut, begun(text, _KEY_BEGINS), *starts)
 
 
 def _is_border(text: str, at: int) -> bool:

@@ -49,7 +49,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
     {
         "definition": {
             "requires_auth": NotEnforced(_given, "credentials for tools"),
-            "streaming": NotEnforced(_given, "results that a tool gives in parts"),
         },
     }
 )
@@ -201,6 +200,9 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults += _program_faults(document, executor, sandboxed)
     if executor == "function":
         faults += _function_faults(document, sandboxed)
+    is_whole = executor not in ("function", "http") and not executor.startswith("code:")
+    if document.get("streaming") and is_whole:
+        faults.append(f"streaming: the executor {executor!r} gives its result whole")
     return faults
 
 

@@ -545,6 +545,11 @@ class RecordingStore:
             self._thread = ThreadPoolExecutor(1, "recordings")
         self._thread.submit(work)
 
+    async def drained(self) -> None:
+        """Wait until everything that was recorded before is written."""
+        if self._thread is not None:
+            await asyncio.wrap_future(self._thread.submit(_nothing))
+
     def new_file(self, name: str) -> int:
         """In the thread: a recording's file."""
         if self._state is None and self._own is None:
@@ -605,6 +610,10 @@ class RecordingStore:
         kept.size += len(line)
         kept.ended_at = self.now().timestamp()
         return True
+
+
+def _nothing() -> None:
+    pass
 
 
 def write_all(file: int, data: bytes, place: int) -> None:
