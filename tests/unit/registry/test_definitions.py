@@ -10,7 +10,6 @@ from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.errors import InvalidParams
 from fumehood.registry.definitions import (
     METHODS,
-    NOT_ENFORCED,
     InvalidDefinition,
     check_definition,
     parse_definition,
@@ -20,37 +19,12 @@ from fumehood.registry.json_schema import CompiledSchema
 from fumehood.registry.schema_faults import schema_faults
 from support.definitions import expression_document, function_definition, rest_document
 
-# Field of a definition → a value that asks for its machinery, and one that does not.
-PROMISES: dict[str, tuple[Any, Any]] = {
-    "requires_auth": (True, False),
-}
-
 
 def _faults(document: dict[str, Any]) -> list[str]:
     with pytest.raises(InvalidDefinition) as caught:
         parse_definition(document)
     assert caught.value.details == {"faults": caught.value.faults}
     return caught.value.faults
-
-
-def _document(field: str, value: Any) -> dict[str, Any]:
-    return expression_document(**{field: value})
-
-
-def test_the_tables_of_this_file_are_complete() -> None:
-    assert PROMISES.keys() == NOT_ENFORCED["definition"].keys()
-
-
-@pytest.mark.parametrize("field", PROMISES)
-def test_field_without_machinery_is_refused_by_name(field: str) -> None:
-    faults = _faults(_document(field, PROMISES[field][0]))
-    promise = NOT_ENFORCED["definition"][field].promise
-    assert faults == [f"{field}: not enforced by this version ({promise})"]
-
-
-@pytest.mark.parametrize("field", PROMISES)
-def test_the_same_field_at_its_default_is_accepted(field: str) -> None:
-    parse_definition(_document(field, PROMISES[field][1]))
 
 
 @pytest.mark.row("T3")
