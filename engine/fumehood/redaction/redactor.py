@@ -51,6 +51,8 @@ _BEGINNINGS = (
 )  # fmt: skip
 """One of these begins each key of a common form, at the beginning of a word."""
 _KEY_BEGINS = "-----BEGIN "
+_UNFINISHED = frozenset("".join(word[:-1] for word in (*_BEGINNINGS, _KEY_BEGINS)))
+"""An unfinished beginning ends with one of these."""
 _KEY_HEADER = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
@@ -247,6 +249,8 @@ def _begun_key(text: str) -> int:
     begins = _BEGINNING.search(text, border.end() if border is not None else 0)
     if begins is not None:
         return min(cut, begins.start())
+    if not text or text[-1] not in _UNFINISHED:
+        return cut
     starts = [begun(text, beginning) for beginning in _BEGINNINGS]
     starts = [start for start in starts if _is_border(text, start)]
     return min(cut, begun(text, _KEY_BEGINS), *starts)
