@@ -15,6 +15,7 @@ import pytest
 
 from fumehood import Config, Engine, Envelope
 from fumehood.core.events import Event, OutputEvent
+from fumehood.executors.parts import Parts
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from support.part_tools import KEY, TOOLS, forging
 from support.processes import is_gone
@@ -151,6 +152,19 @@ async def test_generator_that_does_not_end_is_ended(
     assert (await end("tiny"))[0] == "OUTPUT_LIMIT_EXCEEDED"
     assert (await end("slow", timeout_seconds=0.5))[0] == "TIMEOUT"
     assert (await engine.call(tool, {"kind": "text"})).success
+
+
+@pytest.mark.row("S4")
+async def test_control_where_parts_are_not_counted_only_the_time_limit_ends_the_generator(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def uncounted(max_bytes: int, *more: Any) -> Parts:
+        return Parts(max_bytes << 20, *more)
+
+    monkeypatch.setattr("fumehood.executors.function.Parts", uncounted)
+    answer = await engine.call("awaited", {"kind": "endless"}, timeout_seconds=0.5)
+    assert answer.error is not None
+    assert answer.error.code == "TIMEOUT"
 
 
 @pytest.mark.row("E8")
