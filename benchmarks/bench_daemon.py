@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +51,13 @@ class Running:
 
 
 @contextmanager
-def run_daemon(settings: Mapping[str, str] | None = None) -> Iterator[Running]:
+def run_daemon(
+    settings: Mapping[str, str] | None = None, command: Sequence[str] = (str(FUMEHOOD), "serve")
+) -> Iterator[Running]:
     """`fumehood serve` in a directory of its own; `settings` as environment variables."""
     home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     environment = {"PATH": os.environ["PATH"], "FUMEHOOD_HOME": str(home), **(settings or {})}
-    with _server([str(FUMEHOOD), "serve"], home / "engine.sock", environment) as running:
+    with _server(list(command), home / "engine.sock", environment) as running:
         yield running
     shutil.rmtree(home, ignore_errors=True)
 

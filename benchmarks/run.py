@@ -97,6 +97,8 @@ def measure() -> Iterator[Line]:
         yield from small_image_lines(daemon)
     with run_daemon(bench_streams.SETTINGS) as daemon:
         yield from bench_streams.stream_lines(daemon)
+    yield from bench_streams.open_stream_lines()
+    yield from bench_streams.relay_lines()
 
 
 def first_answer() -> Line:

@@ -25,13 +25,12 @@ from fumehood.core.errors import (
     EngineError,
     Fault,
 )
-from fumehood.core.tool import ToolDefinition
 from fumehood.guest.interpreter import names, node_table, sizes
 from fumehood.guest.interpreter.programs import attributes, modules, nodes, output
 from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation
-from fumehood.registry.definitions import EXECUTORS_HERE, EXECUTORS_TO_COME, NOT_ENFORCED
+from fumehood.registry.definitions import EXECUTORS_HERE, EXECUTORS_TO_COME
 from fumehood_tools.calculator import calculator
 from fumehood_tools.run_restricted_python import run_restricted_python
 
@@ -85,9 +84,9 @@ only if the tool says so.
 NOT_YET = """\
 ## Not enforced by this version
 
-A field that this version cannot honour is refused, never accepted and ignored. The message
-says "not enforced by this version" and names the field. The definition is not
-registered.
+What this version cannot honour is refused, never accepted and ignored. [Tool
+definition](tool-definition.md#fields) says of each field what is done with it; a definition with a
+field that is refused is not registered.
 """
 
 NOT_YET_NOTE = """\
@@ -126,7 +125,6 @@ def errors_page(_: str) -> str:
         ENDINGS_NOTE,
         TOOL_CODES.format(pattern=pattern, status=TOOL_CODE_HTTP_STATUS),
         NOT_YET,
-        _table(("where", "field", "missing feature"), _not_enforced_rows()),
         NOT_YET_NOTE.format(executors=executors, coming=coming),
     ]  # fmt: skip
     return "\n".join(parts)
@@ -196,20 +194,6 @@ def _code_row(error: type[EngineError]) -> list[str]:
 def _ending_row(ended_by: EndedBy) -> list[str]:
     error = ENDING_ERRORS[ended_by]
     return [f"`{ended_by.value}`", f"`{error.code}`" if error is not None else "success"]
-
-
-def _not_enforced_rows() -> list[list[str]]:
-    return [
-        [where, f"`{name}`" + _above_zero(name), row.promise]
-        for where, rows in NOT_ENFORCED.items()
-        for name, row in rows.items()
-    ]
-
-
-def _above_zero(name: str) -> str:
-    default = ToolDefinition.model_fields[name].default
-    is_count = isinstance(default, int) and not isinstance(default, bool)
-    return " above 0" if is_count else ""
 
 
 def _yes(value: bool) -> str:

@@ -65,6 +65,8 @@ class Reply:
     """Nothing is sent until `release` is called or the server ends."""
     held_body: bool = False
     """The head is sent, and the body is held."""
+    held_after: int | None = None
+    """So many bytes of the body are sent, and the rest is held."""
     drip_s: float | None = None
     """The body, or `raw`, goes out a byte at a time, with this pause between."""
     reset: bool = False
@@ -237,8 +239,12 @@ class Upstream:
         if reply.reset_after is not None:
             connection.sendall(reply.body[: reply.reset_after])
             return _reset(connection)
+        if reply.held_after is not None:
+            connection.sendall(reply.body[: reply.held_after])
+            self._wait(connection)
         in_chunks = reply.endless and reply.length is None
-        self._send(connection, reply, _chunk(reply.body) if in_chunks else reply.body)
+        body = reply.body[reply.held_after or 0 :]
+        self._send(connection, reply, _chunk(body) if in_chunks else body)
         if reply.then:
             connection.sendall(reply.then)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)

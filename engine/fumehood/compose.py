@@ -256,7 +256,7 @@ def compose(
         ids,
         clock,
         state.recordings,
-        output_bytes=config.container.output_kb * 1024,
+        output_bytes=max(config.container.output_kb, config.rest.stream_kb) * 1024,
     )
     return Composition(
         basis=basis,

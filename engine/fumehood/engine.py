@@ -213,7 +213,7 @@ class Engine:
     @property
     def owner(self) -> Principal:
         """The principal of this process's own calls."""
-        return self.principal_of_uid(os.getuid())
+        return replace(self.principal_of_uid(os.getuid()), is_program=True)
 
     def principal_of_uid(self, uid: int) -> Principal:
         """The principal of a Unix user. A uid gives the scope `call` only."""

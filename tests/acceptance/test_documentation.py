@@ -42,6 +42,7 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/howto/keep-secrets-out-of-answers.md",
         "docs/howto/check-results.md",
         pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
+        pytest.param("docs/howto/give-a-result-in-parts.md", marks=pytest.mark.needs("landlock")),
         pytest.param(
             "docs/howto/put-your-host-to-the-test.md", marks=pytest.mark.needs("landlock")
         ),

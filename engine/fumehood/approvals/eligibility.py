@@ -79,11 +79,13 @@ class Eligibility:
 
     def caller_of(self, stored: StoredApproval) -> Principal | None:
         """The caller of a stored call with its present authority; None if it has none left."""
-        approval, token_id = stored.approval, stored.request.token_id
+        approval, request = stored.approval, stored.request
+        token_id = request.token_id
         if token_id is not None:
             return self._tokens.principal_of_id(token_id, self._now())
         agents = self._agents.spoken_for_by(approval.principal_id)
-        return Principal(approval.principal_id, frozenset({Scope.CALL}), agents)
+        scopes = frozenset({Scope.CALL})
+        return Principal(approval.principal_id, scopes, agents, is_program=request.is_program)
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
         """Which approvers the quorum lacks; None if none."""

@@ -262,6 +262,8 @@ class StoredRequest:
     may_exceed_budget: bool = False
     hidden: tuple[str, ...] = ()
     """Arguments that the agent's configuration fixes and hides from the caller."""
+    is_program: bool = False
+    """Whether the program that embeds the engine made it."""
 
     @property
     def document(self) -> JsonObject:

@@ -30,6 +30,13 @@ class Principal:
     agents: frozenset[str] = frozenset()
     token_id: str | None = None
     """The token that it presented, if any. Code that acts for it later checks the token again."""
+    is_program: bool = False
+    """Whether it is the program that embeds the engine, and so its operator, rather than a peer."""
+
+    @property
+    def has_authenticated(self) -> bool:
+        """Whether more is known of it than the user that it runs as."""
+        return self.token_id is not None or self.is_program
 
 
 @dataclass(frozen=True, slots=True)

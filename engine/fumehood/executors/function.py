@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -33,7 +33,14 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
-from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
+from fumehood.executors.claims import (
+    MAX_VALUE_DEPTH,
+    Unreadable,
+    read_error,
+    read_raised,
+    read_result,
+    unfit,
+)
 from fumehood.executors.endings import (
     MAX_MESSAGE_CHARACTERS,
     Messages,
@@ -42,8 +49,10 @@ from fumehood.executors.endings import (
 )
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.parts import Parts, TooManyParts, Unfit
 from fumehood.executors.progress import reports_to
-from fumehood.sandbox.wall import Lease, RunEnding
+from fumehood.redaction.redactor import Redactor
+from fumehood.sandbox.wall import Lease, OnOutput, RunEnding, RunSinks
 
 _ON_THE_HOST = Placement(
     "host",
@@ -68,12 +77,71 @@ class FunctionExecutor(Executor):
 
     def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
         tool, definition = run.tool, run.tool.definition
-        if tool.address is not None:
-            where = run_jailed if definition.sandboxed else run_in_worker
-            return where(definition, tool.address, run.arguments, run.limits, run.lease, run.handle)
-        if tool.function is None:
+        if tool.address is None and tool.function is None:
             raise InternalError("This tool was registered without anything to run it.")
-        return run_function(tool.function, run.arguments, run.limits, run.handle)
+        return _run_followed(run) if definition.streaming else _run(run, None)
+
+
+def _run(run: ToolRun, parts: FollowedParts | None) -> Coroutine[Any, Any, Outcome]:
+    tool = run.tool
+    if tool.address is not None:
+        where = run_jailed if tool.definition.sandboxed else run_in_worker
+        return where(
+            tool.definition, tool.address, run.arguments, run.limits, run.lease, run.handle, parts
+        )
+    assert tool.function is not None
+    return run_function(tool.function, run.arguments, run.limits, run.handle, parts)
+
+
+# -- parts of a result ---------------------------------------------------------------------
+
+
+class FollowedParts:
+    """Passes the parts of one result on: redacted, and no more than the result may have.
+
+    The parts of sandboxed functions are claims. What a caller gets at the end is not made of them.
+    """
+
+    def __init__(self, output: OnOutput | None, redactor: Redactor, most_characters: int) -> None:
+        self.is_followed = output is not None
+        self._output = output
+        self._redactor = redactor.stream()
+        self._left = most_characters
+
+    def hear(self, stream: str, text: str) -> None:
+        """Pass the next part on."""
+        text, self._left = text[: self._left], max(0, self._left - len(text))
+        self._pass_on(self._redactor.feed(text) if text else "")
+
+    def finish(self) -> None:
+        """Pass on what might have been the beginning of a secret."""
+        self._pass_on(self._redactor.finish())
+
+    def _pass_on(self, text: str) -> None:
+        if text and self._output is not None:
+            self._output("stdout", text)
+
+
+async def _run_followed(run: ToolRun) -> Outcome:
+    parts = FollowedParts(run.handle.output, run.redactor, run.limits.output_bytes)
+    try:
+        return await _run(run, parts)
+    finally:
+        parts.finish()
+
+
+def _sinks(handle: CallHandle, parts: FollowedParts | None) -> RunSinks:
+    return handle.sinks(output=parts.hear if parts is not None else None)
+
+
+def _stream_of(parts: FollowedParts | None, limits: Limits) -> JsonObject:
+    """What the other process must know in order to give its result in parts."""
+    if parts is None:
+        return {}
+    return {"stream": {"max_bytes": limits.output_bytes, "is_followed": parts.is_followed}}
+
+
+# -- functions of the host -----------------------------------------------------------------
 
 
 class HostFunctionFailed(ExecutionError):
@@ -88,13 +156,26 @@ class HostFunctionFailed(ExecutionError):
 
 
 async def run_function(
-    function: HostFunction, arguments: JsonObject, limits: Limits, handle: CallHandle
+    function: HostFunction,
+    arguments: JsonObject,
+    limits: Limits,
+    handle: CallHandle,
+    parts: FollowedParts | None = None,
 ) -> Outcome:
-    """Await the function, at most as long as its limit, and report progress to `handle`."""
+    """Await the function, at most as long as its limit, and report progress to `handle`.
+
+    With `parts`, it yields its result.
+    """
     returned = None
     try:
         with anyio.move_on_after(limits.wall_s) as deadline, reports_to(handle.report):
             returned = await function(arguments)
+            if parts is not None and isinstance(returned, AsyncGenerator):
+                returned = await _collected(parts, limits).collect_async(returned)
+    except TooManyParts:
+        return _failed(EndedBy.OUTPUT, _too_much(limits))
+    except Unfit:
+        return _failed(EndedBy.EXCEPTION, unfit(is_result=True))
     except (ToolError, ArgumentsRefused) as error:
         return _failed(EndedBy.EXCEPTION, error)
     except asyncio.CancelledError as error:
@@ -128,6 +209,7 @@ async def run_in_worker(
     limits: Limits,
     lease: Lease,
     handle: CallHandle,
+    parts: FollowedParts | None = None,
 ) -> Outcome:
     """Call the function in a worker process, which is killed at the limit."""
     call: JsonObject = {
@@ -135,8 +217,9 @@ async def run_in_worker(
         "name": address.name,
         "source": list(address.source),
         "arguments": arguments,
+        **_stream_of(parts, limits),
     }
-    ending = await lease.run("function", call, limits, handle.sinks())
+    ending = await lease.run("function", call, limits, _sinks(handle, parts))
     match ending.ended_by:
         case EndedBy.OK:
             try:
@@ -146,12 +229,20 @@ async def run_in_worker(
         case EndedBy.WALL_TIME:
             return _failed(EndedBy.WALL_TIME, _timeout("stopped", limits))
         case EndedBy.OUTPUT:
-            message = f"The result is over {limits.output_bytes} bytes. Ask for less."
-            return _failed(EndedBy.OUTPUT, OutputLimitExceeded(message))
+            return _failed(EndedBy.OUTPUT, _too_much(limits))
         case EndedBy.EXCEPTION | EndedBy.MEMORY | EndedBy.POLICY:
             return _failed(EndedBy.EXCEPTION, _raised_in_worker(ending))
         case _:
             return _failed(ending.ended_by, _worker_died(tool, ending))
+
+
+def _collected(parts: FollowedParts, limits: Limits) -> Parts:
+    hear = (lambda text: parts.hear("stdout", text)) if parts.is_followed else None
+    return Parts(limits.output_bytes, MAX_VALUE_DEPTH, hear)
+
+
+def _too_much(limits: Limits) -> OutputLimitExceeded:
+    return OutputLimitExceeded(f"The result is over {limits.output_bytes} bytes. Ask for less.")
 
 
 def _raised_in_worker(ending: RunEnding) -> EngineError:
@@ -206,6 +297,7 @@ async def run_jailed(
     limits: Limits,
     lease: Lease,
     handle: CallHandle,
+    parts: FollowedParts | None = None,
 ) -> Outcome:
     """Call the function in the jail, and report progress to `handle`."""
     call: JsonObject = {
@@ -214,8 +306,9 @@ async def run_jailed(
         "import_path": address.import_path,
         "source": list(address.source),
         "arguments": arguments,
+        **_stream_of(parts, limits),
     }
-    ending = await lease.run("function", call, limits, handle.sinks())
+    ending = await lease.run("function", call, limits, _sinks(handle, parts))
     result: ToolResult | None = None
     if ending.ended_by is EndedBy.OK:
         try:

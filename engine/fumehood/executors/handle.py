@@ -8,7 +8,7 @@ once, and only while a part of it can still be ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fumehood.core.errors import EngineError
 from fumehood.executors.outcome import Outcome
@@ -22,8 +22,9 @@ class CallHandle:
     """One running call. The pipeline calls `attach`, `begin` and `close`."""
 
     __slots__ = (
-        "_cancelling_before", "_is_over", "_on_begun", "_on_progress", "_on_retrying", "_reports",
-        "_task", "is_cancelled", "output", "over", "partial",
+        "_cancelling_before", "_is_over", "_on_begun", "_on_output", "_on_progress",
+        "_on_retrying", "_reports", "_task", "drained", "has_output", "is_cancelled", "output",
+        "over", "partial",
     )  # fmt: skip
 
     def __init__(
@@ -33,8 +34,14 @@ class CallHandle:
         progress: OnProgress | None = None,
         begun: Callable[[], None] | None = None,
         retrying: Callable[[int, int, EngineError], None] | None = None,
+        drained: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self.output = output
+        self._on_output = output
+        self.output = self._pass_on if output is not None else None
+        self.has_output = False
+        """Whether its followers have got output: what they have read cannot be taken back."""
+        self.drained = drained
+        """Waits until little of the output waits for the disk."""
         self.partial: Outcome | None = None
         """The partial outcome of a cancelled run, if its executor knows it."""
         self.is_cancelled = False
@@ -66,6 +73,11 @@ class CallHandle:
         if self._on_progress is not None and self._reports <= MAX_REPORTS:
             self._on_progress(percent, message)
 
+    def _pass_on(self, stream: str, text: str) -> None:
+        self.has_output = True
+        if self._on_output is not None:
+            self._on_output(stream, text)
+
     def retrying(self, retry_count: int, max_retries: int, error: EngineError) -> None:
         """Pass on that an attempt failed and another one follows."""
         if self._on_retrying is not None:
@@ -81,6 +93,7 @@ class CallHandle:
             progress=self._on_progress,
             begun=self.begin,
             retrying=self._on_retrying,
+            drained=self.drained,
         )
 
     def sinks(

@@ -11,17 +11,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Protocol
-
-from pydantic_core import to_jsonable_python
 
 from fumehood.core.call import ToolResult
 from fumehood.core.errors import ArgumentsRefused, ToolError
 from fumehood.core.json_types import JsonObject
+from fumehood.executors.parts import Parts, TooManyParts, Unfit, plain
 from fumehood.executors.progress import Report, reports_to
-from fumehood.protocol import strict_json
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_FRAMES = 20
@@ -43,10 +41,12 @@ def answer(
     source: Sequence[str] = (),
     max_depth: int,
     report: Report | None = None,
+    parts: Parts | None = None,
 ) -> JsonObject:
     """Import `module:name`, call it with checked types, and describe how that went.
 
-    With a `source` the module is made of these texts, once in a process.
+    With a `source` the module is made of these texts, once in a process; with `parts` it yields its
+    result.
 
     Raises:
         MemoryError: unchanged; the caller can report it without memory.
@@ -55,10 +55,14 @@ def answer(
         loaded = _made(module, source) if source else importlib.import_module(module)
         found = getattr(loaded, name)
         with reports_to(report):
-            returned = _call(found, arguments)
-        return _result(returned, max_depth)
+            returned = _call(found, arguments, parts)
+        return {"result": _result(returned, max_depth)}
     except MemoryError:
         raise
+    except Unfit:
+        return _error("unfit")
+    except TooManyParts:
+        return _error("output", message="the parts are over the output limit")
     except ArgumentsRefused as error:
         return _error("arguments", message=error.message, fields=list(error.fields))
     except ToolError as error:
@@ -81,12 +85,12 @@ def _made(name: str, source: Sequence[str]) -> ModuleType:
     return module
 
 
-class _Unfit(Exception):
-    """JSON cannot hold a value."""
-
-
-def _call(found: BindableTool, arguments: JsonObject) -> Any:
+def _call(found: BindableTool, arguments: JsonObject, parts: Parts | None) -> Any:
     returned = found.function(**found.bind(arguments))
+    if parts is not None and isinstance(returned, Generator):
+        return parts.collect(returned)
+    if parts is not None and isinstance(returned, AsyncGenerator):
+        returned = parts.collect_async(returned)
     # By its type: nothing of the value's own runs, which may lie about its class.
     return asyncio.run(_wait_for(returned)) if hasattr(type(returned), "__await__") else returned
 
@@ -97,28 +101,17 @@ async def _wait_for(awaitable: Any) -> Any:
 
 def _result(returned: Any, max_depth: int) -> JsonObject:
     result = ToolResult.of(returned)
-    try:
-        data = _plain(result.data, max_depth)
-    except _Unfit:
-        return _error("unfit")
-    cost = str(result.cost)
-    return {"result": {"data": data, "tokens_used": result.tokens_used, "cost": cost}}
-
-
-def _plain(value: Any, max_depth: int) -> Any:
-    """The value as every strict reader would get it. Raises _Unfit."""
-    try:
-        return strict_json.loads(strict_json.dumps(to_jsonable_python(value)), max_depth=max_depth)
-    except MemoryError:
-        raise
-    except Exception:  # also whatever the value's own code raises
-        raise _Unfit from None
+    return {
+        "data": plain(result.data, max_depth),
+        "tokens_used": result.tokens_used,
+        "cost": str(result.cost),
+    }
 
 
 def _refusal(error: ToolError, max_depth: int) -> JsonObject:
     try:
-        details = _plain(error.details, max_depth)
-    except _Unfit:
+        details = plain(error.details, max_depth)
+    except Unfit:
         return _error("unfit_details")
     return _error(
         "tool_error",

@@ -13,8 +13,10 @@ import base64
 import hashlib
 import re
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -36,7 +38,9 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import CutText, Outcome
+from fumehood.executors.parts import Pieces
+from fumehood.executors.program_output import SPILL_CHARACTERS, KeptStreams, KeptText
 from fumehood.executors.upstreams import (
     Attempt,
     BodyTooLarge,
@@ -46,7 +50,7 @@ from fumehood.executors.upstreams import (
 )
 from fumehood.protocol import strict_json
 from fumehood.redaction.redactor import Redactor
-from fumehood.redaction.secret_values import SecretValues
+from fumehood.redaction.secret_values import SecretStream, SecretValues
 from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS
 from fumehood.registry.secrets import SECRET_REFERENCE
 
@@ -56,6 +60,12 @@ MAX_BODY_SHOWN = 4096
 MAX_ADDRESS = 16 * 1024
 """Characters of an address with its arguments. Services cut the connection at longer ones, which
 looks like a failure: a few such calls of one caller would open the circuit for everybody."""
+
+DRAINED_BYTES = 1 << 20
+"""So many bytes of a relayed answer may wait for the disk."""
+
+MAX_TEXT_BYTES = 6 * SPILL_CHARACTERS + 1024
+"""Of a relayed answer as JSON, where it is not cut: an escape makes six characters of one."""
 
 MAX_TYPE_SHOWN = 200
 """Characters of a content type."""
@@ -79,13 +89,16 @@ class RestExecutor(Executor):
         return _PLACEMENT
 
     def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        traceparent = trace_parent(run.trace_id, run.call_id)
+        if run.tool.definition.streaming:
+            return relay_request(run, traceparent)
         return run_request(
             run.tool.definition,
             run.arguments,
             run.limits,
             run.upstreams,
             run.redactor,
-            trace_parent(run.trace_id, run.call_id),
+            traceparent,
         )
 
 
@@ -108,12 +121,18 @@ async def run_request(
         whole = frozenset[str]() if _is_json(answer) else _CONTENTS
         outcome = replace(outcome, data=data, whole_fields=whole)
     except EngineError as error:
-        error.was_sent = attempt.was_sent
-        if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
-            _advise(error, tool)
-        outcome = replace(outcome, ended_by=_ended_by(error), error=error)
+        outcome = _failed(outcome, error, attempt, tool)
     network_ms = (time.monotonic() - started) * 1e3
     return replace(outcome, network_ms=network_ms, redacted=values.count)
+
+
+def _failed(
+    outcome: Outcome, error: EngineError, attempt: Attempt, tool: ToolDefinition
+) -> Outcome:
+    error.was_sent = attempt.was_sent
+    if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
+        _advise(error, tool)
+    return replace(outcome, ended_by=_ended_by(error), error=error)
 
 
 def _advise(error: NetworkError | UpstreamTimeout, tool: ToolDefinition) -> None:
@@ -142,8 +161,9 @@ async def _ask(
     redactor: Redactor,
     attempt: Attempt,
     values: SecretValues,
+    relayed: RelayedText | None = None,
 ) -> UpstreamAnswer:
-    """The successful answer.
+    """The successful answer. Its body goes to `relayed`, if that is given.
 
     Raises:
         EngineError: there is none.
@@ -156,7 +176,9 @@ async def _ask(
             for value in secrets.values():
                 redactor.learn(value)  # other tools and the log may come by it, too
             filled = fill_secrets(request, secrets)
-            answer = await upstreams.ask(filled, limits.output_bytes, attempt, values)
+            most = limits.output_bytes if relayed is None else upstreams.stream_bytes
+            relay = None if relayed is None else relayed.feed
+            answer = await upstreams.ask(filled, most, attempt, values, relay)
     except TimeoutError:
         raise UpstreamTimeout(
             f"The tool's service did not answer in {timeout_s:g} s."
@@ -167,8 +189,8 @@ async def _ask(
         ) from None
     except BodyTooLarge:
         raise OutputLimitExceeded(
-            f"The answer of the tool's service is over {limits.output_bytes} bytes. Ask for less.",
-            details={"ended_by": "output", "limit": {"output_bytes": limits.output_bytes}},
+            f"The answer of the tool's service is over {most} bytes. Ask for less.",
+            details={"ended_by": "output", "limit": {"output_bytes": most}},
         ) from None
     if not 200 <= answer.status < 300:
         raise _error(answer, values, redactor)
@@ -180,6 +202,105 @@ async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]
     if not any(map(SECRET_REFERENCE.search, texts)):
         return {}
     return await anyio.to_thread.run_sync(upstreams.secrets.values, tool)
+
+
+# -- answers in parts ----------------------------------------------------------------------
+
+
+class RelayedText:
+    """The body of an answer as text, passed on while it arrives; both ends and a blob are kept.
+
+    Nothing here grows with the body: `feed` waits for the disk.
+    """
+
+    def __init__(self, run: ToolRun, values: SecretValues) -> None:
+        self.content_type: str | None = None
+        self.size = 0
+        """Bytes so far."""
+        self._values = values
+        self._kept = KeptStreams(
+            run.blobs, run.domain.principal_id, run.upstreams.stream_bytes, run.redactor,
+            run.handle.output,
+        )  # fmt: skip
+        self._pieces = Pieces(partial(self._kept.hear, "stdout"))
+        self._drains = (run.blobs.drained, run.handle.drained)
+        self._undrained = 0
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._secrets: SecretStream | None = None
+
+    @property
+    def redacted(self) -> int:
+        """Matches of the redactor's own rules."""
+        return self._kept.redacted
+
+    async def feed(self, piece: bytes, content_type: str) -> None:
+        """Pass the next bytes on."""
+        if self._secrets is None:  # every value is known from here on
+            self._secrets = self._values.stream()
+            self.content_type = self._values.text(content_type)[:MAX_TYPE_SHOWN] or None
+        self.size += len(piece)
+        self._pieces.add(self._secrets.feed(self._decoder.decode(piece)))
+        self._undrained += len(piece)
+        if self._undrained > DRAINED_BYTES:
+            self._undrained = 0
+            for drain in filter(None, self._drains):
+                await drain()
+
+    async def finish(self) -> tuple[JsonObject, tuple[CutText, ...]]:
+        """The text with its type, and what is cut out of it. Bounded by the disk."""
+        if self._secrets is not None:
+            rest = self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.finish()
+            self._pieces.add(rest)
+            self._pieces.flush()
+        kept = (await self._kept.finish()).get("stdout", KeptText(""))
+        cuts = () if kept.cut is None else (replace(kept.cut, field="text"),)
+        return {"text": kept.text, "content_type": self.content_type}, cuts
+
+    def discard(self) -> None:
+        self._kept.discard()
+
+
+async def relay_request(run: ToolRun, traceparent: str) -> Outcome:
+    """Send the request of one call, and pass its answer on while it arrives.
+
+    If it fails after a part of the answer, the error's `details` have that part.
+    """
+    tool, attempt, values = run.tool.definition, Attempt(), SecretValues()
+    text, started = RelayedText(run, values), time.monotonic()
+    outcome = Outcome(EndedBy.OK, "none")
+    try:
+        try:
+            request = make_request(tool, run.arguments, traceparent)
+            answer = await _ask(
+                request, tool, run.limits, run.upstreams, run.redactor, attempt, values, text
+            )
+            outcome = replace(outcome, data={"status": answer.status})
+        except EngineError as error:
+            outcome = _failed(outcome, error, attempt, tool)
+    except BaseException:
+        if run.handle.is_cancelled:
+            with anyio.CancelScope(shield=True):
+                outcome = await _with_text(Outcome.cancelled("none"), text)
+            run.handle.partial = replace(outcome, redacted=values.count + text.redacted)
+        else:
+            text.discard()
+        raise
+    with anyio.CancelScope(shield=True):  # bounded: the disk, not the service
+        outcome = await _with_text(outcome, text)
+    network_ms = (time.monotonic() - started) * 1e3
+    return replace(outcome, network_ms=network_ms, redacted=values.count + text.redacted)
+
+
+async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
+    """The outcome with the text in its data, or in its error's details."""
+    fields, cuts = await text.finish()
+    if not text.size:
+        return outcome
+    outcome = replace(outcome, cuts=cuts, output_bytes=text.size)
+    if outcome.error is None:
+        return replace(outcome, data=fields, max_data_bytes=MAX_TEXT_BYTES)
+    outcome.error.details = {**(outcome.error.details or {}), **fields}
+    return outcome
 
 
 # -- the request ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ssl
 import zlib
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -32,6 +32,8 @@ IDLE_S = 30.0
 MAX_REDIRECTS = 5
 MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an answer that is an error; the rest is not read."""
+PIECE_BYTES = 64 * 1024
+"""Unpacked at once. A packed byte can become a thousand."""
 PACKED_OVERHEAD_BYTES = 64 * 1024
 """What an honest packed body may be larger than the limit for the unpacked one."""
 
@@ -80,6 +82,10 @@ class BodyTooLarge(Exception):
     """A successful answer is over its limit."""
 
 
+Relay = Callable[[bytes, str], Awaitable[None]]
+"""Takes the next bytes of a successful answer, at most `PIECE_BYTES`, and its content type."""
+
+
 class Attempt:
     """The progress of one call's requests."""
 
@@ -105,7 +111,10 @@ class Upstreams:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.secrets = secrets
-        self._allowed_hosts = (settings or RestSettings()).allowed_hosts
+        settings = settings or RestSettings()
+        self.stream_bytes = settings.stream_kb * 1024
+        """The most of an answer that is relayed."""
+        self._allowed_hosts = settings.allowed_hosts
         self._tls = tls
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
@@ -121,8 +130,11 @@ class Upstreams:
         max_bytes: int,
         attempt: Attempt,
         values: SecretValues,
+        relay: Relay | None = None,
     ) -> UpstreamAnswer:
         """Send a request, follow redirects of GET and HEAD, and read the answer.
+
+        With `relay`, the body of a successful answer goes there, and the answer has none.
 
         Raises:
             BodyTooLarge: a successful answer is over `max_bytes`.
@@ -131,7 +143,7 @@ class Upstreams:
             ExecutionError: a redirect or an answer that is not followed or not understood.
         """
         for _ in range(MAX_REDIRECTS + 1):
-            answer = await self._ask_once(request, max_bytes, attempt)
+            answer = await self._ask_once(request, max_bytes, attempt, relay)
             location = answer.headers.get("location")
             is_read = request.method in ("GET", "HEAD")
             if answer.status not in _REDIRECTS or location is None or not is_read:
@@ -143,7 +155,7 @@ class Upstreams:
         )
 
     async def _ask_once(
-        self, request: UpstreamRequest, max_bytes: int, attempt: Attempt
+        self, request: UpstreamRequest, max_bytes: int, attempt: Attempt, relay: Relay | None
     ) -> UpstreamAnswer:
         import httpcore2  # most engines have no REST tool, and need no HTTP client
 
@@ -158,12 +170,23 @@ class Upstreams:
                 headers = _headers(answer.headers)
                 is_success = 200 <= answer.status < 300
                 most = max_bytes if is_success else min(max_bytes, MAX_ERROR_BYTES)
+                kind = headers.get("content-type", "")
+                body, is_cut = bytearray(), False
                 async with aclosing(answer.aiter_stream()) as chunks:
-                    body, is_cut = await _read(chunks, headers.get("content-encoding", ""), most)
+                    pieces = _unpacked(chunks, headers.get("content-encoding", ""), most)
+                    async with aclosing(pieces):
+                        try:
+                            async for piece in pieces:
+                                if relay is not None and is_success:
+                                    await relay(piece, kind)
+                                else:
+                                    body += piece
+                        except BodyTooLarge:
+                            is_cut = True
                 _drop_what_follows(answer)
                 if is_cut and is_success:
                     raise BodyTooLarge
-                return UpstreamAnswer(answer.status, headers, body, is_cut)
+                return UpstreamAnswer(answer.status, headers, bytes(body), is_cut)
         except httpcore2.ConnectError as error:
             raise _not_secure(error) from None
         except httpcore2.LocalProtocolError:
@@ -265,10 +288,13 @@ def _headers(rows: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return found
 
 
-async def _read(chunks: AsyncIterable[bytes], encoding: str, most: int) -> tuple[bytes, bool]:
-    """The unpacked body, and whether it was cut at `most` bytes.
+async def _unpacked(
+    chunks: AsyncIterable[bytes], encoding: str, most: int
+) -> AsyncGenerator[bytes, None]:
+    """The unpacked body in pieces, at most `most` bytes of it.
 
     Raises:
+        BodyTooLarge: it goes on behind these.
         ExecutionError: it is packed in a way that was not asked for.
         zlib.error: it is not what it says, or ends too early.
     """
@@ -278,15 +304,23 @@ async def _read(chunks: AsyncIterable[bytes], encoding: str, most: int) -> tuple
             "The tool's service packed its answer in a way that was not asked for. Do not retry."
         )
     unpacker = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
-    body, received = bytearray(), 0
+    left, received = most, 0
     async for chunk in chunks:
         received += len(chunk)
-        body += chunk if unpacker is None else unpacker.decompress(chunk, most + 1 - len(body))
-        if len(body) > most or received > most + PACKED_OVERHEAD_BYTES:
-            return bytes(body[:most]), True
+        piece = b""
+        while chunk or len(piece) == PIECE_BYTES:  # the unpacker may hold more
+            if unpacker is None:
+                piece, chunk = chunk[:PIECE_BYTES], chunk[PIECE_BYTES:]
+            else:
+                piece = unpacker.decompress(chunk, PIECE_BYTES)
+                chunk = unpacker.unconsumed_tail
+            if left and piece:
+                yield piece[:left]
+            if len(piece) > left or received > most + PACKED_OVERHEAD_BYTES:
+                raise BodyTooLarge
+            left -= len(piece)
     if unpacker is not None and received and (not unpacker.eof or unpacker.unused_data):
         raise zlib.error("the packed body is not whole")
-    return bytes(body), False
 
 
 def read_retry_after(value: str, now: datetime) -> int | None:
@@ -302,4 +336,4 @@ def read_retry_after(value: str, now: datetime) -> int | None:
     return min(max(0, int(wait_s * 1000)), MAX_RETRY_AFTER_MS)
 
 
-__all__ = ["Attempt", "BodyTooLarge", "UpstreamAnswer", "UpstreamRequest", "Upstreams"]
+__all__ = ["Attempt", "BodyTooLarge", "Relay", "UpstreamAnswer", "UpstreamRequest", "Upstreams"]

@@ -74,6 +74,7 @@ def _load() -> None:
 
 def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     from fumehood.executors.inside import answer
+    from fumehood.executors.parts import Parts
 
     left = itertools.count(MAX_REPORTS, -1)
     is_over = False
@@ -82,6 +83,8 @@ def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> 
         if not is_over and next(left) > 0:  # a thread that is left over reports to nobody
             send({"percent": percent, "message": words})
 
+    stream = message.get("stream")
+    hear = (lambda text: send({"part": text})) if stream and stream["is_followed"] else None
     try:
         return answer(
             message["module"],
@@ -90,6 +93,7 @@ def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> 
             source=message.get("source", ()),
             max_depth=MAX_RESULT_DEPTH,
             report=report,
+            parts=Parts(stream["max_bytes"], MAX_RESULT_DEPTH, hear) if stream else None,
         )
     except MemoryError:
         return {

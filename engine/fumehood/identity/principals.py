@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fumehood.core.errors import PermissionDenied, ResourceNotFound, ToolDisabled, Unauthorized
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.names import did_you_mean
+from fumehood.core.tool import ToolDefinition
 from fumehood.identity.model import Agent, Binding
 
 
@@ -28,6 +29,16 @@ def require_caller(principal: Principal | None) -> Principal:
     if Scope.CALL not in principal.scopes:
         raise PermissionDenied("This identity may not call tools. Do not retry.")
     return principal
+
+
+def require_credential(principal: Principal, tool: ToolDefinition) -> None:
+    """Raises Unauthorized if the tool needs a token and the caller has presented none."""
+    if tool.requires_auth and not principal.has_authenticated:
+        raise Unauthorized(
+            f"The tool {tool.name} needs a token, and this caller is known by its user only. Ask "
+            "an administrator for one (fumehood tokens new NAME), and send it as `authorization: "
+            "Bearer …`."
+        )
 
 
 def require_agent(principal: Principal | None, agent_id: str, agent: Agent | None) -> None:

@@ -220,6 +220,7 @@ def stored_approval(
         expected=effect.base if effect is not None else None,
         may_exceed_budget=decision.may_exceed_budget,
         hidden=hidden_of(permitted),
+        is_program=permitted.principal.is_program,
     )
     return StoredApproval(approval, kept, idempotency_key)
 

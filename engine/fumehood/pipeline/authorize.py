@@ -15,7 +15,7 @@ from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.identity.principals import require_caller
+from fumehood.identity.principals import require_caller, require_credential
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.registry.index import RegisteredTool
@@ -63,13 +63,14 @@ class PermittedCall:
 def authorize(
     validated: ValidatedCall, policy: Policy, is_over_budget: Callable[[], bool]
 ) -> PermittedCall:
-    """Check the caller's scope, then the policy.
+    """Check the caller's scope and its credential, then the policy.
 
     Raises:
-        Unauthorized: the caller is unknown.
+        Unauthorized: the caller is unknown, or has presented no token for a tool that needs one.
         PermissionDenied: the caller lacks the scope, or a rule denies the call.
     """
     principal = require_caller(validated.request.principal)
+    require_credential(principal, validated.tool.definition)
     decision = policy.decide(facts_of(validated, principal.id, is_over_budget))
     if decision.verdict is Verdict.DENY:
         why = f" {decision.reason}" if decision.reason else ""

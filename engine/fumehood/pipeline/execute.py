@@ -57,6 +57,8 @@ async def _attempts(
     retries.begin(tool)
     outcome = await _attempt(run, admitted.permit, admitted.plan)
     while (error := outcome.error) is not None and not call.handle.is_cancelled:
+        if call.handle.has_output:  # another attempt would repeat what its followers have read
+            break
         left_s = deadline - clock.monotonic()
         delay_s = retries.next_delay_s(tool, error, call.attempts, left_s)
         if delay_s is None:

@@ -29,6 +29,8 @@ def has_fallback(call: CallContext, error: EngineError | None) -> bool:
     """Whether another tool is tried in place of a call that ended like this."""
     if error is None or call.resolved is None or call.handle.is_cancelled:
         return False
+    if call.handle.has_output:  # its followers have read a part of another tool's result
+        return False
     tool = call.resolved.tool.definition
     return (
         tool.fallback is not None

@@ -3,7 +3,8 @@
 Host side, beside the pipeline, made by the engine. Events go into a recording and from there to
 readers; the call waits for none of them. A call that is refused by a gate has no events: it has
 its answer at once, and there is no recording. If the engine ends before a call, the call's last
-event is an error: this engine's word when it stops, and the next one's after a crash.
+event is an error: this engine's word when it stops, and the next one's after a crash. With
+`enable_streaming=false` the answer is the only event.
 """
 
 from __future__ import annotations
@@ -49,11 +50,17 @@ class StreamedCall:
     ) -> None:
         """`output_bytes` is the most that each of its two streams can have."""
         self.call_id = request.call_id
-        self.live = CallHandle(
-            output=self._on_output,
-            progress=self._on_progress,
-            begun=self._on_begun,
-            retrying=self._on_retrying,
+        self._is_silent = not request.options.enable_streaming
+        self.live = (
+            CallHandle(begun=self._on_begun)
+            if self._is_silent
+            else CallHandle(
+                output=self._on_output,
+                progress=self._on_progress,
+                begun=self._on_begun,
+                retrying=self._on_retrying,
+                drained=recordings.drained,
+            )
         )
         self._ids = {"call_id": request.call_id, "trace_id": request.trace_id}
         self._timestamp = timestamp
@@ -108,7 +115,8 @@ class StreamedCall:
         self._reader = self._recording.reader()
         if self._is_left:
             self._reader.close()
-        self._on_progress(0, STARTED)
+        if not self._is_silent:
+            self._on_progress(0, STARTED)
         self._settled.set()
 
     def _on_progress(self, percent: float, message: str) -> None:

@@ -60,7 +60,17 @@ class GuestProgress(_Frame):
     message: str = Field(max_length=MAX_PROGRESS_CHARACTERS)
 
 
-def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding | GuestProgress:
+class GuestPart(_Frame):
+    """Text that a run yielded."""
+
+    op: str
+    id: int
+    text: str
+
+
+def parse_guest_frame(
+    message: dict[str, Any],
+) -> GuestReady | GuestEnding | GuestProgress | GuestPart:
     """Parse a guest's frame.
 
     Raises:
@@ -73,6 +83,8 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding | Gue
             return GuestReady.model_validate(message)
         if message.get("op") == "progress":
             return GuestProgress.model_validate(message)
+        if message.get("op") == "part":
+            return GuestPart.model_validate(message)
     except ValidationError as error:
         raise FrameError(f"a guest's message is wrong in {error.error_count()} places") from None
     raise FrameError("a guest sent a message of an unknown kind")

@@ -52,6 +52,8 @@ _BEGINNINGS = (
 )  # fmt: skip
 """One of these begins each key of a common form, at the beginning of a word."""
 _KEY_BEGINS = "-----BEGIN "
+_UNFINISHED = frozenset("".join(word[:-1] for word in (*_BEGINNINGS, _KEY_BEGINS)))
+"""An unfinished beginning ends with one of these."""
 _KEY_HEADER = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
@@ -165,7 +167,7 @@ class Redactor:
         else:
             cut = len(text)
         for secret in self._secrets:
-            cut = min(cut, _begun(text, secret))
+            cut = min(cut, begun(text, secret))
         if self._settings.common_keys:
             cut = min(cut, _begun_key(text))
         cut = max(cut, start)
@@ -236,7 +238,7 @@ def _is_file(name: str, value: Any) -> bool:
     return name == FILE_CONTENT and isinstance(value, str) and bool(_BASE64.fullmatch(value))
 
 
-def _begun(text: str, secret: str) -> int:
+def begun(text: str, secret: str) -> int:
     """Where the longest unfinished beginning of the secret stands at the end of the text."""
     start = text.find(secret[0], max(0, len(text) - len(secret) + 1))
     while start >= 0 and not secret.startswith(text[start:]):
@@ -251,9 +253,11 @@ def _begun_key(text: str) -> int:
     begins = _BEGINNING.search(text, border.end() if border is not None else 0)
     if begins is not None:
         return min(cut, begins.start())
-    starts = [_begun(text, beginning) for beginning in _BEGINNINGS]
+    if not text or text[-1] not in _UNFINISHED:
+        return cut
+    starts = [begun(text, beginning) for beginning in _BEGINNINGS]
     starts = [start for start in starts if _is_border(text, start)]
-    return min(cut, _begun(text, _KEY_BEGINS), *starts)
+    return min(cut, begun(text, _KEY_BEGINS), *starts)
 
 
 def _is_border(text: str, at: int) -> bool:

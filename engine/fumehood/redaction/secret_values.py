@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from fumehood.redaction.redactor import REDACTED, free_name
+from fumehood.redaction.redactor import REDACTED, begun, free_name
 
 _PERCENT = re.compile("%[0-9A-F]{2}")
 _NUMERIC = re.compile(r"[-+.0-9e]+")
@@ -62,6 +62,10 @@ class SecretValues:
             data = data.replace(form.encode(), REDACTED.encode())
         return data
 
+    def stream(self) -> SecretStream:
+        """For a text that comes in pieces, once every value is added."""
+        return SecretStream(self, self._forms)
+
     def value(self, value: Any) -> Any:
         """A JSON value without the values, keys included."""
         if not self._forms:
@@ -83,6 +87,38 @@ class SecretValues:
                 return REDACTED
             case _:
                 return value
+
+
+class SecretStream:
+    """Takes the values out of a text that comes in pieces: `feed` them, then `finish`."""
+
+    def __init__(self, values: SecretValues, forms: list[str]) -> None:
+        self._values = values
+        self._forms = forms
+        self._pattern = re.compile("|".join(map(re.escape, forms)))
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """What of the text is ready now."""
+        text = self._held + piece
+        return self._pass_on(text, min((begun(text, f) for f in self._forms), default=len(text)))
+
+    def finish(self) -> str:
+        """The rest."""
+        return self._pass_on(self._held, len(self._held))
+
+    def _pass_on(self, text: str, cut: int) -> str:
+        """Nothing that begins before `cut` is unfinished, so the longest form is found there."""
+        parts, at = [], 0
+        for match in self._pattern.finditer(text) if self._forms else ():
+            if match.start() >= cut:
+                break
+            parts += [text[at : match.start()], REDACTED]
+            at = match.end()
+            self._values.count += 1
+        cut = max(cut, at)
+        self._held = text[cut:]
+        return "".join([*parts, text[at:cut]])
 
 
 def _forms(value: str) -> set[str]:

@@ -49,15 +49,19 @@ class FunctionTool:
     @property
     def is_async(self) -> bool:
         """Whether the function is asynchronous, and so can be cancelled."""
-        return inspect.iscoroutinefunction(self.function)
+        is_generator = inspect.isasyncgenfunction(self.function)
+        return is_generator or inspect.iscoroutinefunction(self.function)
 
     async def invoke(self, arguments: JsonObject) -> Any:
         """Call an asynchronous function with arguments that passed the tool's schema.
 
+        Returns the generator of a streaming one.
+
         Raises:
             ArgumentsRefused: a type that JSON Schema cannot express refuses them.
         """
-        return await self.function(**self.bind(arguments))
+        returned = self.function(**self.bind(arguments))
+        return await returned if inspect.isawaitable(returned) else returned
 
     def bind(self, arguments: JsonObject) -> dict[str, Any]:
         """The function's keyword arguments, converted to its declared types.
@@ -116,7 +120,14 @@ def _declare(function: Callable[..., Any], fields: Mapping[str, Any]) -> Functio
         "parameters": _parameters_schema(model, described),
         **fields,
     }
-    return FunctionTool(function, parse_definition(document), model)
+    definition = parse_definition(document)
+    if definition.streaming and not _is_generator(function):
+        raise InvalidDefinition(name, ["streaming: the function must yield its parts"])
+    return FunctionTool(function, definition, model)
+
+
+def _is_generator(function: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]:

@@ -1,17 +1,15 @@
 """Parse a document into a definition, or list every fault in it.
 
 Host side; every source of tools goes through here. Invariants: a field that this version cannot
-enforce is refused, never accepted and ignored (`NOT_ENFORCED` is the one table of such fields; a
-feature that enforces one deletes its row), and a definition of a REST or MCP tool holds no literal
-credential. Nothing here resolves, opens or sends anything; a fault quotes names, never values.
+enforce is refused, never accepted and ignored, and a definition of a REST or MCP tool holds no
+literal credential. Nothing here resolves, opens or sends anything; a fault quotes names, never
+values.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -26,31 +24,9 @@ from fumehood.core.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
 from fumehood.registry.schema_faults import schema_faults
 from fumehood.registry.secrets import SECRET_REFERENCE
 
-
-@dataclass(frozen=True, slots=True)
-class NotEnforced:
-    """A field that this version parses but cannot enforce."""
-
-    is_set: Callable[[Any], bool]
-    promise: str
-
-
-def _given(value: Any) -> bool:
-    return value is not None and value is not False
-
-
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 """A place in an endpoint's path that an argument fills; its group is the argument's name."""
 
-
-NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
-    {
-        "definition": {
-            "requires_auth": NotEnforced(_given, "credentials for tools"),
-            "streaming": NotEnforced(_given, "results that a tool gives in parts"),
-        },
-    }
-)
 
 EXECUTORS_HERE = (*ARGUMENTS, "function", "http")
 EXECUTORS_TO_COME = ("mcp",)
@@ -131,9 +107,6 @@ def _document_faults(document: JsonObject) -> list[str]:
     parameters = document.get("parameters")
     if isinstance(parameters, dict) and parameters.get("type", "object") != "object":
         faults.append("parameters: the root of the schema must be an object")
-    for name, row in NOT_ENFORCED["definition"].items():
-        if row.is_set(document.get(name)):
-            faults.append(f"{name}: not enforced by this version ({row.promise})")
     return [
         *faults,
         *rest_faults(document),
@@ -199,6 +172,9 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults += _program_faults(document, executor, sandboxed)
     if executor == "function":
         faults += _function_faults(document, sandboxed)
+    is_whole = executor not in ("function", "http") and not executor.startswith("code:")
+    if document.get("streaming") and is_whole:
+        faults.append(f"streaming: the executor {executor!r} gives its result whole")
     return faults
 
 

@@ -50,11 +50,14 @@ HostPattern = Annotated[str, AfterValidator(_lower_host)]
 
 
 class RestSettings(BaseModel):
-    """Hosts that REST tools may reach although their addresses are not public."""
+    """What REST tools may do beyond their definitions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     allowed_hosts: tuple[HostPattern, ...] = ()
+    """Hosts that they may reach although their addresses are not public."""
+    stream_kb: int = Field(default=1024, ge=1, le=1024 * 1024)
+    """The longest answer of a tool with `streaming`."""
 
 
 class SecretSettings(BaseModel):

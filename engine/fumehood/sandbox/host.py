@@ -35,7 +35,7 @@ from fumehood.core.limits import MB, Limit, Limits, WallLimits
 from fumehood.protocol import framing
 from fumehood.sandbox.process.endings import ending_of_reply
 from fumehood.sandbox.process.slots import Slots
-from fumehood.sandbox.wall import NO_SINKS, OnProgress, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 HOST_LIMITS = WallLimits(
     default_wall_s=30,
@@ -78,7 +78,7 @@ class HostLease:
         """Call a synchronous function in a worker. The others `executors/function` awaits."""
         if program != "function":
             raise InternalError("The host runs functions, not programs.")
-        return await self.workers.run(arguments, limits, self.principal_id, sinks.progress)
+        return await self.workers.run(arguments, limits, self.principal_id, sinks)
 
 
 class Host:
@@ -140,7 +140,7 @@ class Workers:
         call: JsonObject,
         limits: Limits,
         principal_id: str,
-        on_progress: OnProgress | None = None,
+        sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """Carry out `{module, name, arguments}` for a principal.
 
@@ -155,7 +155,7 @@ class Workers:
             worker = await self._worker()
             ending: RunEnding | None = None
             try:
-                ending = await worker.run(call, limits, on_progress)
+                ending = await worker.run(call, limits, sinks)
             finally:
                 await self._give_back(worker, is_fit=ending is not None and worker.is_fit)
             return ending
@@ -247,16 +247,12 @@ class _Worker:
         except ChildProcessError:
             return False
 
-    async def run(
-        self, call: JsonObject, limits: Limits, on_progress: OnProgress | None = None
-    ) -> RunEnding:
+    async def run(self, call: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS) -> RunEnding:
         """One call. `is_fit` says afterwards whether the worker can be used again."""
         self.is_fit = False
         try:
             with anyio.fail_after(limits.wall_s):
-                reply = await self._ask(
-                    call, limits.output_bytes + REPLY_OVERHEAD_BYTES, on_progress
-                )
+                reply = await self._ask(call, limits.output_bytes + REPLY_OVERHEAD_BYTES, sinks)
         except TimeoutError:
             return RunEnding(EndedBy.WALL_TIME, "none")
         except framing.FrameTooLarge:
@@ -277,7 +273,7 @@ class _Worker:
             await self._process.wait()
 
     async def _ask(
-        self, message: JsonObject, max_bytes: int, on_progress: OnProgress | None = None
+        self, message: JsonObject, max_bytes: int, sinks: RunSinks = NO_SINKS
     ) -> JsonObject | None:
         """One message and its reply; None where the worker died."""
         decoder = framing.Decoder(max_bytes)
@@ -285,7 +281,7 @@ class _Worker:
             self._writer.write(framing.encode(message))
             await self._writer.drain()
             while chunk := await self._reader.read(CHUNK_BYTES):
-                replies = _without_reports(decoder.feed(chunk), on_progress)
+                replies = _without_events(decoder.feed(chunk), sinks)
                 if len(replies) > 1:
                     raise framing.FrameError("more than one reply")
                 if replies:
@@ -304,14 +300,18 @@ class _Worker:
         return RunEnding(EndedBy.EXIT, "none", exit_code=code)
 
 
-def _without_reports(frames: list[JsonObject], on_progress: OnProgress | None) -> list[JsonObject]:
-    """A worker's replies; its reports of progress are passed on."""
+def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObject]:
+    """A worker's replies; its reports of progress and the parts of a result are passed on."""
     replies = []
     for frame in frames:
-        if frame.keys() != {"percent", "message"}:
+        if frame.keys() == {"percent", "message"}:
+            if sinks.progress is not None:
+                sinks.progress(frame["percent"], frame["message"])
+        elif frame.keys() == {"part"}:
+            if sinks.output is not None:
+                sinks.output("stdout", frame["part"])
+        else:
             replies.append(frame)
-        elif on_progress is not None:
-            on_progress(frame["percent"], frame["message"])
     return replies
 
 

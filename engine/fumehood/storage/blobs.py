@@ -296,6 +296,12 @@ class BlobStore:
         self._thread.submit(work)
         return True
 
+    async def drained(self) -> None:
+        """Wait until everything that drafts were fed before is written."""
+        written = self.submit(_nothing)
+        if written is not None:
+            await asyncio.wrap_future(written)
+
     def new_file(self, blob_id: str) -> BinaryIO:
         """In the thread: a draft's file."""
         if self._state is None and self._own is None:
@@ -368,6 +374,10 @@ def _unlink(directory: Path, names: Iterable[str]) -> None:
     for name in names:
         with suppress(OSError):  # a directory of somebody's stays, and is no blob
             (directory / name).unlink(missing_ok=True)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _open_to_read(path: Path) -> BinaryIO:

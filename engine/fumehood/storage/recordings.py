@@ -105,7 +105,6 @@ class EventRecording:
         """Position of the first event."""
         self._max_bytes = max_bytes
         self._notice = notice
-        self._loop = asyncio.get_running_loop()
         self._lock = threading.RLock()  # a store without a thread drains at once
         self._pending: list[_Entry] = []
         self._pending_bytes = 0
@@ -155,9 +154,10 @@ class EventRecording:
         """The lock must be held."""
         if not self._is_draining:
             self._is_draining = True
-            self._store.submit(self._drain)
+            self._store.drain_soon(self)
 
-    def _drain(self) -> None:
+    def drain(self) -> Callable[[], None]:
+        """Write what is pending. Returns what is then due in the event loop."""
         while True:
             with self._lock:
                 batch, self._pending = self._pending, []
@@ -167,10 +167,10 @@ class EventRecording:
                     is_over = self._is_finished and not self.is_over
                     break
             self._write(batch)
-            self._tell(self._wake)
         if is_over:
             self.is_over = True
-            self._tell(self.leave)
+            return self.leave
+        return self.wake
 
     def _write(self, batch: list[_Entry]) -> None:
         lines: list[bytes] = []
@@ -227,10 +227,6 @@ class EventRecording:
             return True
         return False
 
-    def _tell(self, what: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-            self._loop.call_soon_threadsafe(what)
-
     def _close(self) -> None:
         if self._file >= 0:
             with suppress(OSError):
@@ -274,13 +270,14 @@ class EventRecording:
 
     def leave(self) -> None:
         """Called when a reader, or the writer, has left."""
-        self._wake()
+        self.wake()
         self._holders -= 1
         if not self._holders:
             is_whole = self._file >= 0 and not self.tail
             self._store.put_away(self._kept() if is_whole else None, self)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let readers look for new records."""
         for event in self._waiting:
             event.set()
 
@@ -438,6 +435,9 @@ class RecordingStore:
         self._lost: list[Found] = []
         self._state = state
         self._thread: ThreadPoolExecutor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._undrained: list[EventRecording] = []
+        self._lock = threading.Lock()
         self._own: tempfile.TemporaryDirectory[str] | None = None
 
     async def open(self) -> None:
@@ -484,6 +484,7 @@ class RecordingStore:
         self, call: RecordedCall, max_bytes: int, notice: Callable[[str], JsonObject]
     ) -> EventRecording:
         """A new recording. Its file is created with its first event."""
+        self._loop = asyncio.get_running_loop()
         recording = EventRecording(self, call, max_bytes, notice)
         self._live[call.call_id] = recording
         return recording
@@ -545,6 +546,31 @@ class RecordingStore:
             self._thread = ThreadPoolExecutor(1, "recordings")
         self._thread.submit(work)
 
+    def drain_soon(self, recording: EventRecording) -> None:
+        """Have a recording written, together with all others that have something to write.
+
+        One job of the thread, and one wake-up of the event loop, for all of them: where many calls
+        have an event in the same moment, the two would otherwise wait for each other at each one.
+        """
+        with self._lock:
+            self._undrained.append(recording)
+            if len(self._undrained) > 1:
+                return
+        self.submit(self._drain)
+
+    def _drain(self) -> None:
+        with self._lock:
+            recordings, self._undrained = self._undrained, []
+        due = [recording.drain() for recording in recordings]
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+                self._loop.call_soon_threadsafe(lambda: [work() for work in due])
+
+    async def drained(self) -> None:
+        """Wait until everything that was recorded before is written."""
+        if self._thread is not None:
+            await asyncio.wrap_future(self._thread.submit(_nothing))
+
     def new_file(self, name: str) -> int:
         """In the thread: a recording's file."""
         if self._state is None and self._own is None:
@@ -605,6 +631,10 @@ class RecordingStore:
         kept.size += len(line)
         kept.ended_at = self.now().timestamp()
         return True
+
+
+def _nothing() -> None:
+    pass
 
 
 def write_all(file: int, data: bytes, place: int) -> None:

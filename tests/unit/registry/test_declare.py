@@ -379,3 +379,20 @@ def test_annotation_that_names_nothing_is_a_wrong_definition() -> None:
     exec("async def send(to: 'Nobody') -> None:\n    'Send.'", space)
     with pytest.raises(InvalidDefinition, match="Nobody"):
         tool(sandboxed=False)(space["send"])
+
+
+@pytest.mark.row("T3")
+def test_streaming_function_must_yield() -> None:
+    with pytest.raises(InvalidDefinition, match="streaming: the function must yield its parts"):
+
+        @tool(streaming=True)
+        def whole() -> str:
+            """Return."""
+            return ""
+
+    @tool(streaming=True)
+    def parts() -> Any:
+        """Yield."""
+        yield ""
+
+    assert parts.definition.streaming

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.errors import InvalidParams
 from fumehood.registry.definitions import (
     METHODS,
-    NOT_ENFORCED,
     InvalidDefinition,
     check_definition,
     parse_definition,
@@ -19,12 +19,6 @@ from fumehood.registry.json_schema import CompiledSchema
 from fumehood.registry.schema_faults import schema_faults
 from support.definitions import expression_document, function_definition, rest_document
 
-# Field of a definition → a value that asks for its machinery, and one that does not.
-PROMISES: dict[str, tuple[Any, Any]] = {
-    "requires_auth": (True, False),
-    "streaming": (True, False),
-}
-
 
 def _faults(document: dict[str, Any]) -> list[str]:
     with pytest.raises(InvalidDefinition) as caught:
@@ -33,24 +27,18 @@ def _faults(document: dict[str, Any]) -> list[str]:
     return caught.value.faults
 
 
-def _document(field: str, value: Any) -> dict[str, Any]:
-    return expression_document(**{field: value})
-
-
-def test_the_tables_of_this_file_are_complete() -> None:
-    assert PROMISES.keys() == NOT_ENFORCED["definition"].keys()
-
-
-@pytest.mark.parametrize("field", PROMISES)
-def test_field_without_machinery_is_refused_by_name(field: str) -> None:
-    faults = _faults(_document(field, PROMISES[field][0]))
-    promise = NOT_ENFORCED["definition"][field].promise
-    assert faults == [f"{field}: not enforced by this version ({promise})"]
-
-
-@pytest.mark.parametrize("field", PROMISES)
-def test_the_same_field_at_its_default_is_accepted(field: str) -> None:
-    parse_definition(_document(field, PROMISES[field][1]))
+@pytest.mark.row("T3")
+@pytest.mark.parametrize("executor", sorted({*ARGUMENTS, "function", "http", "mcp"}))
+def test_streaming_is_refused_where_an_executor_gives_its_result_whole(executor: str) -> None:
+    kind = {"http": "REST", "mcp": "MCP"}.get(executor, "NATIVE")
+    document = {"name": "a", "type": kind, "executor": executor, "description": "A.",
+                "streaming": True}  # fmt: skip
+    with pytest.raises(InvalidDefinition) as caught:
+        parse_definition({**document, "colour": "red"})
+    said = [fault for fault in caught.value.faults if fault.startswith("streaming:")]
+    is_refused = executor in ("expression", "restricted_python", "mcp") or "workspace" in executor
+    expected = f"streaming: the executor {executor!r} gives its result whole"
+    assert said == ([expected] if is_refused else [])
 
 
 @pytest.mark.row("P6", "P7")
@@ -394,8 +382,8 @@ def test_root_of_the_parameters_must_be_an_object(kind: Any) -> None:
 def test_a_definition_that_is_a_value_already_is_checked_the_same() -> None:
     good = function_definition()
     check_definition(good)
-    with pytest.raises(InvalidDefinition, match="streaming"):
-        check_definition(good.model_copy(update={"streaming": True}))
+    with pytest.raises(InvalidDefinition, match="cache_ttl"):
+        check_definition(good.model_copy(update={"cache_ttl": 5}))
 
 
 def test_what_a_parsed_definition_says_is_what_the_document_said() -> None:

@@ -64,7 +64,7 @@ def test_every_format_is_loaded_and_marked_with_its_source(
         (rest_document(executor="expression"), "cannot run as 'expression'"),
         (rest_document(sandboxed=False), "only the operator's configuration"),
         (rest_document(sandboxed="no"), "only the operator's configuration"),
-        (rest_document(streaming=True), "streaming: not enforced by this version"),
+        (rest_document(cache_ttl=5), "cache_ttl: only for a tool that is cacheable"),
         (rest_document(headers={"x-api-key": "abc"}), "looks like a credential"),
         (rest_document(name="calc ulator"), "name: "),
         (rest_document(colour="red"), "colour: "),

@@ -258,10 +258,10 @@ async def test_registered_versions_stand_side_by_side_and_again_after_a_start(
         (rest(sandboxed=False), InvalidDefinition),
         (rest(name="act", version="2.0.0"), InvalidDefinition),
         (rest(name="bad name"), InvalidDefinition),
-        (rest(requires_auth=True), InvalidDefinition),
+        (rest(executor="function"), InvalidDefinition),
         ([], InvalidDefinition),
     ],
-    ids=["native", "builtin", "unsandboxed", "others-name", "bad-name", "not-enforced", "list"],
+    ids=["native", "builtin", "unsandboxed", "others-name", "bad-name", "executor", "list"],
 )
 async def test_what_may_not_be_registered_leaves_no_trace(
     database: Database, document: Any, error: type[EngineError]

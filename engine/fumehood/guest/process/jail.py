@@ -41,8 +41,9 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
     for name in PUBLIC_NAMES:
         getattr(fumehood, name)
     inside = importlib.import_module("fumehood.executors.inside")
+    parts = importlib.import_module("fumehood.executors.parts")
     libraries: list[str] = config["libraries"]
-    function = _FunctionProgram(libraries, inside.answer)
+    function = _FunctionProgram(libraries, inside.answer, parts.Parts)
     filter_program = filters.build_jail_filter()
 
     def prepare(supervisor_pid: int) -> None:
@@ -59,11 +60,20 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
 
 
 class _FunctionProgram:
-    """The program `function`: `{module, name, import_path, source, arguments}` → its reply."""
+    """The program `function`: `{module, name, import_path, source, arguments}` → its reply.
 
-    def __init__(self, libraries: list[str], answer: Callable[..., dict[str, Any]]) -> None:
+    With `stream` it yields its result.
+    """
+
+    def __init__(
+        self,
+        libraries: list[str],
+        answer: Callable[..., dict[str, Any]],
+        parts: Callable[..., object],
+    ) -> None:
         self._libraries = libraries
         self._answer = answer
+        self._parts = parts
         self._second_filter = filters.build_second_filter()
         self._reports = 0
 
@@ -75,6 +85,8 @@ class _FunctionProgram:
         landlock.restrict_to([*self._libraries, *own])
         seccomp.install(self._second_filter)
         sys.path[:0] = [path for path in own if path not in sys.path]
+        stream = wanted.get("stream")
+        hear = _tell_part if stream and stream["is_followed"] else None
         return self._answer(
             wanted["module"],
             wanted["name"],
@@ -82,12 +94,17 @@ class _FunctionProgram:
             source=wanted.get("source", ()),
             max_depth=MAX_RESULT_DEPTH,
             report=self._report,
+            parts=self._parts(stream["max_bytes"], MAX_RESULT_DEPTH, hear) if stream else None,
         )
 
     def _report(self, percent: float, message: str) -> None:
         if self._reports < MAX_REPORTS:
             self._reports += 1
             tell({"progress": {"percent": percent, "message": message}})
+
+
+def _tell_part(text: str) -> None:
+    tell({"part": text})
 
 
 def _warm_up() -> None:

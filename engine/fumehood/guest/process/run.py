@@ -5,7 +5,7 @@ Guest side. Values only; `supervisor` moves them along.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fumehood.guest.core.limits import Limits
@@ -25,6 +25,8 @@ class Run:
     killed_for: str | None = None
     received_bytes: int = 0
     reports: int = 0
+    parts: list[str] = field(default_factory=list)
+    """Received, and not passed on yet."""
 
 
 @dataclass

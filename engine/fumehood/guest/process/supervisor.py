@@ -9,7 +9,8 @@ Host to guest: `{"op": "run", "id", "program", "arguments", "limits": {wall_s, c
 memory_bytes, output_bytes}}`, `{"op": "lend", "id", "memory_bytes", "cpu_s"}` and
 `{"op": "cancel", "id"}`. Guest to host: `{"op": "ready", "enforces", "faults"}` once, then one
 `{"op": "ended", "id", "ended_by", …}` for each run and each checkout, and in the jail before that
-up to 1 000 times `{"op": "progress", "id", "percent", "message"}`. A run gets a fresh child, which
+up to 1 000 times `{"op": "progress", "id", "percent", "message"}`, and `{"op": "part", "id",
+"text"}` for what a streaming function yields. A run gets a fresh child, which
 dies after its answer. The pipes of a checked-out child go to the host, which talks to it and keeps
 its time; here it is only limited, killed on demand, and reaped.
 
@@ -372,12 +373,25 @@ class Supervisor:
                 self._on_sealed(child, message)
             elif not child.doomed:
                 self._on_message(child, message)
+        if child.run is not None:
+            self._pass_on_parts(child.run)
 
     def _on_message(self, child: Child, message: dict[str, Any]) -> None:
-        if self._is_jail and child.run is not None and "progress" in message:
-            self._on_progress(child.run, message["progress"])
+        run = child.run
+        if self._is_jail and run is not None and "progress" in message:
+            self._on_progress(run, message["progress"])
+        elif run is not None and _streams(run) and isinstance(message.get("part"), str):
+            run.parts.append(message["part"])
         else:
+            if run is not None:
+                self._pass_on_parts(run)
             self._on_reply(child, message, child.decoder.last_size)
+
+    def _pass_on_parts(self, run: Run) -> None:
+        """Forward the parts that were read at once, as one: a child can send very small ones."""
+        parts, run.parts = run.parts, []
+        if parts and run.killed_for is None:
+            self.tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
 
     def _on_progress(self, run: Run, claim: Any) -> None:
         """Forward a program's report if it is valid and there are not too many."""
@@ -541,13 +555,19 @@ class Supervisor:
 
 
 def _count(child: Child, received_bytes: int) -> None:
-    """Reports are small, but a child may send any number of them. Raises FrameTooLarge."""
+    """Reports and parts are small, but a child may send any number. Raises FrameTooLarge."""
     if child.run is None:
         return
     child.run.received_bytes += received_bytes
-    most = child.decoder.max_bytes + progress.MAX_BYTES
+    # Parts are sent while they are made, and once more in the result.
+    most = child.decoder.max_bytes * (2 if _streams(child.run) else 1) + progress.MAX_BYTES
     if child.run.received_bytes > most:
         raise framing.FrameTooLarge(f"a run wrote more than {most} bytes in all")
+
+
+def _streams(run: Run) -> bool:
+    """Whether its function yields parts."""
+    return run.program == "function" and bool(run.arguments.get("stream"))
 
 
 def _cpu_ms(child: Child, run: Run) -> float | None:

@@ -32,6 +32,7 @@ from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.messages import (
     GuestEnding,
+    GuestPart,
     GuestProgress,
     GuestReady,
     lend_frame,
@@ -47,7 +48,7 @@ from fumehood.sandbox.process.sticky_workers import (
     StickyWorkers,
     StickyWorkerSettings,
 )
-from fumehood.sandbox.wall import OnProgress, RunEnding
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0
@@ -94,7 +95,7 @@ class GuestProcess(asyncio.Protocol):
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[RunEnding]] = {}
-        self._listeners: dict[int, OnProgress] = {}
+        self._listeners: dict[int, RunSinks] = {}
         self._reports: dict[int, int] = {}
         self._next_id = 0
         self._ready = asyncio.Event()
@@ -162,7 +163,7 @@ class GuestProcess(asyncio.Protocol):
         program: str,
         arguments: JsonObject,
         limits: Limits,
-        on_progress: OnProgress | None = None,
+        sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """One run, in the key's sticky worker or (None) in a fresh child.
 
@@ -182,8 +183,7 @@ class GuestProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._pending[run_id] = answer
-        if on_progress is not None:
-            self._listeners[run_id] = on_progress
+        self._listeners[run_id] = sinks
         self._transport.write(frame)
         overdue = loop.call_later(limits.wall_s + ANSWER_GRACE_S, self._give_up, run_id)
         try:
@@ -276,7 +276,7 @@ class GuestProcess(asyncio.Protocol):
 
     # -- inside -------------------------------------------------------------------
 
-    def _on_message(self, message: GuestReady | GuestEnding | GuestProgress) -> None:
+    def _on_message(self, message: GuestReady | GuestEnding | GuestProgress | GuestPart) -> None:
         if isinstance(message, GuestReady):
             self.enforced = message.enforced
             self.faults = message.faults
@@ -284,8 +284,8 @@ class GuestProcess(asyncio.Protocol):
                 self.kill()  # it has found out later that it cannot serve; the next one may
             self._ready.set()
             return
-        if isinstance(message, GuestProgress):
-            self._on_progress(message)
+        if isinstance(message, GuestProgress | GuestPart):
+            self._on_event(message)
             return
         timer = self._ending_checkouts.pop(message.id, None)
         if timer is not None:
@@ -302,17 +302,20 @@ class GuestProcess(asyncio.Protocol):
         if answer is not None and not answer.done():
             answer.set_result(ending_of_frame(message))
 
-    def _on_progress(self, message: GuestProgress) -> None:
-        listener = self._listeners.get(message.id)
-        if listener is None:
-            return
-        self._reports[message.id] = reports = self._reports.get(message.id, 0) + 1
+    def _on_event(self, message: GuestProgress | GuestPart) -> None:
+        sinks = self._listeners.get(message.id, NO_SINKS)
         try:
-            listener(message.percent, message.message)
+            if isinstance(message, GuestProgress):
+                self._on_progress(message, sinks)
+            elif sinks.output is not None:
+                sinks.output("stdout", message.text)
         except Exception:  # a listener that fails is not asked again; the run goes on
-            reports = MAX_REPORTS
-        if reports >= MAX_REPORTS:
-            del self._listeners[message.id]
+            self._listeners.pop(message.id, None)
+
+    def _on_progress(self, message: GuestProgress, sinks: RunSinks) -> None:
+        self._reports[message.id] = reports = self._reports.get(message.id, 0) + 1
+        if sinks.progress is not None and reports <= MAX_REPORTS:
+            sinks.progress(message.percent, message.message)
 
     def _on_handover(self) -> None:
         """Two pipes of a child; anything else ends the guest that sent it."""

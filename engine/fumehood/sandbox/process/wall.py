@@ -257,7 +257,7 @@ class ProcessLease:
         """Run one program in the guest: in the sticky worker if this lease has the turn."""
         assert self._guest is not None
         key = self._key if self._turn is not None else None
-        return await self._guest.run(key, program, arguments, limits, sinks.progress)
+        return await self._guest.run(key, program, arguments, limits, sinks)
 
     def _leave(self) -> None:
         if self._turn is not None and self._key is not None:

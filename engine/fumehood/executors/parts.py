@@ -1,0 +1,142 @@
+"""Parts: what a streaming tool yields, as one result, and as text for those who follow the call.
+
+On both sides: in the jail's child, in a worker process, and in the engine for an asynchronous
+function of the host. Invariant: the parts of one call never have more JSON than its output limit,
+so a generator that does not end is ended. In a process of its own the count is a claim; walls
+count again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, closing
+from decimal import Decimal
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from fumehood.core.call import ToolResult
+from fumehood.protocol import strict_json
+
+PROMPT_PIECES = 1000
+"""So many pieces of one call are passed on one by one. Later ones may wait for each other."""
+
+PAUSE_S = 0.05
+MAX_HELD_CHARACTERS = 4096
+
+Hear = Callable[[str], None]
+
+
+class Unfit(Exception):
+    """JSON cannot hold it."""
+
+
+class TooManyParts(Exception):
+    """The parts are over the output limit."""
+
+
+def plain(value: Any, max_depth: int) -> Any:
+    """The value as every strict reader would get it. Raises Unfit."""
+    try:
+        return strict_json.loads(strict_json.dumps(to_jsonable_python(value)), max_depth=max_depth)
+    except MemoryError:
+        raise
+    except Exception:  # also whatever the value's own code raises
+        raise Unfit from None
+
+
+class Pieces:
+    """Passes pieces of text on, many small ones together: each one becomes an event."""
+
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+        self._held: list[str] = []
+        self._size = self._passed = 0
+        self._last_s = 0.0
+
+    def add(self, text: str) -> None:
+        """Pass a piece on, or hold it back where many came within a moment."""
+        self._held.append(text)
+        self._size += len(text)
+        is_soon = time.monotonic() - self._last_s < PAUSE_S
+        if self._passed < PROMPT_PIECES or not is_soon or self._size > MAX_HELD_CHARACTERS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Pass on what is held back."""
+        text = "".join(self._held)
+        self._held, self._size = [], 0
+        if text:
+            self._passed += 1
+            self._last_s = time.monotonic()
+            self._hear(text)
+
+
+class Parts:
+    """The parts of one call. `hear` gets each one as text: a string as it is, others as a line of
+    JSON."""
+
+    def __init__(self, max_bytes: int, max_depth: int, hear: Hear | None = None) -> None:
+        self._left = max_bytes
+        self._max_depth = max_depth
+        self._pieces = Pieces(hear) if hear is not None else None
+        self._parts: list[Any] = []
+        self._tokens_used = 0
+        self._cost = Decimal()
+
+    def collect(self, generator: Generator[Any, None, Any]) -> ToolResult:
+        """Run a generator to its end. Raises as `collect_async`."""
+        with closing(generator):
+            try:
+                while True:
+                    self._add(next(generator))
+            except StopIteration as end:
+                if end.value is not None:
+                    raise TypeError("a streaming tool yields its parts and returns None") from None
+            finally:
+                self._flush()
+        return self._result()
+
+    async def collect_async(self, generator: AsyncGenerator[Any, None]) -> ToolResult:
+        """Run an asynchronous generator to its end.
+
+        Raises:
+            TooManyParts: they are over the limit.
+            Unfit: JSON cannot hold one of them.
+        """
+        async with aclosing(generator):
+            try:
+                async for part in generator:
+                    self._add(part)
+                    await asyncio.sleep(0)  # a generator may never wait for anything
+            finally:
+                self._flush()
+        return self._result()
+
+    def _add(self, part: Any) -> None:
+        if isinstance(part, ToolResult):
+            self._tokens_used += part.tokens_used
+            self._cost += part.cost
+            part = part.data
+            if part is None:
+                return
+        part = plain(part, self._max_depth - 1)
+        encoded = strict_json.dumps(part)
+        self._left -= len(encoded) + 1
+        if self._left < 0:
+            raise TooManyParts
+        self._parts.append(part)
+        if self._pieces is not None:
+            self._pieces.add(part if isinstance(part, str) else f"{encoded.decode()}\n")
+
+    def _flush(self) -> None:
+        if self._pieces is not None:
+            self._pieces.flush()
+
+    def _result(self) -> ToolResult:
+        """All parts: one text if each is a text, else a list."""
+        is_text = all(isinstance(part, str) for part in self._parts)
+        data = "".join(self._parts) if is_text else self._parts
+        return ToolResult(data, self._tokens_used, self._cost)

@@ -1,0 +1,360 @@
+"""Tools with `streaming`: functions that yield their results, and services whose answers are
+relayed. In the jail, in a worker, and in the engine's own process."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import psutil
+import pytest
+
+from fumehood import Config, Engine, Envelope
+from fumehood.core.events import Event, OutputEvent
+from fumehood.executors.parts import Parts
+from fumehood.registry.secrets import RestSettings, SecretSettings
+from support.part_tools import KEY, TOOLS, forging
+from support.processes import is_gone
+from support.wait import wait_until
+from upstream import Reply, Upstream
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("landlock"), pytest.mark.row("T3")]
+
+FUNCTIONS = [tool.definition.name for tool in TOOLS]
+SECRET = 's3cret"Value/1'
+STREAM_KB = 256
+SSE = "text/event-stream"
+
+
+@pytest.fixture
+async def engine(home: Path, monkeypatch: pytest.MonkeyPatch, upstream: Upstream) -> Any:
+    monkeypatch.setenv("KEY", SECRET)
+    monkeypatch.setattr("fumehood.pipeline.retry.BASE_S", 0)
+    document = {
+        "name": "relay",
+        "type": "REST",
+        "description": "Ask the service, which answers in parts.",
+        "method": "GET",
+        "endpoint": f"{upstream.url}/now",
+        "headers": {"authorization": "Bearer ${secret:key}"},
+        "streaming": True,
+        "idempotent": True,
+        "retry_count": 2,
+        "parameters": {"properties": {"city": {"type": "string"}}},
+    }
+    config = Config(
+        home=home,
+        rest=RestSettings(allowed_hosts=("127.0.0.1",), stream_kb=STREAM_KB),
+        secrets={"key": SecretSettings(env="KEY", tools=("relay",), hosts=("127.0.0.1",))},
+    )
+    async with Engine(tools=[*TOOLS, forging, document], config=config) as running:
+        yield running
+
+
+async def follow(engine: Engine, tool: str, arguments: Any, **options: Any) -> list[Event]:
+    return [event async for event in engine.stream(tool, arguments, **options)]
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, OutputEvent))
+
+
+def answer_of(events: list[Event]) -> Envelope:
+    envelope: Envelope = events[-1].envelope  # type: ignore[union-attr]
+    return envelope
+
+
+@pytest.mark.row("S8", "D2")
+@pytest.mark.parametrize("tool", FUNCTIONS)
+async def test_part_is_seen_while_the_function_still_runs(engine: Engine, tool: str) -> None:
+    """The function would go on for an hour: what is seen of it, is seen before its end."""
+    events: AsyncIterator[Event] = engine.stream(tool, {"kind": "slow"})
+    async for event in events:
+        if isinstance(event, OutputEvent):
+            process = psutil.Process(int(event.text))
+            await engine.cancel(event.metadata.call_id)
+    assert answer_of([event]).error.code == "CANCELLED"  # type: ignore[union-attr]
+    if tool != "awaited":
+        await anyio.to_thread.run_sync(wait_until, lambda: is_gone(process))
+
+
+@pytest.mark.row("D2")
+@pytest.mark.parametrize("tool", FUNCTIONS)
+async def test_result_is_the_joined_text_or_the_list_of_the_parts(
+    engine: Engine, tool: str
+) -> None:
+    for kind, data, text in (
+        ("text", "one two drei ä€🙂", "one two drei ä€🙂"),
+        ("values", [{"n": 1}, "two", [3, None]], '{"n":1}\ntwo[3,null]\n'),
+        ("nothing", "", ""),
+        ("many", "x" * 20_000, "x" * 20_000),
+    ):
+        events = await follow(engine, tool, {"kind": kind})
+        shown = answer_of(events).data
+        if kind == "many":
+            assert shown["truncation_info"]["original_length"] == len(data)
+        else:
+            assert shown == {"value": data}
+        assert text_of(events) == text
+        assert (await engine.call(tool, {"kind": kind})).data.keys() == shown.keys()
+        assert len(events) < 5000  # small parts that come at once share an event
+
+
+@pytest.mark.row("P5")
+@pytest.mark.parametrize("tool", FUNCTIONS)
+async def test_tokens_and_cost_of_yielded_results_are_added_up(engine: Engine, tool: str) -> None:
+    answer = await engine.call(tool, {"kind": "figures"})
+    assert answer.data == {"value": "paid for"}
+    assert answer.metadata.usage.tokens_used == 7
+    assert str(answer.metadata.usage.cost) == "0.500000"
+
+
+@pytest.mark.row("P11", "D2")
+@pytest.mark.parametrize("tool", [*FUNCTIONS, "relay"])
+async def test_without_enable_streaming_the_result_is_the_only_event(
+    engine: Engine, upstream: Upstream, tool: str
+) -> None:
+    upstream.script("/now", Reply(body=b"one two", content_type="text/plain"))
+    arguments = {} if tool == "relay" else {"kind": "text"}
+    (only,) = await follow(engine, tool, arguments, enable_streaming=False)
+    events = await follow(engine, tool, arguments)
+    assert only.type == "tool_result"
+    assert answer_of([only]).data == answer_of(events).data
+    assert {event.type for event in events} == {"tool_progress", "tool_output", "tool_result"}
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("tool", FUNCTIONS)
+@pytest.mark.parametrize("is_followed", [True, False])
+async def test_generator_that_does_not_end_is_ended(
+    engine: Engine, tool: str, is_followed: bool
+) -> None:
+    async def end(kind: str, **options: Any) -> tuple[str, list[Event]]:
+        events: list[Event] = []
+        if is_followed:
+            events = await follow(engine, tool, {"kind": kind}, **options)
+            answer = answer_of(events)
+        else:
+            answer = await engine.call(tool, {"kind": kind}, **options)
+        assert answer.error is not None
+        return answer.error.code, events
+
+    code, events = await end("endless")
+    assert code == "OUTPUT_LIMIT_EXCEEDED"
+    assert len(text_of(events)) <= 1 << 20
+    if is_followed and tool.startswith("jailed"):  # twin: a worker is used again
+        pid = int(text_of(events).partition("\n")[0])
+        await anyio.to_thread.run_sync(wait_until, lambda: not psutil.pid_exists(pid))
+    assert (await end("tiny"))[0] == "OUTPUT_LIMIT_EXCEEDED"
+    assert (await end("slow", timeout_seconds=0.5))[0] == "TIMEOUT"
+    assert (await engine.call(tool, {"kind": "text"})).success
+
+
+@pytest.mark.row("S4")
+async def test_control_where_parts_are_not_counted_only_the_time_limit_ends_the_generator(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def uncounted(max_bytes: int, *more: Any) -> Parts:
+        return Parts(max_bytes << 20, *more)
+
+    monkeypatch.setattr("fumehood.executors.function.Parts", uncounted)
+    answer = await engine.call("awaited", {"kind": "endless"}, timeout_seconds=0.5)
+    assert answer.error is not None
+    assert answer.error.code == "TIMEOUT"
+
+
+@pytest.mark.row("E8")
+@pytest.mark.parametrize("tool", FUNCTIONS)
+async def test_key_that_is_yielded_by_the_character_is_shown_nowhere(
+    engine: Engine, tool: str
+) -> None:
+    events = await follow(engine, tool, {"kind": "key"})
+    assert text_of(events) == "[redacted] and more"
+    assert answer_of(events).data == {"value": "[redacted] and more"}
+    assert answer_of(events).metadata.redacted == 1
+    assert KEY[:8] not in repr(events)
+
+
+@pytest.mark.row("P6")
+@pytest.mark.parametrize("tool", ["worked", "awaited"])
+async def test_attempt_is_not_repeated_once_a_follower_has_seen_a_part(
+    engine: Engine, tool: str
+) -> None:
+    events = await follow(engine, tool, {"kind": "refuses"})
+    assert text_of(events) == "before "
+    answer = answer_of(events)
+    assert (answer.error.code, answer.error.retryable) == ("BANK_BUSY", True)  # type: ignore[union-attr]
+    assert answer.metadata.retry_count == 0
+    for options in ({"enable_streaming": False}, {}):  # twins: nobody has seen a part
+        if options:
+            answer = answer_of(await follow(engine, tool, {"kind": "refuses"}, **options))
+        else:
+            answer = await engine.call(tool, {"kind": "refuses"})
+        assert answer.metadata.retry_count == 2
+
+
+@pytest.mark.parametrize("tool", FUNCTIONS)
+async def test_part_that_json_cannot_hold_and_a_returned_value_are_errors(
+    engine: Engine, tool: str
+) -> None:
+    unfit = await engine.call(tool, {"kind": "unfit"})
+    assert unfit.error is not None
+    assert "not valid JSON" in unfit.error.message
+    if tool in ("jailed", "worked"):
+        returned = await engine.call(tool, {"kind": "returns"})
+        assert returned.error is not None
+        assert returned.error.code == "EXECUTION_ERROR"
+
+
+@pytest.mark.row("P9", "P12")
+async def test_batch_and_repeated_key_give_the_whole_result(engine: Engine) -> None:
+    calls = [{"tool": tool, "arguments": {"kind": "text"}} for tool in FUNCTIONS]
+    batch = await engine.batch(calls)
+    assert [one.data for one in batch] == [{"value": "one two drei ä€🙂"}] * len(calls)
+    first = answer_of(await follow(engine, "jailed", {"kind": "text"}, idempotency_key="k"))
+    again = await engine.call("jailed", {"kind": "text"}, idempotency_key="k")
+    assert again.data == first.data
+    assert again.metadata.call_id == first.metadata.call_id
+
+
+@pytest.mark.row("S1")
+async def test_forged_parts_are_bounded_redacted_and_no_result(engine: Engine) -> None:
+    forged = json.dumps(f"{KEY} ")
+    events = await follow(engine, "forging", {"count": 3, "text": forged})
+    assert text_of(events) == "[redacted] " * 3 + "honest"
+    assert answer_of(events).data == {"value": "honest"}
+    events = await follow(engine, "forging", {"count": 10**9, "text": '"' + "x" * 900 + '"'})
+    assert answer_of(events).error.code == "OUTPUT_LIMIT_EXCEEDED"  # type: ignore[union-attr]
+    assert len(text_of(events)) <= 1 << 20
+    events = await follow(engine, "forging", {"count": 10**9, "text": '""'})
+    assert answer_of(events).error.code == "OUTPUT_LIMIT_EXCEEDED"  # type: ignore[union-attr]
+    for text in ("5", '{"a": 1}', '"\\ud800"'):
+        answer = answer_of(await follow(engine, "forging", {"count": 1, "text": text}))
+        assert not answer.success
+    assert (await engine.call("jailed", {"kind": "text"})).success
+
+
+# -- services ------------------------------------------------------------------------------
+
+
+@pytest.mark.row("T5", "S8", "D2")
+async def test_answer_of_a_service_is_relayed_while_it_arrives(
+    engine: Engine, upstream: Upstream
+) -> None:
+    body = "data: ä\n\ndata: end\n\n".encode()
+    upstream.script("/now", Reply(body=body, content_type=SSE, held_after=7))
+    seen = ""
+    async for event in engine.stream("relay"):
+        if isinstance(event, OutputEvent):
+            seen += event.text
+            upstream.release()  # it has sent half a character, and waits
+    assert seen == body.decode()
+    assert answer_of([event]).data == {"text": body.decode(), "content_type": SSE}
+
+
+@pytest.mark.row("T5", "E6")
+@pytest.mark.parametrize("is_packed", [True, False])
+async def test_long_answer_has_both_ends_and_a_link_and_a_longer_one_is_ended(
+    engine: Engine, upstream: Upstream, is_packed: bool
+) -> None:
+    def reply(size: int) -> Reply:
+        lines = b"".join(b'{"n": %d}\n' % n for n in range(size // 8))[:size]
+        headers = {"content-encoding": "gzip"} if is_packed else {}
+        return Reply(
+            body=gzip.compress(lines) if is_packed else lines,
+            content_type="application/jsonl", headers=headers,
+        )  # fmt: skip
+
+    most = STREAM_KB * 1024
+    upstream.script("/now", reply(most), reply(most + 1))
+    events = await follow(engine, "relay", {})
+    answer = answer_of(events)
+    assert answer.error is None
+    assert answer.data["text"].startswith('{"n": 0}\n')
+    assert answer.data["truncation_info"]["original_length"] == most == len(text_of(events))
+    assert answer.data["resource_url"]
+    assert answer.metadata.resources is not None
+    assert answer.metadata.resources.output_bytes == most
+    failed = answer_of(await follow(engine, "relay", {})).error
+    assert failed is not None
+    assert failed.code == "OUTPUT_LIMIT_EXCEEDED"
+    assert failed.details is not None
+    assert failed.details["text"].startswith('{"n": 0}\n')
+
+
+@pytest.mark.row("S4", "T5")
+async def test_endless_answer_is_ended_and_its_connection_closed(
+    engine: Engine, upstream: Upstream
+) -> None:
+    upstream.script("/now", Reply(body=b"data: x\n\n", content_type=SSE, endless=True))
+    events = await follow(engine, "relay", {})
+    assert answer_of(events).error.code == "OUTPUT_LIMIT_EXCEEDED"  # type: ignore[union-attr]
+    assert len(text_of(events)) <= STREAM_KB * 1024
+    held = Reply(body=b"data: 1\n\ndata: 2\n\n", content_type=SSE, held_after=9)
+    upstream.script("/now", held)
+    events = await follow(engine, "relay", {}, timeout_seconds=0.5, enable_retry=False)
+    error = answer_of(events).error
+    assert error is not None
+    assert error.code == "TIMEOUT"
+    assert error.details is not None
+    assert error.details["text"] == "data: 1\n\n" == text_of(events)
+    async for event in engine.stream("relay"):
+        if isinstance(event, OutputEvent):
+            await engine.cancel(event.metadata.call_id)
+    error = answer_of([event]).error
+    assert error is not None
+    assert error.code == "CANCELLED"
+    assert error.details is not None
+    assert error.details["text"] == "data: 1\n\n"
+    await anyio.to_thread.run_sync(upstream.wait_for, lambda: upstream.closed == 3)
+
+
+@pytest.mark.row("P6", "T5")
+async def test_broken_answer_is_repeated_only_where_nobody_has_seen_a_part(
+    engine: Engine, upstream: Upstream
+) -> None:
+    broken = Reply(body=b"data: 1\n\ndata: 2\n\n", content_type=SSE, reset_after=9)
+    whole = Reply(body=b"data: 1\n\ndata: 2\n\n", content_type=SSE)
+    upstream.script("/now", Reply(503), broken, whole)
+    events = await follow(engine, "relay", {})
+    kinds = [event.type for event in events]
+    assert kinds == ["tool_progress", "tool_retrying", "tool_output", "tool_error"]
+    error = answer_of(events).error
+    assert error is not None
+    assert (error.code, error.retryable) == ("NETWORK_ERROR", True)
+    assert upstream.count("/now") == 2
+    upstream.script("/now", broken, whole)  # twin
+    answer = await engine.call("relay")
+    assert answer.data == {"text": "data: 1\n\ndata: 2\n\n", "content_type": SSE}
+    assert answer.metadata.retry_count == 1
+
+
+@pytest.mark.row("E8", "T5")
+async def test_secret_of_the_request_is_taken_out_of_the_stream_in_every_form(
+    engine: Engine, upstream: Upstream
+) -> None:
+    echoed = json.dumps({"a": SECRET, "b": SECRET[:-1]}).encode() + SECRET.encode()
+    upstream.script("/now", Reply(body=echoed, content_type="text/plain", drip_s=0.0))
+    events = await follow(engine, "relay", {})
+    shown = json.dumps({"a": "[redacted]", "b": SECRET[:-1]}) + "[redacted]"
+    assert text_of(events) == shown
+    assert answer_of(events).data["text"] == shown
+    assert answer_of(events).metadata.redacted == 2
+
+
+async def test_error_of_a_streaming_service_is_that_of_any_other(
+    engine: Engine, upstream: Upstream
+) -> None:
+    upstream.script("/now", Reply(404, b'{"why": "no city"}'))
+    events = await follow(engine, "relay", {})
+    error = answer_of(events).error
+    assert error is not None
+    assert (error.code, text_of(events)) == ("EXECUTION_ERROR", "")
+    assert error.details is not None
+    assert error.details["body"] == {"why": "no city"}
+    upstream.script("/now", Reply(204, b"", content_type=None))
+    assert (await engine.call("relay")).data == {"status": 204}

@@ -1,0 +1,83 @@
+"""Parts of a result: joined, counted, and passed on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.executors import parts as module
+from fumehood.executors.parts import Parts, Pieces, TooManyParts
+from fumehood.protocol import strict_json
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("T3")]
+
+VALUES = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=9) | st.lists(st.text())
+
+
+def given_out(values: list[Any]) -> Generator[Any, None, None]:
+    yield from values
+
+
+@given(st.lists(VALUES), st.integers(0, 200))
+def test_parts_are_a_text_or_a_list_and_never_over_the_limit(values: list[Any], most: int) -> None:
+    heard: list[str] = []
+    parts = Parts(most, 20, heard.append)
+    size = sum(len(strict_json.dumps(value)) + 1 for value in values)
+    if size > most:
+        with pytest.raises(TooManyParts):
+            parts.collect(given_out(values))
+        assert len("".join(heard)) <= most
+        return
+    data = parts.collect(given_out(values)).data
+    if all(isinstance(value, str) for value in values):
+        assert data == "".join(heard) == "".join(values)
+    else:
+        assert data == values
+
+
+async def test_generators_are_closed_however_they_end() -> None:
+    closed = []
+
+    def plain() -> Generator[str, None, None]:
+        try:
+            while True:
+                yield "x"
+        finally:
+            closed.append("plain")
+
+    async def waiting() -> AsyncGenerator[str, None]:
+        try:
+            while True:
+                yield "x"
+        finally:
+            closed.append("waiting")
+
+    with pytest.raises(TooManyParts):
+        Parts(100, 20).collect(plain())
+    with pytest.raises(TooManyParts):
+        await Parts(100, 20).collect_async(waiting())
+    assert closed == ["plain", "waiting"]
+
+
+def test_many_pieces_share_an_event_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    heard: list[str] = []
+    pieces = Pieces(heard.append)
+    for _ in range(module.PROMPT_PIECES + 100):
+        pieces.add("x")
+    assert heard == ["x"] * module.PROMPT_PIECES
+    pieces.add("y" * module.MAX_HELD_CHARACTERS)
+    assert len(heard[-1]) == 100 + module.MAX_HELD_CHARACTERS
+    pieces.add("z")
+    now[0] += module.PAUSE_S  # pieces that come slowly do not wait
+    pieces.add("z")
+    assert heard[-1] == "zz"
+    pieces.add("end")
+    pieces.flush()
+    pieces.flush()
+    assert heard[-1] == "end"
