@@ -99,6 +99,9 @@ def test_how_to_call_a_rest_api_runs_as_it_stands(
     config = tmp_path / "config.toml"
     config.write_text(text.replace("8765", str(upstream.port)), encoding="utf-8")
     upstream.script("/cities/Oslo.json", Reply(body=b'{"city": "Oslo", "degrees": 12.5}'))
+    days = [{"date": "2026-01-01", "t": {"max": 3}}]
+    listed = {"result": {"days": days, "next": "/days/2.json?page=2"}}
+    upstream.script("/days/1.json", Reply(body=json.dumps(listed).encode()))
     upstream.script("/cities/Atlantis.json", Reply(404, b"none", content_type="text/html"))
     daemon = start_daemon(
         variables={"WEATHER_KEY": "key-of-the-weather"},
@@ -116,9 +119,12 @@ def test_how_to_call_a_rest_api_runs_as_it_stands(
         )  # fmt: skip
         assert done.returncode == 0, (snippet, done.stderr.decode())
         said.append(done.stdout.decode())
-    assert len(said) == 3
+    assert len(said) == 4
     assert '"degrees": 12.5' in said[1]
     assert '"status": 404' in said[2]
+    paged = json.loads(said[3])["data"]
+    assert paged["items"] == [{"date": "2026-01-01", "degrees": 3}]
+    assert paged["pagination"]["has_more"] is True
     assert upstream.requests[0].target == "/cities/Oslo.json?unit=celsius"
     assert upstream.requests[0].headers["authorization"] == "Bearer key-of-the-weather"
 

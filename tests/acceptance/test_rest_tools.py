@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -13,7 +14,7 @@ from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
 from support.authority import ask
 from support.definition_files import DefinitionDirectory
 from support.wait import wait_until
-from upstream import Reply, Upstream
+from upstream import Received, Reply, Upstream
 
 SECRET = "canary-7f3a9c-of-the-weather"
 HEADERS = {"authorization": "Bearer ${secret:weather_key}"}
@@ -150,3 +151,30 @@ def test_dangerous_tool_waits_for_a_yes_and_asks_its_service_once(
     client.close()
     assert daemon.stop() == 0
     assert len(upstream.requests) == 1
+
+
+def in_pages(request: Received) -> Reply:
+    page = int(dict(parse_qsl(request.query)).get("page", "1"))
+    days = [{"day": f"{page}-{number}"} for number in range(2)] if page < 4 else []
+    return Reply(body=json.dumps({"days": days}).encode())
+
+
+@pytest.mark.row("T5", "E5", "R4")
+def test_command_line_walks_over_the_pages_of_a_service(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream
+) -> None:
+    upstream.script("/cities/Oslo/now", in_pages)
+    fields = {
+        "parameters": {
+            "properties": {"city": {"type": "string"}, "cursor": {"type": "string"}},
+            "required": ["city"],
+        },
+        "response": {"items": "/days", "cursor_parameter": "page", "counts": "pages"},
+    }
+    definitions.put("weather.json", definition(upstream, **fields))
+    daemon = start(start_daemon, upstream, tools_directory=str(definitions.path))
+    said = run(daemon, "call", "get_weather", '{"city": "Oslo"}', "--all")
+    lines = [json.loads(line)["day"] for line in said.splitlines()]
+    assert lines == [f"{page}-{number}" for page in (1, 2, 3) for number in (0, 1)]
+    assert [request.query for request in upstream.requests] == ["", "page=2", "page=3", "page=4"]
+    assert daemon.stop() == 0

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import httpcore2
 import pytest
@@ -22,19 +23,22 @@ from fumehood import Config, Engine, Envelope
 from fumehood.core.errors import NetworkError, UpstreamTimeout
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
+from fumehood.executors.mapping import ListCursors
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.rest import run_request
 from fumehood.executors.upstreams import Upstreams
+from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
-from upstream import Reply, Upstream, bomb, packed, redirect, running_upstream
+from upstream import Received, Reply, Upstream, bomb, packed, redirect, running_upstream
 
 pytestmark = pytest.mark.anyio
 
 OUTPUT_BYTES = 1 << 20
 LIMITS = Limits(20, 20, None, OUTPUT_BYTES)
 SECRET = "s3cret-Value/1"
+CURSORS = ListCursors(Cursors(b"k" * 32), "uid:1")
 
 
 def document(upstream: Upstream, path: str = "/now", **fields: Any) -> JsonObject:
@@ -67,7 +71,7 @@ class Asker:
         definition = parse_definition(document(self.upstream, **fields))
         traceparent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
         return await run_request(
-            definition, arguments or {}, limits, self.upstreams, self.redactor, traceparent
+            definition, arguments or {}, limits, self.upstreams, self.redactor, traceparent, CURSORS
         )
 
 
@@ -603,3 +607,80 @@ async def test_long_text_is_shortened_and_bytes_are_not(upstream: Upstream, home
     assert len(json.dumps(text)) < 20_000
     upstream.script("/now", Reply(body=b"\xff" * 90_000, content_type="image/png"))
     assert len((await call(upstream, home, {})).data["content_base64"]) == 120_000
+
+
+# -- results that are mapped, and pages ----------------------------------------------------
+
+NAMES = [f"item {number}" for number in range(7)]
+
+
+def in_pages(request: Received) -> Reply:
+    """Three items of `NAMES` from the cursor on."""
+    start = int(dict(parse_qsl(request.query)).get("after", "0"))
+    after = str(start + 3) if start + 3 < len(NAMES) else None
+    found = [{"name": {"full": name}, "more": 1} for name in NAMES[start : start + 3]]
+    return Reply(body=json.dumps({"found": found, "next": after, "count": 7}).encode())
+
+
+PAGED = {
+    "parameters": {"properties": {"city": {"type": "string"}, "cursor": {"type": "string"}}},
+    "response": {
+        "items": "/found",
+        "fields": {"name": "/name/full"},
+        "cursor_parameter": "after",
+        "next_cursor": "/next",
+        "total_count": "/count",
+    },
+}
+
+
+@pytest.mark.row("E5", "T5")
+async def test_all_pages_of_a_service_are_walked(upstream: Upstream, home: Path) -> None:
+    upstream.script("/now", in_pages)
+    rest = RestSettings(allowed_hosts=(upstream.authority,))
+    tool = document(upstream, **PAGED)
+    async with Engine(tools=[tool], config=Config(home=home, rest=rest)) as engine:
+        items = await engine.fetch_all("ask", {"city": "Oslo"})
+        first = await engine.call("ask", {"city": "Oslo"})
+        cursor = first.data["pagination"]["next_cursor"]
+        other = await engine.call("ask", {"city": "Bonn", "cursor": cursor})
+    assert items == [{"name": name} for name in NAMES]
+    assert [request.query for request in upstream.requests[:3]] == [
+        "city=Oslo", "city=Oslo&after=3", "city=Oslo&after=6",
+    ]  # fmt: skip
+    assert first.data["pagination"]["total_count"] == 7
+    assert other.error is not None
+    assert (other.error.code, other.error.fields) == ("INVALID_PARAMS", ("cursor",))
+    assert len(upstream.requests) == 4
+
+
+@pytest.mark.row("E5")
+async def test_service_that_names_the_same_next_page_for_ever_is_left(
+    upstream: Upstream, home: Path
+) -> None:
+    upstream.script("/now", Reply(body=b'{"found": [1], "next": "again"}'))
+    rest = RestSettings(allowed_hosts=(upstream.authority,))
+    mapping = {"items": "/found", "cursor_parameter": "after", "next_cursor": "/next"}
+    tool = document(upstream, **{**PAGED, "response": mapping})
+    async with Engine(tools=[tool], config=Config(home=home, rest=rest)) as engine:
+        assert await engine.fetch_all("ask") == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply(body=b'{"error": "no"}'), "without a list at '/found'"),
+        (Reply(body=b"<html>", content_type="text/html"), "invalid JSON"),
+        (Reply(204, b""), "invalid JSON"),
+        (Reply(body=json.dumps({"found": [1], "next": SECRET}).encode()), "with a secret"),
+    ],
+)
+async def test_answer_that_does_not_fit_the_mapping_is_an_error(
+    asker: Asker, reply: Reply, words: str
+) -> None:
+    headers = {"authorization": "Bearer ${secret:key}"}
+    outcome = await asker.ask(reply, headers=headers, **PAGED)
+    assert ended(outcome) == "EXECUTION_ERROR"
+    assert outcome.error is not None
+    assert words in outcome.error.message
+    assert SECRET not in str(outcome.error.details) + outcome.error.message
