@@ -57,7 +57,7 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
     }
 )
 
-EXECUTORS_HERE = (*ARGUMENTS, "function", "http")
+EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch")
 EXECUTORS_TO_COME = ("mcp",)
 """Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
 
@@ -194,7 +194,8 @@ def _executor_faults(document: JsonObject) -> list[str]:
     faults = []
     if kind in ("REST", "MCP") and executor != {"REST": "http", "MCP": "mcp"}[kind]:
         faults.append(f"executor: a tool of type {kind} cannot run as {executor!r}")
-    if kind in ("BUILTIN", "NATIVE") and executor in ("http", "mcp"):
+    not_fitting = {"BUILTIN": ("mcp",), "NATIVE": ("http", "http:fetch", "mcp")}
+    if executor in not_fitting.get(kind, ()):
         faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
     if kind == "BUILTIN" and not document.get("executor"):
         faults.append("executor: a tool of type BUILTIN must say how it runs")
@@ -304,6 +305,8 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):
         return  # the model names this fault
+    if kind == "BUILTIN" and document.get("executor") == "http":
+        kind = "REST"  # search_web, whose endpoint is the operator's
     fitting = FIELDS_OF.get(kind, frozenset[str]())
     for field in FIELDS:
         if document.get(field) is not None and field not in fitting:
