@@ -13,6 +13,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
 from support.authority import ask
 from support.definition_files import DefinitionDirectory
+from support.file_keyring import FileKeyring
 from support.wait import wait_until
 from upstream import Received, Reply, Upstream
 
@@ -178,3 +179,39 @@ def test_command_line_walks_over_the_pages_of_a_service(
     assert lines == [f"{page}-{number}" for page in (1, 2, 3) for number in (0, 1)]
     assert [request.query for request in upstream.requests] == ["", "page=2", "page=3", "page=4"]
     assert daemon.stop() == 0
+
+
+@pytest.mark.row("T5", "E8")
+def test_secret_of_the_keyring_is_sent_and_shown_nowhere(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream, tmp_path: Path
+) -> None:
+    keyring = FileKeyring(tmp_path / "keyring.json")
+    keyring.set_password("weather", "fumehood", SECRET)
+    entry = {"service": "weather", "username": "fumehood"}
+    secret = {"keyring": entry, "tools": ["get_weather"], "hosts": ["127.0.0.1"]}
+    definitions.put("weather.json", definition(upstream, headers=HEADERS))
+    daemon = start_daemon(
+        variables={
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTHON_KEYRING_BACKEND": "support.file_keyring.FileKeyring",
+            "FILE_KEYRING": str(tmp_path / "keyring.json"),
+        },
+        rest__allowed_hosts=json.dumps([upstream.authority]),
+        secrets=json.dumps({"weather_key": secret}),
+        tools_directory=str(definitions.path),
+    )
+    client = daemon.client()
+    answer = client.call("get_weather", {"city": "Oslo"})
+    assert upstream.requests[0].headers["authorization"] == f"Bearer {SECRET}"
+    assert answer.body["data"]["headers"]["authorization"] == "Bearer [redacted]"
+    keyring.set_password("weather", "fumehood", "")
+    assert (
+        "keyring's entry" in client.call("get_weather", {"city": "Oslo"}).body["error"]["message"]
+    )
+    (tmp_path / "keyring.json").unlink()
+    missing = client.call("get_weather", {"city": "Oslo"})
+    assert (missing.code, len(upstream.requests)) == ("EXECUTION_ERROR", 1)
+    assert "no such entry" in missing.body["error"]["message"]
+    client.close()
+    assert daemon.stop() == 0
+    assert SECRET not in json.dumps(answer.body) + daemon.log + run(daemon, "config", "show")

@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import httpcore2
+import keyring
 import pytest
 
 from fumehood import Config, Engine, Envelope
@@ -30,7 +32,8 @@ from fumehood.executors.upstreams import Upstreams
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition
-from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
+from fumehood.registry.secrets import KeyringEntry, RestSettings, SecretBindings, SecretSettings
+from support.file_keyring import FileKeyring
 from upstream import Received, Reply, Upstream, bomb, packed, redirect, running_upstream
 
 pytestmark = pytest.mark.anyio
@@ -546,6 +549,33 @@ async def test_server_that_never_answers_a_handshake_is_left(home: Path) -> None
             assert isinstance(outcome.error, UpstreamTimeout)
             assert outcome.error.was_sent is True
             mute.wait_for(lambda: mute.closed == 1)
+
+
+async def test_keyring_that_waits_for_its_user_does_not_hold_a_call_beyond_its_time(
+    upstream: Upstream,
+) -> None:
+    before, unlocked = keyring.get_keyring(), threading.Event()
+
+    class Asks(FileKeyring):
+        def get_password(self, service: str, username: str) -> str | None:
+            assert unlocked.wait(20)
+            return SECRET
+
+    keyring.set_keyring(Asks())
+    entry = KeyringEntry(service="a", username="b")
+    key = SecretSettings(keyring=entry, tools=("ask",), hosts=("127.0.0.1",))
+    headers = {"authorization": "Bearer ${secret:key}"}
+    try:
+        async with asking(upstream, key=key) as asker:
+            outcome = await asker.ask(timeout=300, headers=headers, read_only=True)
+            assert isinstance(outcome.error, UpstreamTimeout)
+            assert outcome.error.was_sent is False
+            unlocked.set()
+            assert (await asker.ask(headers=headers)).error is None  # twin
+    finally:
+        unlocked.set()
+        keyring.set_keyring(before)
+    assert len(upstream.requests) == 1
 
 
 # -- in an engine --------------------------------------------------------------------------

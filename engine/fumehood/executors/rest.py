@@ -215,7 +215,8 @@ async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]
     texts = [tool.endpoint or "", *(tool.headers or {}).values()]
     if not any(map(SECRET_REFERENCE.search, texts)):
         return {}
-    return await anyio.to_thread.run_sync(upstreams.secrets.values, tool)
+    # A keyring may wait for its user; nothing is lost with a thread that only reads.
+    return await anyio.to_thread.run_sync(upstreams.secrets.values, tool, abandon_on_cancel=True)
 
 
 # -- the request ---------------------------------------------------------------------------
