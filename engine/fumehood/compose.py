@@ -185,7 +185,7 @@ def compose(
     registrations = _read_registrations(registry, database, log)
     directory = _read_directory(config.tools_directory, registry, registrations, log)
     cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
-    upstreams = Upstreams(config.rest, registry.secrets)
+    upstreams = Upstreams(config.rest, registry.secrets, web=config.web)
     on_event = logged(log)
     walls = EngineWalls(
         WallSettings(
@@ -285,7 +285,7 @@ def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[Lo
     config = basis.config
     registry = ToolIndex(SecretBindings(config.secrets, config.rest))
     private = (Path.home(), config.state_directory, config_file().parent)
-    faults = discover(registry, config.host_tools, private=private)
+    faults = discover(registry, config.host_tools, private=private, web=config.web)
     for fault in faults:
         basis.log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
     register_all(registry, given, private)

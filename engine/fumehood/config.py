@@ -18,6 +18,9 @@ an error, and nothing here changes while the engine runs.
 | `budgets` | no limits on spending | the same | each one limits the calls that it covers |
 | `rest.allowed_hosts` | REST tools reach public addresses | the same | also these hosts |
 | `secrets` | no definition can refer to a secret | the same | to these, for their tools and hosts |
+| `web.fetch_url` | `fetch_url` is disabled | – | `true`: agents can read the web |
+| `web.only_hosts` | every host with public addresses | no host | these alone |
+| `web.search` | `search_web` is disabled | – | it asks this service |
 | `cache` | 64 MB of results, each for 300 s | the same | these bounds; `max_mb = 0`: none |
 | `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
@@ -50,6 +53,7 @@ from fumehood.protocol.sockets import config_file as config_file
 from fumehood.rate_limits.settings import AllRateLimits
 from fumehood.redaction.settings import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
+from fumehood.registry.web import WebSettings
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.settings import SessionSettings
@@ -92,6 +96,7 @@ class Config(SocketSettings):
     redaction: RedactionSettings = RedactionSettings()
     rest: RestSettings = RestSettings()
     secrets: AllSecrets = Field(default_factory=dict)
+    web: WebSettings = WebSettings()
 
     @field_validator("host_tools", "result_checkers", mode="before")
     @classmethod

@@ -100,6 +100,9 @@ def test_how_to_call_a_rest_api_runs_as_it_stands(
     config = tmp_path / "config.toml"
     config.write_text(text.replace("8765", str(upstream.port)), encoding="utf-8")
     upstream.script("/cities/Oslo.json", Reply(body=b'{"city": "Oslo", "degrees": 12.5}'))
+    days = [{"date": "2026-01-01", "t": {"max": 3}}]
+    listed = {"result": {"days": days, "next": "/days/2.json?page=2"}}
+    upstream.script("/days/1.json", Reply(body=json.dumps(listed).encode()))
     upstream.script("/cities/Atlantis.json", Reply(404, b"none", content_type="text/html"))
     daemon = start_daemon(
         variables={"WEATHER_KEY": "key-of-the-weather"},
@@ -117,11 +120,51 @@ def test_how_to_call_a_rest_api_runs_as_it_stands(
         )  # fmt: skip
         assert done.returncode == 0, (snippet, done.stderr.decode())
         said.append(done.stdout.decode())
-    assert len(said) == 3
+    assert len(said) == 4
     assert '"degrees": 12.5' in said[1]
     assert '"status": 404' in said[2]
+    paged = json.loads(said[3])["data"]
+    assert paged["items"] == [{"date": "2026-01-01", "degrees": 3}]
+    assert paged["pagination"]["has_more"] is True
     assert upstream.requests[0].target == "/cities/Oslo.json?unit=celsius"
     assert upstream.requests[0].headers["authorization"] == "Bearer key-of-the-weather"
+
+
+@pytest.mark.row("T5", "E5")
+def test_page_of_the_tools_for_the_web_runs_as_it_stands(
+    start_daemon: StartDaemon, tmp_path: Path, upstream: Upstream
+) -> None:
+    page = "docs/reference/web-tools.md"
+    (text,) = TOML.findall((ROOT / page).read_text(encoding="utf-8"))
+    config = tmp_path / "config.toml"
+    config.write_text(text.replace("8765", str(upstream.port)), encoding="utf-8")
+    html = b"<title>Fume hoods</title><style>p {}</style><p>A <b>fume hood</b> has a sash.</p>"
+    upstream.script("/page.html", Reply(body=html, content_type="text/html"))
+    hit = {"title": "Fume hoods", "url": "https://example.org/hoods", "description": "A sash."}
+    upstream.script("/search", Reply(body=json.dumps({"web": {"results": [hit]}}).encode()))
+    daemon = start_daemon(variables={"SEARCH_KEY": "key-of-the-search"}, config=str(config))
+    path = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
+    said: list[dict[str, Any]] = []
+    for language, mark, snippet in snippets(page):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", snippet.replace("8765", str(upstream.port))],
+            cwd=tmp_path, env={**daemon.environment, "PATH": path}, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (snippet, done.stderr.decode())
+        said.append(json.loads(done.stdout)["data"])
+    fetched, found = said
+    shown = JSON.findall(
+        (ROOT / page).read_text(encoding="utf-8").replace("8765", str(upstream.port))
+    )
+    assert fetched == json.loads(shown[0])["data"]
+    assert found["items"] == [{"title": "Fume hoods", "url": hit["url"], "snippet": "A sash."}]
+    assert found["pagination"]["has_more"] is True
+    assert upstream.requests[1].query == "q=fume%20hood&count=2"
+    assert upstream.requests[1].headers["x-subscription-token"] == "key-of-the-search"
+    assert "key-of-the-search" not in str(upstream.requests[0])
 
 
 @pytest.mark.row("A1")

@@ -6,14 +6,16 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
 from support.authority import ask
 from support.definition_files import DefinitionDirectory
+from support.file_keyring import FileKeyring
 from support.wait import wait_until
-from upstream import Reply, Upstream
+from upstream import Received, Reply, Upstream
 
 SECRET = "canary-7f3a9c-of-the-weather"
 HEADERS = {"authorization": "Bearer ${secret:weather_key}"}
@@ -150,3 +152,66 @@ def test_dangerous_tool_waits_for_a_yes_and_asks_its_service_once(
     client.close()
     assert daemon.stop() == 0
     assert len(upstream.requests) == 1
+
+
+def in_pages(request: Received) -> Reply:
+    page = int(dict(parse_qsl(request.query)).get("page", "1"))
+    days = [{"day": f"{page}-{number}"} for number in range(2)] if page < 4 else []
+    return Reply(body=json.dumps({"days": days}).encode())
+
+
+@pytest.mark.row("T5", "E5", "R4")
+def test_command_line_walks_over_the_pages_of_a_service(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream
+) -> None:
+    upstream.script("/cities/Oslo/now", in_pages)
+    fields = {
+        "parameters": {
+            "properties": {"city": {"type": "string"}, "cursor": {"type": "string"}},
+            "required": ["city"],
+        },
+        "response": {"items": "/days", "cursor_parameter": "page", "counts": "pages"},
+    }
+    definitions.put("weather.json", definition(upstream, **fields))
+    daemon = start(start_daemon, upstream, tools_directory=str(definitions.path))
+    said = run(daemon, "call", "get_weather", '{"city": "Oslo"}', "--all")
+    lines = [json.loads(line)["day"] for line in said.splitlines()]
+    assert lines == [f"{page}-{number}" for page in (1, 2, 3) for number in (0, 1)]
+    assert [request.query for request in upstream.requests] == ["", "page=2", "page=3", "page=4"]
+    assert daemon.stop() == 0
+
+
+@pytest.mark.row("T5", "E8")
+def test_secret_of_the_keyring_is_sent_and_shown_nowhere(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream, tmp_path: Path
+) -> None:
+    keyring = FileKeyring(tmp_path / "keyring.json")
+    keyring.set_password("weather", "fumehood", SECRET)
+    entry = {"service": "weather", "username": "fumehood"}
+    secret = {"keyring": entry, "tools": ["get_weather"], "hosts": ["127.0.0.1"]}
+    definitions.put("weather.json", definition(upstream, headers=HEADERS))
+    daemon = start_daemon(
+        variables={
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTHON_KEYRING_BACKEND": "support.file_keyring.FileKeyring",
+            "FILE_KEYRING": str(tmp_path / "keyring.json"),
+        },
+        rest__allowed_hosts=json.dumps([upstream.authority]),
+        secrets=json.dumps({"weather_key": secret}),
+        tools_directory=str(definitions.path),
+    )
+    client = daemon.client()
+    answer = client.call("get_weather", {"city": "Oslo"})
+    assert upstream.requests[0].headers["authorization"] == f"Bearer {SECRET}"
+    assert answer.body["data"]["headers"]["authorization"] == "Bearer [redacted]"
+    keyring.set_password("weather", "fumehood", "")
+    assert (
+        "keyring's entry" in client.call("get_weather", {"city": "Oslo"}).body["error"]["message"]
+    )
+    (tmp_path / "keyring.json").unlink()
+    missing = client.call("get_weather", {"city": "Oslo"})
+    assert (missing.code, len(upstream.requests)) == ("EXECUTION_ERROR", 1)
+    assert "no such entry" in missing.body["error"]["message"]
+    client.close()
+    assert daemon.stop() == 0
+    assert SECRET not in json.dumps(answer.body) + daemon.log + run(daemon, "config", "show")

@@ -5,34 +5,41 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import httpcore2
+import keyring
 import pytest
 
 from fumehood import Config, Engine, Envelope
 from fumehood.core.errors import UpstreamTimeout
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
+from fumehood.executors.mapping import ListCursors
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.rest import run_request
 from fumehood.executors.upstreams import Upstreams
+from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition
-from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
+from fumehood.registry.secrets import KeyringEntry, RestSettings, SecretBindings, SecretSettings
 from support.certificates import make_certificate
-from upstream import Reply, Upstream, head_of, packed, redirect, running_upstream
+from support.file_keyring import FileKeyring
+from upstream import Received, Reply, Upstream, head_of, packed, redirect, running_upstream
 
 pytestmark = pytest.mark.anyio
 
 OUTPUT_BYTES = 1 << 20
 LIMITS = Limits(20, 20, None, OUTPUT_BYTES)
 SECRET = "s3cret-Value/1"
+CURSORS = ListCursors(Cursors(b"k" * 32), "uid:1")
 
 
 def document(upstream: Upstream, path: str = "/now", **fields: Any) -> JsonObject:
@@ -65,7 +72,7 @@ class Asker:
         definition = parse_definition(document(self.upstream, **fields))
         traceparent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
         return await run_request(
-            definition, arguments or {}, limits, self.upstreams, self.redactor, traceparent
+            definition, arguments or {}, limits, self.upstreams, self.redactor, traceparent, CURSORS
         )
 
 
@@ -401,6 +408,33 @@ async def test_secret_in_a_file_is_read_at_the_call(upstream: Upstream, home: Pa
     ]  # fmt: skip
 
 
+async def test_keyring_that_waits_for_its_user_does_not_hold_a_call_beyond_its_time(
+    upstream: Upstream,
+) -> None:
+    before, unlocked = keyring.get_keyring(), threading.Event()
+
+    class Asks(FileKeyring):
+        def get_password(self, service: str, username: str) -> str | None:
+            assert unlocked.wait(20)
+            return SECRET
+
+    keyring.set_keyring(Asks())
+    entry = KeyringEntry(service="a", username="b")
+    key = SecretSettings(keyring=entry, tools=("ask",), hosts=("127.0.0.1",))
+    headers = {"authorization": "Bearer ${secret:key}"}
+    try:
+        async with asking(upstream, key=key) as asker:
+            outcome = await asker.ask(timeout=300, headers=headers, read_only=True)
+            assert isinstance(outcome.error, UpstreamTimeout)
+            assert outcome.error.was_sent is False
+            unlocked.set()
+            assert (await asker.ask(headers=headers)).error is None  # twin
+    finally:
+        unlocked.set()
+        keyring.set_keyring(before)
+    assert len(upstream.requests) == 1
+
+
 # -- in an engine --------------------------------------------------------------------------
 
 
@@ -460,3 +494,80 @@ async def test_long_text_is_shortened_and_bytes_are_not(upstream: Upstream, home
     assert len(json.dumps(text)) < 20_000
     upstream.script("/now", Reply(body=b"\xff" * 90_000, content_type="image/png"))
     assert len((await call(upstream, home, {})).data["content_base64"]) == 120_000
+
+
+# -- results that are mapped, and pages ----------------------------------------------------
+
+NAMES = [f"item {number}" for number in range(7)]
+
+
+def in_pages(request: Received) -> Reply:
+    """Three items of `NAMES` from the cursor on."""
+    start = int(dict(parse_qsl(request.query)).get("after", "0"))
+    after = str(start + 3) if start + 3 < len(NAMES) else None
+    found = [{"name": {"full": name}, "more": 1} for name in NAMES[start : start + 3]]
+    return Reply(body=json.dumps({"found": found, "next": after, "count": 7}).encode())
+
+
+PAGED = {
+    "parameters": {"properties": {"city": {"type": "string"}, "cursor": {"type": "string"}}},
+    "response": {
+        "items": "/found",
+        "fields": {"name": "/name/full"},
+        "cursor_parameter": "after",
+        "next_cursor": "/next",
+        "total_count": "/count",
+    },
+}
+
+
+@pytest.mark.row("E5", "T5")
+async def test_all_pages_of_a_service_are_walked(upstream: Upstream, home: Path) -> None:
+    upstream.script("/now", in_pages)
+    rest = RestSettings(allowed_hosts=(upstream.authority,))
+    tool = document(upstream, **PAGED)
+    async with Engine(tools=[tool], config=Config(home=home, rest=rest)) as engine:
+        items = await engine.fetch_all("ask", {"city": "Oslo"})
+        first = await engine.call("ask", {"city": "Oslo"})
+        cursor = first.data["pagination"]["next_cursor"]
+        other = await engine.call("ask", {"city": "Bonn", "cursor": cursor})
+    assert items == [{"name": name} for name in NAMES]
+    assert [request.query for request in upstream.requests[:3]] == [
+        "city=Oslo", "city=Oslo&after=3", "city=Oslo&after=6",
+    ]  # fmt: skip
+    assert first.data["pagination"]["total_count"] == 7
+    assert other.error is not None
+    assert (other.error.code, other.error.fields) == ("INVALID_PARAMS", ("cursor",))
+    assert len(upstream.requests) == 4
+
+
+@pytest.mark.row("E5")
+async def test_service_that_names_the_same_next_page_for_ever_is_left(
+    upstream: Upstream, home: Path
+) -> None:
+    upstream.script("/now", Reply(body=b'{"found": [1], "next": "again"}'))
+    rest = RestSettings(allowed_hosts=(upstream.authority,))
+    mapping = {"items": "/found", "cursor_parameter": "after", "next_cursor": "/next"}
+    tool = document(upstream, **{**PAGED, "response": mapping})
+    async with Engine(tools=[tool], config=Config(home=home, rest=rest)) as engine:
+        assert await engine.fetch_all("ask") == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply(body=b'{"error": "no"}'), "without a list at '/found'"),
+        (Reply(body=b"<html>", content_type="text/html"), "invalid JSON"),
+        (Reply(204, b""), "invalid JSON"),
+        (Reply(body=json.dumps({"found": [1], "next": SECRET}).encode()), "with a secret"),
+    ],
+)
+async def test_answer_that_does_not_fit_the_mapping_is_an_error(
+    asker: Asker, reply: Reply, words: str
+) -> None:
+    headers = {"authorization": "Bearer ${secret:key}"}
+    outcome = await asker.ask(reply, headers=headers, **PAGED)
+    assert ended(outcome) == "EXECUTION_ERROR"
+    assert outcome.error is not None
+    assert words in outcome.error.message
+    assert SECRET not in str(outcome.error.details) + outcome.error.message

@@ -25,8 +25,8 @@ from support.recording import RecordingLog
 from support.wait import wait_until
 
 BUILT_IN = [
-    "calculator", "delete_files", "list_files", "read_file", "run_javascript", "run_python",
-    "run_restricted_python", "run_shell", "write_file",
+    "calculator", "delete_files", "fetch_url", "list_files", "read_file", "run_javascript",
+    "run_python", "run_restricted_python", "run_shell", "search_web", "write_file",
 ]  # fmt: skip
 
 
@@ -148,14 +148,15 @@ def test_list_is_paged_over_the_socket_and_whole_in_client_and_command_line(
     assert first["sources"]["calculator"] == "builtin"
     everything = sorted([*BUILT_IN, *names])
     assert [item["name"] for item in first["items"]] == everything[:10]
-    assert first["sources"]["t000"] == "directory"
+    many = client.get("/v1/tools?tag=many").body["data"]
+    assert many["sources"]["t000"] == "directory"
     assert first["pagination"]["has_more"] is True
     assert first["pagination"]["total_count"] == 230 + len(BUILT_IN)
     cursor = first["pagination"]["next_cursor"]
     assert _names(client, f"limit=3&cursor={cursor}") == everything[10:13]
     assert _names(client, "tag=few&limit=2") == ["t200", "t201"]
     assert _names(client, "category=last&type=REST&limit=1") == ["t200"]
-    assert _names(client, "type=BUILTIN") == BUILT_IN
+    assert _names(client, "type=BUILTIN&limit=20") == BUILT_IN
     with Client(daemon.socket) as other:
         assert [tool.name for tool in other.tools()] == everything
         assert [tool.name for tool in other.tools(tag="few")] == names[200:]

@@ -18,7 +18,7 @@ from fumehood.circuits.recent import RecentCounts
 from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.errors import CircuitOpen, EngineError, Fault, Timeout
 from fumehood.core.status import CircuitState, CircuitStatus
-from fumehood.core.tool import ToolDefinition, ToolType
+from fumehood.core.tool import ToolDefinition
 from fumehood.observe.log import Logger
 
 TRIAL_WAIT_MS = 1000
@@ -30,7 +30,7 @@ PORTS = {"https": 443, "http": 80}
 
 def upstream_of(tool: ToolDefinition) -> str | None:
     """The service that a tool calls, as `host:port`; None if it calls none."""
-    if tool.type is not ToolType.REST or tool.endpoint is None:
+    if tool.executor != "http" or tool.endpoint is None:
         return None
     parts = urlsplit(tool.endpoint)
     host = (parts.hostname or "").rstrip(".")
@@ -240,7 +240,7 @@ class Circuits:
         return sum(state is not CircuitState.CLOSED for state in states)
 
     def _of(self, tool: ToolDefinition) -> Circuit | None:
-        if tool.type is not ToolType.REST:
+        if tool.executor != "http":
             return None
         upstream = upstream_of(tool)
         if upstream is None:

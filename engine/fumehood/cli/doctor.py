@@ -235,9 +235,10 @@ def _docker(config: Config) -> Iterator[Finding]:
 def _tools(config: Config) -> Finding:
     from fumehood.registry.discover import discover
     from fumehood.registry.index import ToolIndex
+    from fumehood.registry.secrets import SecretBindings
 
-    index = ToolIndex()
-    faults = discover(index, config.host_tools)
+    index = ToolIndex(SecretBindings(config.secrets, config.rest))
+    faults = discover(index, config.host_tools, web=config.web)
     if faults:
         words = "; ".join(f"{fault.entry_point}: {fault.reason}" for fault in faults)
         return Finding("tools", "warning", f"left out: {words}", "Fix or uninstall the package.")

@@ -75,7 +75,7 @@ class Offline:
     ) -> None:
         self._config = config
         self._index = ToolIndex(SecretBindings(config.secrets, config.rest))
-        for fault in discover(self._index, config.host_tools, private=()):
+        for fault in discover(self._index, config.host_tools, private=(), web=config.web):
             warn(f"{fault.entry_point} was left out: {fault.reason}")
         if tools_directory is not None:
             contents = ToolDirectory(

@@ -138,6 +138,7 @@ class ToolKeywords(TypedDict, total=False):
     endpoint: str | None
     method: str | None
     headers: dict[str, str] | None
+    response: JsonObject | None
     timeout: int | None
     retry_count: int
     is_active: bool

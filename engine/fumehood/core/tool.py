@@ -11,7 +11,7 @@ import re
 from datetime import date
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -28,7 +28,7 @@ SEMVER_PATTERN = (
 )
 EXECUTOR_PATTERN = (
     r"^(expression|restricted_python|code:[a-z][a-z0-9_+-]*|function"
-    r"|workspace(:(read|write|list|delete))?|http|mcp)$"
+    r"|workspace(:(read|write|list|delete))?|http(:fetch)?|mcp)$"
 )
 
 
@@ -186,6 +186,48 @@ Megabytes = Annotated[int, BeforeValidator(_no_bool), Field(gt=0, le=1 << 20)]
 Money = Annotated[Decimal, BeforeValidator(_no_bool), Field(ge=0, max_digits=18, decimal_places=9)]
 
 
+CURSOR = "cursor"
+"""The parameter of a tool that answers in pages (mission E5)."""
+
+# *Source*: RFC 6901, section 3.
+Pointer = Annotated[str, Field(pattern=r"^(/([^~/]|~[01])*)*$", max_length=500)]
+"""A place in a JSON document; the empty one is the whole document."""
+
+
+class ResponseMapping(_Value):
+    """Which parts of a service's JSON are the result.
+
+    With `items` the result is a list, with `fields` an object, or a list of such objects. One of
+    `next_cursor`, `next_url` and `counts` says how the next page is asked for: with
+    `cursor_parameter` set to a value of the answer, to that parameter's value in a URL of the
+    answer, or to a number that counts pages or items from `first` on.
+    """
+
+    items: Pointer | None = None
+    fields: dict[str, Pointer] | None = Field(default=None, min_length=1, max_length=100)
+    cursor_parameter: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")
+    next_cursor: Pointer | None = None
+    next_url: Pointer | None = None
+    counts: Literal["pages", "items"] | None = None
+    first: int | None = Field(default=None, ge=0, le=1_000_000)
+    total_count: Pointer | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        ways = [way for way in (self.next_cursor, self.next_url, self.counts) if way is not None]
+        if self.items is None and self.fields is None:
+            raise ValueError("needs `items`, `fields` or both")
+        if self.items is None and (ways or self.cursor_parameter or self.total_count is not None):
+            raise ValueError("pages are of `items`, which is missing")
+        if len(ways) != (0 if self.cursor_parameter is None else 1):
+            raise ValueError(
+                "pages need `cursor_parameter` and one of `next_cursor`, `next_url` and `counts`"
+            )
+        if self.first is not None and self.counts is None:
+            raise ValueError("`first` goes with `counts`")
+        return self
+
+
 class ToolDefinition(_Value):
     """One tool in one version. Every field has the mission's default.
 
@@ -234,6 +276,10 @@ class ToolDefinition(_Value):
     endpoint: str | None = None
     method: str | None = None
     headers: dict[str, str] | None = None
+    # Left out where it is absent, so that approvals of earlier versions keep their digest.
+    response: ResponseMapping | None = Field(
+        default=None, exclude_if=lambda response: response is None
+    )
     timeout: int | None = Field(default=None, gt=0)
     retry_count: int = Field(default=0, ge=0, le=10)
     is_active: bool = True

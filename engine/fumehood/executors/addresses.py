@@ -56,8 +56,12 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 class CheckedBackend(httpcore2.AnyIOBackend):
     """Connects to checked addresses only."""
 
-    def __init__(self, allowed_hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self, allowed_hosts: Collection[str] = (), setting: str = "rest.allowed_hosts"
+    ) -> None:
+        """`setting` is the one that allows hosts, for the refusals."""
         self._allowed_hosts = frozenset(allowed_hosts)
+        self._setting = setting
 
     async def connect_tcp(
         self,
@@ -89,7 +93,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         if not is_allowed and not all(map(is_public, found)):
             raise PermissionDenied(
                 "The tool's service has an address that is not public, and the operator has not "
-                "allowed its host (rest.allowed_hosts). Do not retry."
+                f"allowed its host ({self._setting}). Do not retry."
             )
         return found
 

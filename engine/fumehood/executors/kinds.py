@@ -10,6 +10,7 @@ from fumehood.core.languages import LANGUAGES
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement
 from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
+from fumehood.executors.fetch import FetchExecutor
 from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.program import ProgramExecutor
 from fumehood.executors.rest import RestExecutor
@@ -21,6 +22,7 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
         "restricted_python": RestrictedPythonExecutor(),
         "function": FunctionExecutor(),
         "http": RestExecutor(),
+        "http:fetch": FetchExecutor(),
         "workspace:read": WorkspaceExecutor("read"),
         "workspace:write": WorkspaceExecutor("write"),
         "workspace:list": WorkspaceExecutor("list"),

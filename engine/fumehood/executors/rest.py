@@ -2,7 +2,8 @@
 
 Host side; below it `upstreams`, which sends. The engine itself sends the request: no wall is
 around it, and `addresses` decides what it may reach. An argument fills its place in the endpoint's
-path; all others are the query (GET, HEAD, DELETE) or a JSON body. Invariants: no argument changes
+path or its query; all others are the query (GET, HEAD, DELETE) or a JSON body. `mapping` makes
+the result of the answer where the definition says how. Invariants: no argument changes
 the host, the number of path segments or what the endpoint's own query says; everything that comes
 back is the service's word, bounded, and free of the values of secrets.
 """
@@ -14,8 +15,8 @@ import hashlib
 import re
 import time
 from codecs import getincrementaldecoder
-from collections.abc import Coroutine, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
@@ -38,6 +39,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
+from fumehood.executors.mapping import ListCursors, mapped
 from fumehood.executors.outcome import CutText, Outcome
 from fumehood.executors.parts import Pieces
 from fumehood.executors.program_output import SPILL_CHARACTERS, KeptStreams, KeptText
@@ -51,7 +53,7 @@ from fumehood.executors.upstreams import (
 from fumehood.protocol import strict_json
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretStream, SecretValues
-from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS
+from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS, QUERY_PLACE
 from fumehood.registry.secrets import SECRET_REFERENCE
 
 MAX_BODY_SHOWN = 4096
@@ -99,6 +101,7 @@ class RestExecutor(Executor):
             run.upstreams,
             run.redactor,
             traceparent,
+            ListCursors(run.cursors, run.domain.principal_id),
         )
 
 
@@ -109,17 +112,47 @@ async def run_request(
     upstreams: Upstreams,
     redactor: Redactor,
     traceparent: str,
+    cursors: ListCursors,
 ) -> Outcome:
     """Send the request of one call, and read its answer."""
+
+    async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
+        if tool.response is not None:
+            document = _document(answer, values, redactor)
+            return Read(mapped(tool, arguments, document, values, redactor, cursors))
+        data = _data(answer, values, redactor)
+        return Read(data, frozenset() if is_json(answer) else _CONTENTS)
+
+    def make() -> UpstreamRequest:
+        return make_request(tool, cursors.with_position(tool, arguments), traceparent)
+
+    return await perform(tool, make, read, limits, upstreams, redactor)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What an answer says: the result, and its fields that are never shortened."""
+
+    data: JsonObject
+    whole_fields: frozenset[str] = frozenset()
+
+
+async def perform(
+    tool: ToolDefinition,
+    make: Callable[[], UpstreamRequest],
+    read: Callable[[UpstreamAnswer, SecretValues], Awaitable[Read]],
+    limits: Limits,
+    upstreams: Upstreams,
+    redactor: Redactor,
+) -> Outcome:
+    """Make a request, send it, and read a successful answer. Both may raise an EngineError."""
     attempt, values, started = Attempt(), SecretValues(), time.monotonic()
     outcome = Outcome(EndedBy.OK, "none")
     try:
-        request = make_request(tool, arguments, traceparent)
-        answer = await _ask(request, tool, limits, upstreams, redactor, attempt, values)
+        answer = await _ask(make(), tool, limits, upstreams, redactor, attempt, values)
         outcome = replace(outcome, output_bytes=len(answer.body))
-        data = _data(answer, values, redactor)
-        whole = frozenset[str]() if _is_json(answer) else _CONTENTS
-        outcome = replace(outcome, data=data, whole_fields=whole)
+        found = await read(answer, values)
+        outcome = replace(outcome, data=found.data, whole_fields=found.whole_fields)
     except EngineError as error:
         outcome = _failed(outcome, error, attempt, tool)
     network_ms = (time.monotonic() - started) * 1e3
@@ -201,7 +234,8 @@ async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]
     texts = [tool.endpoint or "", *(tool.headers or {}).values()]
     if not any(map(SECRET_REFERENCE.search, texts)):
         return {}
-    return await anyio.to_thread.run_sync(upstreams.secrets.values, tool)
+    # A keyring may wait for its user; nothing is lost with a thread that only reads.
+    return await anyio.to_thread.run_sync(upstreams.secrets.values, tool, abandon_on_cancel=True)
 
 
 # -- answers in parts ----------------------------------------------------------------------
@@ -314,8 +348,9 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     """
     endpoint, method = tool.endpoint or "", tool.method or "GET"
     head, question, query = endpoint.partition("?")
-    placed = set(PLACEHOLDER.findall(head))
+    placed = {*PLACEHOLDER.findall(head), *QUERY_PLACE.findall(query)}
     url = _fill_path(head, arguments)
+    query = _fill_query(query, arguments)
     others = {name: value for name, value in arguments.items() if name not in placed}
     headers = {name.lower(): value for name, value in (tool.headers or {}).items()}
     headers.setdefault("accept", "application/json, */*;q=0.5")
@@ -394,6 +429,21 @@ def _has_dots(segment: str) -> bool:
     return any(part.partition(";")[0] in (".", "..") for part in re.split(r"[/\\]", segment))
 
 
+def _fill_query(query: str, arguments: JsonObject) -> str:
+    """The endpoint's own query, with arguments in their places."""
+    if "{" not in query:
+        return query
+    filled: list[str] = []
+    for pair in query.split("&"):
+        place = QUERY_PLACE.search(pair)
+        if place is None:
+            filled.append(pair)
+        else:
+            texts = _texts(place[1], arguments.get(place[1]))
+            filled += [f"{pair[: place.start()]}{text}" for text in texts]
+    return "&".join(filled)
+
+
 def _query(arguments: JsonObject, own: str) -> str:
     """The arguments as a query: a repeated name for a list, nothing for null."""
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
@@ -401,12 +451,17 @@ def _query(arguments: JsonObject, own: str) -> str:
     for name, value in arguments.items():
         if name in taken:
             raise _refused(name, "is a part of the endpoint's own query")
-        for element in value if isinstance(value, list) else [value]:
-            if isinstance(element, dict | list):
-                raise _refused(name, "stands in the query and cannot be an object or nested list")
-            if element is not None:
-                pairs.append(f"{quote(name, safe='')}={quote(_text(element), safe='')}")
+        pairs += [f"{quote(name, safe='')}={text}" for text in _texts(name, value)]
     return "&".join(pairs)
+
+
+def _texts(name: str, value: Any) -> Iterator[str]:
+    """An argument's values in a query, percent-encoded."""
+    for element in value if isinstance(value, list) else [value]:
+        if isinstance(element, dict | list):
+            raise _refused(name, "stands in the query and cannot be an object or nested list")
+        if element is not None:
+            yield quote(_text(element), safe="")
 
 
 def _text(value: str | float | bool) -> str:
@@ -436,15 +491,8 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
     """
     if not answer.body:
         return {"status": answer.status}
-    if _is_json(answer):
-        try:
-            value = values.value(strict_json.loads(answer.body))
-        except strict_json.StrictJsonError as error:
-            raise ExecutionError(
-                f"The tool's service answered with invalid JSON: {values.text(str(error))}. Do not "
-                "retry.",
-                details=_details(answer, values, redactor),
-            ) from None
+    if is_json(answer):
+        value = values.value(_document(answer, values, redactor))
         return value if isinstance(value, dict) else {"value": value}
     kind = values.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN] or None
     try:
@@ -454,7 +502,23 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
         return {"content_base64": encoded, "content_type": kind}
 
 
-def _is_json(answer: UpstreamAnswer) -> bool:
+def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> Any:
+    """The JSON of an answer, as it came.
+
+    Raises:
+        ExecutionError: it is none.
+    """
+    try:
+        return strict_json.loads(answer.body)
+    except strict_json.StrictJsonError as error:
+        raise ExecutionError(
+            f"The tool's service answered with invalid JSON: {values.text(str(error))}.",
+            details=_details(answer, values, redactor),
+        ) from None
+
+
+def is_json(answer: UpstreamAnswer) -> bool:
+    """Whether its type promises JSON."""
     return answer.content_type == "application/json" or answer.content_type.endswith("+json")
 
 

@@ -16,13 +16,21 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
-from fumehood.core.errors import MAX_RETRY_AFTER_MS, EngineError, ExecutionError, NetworkError
+from fumehood.core.errors import (
+    MAX_RETRY_AFTER_MS,
+    EngineError,
+    ExecutionError,
+    NetworkError,
+    PermissionDenied,
+)
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBindings
+from fumehood.registry.web import WebSettings
 
 if TYPE_CHECKING:
     import httpcore2
@@ -59,12 +67,14 @@ class UpstreamRequest:
 class UpstreamAnswer:
     """Status, headers (names in lower case) and the unpacked body.
 
-    `is_cut` says that the body goes on; only an error's body is cut.
+    `is_cut` says that the body goes on; only an error's body is cut. `url` is the address that
+    answered, after all redirects.
     """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    url: str
     is_cut: bool = False
 
     @property
@@ -109,20 +119,35 @@ class Upstreams:
         settings: RestSettings | None = None,
         secrets: SecretBindings = NO_SECRETS,
         tls: ssl.SSLContext | None = None,
+        web: WebSettings | None = None,
     ) -> None:
         self.secrets = secrets
         settings = settings or RestSettings()
         self.stream_bytes = settings.stream_kb * 1024
         """The most of an answer that is relayed."""
         self._allowed_hosts = settings.allowed_hosts
+        self._setting = "rest.allowed_hosts"
+        self._only_hosts: tuple[str, ...] | None = None
         self._tls = tls
+        self._web = web or WebSettings()
         self._pool: httpcore2.AsyncConnectionPool | None = None
+
+    @cached_property
+    def fetches(self) -> Upstreams:
+        """The connections of `fetch_url`: without secrets, and to none of the hosts that REST
+        tools alone may reach, not even over a connection that is open already."""
+        fetches = Upstreams(RestSettings(allowed_hosts=self._web.allowed_hosts), tls=self._tls)
+        fetches._setting = "web.allowed_hosts"
+        fetches._only_hosts = self._web.only_hosts
+        return fetches
 
     async def close(self) -> None:
         """Close all connections."""
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.aclose()
+        if "fetches" in self.__dict__:
+            await self.fetches.close()
 
     async def ask(
         self,
@@ -159,6 +184,10 @@ class Upstreams:
     ) -> UpstreamAnswer:
         import httpcore2  # most engines have no REST tool, and need no HTTP client
 
+        if self._only_hosts is not None and not Origin.of(request.url).is_in(self._only_hosts):
+            raise PermissionDenied(
+                "The operator has not allowed this host (web.only_hosts). Do not retry."
+            )
         try:
             async with self._connections().stream(
                 request.method,
@@ -186,7 +215,7 @@ class Upstreams:
                 _drop_what_follows(answer)
                 if is_cut and is_success:
                     raise BodyTooLarge
-                return UpstreamAnswer(answer.status, headers, bytes(body), is_cut)
+                return UpstreamAnswer(answer.status, headers, bytes(body), request.url, is_cut)
         except httpcore2.ConnectError as error:
             raise _not_secure(error) from None
         except httpcore2.LocalProtocolError:
@@ -208,7 +237,7 @@ class Upstreams:
                 max_connections=None,  # `sandbox.host` bounds the requests to each service
                 max_keepalive_connections=MAX_IDLE_CONNECTIONS,
                 keepalive_expiry=IDLE_S,
-                network_backend=CheckedBackend(self._allowed_hosts),
+                network_backend=CheckedBackend(self._allowed_hosts, self._setting),
             )
         return self._pool
 

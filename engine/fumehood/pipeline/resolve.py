@@ -46,10 +46,10 @@ def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: da
         reference = _bound_reference(request, binding)
     tool = registry.get(reference, names_others=_may_see_every_tool(request))
     definition = tool.definition
-    if not definition.is_active:
-        raise ToolDisabled(f"The tool {definition.name} is disabled. Do not retry.")
     if tool.disabled_because is not None:
         raise ToolDisabled(f"The tool {definition.name} is disabled. {tool.disabled_because}")
+    if not definition.is_active:
+        raise ToolDisabled(f"The tool {definition.name} is disabled. Do not retry.")
     return ResolvedCall(request, tool, _deprecation(definition, today), binding)
 
 

@@ -20,15 +20,18 @@ from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
 from fumehood.core.parameters import parameter_list_schema
-from fumehood.core.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
+from fumehood.core.tool import CURSOR, DEFAULT_EXECUTORS, ToolDefinition, ToolType
 from fumehood.registry.schema_faults import schema_faults
 from fumehood.registry.secrets import SECRET_REFERENCE
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 """A place in an endpoint's path that an argument fills; its group is the argument's name."""
 
+QUERY_PLACE = re.compile(r"(?<==)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}(?=&|\Z)")
+"""A place in an endpoint's query: the whole value of one of its parameters."""
 
-EXECUTORS_HERE = (*ARGUMENTS, "function", "http")
+
+EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch")
 EXECUTORS_TO_COME = ("mcp",)
 """Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
 
@@ -162,7 +165,8 @@ def _executor_faults(document: JsonObject) -> list[str]:
     faults = []
     if kind in ("REST", "MCP") and executor != {"REST": "http", "MCP": "mcp"}[kind]:
         faults.append(f"executor: a tool of type {kind} cannot run as {executor!r}")
-    if kind in ("BUILTIN", "NATIVE") and executor in ("http", "mcp"):
+    not_fitting = {"BUILTIN": ("mcp",), "NATIVE": ("http", "http:fetch", "mcp")}
+    if executor in not_fitting.get(kind, ()):
         faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
     if kind == "BUILTIN" and not document.get("executor"):
         faults.append("executor: a tool of type BUILTIN must say how it runs")
@@ -227,7 +231,7 @@ METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 QUERY_METHODS = ("DELETE", "GET", "HEAD")
 """Methods whose arguments stand in the query; those of the others are the body, as JSON."""
 
-FIELDS = ("endpoint", "headers", "method", "timeout")
+FIELDS = ("endpoint", "headers", "method", "response", "timeout")
 FIELDS_OF: Mapping[str, frozenset[str]] = {
     "REST": frozenset(FIELDS),
     "MCP": frozenset({"endpoint", "headers", "timeout"}),  # MCP defines the method itself
@@ -275,6 +279,8 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):
         return  # the model names this fault
+    if kind == "BUILTIN" and document.get("executor") == "http":
+        kind = "REST"  # search_web, whose endpoint is the operator's
     fitting = FIELDS_OF.get(kind, frozenset[str]())
     for field in FIELDS:
         if document.get(field) is not None and field not in fitting:
@@ -284,6 +290,7 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
     yield from _wall_faults(document, kind)
     if kind == "REST":
         yield from _request_faults(document)
+        yield from _response_faults(document)
     timeout = document.get("timeout")
     if isinstance(timeout, int) and timeout > MAX_TIMEOUT_MS:
         yield f"timeout: over {MAX_TIMEOUT_MS} milliseconds"
@@ -306,6 +313,36 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
             yield "headers: 'content-type' must be a type of JSON, as the body is"
 
 
+def _response_faults(document: JsonObject) -> Iterator[str]:
+    """Faults in how the answers of a REST tool become results."""
+    response, parameters = document.get("response"), document.get("parameters")
+    if not isinstance(response, dict):
+        return
+    if document.get("method") == "HEAD":
+        yield "response: the answer to HEAD has no body"
+    if document.get("streaming"):
+        yield "response: an answer that is relayed in parts is not mapped (streaming)"
+    name = response.get("cursor_parameter")
+    if not isinstance(name, str):
+        return
+    schema = parameters if isinstance(parameters, dict) else {}
+    properties, required = schema.get("properties"), schema.get("required")
+    properties = properties if isinstance(properties, dict) else {}
+    declared = properties.get(CURSOR)
+    is_text = isinstance(declared, dict) and declared.get("type") == "string"
+    if not is_text or (isinstance(required, list) and CURSOR in required):
+        yield (
+            f"response: pages need an optional parameter {CURSOR!r} of the type string; callers "
+            "hand next_cursor back in it"
+        )
+    endpoint = str(document.get("endpoint") or "")
+    queried = {key for key, _ in parse_qsl(endpoint.partition("?")[2], keep_blank_values=True)}
+    if (name != CURSOR and name in properties) or name in queried:
+        yield f"response: {name!r} is the cursor_parameter, and the engine sets it"
+    if CURSOR in PLACEHOLDER.findall(endpoint):
+        yield f"response: the place of the cursor is {name!r}, and not in the endpoint"
+
+
 def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:
     if document.get("sandboxed", True) is False:
         # Unsandboxed, a REST tool could reach any address on the host's network, and an MCP
@@ -326,9 +363,11 @@ def _method_faults(method: Any) -> Iterator[str]:
 def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> Iterator[str]:
     path, question, query_text = endpoint.partition("?")
     names = PLACEHOLDER.findall(path) if is_rest else []
+    values = QUERY_PLACE.findall(query_text) if is_rest else []
     if is_rest and "//" in path:
         head, slash, below = path.partition("//")[2].partition("/")
         path = f"{path.partition('//')[0]}//{head}{slash}{PLACEHOLDER.sub('x', below)}"
+        query_text = QUERY_PLACE.sub("x", query_text)
     faults = list(url_faults(SECRET_REFERENCE.sub("x", path + question + query_text)))
     yield from faults
     if faults:
@@ -344,10 +383,13 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
                 _USE_A_REFERENCE
             )
     queried = {name for name, _ in query} if document.get("method") in QUERY_METHODS else set()
-    yield from _placeholder_faults(names, queried, document.get("parameters"))
+    yield from _placeholder_faults(names, values, queried, document.get("parameters"))
 
 
-def _placeholder_faults(names: list[str], queried: set[str], parameters: Any) -> Iterator[str]:
+def _placeholder_faults(
+    names: list[str], values: list[str], queried: set[str], parameters: Any
+) -> Iterator[str]:
+    """Faults of places in the path, and in the values of the query."""
     schema = parameters if isinstance(parameters, dict) else {}
     properties, required = schema.get("properties"), schema.get("required")
     properties = properties if isinstance(properties, dict) else {}
@@ -360,7 +402,10 @@ def _placeholder_faults(names: list[str], queried: set[str], parameters: Any) ->
                 f"endpoint: {{{name}}} needs a required parameter of that name, of the type "
                 "string, integer, number or boolean"
             )
-    for name in sorted(queried & properties.keys() - set(names)):
+    for name in dict.fromkeys(values):
+        if name not in properties:
+            yield f"endpoint: {{{name}}} needs a parameter of that name"
+    for name in sorted(queried & properties.keys() - {*names, *values}):
         yield f"endpoint: the query has {name[:60]!a} already, which is a parameter too"
 
 

@@ -21,6 +21,7 @@ from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.functions import register_function
 from fumehood.registry.index import Source, ToolIndex
+from fumehood.registry.web import WebSettings, configured
 
 GROUP = "fumehood.tools"
 BUILTIN_PACKAGE = "fumehood_tools"
@@ -39,10 +40,12 @@ def discover(
     host_tools: Sequence[str],
     found: Iterable[EntryPoint] | None = None,
     private: Sequence[Path] = (),
+    web: WebSettings | None = None,
 ) -> list[LoadFault]:
     """Register every offered tool; returns the failures.
 
-    `private` are directories that no import path of a sandboxed function may contain.
+    Tools of the web are disabled unless `web` enables them. `private` are directories that no
+    import path of a sandboxed function may contain.
     """
     faults: list[LoadFault] = []
     offered = list(found if found is not None else entry_points(group=GROUP))
@@ -58,7 +61,12 @@ def discover(
             continue
         for tool in tools:
             try:
-                _register(index, tool, _source(entry_point), host_tools, private)
+                source = _source(entry_point)
+                if source is Source.BUILTIN and isinstance(tool, ToolDefinition):
+                    definition, why = configured(tool, web or WebSettings())
+                    index.register(definition, source, disabled_because=why)
+                else:
+                    _register(index, tool, source, host_tools, private)
             except InvalidDefinition as error:
                 faults.append(LoadFault(entry_point.value, error.message))
     return faults

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Self
@@ -32,6 +34,9 @@ MIN_CHARACTERS = 8
 """A shorter value could not be told from other text when it is taken out of answers."""
 
 MAX_CHARACTERS = 4096
+KEYRING_WAIT_S = 10.0
+"""How long a call waits for another one that reads the keyring."""
+
 _VALUE = re.compile(rf"[!-~]([ -~]{{0,{MAX_CHARACTERS - 2}}}[!-~])?")
 """The characters that a header may hold, without space around them."""
 
@@ -60,6 +65,15 @@ class RestSettings(BaseModel):
     """The longest answer of a tool with `streaming`."""
 
 
+class KeyringEntry(BaseModel):
+    """An entry of the keyring of the engine's user."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    service: str = Field(min_length=1, max_length=200)
+    username: str = Field(min_length=1, max_length=200)
+
+
 class SecretSettings(BaseModel):
     """The source of one secret, and the tools and hosts that it is for."""
 
@@ -69,16 +83,29 @@ class SecretSettings(BaseModel):
     """A variable of the engine's environment."""
     file: Path | None = None
     """A file that only the engine's user can read."""
+    keyring: KeyringEntry | None = None
+    """An entry of the user's keyring, by the optional package `keyring`."""
     tools: tuple[str, ...] = Field(min_length=1)
     hosts: tuple[HostPattern, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
-        if (self.env is None) is (self.file is None):
-            raise ValueError("a secret needs `env` or `file`, and not both")
+        if [self.env, self.file, self.keyring].count(None) != 2:
+            raise ValueError("a secret needs one of `env`, `file` and `keyring`")
         if self.file is not None and not self.file.is_absolute():
             raise ValueError("`file` must be an absolute path")
         return self
+
+
+KEYRING_FAULTS = {
+    "KeyringLocked": "the keyring is locked; the operator must unlock it",
+    "NoKeyringError": "the engine's user has no keyring on this host; the operator must set one up",
+}
+"""By the name of the library's exception."""
+
+
+class KeyringFault(Exception):
+    """The keyring cannot be read; its text says why, and what helps."""
 
 
 AllSecrets = dict[Annotated[str, Field(pattern=SECRET_NAME)], SecretSettings]
@@ -123,6 +150,7 @@ class SecretBindings:
         self._settings = settings
         self._allowed_hosts = (rest or RestSettings()).allowed_hosts
         self._environment = environment
+        self._keyring_lock = threading.Lock()
 
     def faults(self, definition: ToolDefinition) -> list[str]:
         """A fault for each secret that the definition refers to and may not have."""
@@ -167,8 +195,20 @@ class SecretBindings:
             value = self._read(secret)
         except (OSError, UnicodeDecodeError, Untrusted):
             value = None
+        except KeyringFault as why:
+            raise ExecutionError(
+                f"The secret {name!r} cannot be read, so nothing was sent: {why}. Do not retry."
+            ) from None
         if value is None or len(value) < MIN_CHARACTERS or not _VALUE.fullmatch(value):
-            source = "environment variable" if secret.env is not None else "file"
+            source = next(
+                word
+                for word, given in (
+                    ("environment variable", secret.env),
+                    ("file", secret.file),
+                    ("keyring's entry", secret.keyring),
+                )
+                if given is not None
+            )
             raise ExecutionError(
                 f"The secret {name!r} has no usable value, so nothing was sent. The operator must "
                 f"set its {source} to a line of {MIN_CHARACTERS} to {MAX_CHARACTERS} printable "
@@ -177,6 +217,8 @@ class SecretBindings:
         return value
 
     def _read(self, secret: SecretSettings) -> str | None:
+        if secret.keyring is not None:
+            return self._read_keyring(secret.keyring)
         if secret.file is None:
             return self._environment.get(secret.env or "")
         owners = frozenset({0, os.geteuid()})
@@ -188,6 +230,36 @@ class SecretBindings:
         if stat.S_IMODE(signature.mode) & 0o077:
             raise Untrusted("it is open to other users; fix it with chmod 600")
         return data.decode("ascii").removesuffix("\n").removesuffix("\r")
+
+    def _read_keyring(self, entry: KeyringEntry) -> str:
+        """The password of an entry.
+
+        A keyring may ask its user to unlock it, and wait. So one call reads it at a time, and the
+        others do not wait for long.
+
+        Raises:
+            KeyringFault: the keyring cannot be read, or has no such entry.
+        """
+        if find_spec("keyring") is None:
+            raise KeyringFault(
+                "the operator must install the extra for keyrings: fumehood[keyring]"
+            )
+        if not self._keyring_lock.acquire(timeout=KEYRING_WAIT_S):
+            raise KeyringFault("the keyring does not answer; the operator may have to unlock it")
+        try:
+            import keyring
+
+            found = keyring.get_password(entry.service, entry.username)
+        except Exception as fault:  # of whichever backend; its words could hold anything
+            kind = type(fault).__name__
+            raise KeyringFault(
+                KEYRING_FAULTS.get(kind, f"the keyring's backend failed ({kind})")
+            ) from None
+        finally:
+            self._keyring_lock.release()
+        if found is None:
+            raise KeyringFault("the keyring has no such entry; the operator must add it")
+        return found
 
 
 NO_SECRETS = SecretBindings()

@@ -107,6 +107,27 @@ def test_harmless_value_is_percent_encoded(city: Any, sent: str) -> None:
     assert url.startswith(f"https://api.example/v1/cities/{sent}/days-1?")
 
 
+QUERY = "https://api.example/v1?q={city}&n={day}&v=1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "query"),
+    [
+        ({"city": "a&v=2#é"}, "q=a%26v%3D2%23%C3%A9&v=1"),
+        ({"city": ["a", "b"], "day": 0}, "q=a&q=b&n=0&v=1"),
+        ({"city": None, "day": "", "more": "x"}, "n=&v=1&more=x"),
+        ({"city": "{day}", "day": "${secret:key}"}, "q=%7Bday%7D&n=%24%7Bsecret%3Akey%7D&v=1"),
+    ],
+)
+def test_argument_fills_its_place_in_the_endpoints_query(arguments: JsonObject, query: str) -> None:
+    assert ask(arguments, endpoint=QUERY).url == f"https://api.example/v1?{query}"
+    with pytest.raises(ArgumentsRefused):
+        ask({**arguments, "v": "2"}, endpoint=QUERY)
+    posted = ask(arguments, endpoint=QUERY, method="POST")
+    assert posted.url == f"https://api.example/v1?{query.removesuffix('&more=x')}"
+    assert posted.body == (b'{"more":"x"}' if "more" in arguments else b"{}")
+
+
 @pytest.mark.parametrize("value", [{"a": 1}, [[1]], [{"a": 1}]])
 def test_query_takes_no_objects_and_no_nested_lists(value: Any) -> None:
     with pytest.raises(ArgumentsRefused):

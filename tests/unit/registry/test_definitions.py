@@ -186,7 +186,12 @@ FIT = [
     ("BUILTIN", None, True, "executor"),
     ("NATIVE", "http", True, "executor"),
     ("NATIVE", "mcp", True, "executor"),
-    ("BUILTIN", "http", True, "executor"),
+    ("BUILTIN", "http", True, "endpoint"),
+    ("BUILTIN", "mcp", True, "executor"),
+    ("BUILTIN", "http:fetch", True, None),
+    ("NATIVE", "http:fetch", True, "executor"),
+    ("REST", "http:fetch", True, "executor"),
+    ("MCP", "http:fetch", True, "executor"),
     ("REST", None, True, None),
     ("REST", "http", True, None),
     ("REST", "http", False, "sandboxed"),
@@ -451,7 +456,8 @@ def test_sound_document_has_no_faults() -> None:
     [
         "https://example.org", "http://example.org:8080/a/b?q=%20x&max_tokens=5", "https://[::1]/",
         "https://127.0.0.1:1/", "https://a_b.example.org./~x;y=1", "https://xn--bcher-kva.example/",
-        "https://example.org/authors?author=me",
+        "https://example.org/authors?author=me", "https://example.org/?a=1&q={city}&n={city}",
+        "https://example.org/?city={city}",
     ],
 )  # fmt: skip
 def test_absolute_url_is_accepted(endpoint: str) -> None:
@@ -491,7 +497,9 @@ ENDPOINTS = {
     "braces": ("https://example.org/{city", "what a URL cannot"),
     "braces in the host": ("https://{city}.example.org/", "what a URL cannot"),
     "braces as the host": ("https://{city}", "what a URL cannot"),
-    "braces in the query": ("https://example.org/?a={city}", "what a URL cannot"),
+    "braces in a part of a value": ("https://example.org/?a=b-{city}", "what a URL cannot"),
+    "braces in a name of the query": ("https://example.org/?{city}=a", "what a URL cannot"),
+    "value without a parameter": ("https://example.org/?a={town}", "needs a parameter"),
     "place without a parameter": ("https://example.org/{town}", "needs a required parameter"),
     "place of an optional parameter": ("https://example.org/{city}", "needs a required parameter"),
     "parameter in the query": ("https://example.org/?city=x", "which is a parameter too"),
@@ -518,6 +526,47 @@ def test_endpoint_that_is_no_plain_url_is_refused(case: str) -> None:
     assert len(faults) == 1, faults
     assert faults[0].startswith("endpoint: ")
     assert any(word in faults[0] for word in words.split("|"))
+
+
+ITEMS = {"items": "/found"}
+PAGED = {**ITEMS, "cursor_parameter": "page", "counts": "pages"}
+WITH_CURSOR = {"city": {"type": "string"}, "cursor": {"type": "string"}}
+
+
+@pytest.mark.row("T5", "E5")
+@pytest.mark.parametrize(
+    ("response", "fields", "words"),
+    [
+        ({}, {}, "needs `items`, `fields` or both"),
+        ({"items": "found"}, {}, "should match pattern"),
+        ({"items": "/a~2"}, {}, "should match pattern"),
+        ({"fields": {}}, {}, "at least 1"),
+        ({**ITEMS, "next_link": "Link"}, {}, "Extra inputs"),
+        ({"fields": {"a": "/a"}, "total_count": "/n"}, {}, "pages are of `items`"),
+        ({**ITEMS, "next_cursor": "/next"}, {}, "pages need `cursor_parameter`"),
+        ({**ITEMS, "cursor_parameter": "page"}, {}, "pages need `cursor_parameter` and one of"),
+        ({**PAGED, "next_url": "/next"}, {}, "pages need `cursor_parameter` and one of"),
+        ({**ITEMS, "first": 1}, {}, "`first` goes with `counts`"),
+        (PAGED, {"parameters": {"properties": {}}}, "need an optional parameter 'cursor'"),
+        (PAGED, {"parameters": {"properties": WITH_CURSOR, "required": ["cursor"]}}, "optional"),
+        (PAGED, {"parameters": {"properties": {**WITH_CURSOR, "page": {}}}}, "the engine sets it"),
+        (PAGED, {"endpoint": "https://a.example/?page=1"}, "the engine sets it"),
+        (PAGED, {"endpoint": "https://a.example/?p={cursor}"}, "not in the endpoint"),
+        (ITEMS, {"method": "HEAD"}, "has no body"),
+        (ITEMS, {"type": "MCP", "method": None}, "does not fit a tool of type MCP"),
+    ],
+)
+def test_mapping_that_cannot_be_followed_is_refused(
+    response: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
+    sound = {"parameters": {"properties": WITH_CURSOR}, "response": response}
+    document = rest_document(**{**sound, **fields})
+    with pytest.raises(InvalidDefinition) as caught:
+        parse_definition({k: v for k, v in document.items() if v is not None})
+    assert [fault for fault in caught.value.faults if words in fault], caught.value.faults
+    twin = parse_definition(rest_document(**{**sound, "response": PAGED}))
+    assert twin.response is not None
+    assert parse_definition(twin.model_dump()) == twin
 
 
 @pytest.mark.row("T5")

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import keyring
+import keyring.backends.fail
+import keyring.errors
 import pytest
+from keyring.backend import KeyringBackend
 from pydantic import ValidationError
 
 from fumehood.core.errors import ExecutionError
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.index import Source, ToolIndex, tool_of_document
-from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
+from fumehood.registry.secrets import KeyringEntry, RestSettings, SecretBindings, SecretSettings
 from support.definitions import rest_document
+from support.file_keyring import FileKeyring
 
 pytestmark = pytest.mark.row("T5")
 
 KEY = SecretSettings(env="KEY", tools=("weather",), hosts=("weather.example",))
+ENTRY = {"service": "weather.example", "username": "fumehood"}
 HEADERS = {"authorization": "Bearer ${secret:key}"}
 
 
@@ -100,9 +111,116 @@ def test_binding_is_checked_again_at_the_call() -> None:
         {}, {"env": "A", "file": Path("/a")}, {"file": Path("relative")}, {"env": ""},
         {"env": "A", "tools": ()}, {"env": "A", "hosts": ()}, {"env": "A", "hosts": ("a b",)},
         {"env": "A", "hosts": ("https://a.example",)}, {"env": "A", "hosts": ("*.example",)},
-        {"env": "A", "value": "literal"},
+        {"env": "A", "value": "literal"}, {"env": "A", "keyring": ENTRY},
+        {"file": Path("/a"), "keyring": ENTRY}, {"keyring": {"service": "a"}},
+        {"keyring": {"service": "", "username": "b"}}, {"keyring": "a/b"},
     ],
 )  # fmt: skip
 def test_settings_that_bind_nothing_sound_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SecretSettings.model_validate({"tools": ("a",), "hosts": ("a.example",), **fields})
+
+
+# -- keyrings ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file_keyring(tmp_path: Path) -> Iterator[FileKeyring]:
+    """A keyring in a file, in the place of the user's own."""
+    before = keyring.get_keyring()
+    backend = FileKeyring(tmp_path / "keyring.json")
+    keyring.set_keyring(backend)
+    yield backend
+    keyring.set_keyring(before)
+
+
+def from_keyring() -> dict[str, str]:
+    secrets = bindings(env=None, keyring=KeyringEntry.model_validate(ENTRY))
+    return secrets.values(parse_definition(rest_document(headers=HEADERS)))
+
+
+def test_value_comes_from_its_entry_of_the_keyring(file_keyring: FileKeyring) -> None:
+    keyring.set_password("weather.example", "another", "not-this-value")
+    keyring.set_password("weather.example", "fumehood", "value-of-keyring")
+    assert from_keyring() == {"key": "value-of-keyring"}
+    keyring.set_password("weather.example", "fumehood", "changed-value")
+    assert from_keyring() == {"key": "changed-value"}
+
+
+def test_entry_that_is_missing_or_cannot_be_sent_is_said(file_keyring: FileKeyring) -> None:
+    with pytest.raises(ExecutionError, match=r"'key' cannot be read.*no such entry"):
+        from_keyring()
+    keyring.set_password("weather.example", "fumehood", "short")
+    with pytest.raises(ExecutionError, match="keyring's entry to a line") as caught:
+        from_keyring()
+    assert "short" not in caught.value.message
+
+
+class Locked(FileKeyring):
+    def get_password(self, service: str, username: str) -> str | None:
+        raise keyring.errors.KeyringLocked("hidden words")
+
+
+class Broken(FileKeyring):
+    def get_password(self, service: str, username: str) -> str | None:
+        raise ZeroDivisionError("hidden words")
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (keyring.backends.fail.Keyring, "no keyring on this host"),
+        (Locked, "is locked"),
+        (Broken, r"backend failed \(ZeroDivisionError\)"),
+    ],
+)
+def test_keyring_that_cannot_be_read_is_said_without_its_words(
+    file_keyring: FileKeyring, backend: type[KeyringBackend], words: str
+) -> None:
+    keyring.set_keyring(backend())
+    with pytest.raises(ExecutionError, match=words) as caught:
+        from_keyring()
+    assert "hidden" not in caught.value.message
+    assert caught.value.__cause__ is None
+
+
+def test_missing_package_is_said_with_the_extra_that_brings_it(
+    file_keyring: FileKeyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.registry.secrets.find_spec", lambda name: None)
+    with pytest.raises(ExecutionError, match=r"fumehood\[keyring\]"):
+        from_keyring()
+
+
+def test_keyring_that_waits_for_its_user_holds_up_one_call_only(
+    file_keyring: FileKeyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, unlocked = threading.Event(), threading.Event()
+
+    class Asks(FileKeyring):
+        def get_password(self, service: str, username: str) -> str | None:
+            begun.set()
+            assert unlocked.wait(20)
+            return "value-of-keyring"
+
+    keyring.set_keyring(Asks())
+    monkeypatch.setattr("fumehood.registry.secrets.KEYRING_WAIT_S", 0.01)
+    secrets = bindings(env=None, keyring=KeyringEntry.model_validate(ENTRY))
+    definition = parse_definition(rest_document(headers=HEADERS))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(secrets.values, definition)
+        assert begun.wait(20)
+        with pytest.raises(ExecutionError, match="does not answer"):
+            secrets.values(definition)
+        unlocked.set()
+        assert first.result(20) == {"key": "value-of-keyring"}
+    assert secrets.values(definition) == {"key": "value-of-keyring"}
+
+
+def test_keyring_is_imported_by_the_first_secret_that_needs_it() -> None:
+    script = (
+        "import sys; from fumehood import Config, Engine; Engine(config=Config(secrets={'k': {"
+        "'keyring': {'service': 'a', 'username': 'b'}, 'tools': ['t'], 'hosts': ['h']}})); "
+        "assert 'keyring' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

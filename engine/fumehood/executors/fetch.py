@@ -1,0 +1,158 @@
+"""`fetch_url`: one GET of an address that the caller gives.
+
+Host side, beside `rest`, whose requests and errors it shares. The address is hostile: it may point
+into this host's networks, and carry away what the caller knows. Invariants: nothing is sent unless
+the operator has enabled the tool; its connections are its own, so that it reaches no host that was
+allowed to a REST tool; the request carries no secret and no id of the call.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import anyio.to_thread
+
+from fumehood.core.errors import ArgumentsRefused
+from fumehood.core.json_types import JsonObject
+from fumehood.core.returned_file import FILE_CONTENT
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import Executor, Placement, ToolRun
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.readable import readable_text
+from fumehood.executors.rest import MAX_TYPE_SHOWN, Read, is_json, perform
+from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest
+from fumehood.protocol import strict_json
+from fumehood.redaction.secret_values import SecretValues
+from fumehood.registry.definitions import url_faults
+
+HTML = frozenset({"text/html", "application/xhtml+xml"})
+HEADERS = (
+    ("accept", "text/html, application/json;q=0.9, text/*;q=0.9, */*;q=0.5"),
+    ("user-agent", "fumehood"),
+)
+MAX_JSON_BYTES = 10 * 1024
+"""Longer JSON is handed back as text, which is shortened like any other (mission E6)."""
+
+MAX_JSON_DEPTH = 50
+"""A little less than answers may have. Deeper JSON is handed back as text."""
+
+# *Source*: the WHATWG's Encoding Standard, its names of encodings. Python's other codecs are not
+# for pages: some of them take very long, or unpack.
+_CODECS = {
+    **dict.fromkeys(("ascii", "us-ascii", "iso-8859-1", "latin1", "windows-1252"), "windows-1252"),
+    **{name: name for name in ("utf-8", "utf-16", "utf-16le", "utf-16be", "big5", "euc-jp")},
+    **{name: name for name in ("euc-kr", "shift_jis", "iso-2022-jp", "koi8-r", "koi8-u")},
+    **dict.fromkeys(("gb2312", "gbk", "gb18030"), "gb18030"),
+    **{f"windows-{number}": f"windows-{number}" for number in (874, *range(1250, 1259))},
+    **{f"iso-8859-{part}": f"iso-8859-{part}" for part in (*range(2, 9), 10, 13, 14, 15, 16)},
+}
+_CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_-]{1,30})""", re.IGNORECASE)
+_NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+_PLACEMENT = Placement(
+    "host",
+    "host",
+    "the executor 'http:fetch' sends the request from the engine's own process, to public "
+    "addresses and to the hosts that web.allowed_hosts names",
+)
+
+
+class FetchExecutor(Executor):
+    """The tool `fetch_url`."""
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _PLACEMENT
+
+    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        return fetch(run)
+
+
+async def fetch(run: ToolRun) -> Outcome:
+    """Fetch one address, and read its answer."""
+
+    async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
+        make = partial(page_data, answer, raw=raw, start=start)
+        return Read(await anyio.to_thread.run_sync(make))
+
+    raw, start = bool(run.arguments.get("raw")), run.arguments.get("start") or 0
+    outcome = await perform(
+        run.tool.definition,
+        partial(fetch_request, run.arguments),
+        read,
+        run.limits,
+        run.upstreams.fetches,
+        run.redactor,
+    )
+    # The answer's body has kept the limit; as base64 it is longer.
+    return replace(outcome, max_data_bytes=2 * run.limits.output_bytes)
+
+
+def fetch_request(arguments: JsonObject) -> UpstreamRequest:
+    """The request for an address; a fragment is not sent.
+
+    Raises:
+        ArgumentsRefused: it is no address that can be asked.
+    """
+    url = str(arguments.get("url", "")).partition("#")[0]
+    faults = [fault.removeprefix("endpoint: ") for fault in url_faults(url)]
+    if faults:
+        raise ArgumentsRefused(f"The arguments are wrong: url {faults[0]}.", fields=["url"])
+    return UpstreamRequest(method="GET", url=url, headers=HEADERS)
+
+
+def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
+    """What the tool answers: JSON, a text from the character `start` on, or a file."""
+    data: JsonObject = {
+        "url": answer.url,
+        "status": answer.status,
+        "content_type": answer.headers.get("content-type", "")[:MAX_TYPE_SHOWN] or None,
+    }
+    if is_json(answer) and not raw and len(answer.body) <= MAX_JSON_BYTES:
+        try:
+            return {**data, "json": strict_json.loads(answer.body, max_depth=MAX_JSON_DEPTH)}
+        except strict_json.StrictJsonError:
+            pass
+    text = _text(answer)
+    if text is None:
+        content = base64.b64encode(answer.body).decode()
+        return {
+            **data,
+            "files": [
+                {
+                    "filename": file_name(answer.url),
+                    "content_type": answer.content_type[:MAX_TYPE_SHOWN]
+                    or "application/octet-stream",
+                    "size": len(answer.body),
+                    FILE_CONTENT: content,
+                }
+            ],
+        }
+    if answer.content_type in HTML and not raw:
+        text = readable_text(text)
+    return {**data, "text": text[start:], "characters": len(text)}
+
+
+def file_name(url: str) -> str:
+    """A name for the file behind an address, which cannot be a path."""
+    last = unquote(urlsplit(url).path).rpartition("/")[2]
+    return _NOT_OF_A_NAME.sub("_", last).lstrip("._")[:100] or "download"
+
+
+def _text(answer: UpstreamAnswer) -> str | None:
+    """The body as text; None if it is none."""
+    found = _CHARSET.search(answer.headers.get("content-type", ""))
+    codec = _CODECS.get(found[1].lower()) if found is not None else None
+    if codec is not None and codec != "utf-8":
+        return answer.body.decode(codec, "replace")
+    try:
+        text = answer.body.decode("utf-8")
+    except UnicodeDecodeError:
+        is_text = codec is not None or answer.content_type.startswith("text/")
+        return answer.body.decode("windows-1252", "replace") if is_text else None
+    return None if "\0" in text else text

@@ -1,0 +1,183 @@
+"""The results of REST tools whose definitions say where they stand in a service's JSON.
+
+Host side, used by `rest`. A page's `next_cursor` is one of the engine's: it holds the value that
+asks the service for the next page, signed for the tool, its other arguments and the principal.
+Invariants: such a value is sent as the value of one parameter, and nowhere else; the address of a
+next page that a service names is not asked; a cursor carries no secret to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from fumehood.core.errors import ExecutionError
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import CURSOR, ResponseMapping, ToolDefinition
+from fumehood.protocol import strict_json
+from fumehood.protocol.cursors import Cursors
+from fumehood.redaction.redactor import Redactor
+from fumehood.redaction.secret_values import SecretValues
+
+MAX_POSITION = 4000
+"""Bytes of a position in JSON, which fits a cursor."""
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class ListCursors:
+    """The cursors of a principal for the pages of REST tools."""
+
+    cursors: Cursors
+    principal_id: str
+
+    def position(self, tool: ToolDefinition, arguments: JsonObject) -> Any:
+        """What asks the service for this page; None for the first one.
+
+        Raises:
+            InvalidParams: the cursor is not of this list.
+        """
+        cursor = arguments.get(CURSOR)
+        if cursor is None or tool.response is None or tool.response.cursor_parameter is None:
+            return None
+        text = self.cursors.read(str(cursor), _listing(tool, arguments), self.principal_id)
+        return strict_json.loads(text.encode())
+
+    def with_position(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
+        """The arguments as the service takes them. Raises as `position`."""
+        mapping = tool.response
+        if mapping is None or mapping.cursor_parameter is None:
+            return arguments
+        position = self.position(tool, arguments)
+        others = {name: value for name, value in arguments.items() if name != CURSOR}
+        return others if position is None else {**others, mapping.cursor_parameter: position}
+
+    def make(self, tool: ToolDefinition, arguments: JsonObject, position: bytes) -> str:
+        """The cursor of the next page."""
+        return self.cursors.make(_listing(tool, arguments), self.principal_id, position.decode())
+
+
+def _listing(tool: ToolDefinition, arguments: JsonObject) -> str:
+    """The list's name for its cursors: another endpoint or argument is another list."""
+    others = {name: value for name, value in sorted(arguments.items()) if name != CURSOR}
+    return "rest" + strict_json.dumps([tool.name, tool.endpoint, others]).decode()
+
+
+def mapped(
+    tool: ToolDefinition,
+    arguments: JsonObject,
+    document: Any,
+    values: SecretValues,
+    redactor: Redactor,
+    cursors: ListCursors,
+) -> JsonObject:
+    """The result in a service's JSON, without the values of secrets.
+
+    Raises:
+        ExecutionError: it is not there, or names its next page in a form that is not understood.
+    """
+    mapping = tool.response
+    if mapping is None:
+        raise ValueError("the tool has no mapping")
+    clean = values.value(document)
+    if mapping.items is None:
+        return _object(clean, mapping.fields or {})
+    items = _at(clean, mapping.items)
+    if items is None:  # as some services write an empty list
+        items = []
+    if not isinstance(items, list):
+        raise ExecutionError(
+            f"The tool's service answered without a list at {mapping.items!r}. Do not retry."
+        )
+    position = _next_position(mapping, cursors.position(tool, arguments), document, len(items))
+    cursor = None
+    if position is not None:
+        encoded = strict_json.dumps(position)
+        _check_position(encoded, str(position), values, redactor)
+        cursor = cursors.make(tool, arguments, encoded)
+    total = _at(clean, mapping.total_count) if mapping.total_count is not None else None
+    is_count = isinstance(total, int) and not isinstance(total, bool) and total >= 0
+    fields = mapping.fields
+    return {
+        "items": items if fields is None else [_object(item, fields) for item in items],
+        "pagination": {
+            "has_more": cursor is not None,
+            "next_cursor": cursor,
+            "total_count": total if is_count else None,
+        },
+    }
+
+
+def _check_position(encoded: bytes, text: str, values: SecretValues, redactor: Redactor) -> None:
+    """Refuse what a caller could read in a cursor and nowhere else, because it is signed only."""
+    if values.finds(text) or redactor.text(text)[1]:
+        raise ExecutionError(
+            "The tool's service names its next page with a secret, which is not handed out. Do "
+            "not retry."
+        )
+    if len(encoded) > MAX_POSITION:
+        raise ExecutionError(
+            f"The tool's service names its next page with more than {MAX_POSITION} bytes. Do not "
+            "retry."
+        )
+
+
+def _next_position(
+    mapping: ResponseMapping, position: Any, document: Any, count: int
+) -> str | int | None:
+    """What asks for the next page; None after the last one."""
+    if mapping.counts is not None:
+        first = mapping.first if mapping.first is not None else int(mapping.counts == "pages")
+        now = position if isinstance(position, int) else first
+        return now + (1 if mapping.counts == "pages" else count) if count else None
+    place = mapping.next_cursor if mapping.next_url is None else mapping.next_url
+    if place is None:
+        return None
+    found = _at(document, place)
+    if found is _MISSING or found is None or found is False or found == "":
+        return None
+    if not isinstance(found, str | int) or found is True:
+        raise _not_understood(place)
+    return found if mapping.next_url is None else _of_url(str(found), mapping, place)
+
+
+def _of_url(url: str, mapping: ResponseMapping, place: str) -> str:
+    """The value of the cursor's parameter in an address. Nothing else of the address is used."""
+    try:
+        query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    except ValueError:
+        query = {}
+    found = query.get(mapping.cursor_parameter or "")
+    if not found:
+        raise _not_understood(place)
+    return found
+
+
+def _not_understood(place: str) -> ExecutionError:
+    return ExecutionError(
+        f"The tool's service names its next page at {place!r} in a form that is not understood. "
+        "Do not retry."
+    )
+
+
+def _object(value: Any, fields: Mapping[str, str]) -> JsonObject:
+    """An object of the values at these places; null where there is none."""
+    found = {name: _at(value, place) for name, place in fields.items()}
+    return {name: None if each is _MISSING else each for name, each in found.items()}
+
+
+def _at(value: Any, pointer: str) -> Any:
+    """The value at a JSON pointer; `_MISSING` if there is none."""
+    # *Source*: RFC 6901, section 4.
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict):
+            value = value.get(key, _MISSING)
+        elif isinstance(value, list) and key.isascii() and key.isdigit() and len(key) < 7:
+            value = value[int(key)] if int(key) < len(value) else _MISSING
+        else:
+            return _MISSING
+    return value

@@ -1,0 +1,295 @@
+"""Attacks through `fetch_url`: the caller of a REST tool chooses arguments, here the whole address."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpcore2
+import psutil
+import pytest
+
+from fumehood import Config, Engine, Envelope, InvalidDefinition
+from fumehood.executors import addresses
+from fumehood.executors.upstreams import Upstreams
+from fumehood.registry.listing import filter_tools
+from fumehood.registry.secrets import RestSettings, SecretSettings
+from fumehood.registry.web import WebSettings
+from upstream import Reply, Upstream, bomb, redirect, running_upstream
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("T5", "S1")]
+
+SECRET = "canary-92ab-secret-of-a-tool"
+
+
+def config(home: Path, *allowed: str, only: tuple[str, ...] | None = None, **more: Any) -> Config:
+    web = WebSettings(fetch_url=True, allowed_hosts=allowed, only_hosts=only)
+    return Config(home=home, web=web, **more)
+
+
+async def fetch(home: Path, url: str, *allowed: str, **settings: Any) -> Envelope:
+    async with Engine(config=config(home, *allowed, **settings)) as engine:
+        return await engine.call("fetch_url", {"url": url}, enable_retry=False)
+
+
+def code(envelope: Envelope) -> str | None:
+    return envelope.error.code if envelope.error is not None else None
+
+
+HOSTS = {
+    "loopback": "127.0.0.1",
+    "loopback-short": "127.1",
+    "loopback-decimal": "2130706433",
+    "loopback-hexadecimal": "0x7f000001",
+    "loopback-octal": "017700000001",
+    "unspecified": "0.0.0.0",
+    "unspecified-short": "0",
+    "mapped": "[::ffff:127.0.0.1]",
+    "mapped-hexadecimal": "[::ffff:7f00:1]",
+    "name": "localhost",
+    "name-with-dot": "localhost.",
+}
+"""Ways to write this host."""
+
+
+@pytest.mark.parametrize("attack", HOSTS)
+async def test_this_host_is_reached_in_no_form(
+    attack: str, upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://{HOSTS[attack]}:{upstream.port}/admin"
+    assert code(await fetch(home, url)) == "PERMISSION_DENIED"
+    assert upstream.connections == 0
+    allowed = HOSTS[attack].removesuffix(".")
+    assert (await fetch(home, url, allowed)).success  # twin
+    monkeypatch.setattr(addresses, "is_public", lambda address: True)  # control
+    assert (await fetch(home, url)).success
+    assert upstream.count("/admin") == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "gopher://127.0.0.1:{port}/_x",
+        "http://me:pw@127.0.0.1:{port}/",
+        "http://127.0.0.1:{port}\\@example.org/",
+        "http://127.0.0.1:{port}/\r\nx-secret: ${{secret:key}}",
+    ],
+)
+async def test_address_in_another_form_is_not_asked(
+    url: str, upstream: Upstream, home: Path
+) -> None:
+    refused = await fetch(home, url.format(port=upstream.port), upstream.authority)
+    assert code(refused) == "INVALID_PARAMS"
+    assert upstream.connections == 0
+    assert (await fetch(home, upstream.url, upstream.authority)).success  # twin
+
+
+async def test_disabled_tool_sends_nothing_and_says_what_enables_it(
+    upstream: Upstream, home: Path
+) -> None:
+    rest = RestSettings(allowed_hosts=(upstream.authority,))
+    async with Engine(config=Config(home=home, rest=rest)) as engine:
+        fetched = await engine.call("fetch_url", {"url": upstream.url})
+        searched = await engine.call("search_web", {"query": "x"})
+        listed = {tool.name: tool.is_active for tool in engine.tools()}
+        offered = {tool.name for tool in filter_tools(engine.tools()).tools}
+    assert (code(fetched), code(searched)) == ("TOOL_DISABLED", "TOOL_DISABLED")
+    assert fetched.error is not None
+    assert searched.error is not None
+    assert "web.fetch_url = true" in fetched.error.message
+    assert "web.search" in searched.error.message
+    assert (listed["fetch_url"], listed["search_web"]) == (False, False)
+    assert not {"fetch_url", "search_web"} & offered
+    assert upstream.connections == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "NATIVE", "executor": "http:fetch"},
+        {"type": "REST", "executor": "http:fetch", "method": "GET"},
+        {"type": "BUILTIN", "executor": "http:fetch"},
+        {"type": "BUILTIN", "executor": "http", "method": "GET", "endpoint": "https://a.example"},
+    ],
+)
+@pytest.mark.parametrize("name", ["fetch_url", "my_fetch"])
+def test_no_other_source_can_offer_such_a_tool(fields: dict[str, Any], name: str) -> None:
+    document = {"name": name, "description": "Fetch.", **fields}
+    with pytest.raises(InvalidDefinition):
+        Engine(tools=[document])
+
+
+def rest_tool(upstream: Upstream) -> dict[str, Any]:
+    return {
+        "name": "ask", "type": "REST", "description": "Ask.", "method": "GET",
+        "endpoint": f"{upstream.url}/now",
+    }  # fmt: skip
+
+
+async def test_host_of_a_rest_tool_is_out_of_reach_also_over_its_open_connection(
+    upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(home, rest=RestSettings(allowed_hosts=(upstream.authority,)))
+
+    async def ask_then_fetch() -> Envelope:
+        async with Engine(tools=[rest_tool(upstream)], config=settings) as engine:
+            assert (await engine.call("ask")).success
+            return await engine.call("fetch_url", {"url": f"{upstream.url}/admin"})
+
+    refused = await ask_then_fetch()
+    assert code(refused) == "PERMISSION_DENIED"
+    assert refused.error is not None
+    assert "web.allowed_hosts" in refused.error.message
+    assert upstream.count("/admin") == 0
+    monkeypatch.setattr(Upstreams, "fetches", property(lambda self: self))  # control
+    assert (await ask_then_fetch()).success
+    assert upstream.count("/admin") == 1
+
+
+async def test_redirect_into_this_host_is_not_followed(
+    upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_upstream() as inner:
+        upstream.script("/out", redirect(f"{inner.url}/admin"))
+        url, outer = f"{upstream.url}/out", upstream.authority
+        assert code(await fetch(home, url, outer)) == "PERMISSION_DENIED"
+        assert inner.connections == 0
+        twin = await fetch(home, url, outer, inner.authority)
+        assert twin.data["url"] == f"{inner.url}/admin"
+        monkeypatch.setattr(addresses, "is_public", lambda address: True)  # control
+        assert (await fetch(home, url, outer)).success
+        assert inner.count("/admin") == 2
+
+
+@pytest.mark.parametrize(
+    "location", ["file:///etc/passwd", "gopher://127.0.0.1/", "http://me:pw@127.0.0.1:{port}/a"]
+)
+async def test_redirect_to_another_form_is_not_followed(
+    location: str, upstream: Upstream, home: Path
+) -> None:
+    upstream.script("/out", redirect(location.format(port=upstream.port)))
+    refused = await fetch(home, f"{upstream.url}/out", upstream.authority)
+    assert code(refused) == "EXECUTION_ERROR"
+    assert len(upstream.requests) == 1
+    upstream.script("/out", redirect("/a"))
+    assert (await fetch(home, f"{upstream.url}/out", upstream.authority)).success  # twin
+
+
+async def test_endless_redirects_end(upstream: Upstream, home: Path) -> None:
+    upstream.script("/out", redirect("/out"))
+    assert code(await fetch(home, f"{upstream.url}/out", upstream.authority)) == "EXECUTION_ERROR"
+    assert upstream.count("/out") == 6
+
+
+async def test_host_that_is_not_named_is_not_asked_and_not_redirected_to(
+    upstream: Upstream, home: Path
+) -> None:
+    with running_upstream() as other:
+        both = (upstream.authority, other.authority)
+        upstream.script("/out", redirect(f"{other.url}/taken"))
+        url, only = f"{upstream.url}/out", (upstream.authority,)
+        for refused in (
+            await fetch(home, f"{other.url}/taken", *both, only=only),
+            await fetch(home, url, *both, only=only),
+            await fetch(home, url, *both, only=()),
+        ):
+            assert code(refused) == "PERMISSION_DENIED"
+        assert other.connections == 0
+        assert (await fetch(home, url, *both, only=both)).success  # twin
+        assert (await fetch(home, url, *both, only=None)).success  # control
+        assert other.count("/taken") == 2
+
+
+class Names:
+    """A resolver of a hostile domain: another answer each time. No connection leaves this host."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> None:
+        self.connected: list[str] = []
+        self._answers = list(answers)
+        self._connect = httpcore2.AnyIOBackend.connect_tcp
+        monkeypatch.setattr(anyio, "getaddrinfo", self.resolve)
+        names = self
+
+        async def connect_tcp(self: Any, host: str, *others: Any, **more: Any) -> Any:
+            names.connected.append(host)
+            if host != "127.0.0.1":
+                raise httpcore2.ConnectError
+            return await names._connect(self, host, *others, **more)
+
+        monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
+
+    async def resolve(self, host: str, port: int, **more: Any) -> list[Any]:
+        kind = socket.SOCK_STREAM
+        return [(0, kind, 0, "", (address, port)) for address in self._answers.pop(0)]
+
+
+async def test_name_with_an_address_of_this_host_is_refused(
+    upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://rebinding.example:{upstream.port}/admin"
+    answers = ["127.0.0.1"], ["1.1.1.1", "127.0.0.1"], ["127.0.0.1"], ["127.0.0.1"]
+    names = Names(monkeypatch, *answers)
+    assert code(await fetch(home, url)) == "PERMISSION_DENIED"
+    assert code(await fetch(home, url)) == "PERMISSION_DENIED"
+    assert names.connected == []
+    assert (await fetch(home, url, "rebinding.example")).success  # twin
+    monkeypatch.setattr(addresses, "is_public", lambda address: True)  # control
+    assert (await fetch(home, url)).success
+    assert upstream.count("/admin") == 2
+
+
+async def test_name_that_changes_after_its_check_changes_nothing(
+    upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(monkeypatch, ["1.1.1.1"], ["127.0.0.1"])
+    url = f"http://rebinding.example:{upstream.port}/admin"
+    assert code(await fetch(home, url)) == "NETWORK_ERROR"
+    assert code(await fetch(home, url)) == "PERMISSION_DENIED"
+    assert names.connected == ["1.1.1.1"]
+    assert upstream.connections == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bomb(400),
+        lambda: Reply(body=b"<p>" * (1 << 18), endless=True, content_type="text/html"),
+        lambda: Reply(400, body=b"a" * (1 << 20), endless=True),
+    ],
+    ids=["bomb", "endless", "endless-error"],
+)
+async def test_page_of_any_size_takes_little_memory(
+    make: Callable[[], Reply], upstream: Upstream, home: Path
+) -> None:
+    upstream.script("/page", make())
+    assert (await fetch(home, f"{upstream.url}/other", upstream.authority)).success  # twin
+    before = psutil.Process().memory_info().rss
+    refused = await fetch(home, f"{upstream.url}/page", upstream.authority)
+    assert code(refused) in ("OUTPUT_LIMIT_EXCEEDED", "EXECUTION_ERROR")
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+
+
+async def test_no_secret_is_ever_sent_even_if_it_is_bound_to_the_tool(
+    upstream: Upstream, home: Path
+) -> None:
+    (home / "secret").write_text(SECRET)
+    (home / "secret").chmod(0o600)
+    bound = {"tools": ("fetch_url", "ask"), "hosts": ("127.0.0.1",)}
+    key = SecretSettings(file=home / "secret", **bound)
+    rest = RestSettings(allowed_hosts=(upstream.authority,))
+    settings = config(home, upstream.authority, rest=rest, secrets={"key": key})
+    tool = {**rest_tool(upstream), "headers": {"authorization": "Bearer ${secret:key}"}}
+    async with Engine(tools=[tool], config=settings) as engine:
+        assert (await engine.call("ask")).success
+        assert SECRET in str(upstream.requests.pop())  # twin
+        placed = f"{upstream.url}/now?k=$%7Bsecret:key%7D"
+        for url in (f"{upstream.url}/now", placed):
+            assert (await engine.call("fetch_url", {"url": url})).success
+    assert len(upstream.requests) == 2
+    assert SECRET not in str(upstream.requests)
+    sent = {name for request in upstream.requests for name in request.headers}
+    assert sent == {"host", "accept-encoding", "accept", "user-agent"}
