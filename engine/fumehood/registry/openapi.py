@@ -1,0 +1,779 @@
+"""Definitions of REST tools from an OpenAPI 3.0 or 3.1 document.
+
+Host side, used by `fumehood tools import openapi`; `definitions` checks every result. The document
+is hostile: nothing it refers to is read or fetched, schemas are expanded within bounds, and texts
+lose invisible characters. Invariants: an operation becomes a tool completely, or is left out with
+its reason; an operation that may change something waits for approval unless the operator says
+otherwise; credentials become references to secrets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import compile_glob, did_you_mean
+from fumehood.core.tool import SEMVER_PATTERN
+from fumehood.protocol import strict_json
+from fumehood.protocol.files import FileFault, read_values
+from fumehood.registry.definitions import (
+    METHODS,
+    QUERY_METHODS,
+    InvalidDefinition,
+    parse_definition,
+    url_faults,
+)
+from fumehood.registry.json_schema import compile_pattern
+from fumehood.registry.secrets import Origin
+
+MAX_DOCUMENT_BYTES = 16 << 20
+MAX_OPERATIONS = 2000
+MAX_SCHEMA_PARTS = 2000
+"""Schemas of one operation after references are replaced; a reference can double them."""
+
+MAX_LEVELS = 24
+MAX_HOPS = 16
+"""References that lead to references."""
+
+MAX_DEFINITION_BYTES = 128 * 1024
+MAX_DESCRIPTION = 2000
+MAX_PARAMETER_DESCRIPTION = 500
+MAX_PARAMETER_NAME = 200
+MAX_PREFIX = 32
+RETRIES = 2
+"""Of tools that can be repeated without harm."""
+
+_METHODS_OF_PATHS = ("get", "head", "put", "post", "patch", "delete", "options", "trace")
+_OURS = frozenset({"accept", "content-type", "authorization"})
+"""*Source*: OpenAPI 3.1, "Parameter Object": header parameters of these names are ignored."""
+
+_WAYS = {
+    "basic": ("Basic ", "USER:PASSWORD in base64"),
+    "bearer": ("Bearer ", "the token"),
+    "oauth2": ("Bearer ", "an access token, which is not renewed"),
+    "openIdConnect": ("Bearer ", "an access token, which is not renewed"),
+}
+"""Security schemes → the header's value before the secret, and the secret's content."""
+
+_SCALARS = ("string", "integer", "number", "boolean")
+_COPIED = frozenset(
+    {
+        "type", "enum", "const", "format", "default", "minimum", "maximum", "exclusiveMinimum",
+        "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern", "minItems",
+        "maxItems", "uniqueItems", "minProperties", "maxProperties", "required", "deprecated",
+    }
+)  # fmt: skip
+_PLAIN = frozenset(
+    {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
+)
+"""Keywords of a body whose properties can be a tool's arguments."""
+
+_WITH_SCHEMA = frozenset({"items", "not", "additionalProperties", "contains"})
+_WITH_SCHEMAS = frozenset({"anyOf", "oneOf", "prefixItems"})
+_IGNORED = frozenset(
+    {
+        "title", "example", "examples", "xml", "externalDocs", "discriminator", "readOnly",
+        "writeOnly", "nullable", "$comment", "$defs", "contentEncoding", "contentMediaType",
+        "contentSchema",
+    }
+)  # fmt: skip
+"""Keywords that no argument is checked by. Any other unknown keyword leaves its operation out."""
+
+_JSON_TYPE = re.compile(r"application/([a-z0-9.-]{1,60}\+)?json")
+_IN_PATH = re.compile(r"\{([^{}]*)\}")
+
+
+class CannotImport(Exception):
+    """The document, or one operation, cannot be imported. The message is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """The operator's choices. `source` is the document's own address.
+
+    `only` names tools, operations or tags, `no_approval` tools; both exactly or with `*`.
+    """
+
+    only: tuple[str, ...] = ()
+    no_approval: tuple[str, ...] = ()
+    prefix: str = ""
+    server: str | None = None
+    source: str | None = None
+
+
+@dataclass(slots=True)
+class SecretNeed:
+    """A secret that imported tools refer to: its content, the tools, and the hosts it goes to."""
+
+    content: str
+    tools: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Imported:
+    """Definitions, and remarks for the operator, each with the operation that it is about."""
+
+    tools: list[JsonObject] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    secrets: dict[str, SecretNeed] = field(default_factory=dict)
+
+
+def read_document(name: str, data: bytes) -> Any:
+    """Parse JSON or YAML; the name's suffix decides, or else the first character.
+
+    Raises:
+        CannotImport: too large, or neither.
+    """
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise CannotImport(f"it is larger than {MAX_DOCUMENT_BYTES >> 20} MB")
+    is_yaml = name.endswith((".yaml", ".yml"))
+    is_yaml |= not name.endswith(".json") and not data.lstrip().startswith(b"{")
+    try:
+        if is_yaml:
+            return read_values("openapi.yaml", data, number_keys=True)
+        return strict_json.loads(data)
+    except (FileFault, strict_json.StrictJsonError) as error:
+        raise CannotImport(str(error)) from None
+
+
+def import_openapi(document: Any, options: ImportOptions) -> Imported:
+    """Make a definition of every chosen operation.
+
+    Raises:
+        CannotImport: no document of OpenAPI 3.0 or 3.1, or a choice that fits nothing.
+    """
+    if not re.fullmatch(rf"([A-Za-z_][A-Za-z0-9_-]{{0,{MAX_PREFIX - 1}}})?", options.prefix):
+        raise CannotImport(
+            f"--prefix takes at most {MAX_PREFIX} letters, digits, '_' or '-', a letter first"
+        )
+    if options.server is not None and any(url_faults(options.server)):
+        raise CannotImport("--server takes an https or http address")
+    made, root = Imported(), _Root(document, options.prefix)
+    operations = list(_operations(root, options.prefix, made))
+    names = {operation.name: operation.known_as for operation in operations}
+    only = _fitting("--only", options.only, names) if options.only else names.keys()
+    free = _fitting("--no-approval", options.no_approval, {name: (name,) for name in only})
+    for operation in operations:
+        if operation.name not in only:
+            continue
+        reader = _Reader(root, operation, options, made)
+        try:
+            definition = reader.definition(needs_approval=operation.name not in free)
+            if len(strict_json.dumps(definition)) > MAX_DEFINITION_BYTES:
+                raise CannotImport(f"it would be larger than {MAX_DEFINITION_BYTES >> 10} KB")
+            parse_definition(definition)
+        except CannotImport as reason:
+            made.left_out.append((operation.label, str(reason)))
+        except InvalidDefinition as error:
+            made.left_out.append((operation.label, "; ".join(error.faults[:3])))
+        else:
+            reader.keep(definition)
+    return made
+
+
+# -- operations ----------------------------------------------------------------------------
+
+
+class _Root:
+    """The document, and references within it."""
+
+    def __init__(self, document: Any, prefix: str) -> None:
+        if not isinstance(document, dict):
+            raise CannotImport("it is not an OpenAPI document: not an object")
+        if "swagger" in document:
+            raise CannotImport(
+                "it is Swagger 2.0, which is not supported; convert it to OpenAPI 3 first"
+            )
+        version = str(document.get("openapi"))
+        if not re.fullmatch(r"3\.[01](\.[0-9]{1,3})?", version):
+            raise CannotImport("it is not a document of OpenAPI 3.0 or 3.1")
+        self.document: JsonObject = document
+        self.is_3_0 = version.startswith("3.0")
+        self.secrets: dict[str, str] = {}
+        """Names of security schemes → names of secrets, of which no two are equal."""
+        for name in self.table("components", "securitySchemes"):
+            self.secrets[name] = _unique(_name(prefix, name), set(self.secrets.values()))
+
+    def target(self, reference: str) -> Any:
+        """What a reference within the document refers to."""
+        if not reference.startswith("#/"):
+            raise CannotImport(f"{reference[:80]!a} refers to another document, which is not read")
+        found: Any = self.document
+        for step in reference[2:].split("/"):
+            key = unquote(step).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and key.isdecimal() and len(key) < 6:
+                found = dict(enumerate(found)).get(int(key))
+            else:
+                found = found.get(key) if isinstance(found, dict) else None
+        if found is None:
+            raise CannotImport(f"{reference[:80]!a} refers to nothing")
+        return found
+
+    def resolved(self, node: Any, kind: str) -> JsonObject:
+        """An object, or the one that its references lead to."""
+        for _ in range(MAX_HOPS):
+            if not isinstance(node, dict):
+                raise CannotImport(f"{kind} is not an object")
+            if not isinstance(node.get("$ref"), str):
+                return node
+            node = self.target(node["$ref"])
+        raise CannotImport(f"{kind} refers in a circle")
+
+    def table(self, *keys: str) -> JsonObject:
+        """A table of the document; empty where there is none."""
+        found: Any = self.document
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """One method of one path. `item` is what all methods of the path share."""
+
+    name: str
+    method: str
+    path: str
+    item: JsonObject
+    node: JsonObject
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} {self.path[:200]}"
+
+    @property
+    def known_as(self) -> tuple[str, ...]:
+        """The names that `--only` can choose it by."""
+        return (self.name, *_texts([self.node.get("operationId")]), *_texts(self.node.get("tags")))
+
+
+def _operations(root: _Root, prefix: str, made: Imported) -> Iterator[_Operation]:
+    """Every operation that can be asked for, with a name of its own, in the document's order."""
+    taken: set[str] = set()
+    for path, given in root.table("paths").items():
+        try:
+            item = root.resolved(given, "the path")
+        except CannotImport as reason:
+            made.left_out.append((path[:200], str(reason)))
+            continue
+        for method in _METHODS_OF_PATHS:
+            node = item.get(method)
+            if not isinstance(node, dict):
+                continue
+            if len(taken) == MAX_OPERATIONS:
+                raise CannotImport(f"it has more than {MAX_OPERATIONS} operations")
+            own = node.get("operationId")
+            own = own if isinstance(own, str) and own.strip() else method + path
+            name = _unique(_name(prefix, own), taken)
+            taken.add(name)
+            operation = _Operation(name, method.upper(), path, item, node)
+            if operation.method in METHODS:
+                yield operation
+            else:
+                made.left_out.append((operation.label, "its method is not supported"))
+
+
+def _name(prefix: str, wanted: str) -> str:
+    name = prefix + (re.sub(r"[^a-zA-Z0-9_-]+", "_", wanted).strip("_-") or "operation")
+    return (name if re.match(r"[a-zA-Z_]", name) else f"_{name}")[:64]
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        end = f"_{number}"
+        found = name[: 64 - len(end)] + end
+    return found
+
+
+def _fitting(
+    option: str, patterns: Sequence[str], names: Mapping[str, Collection[str]]
+) -> set[str]:
+    """The tools that patterns choose by one of their names. One that fits nothing is a mistake."""
+    chosen: set[str] = set()
+    for pattern in patterns:
+        fits = compile_glob(pattern)
+        found = {tool for tool, known in names.items() if any(map(fits, known))}
+        if not found:
+            near = did_you_mean(pattern, sorted({n for known in names.values() for n in known}))
+            raise CannotImport(f"{option} {pattern[:80]!a} fits nothing in the document.{near}")
+        chosen |= found
+    return chosen
+
+
+# -- one operation -------------------------------------------------------------------------
+
+
+class _Reader:
+    """Makes the definition of one operation."""
+
+    def __init__(
+        self, root: _Root, operation: _Operation, options: ImportOptions, made: Imported
+    ) -> None:
+        self._root = root
+        self._operation = operation
+        self._options = options
+        self._made = made
+        self._schemas = _Schemas(root)
+        self._notes: list[str] = []
+        self._secrets: dict[str, str] = {}
+
+    def definition(self, *, needs_approval: bool) -> JsonObject:
+        """The definition. Raises CannotImport if the operation cannot be one."""
+        operation, node = self._operation, self._operation.node
+        is_read = operation.method in ("GET", "HEAD")
+        headers: dict[str, str] = {}
+        parameters, path = self._parameters(headers)
+        if not path.startswith("/") or {"?", "#"} & set(path):
+            raise CannotImport("its path does not begin with '/', or has a query")
+        endpoint = self._base().rstrip("/") + path + self._credentials(headers)
+        repeatable = is_read or operation.method == "PUT"
+        link = node.get("externalDocs")
+        url = link.get("url") if isinstance(link, dict) else None
+        version = self._root.table("info").get("version")
+        fields: JsonObject = {
+            "name": operation.name,
+            "version": version if re.match(SEMVER_PATTERN, str(version)) else None,
+            "type": "REST",
+            "description": self._description(),
+            "tags": [_clean(tag, 64) for tag in _texts(node.get("tags"))[:16]] or None,
+            "documentation_url": url if isinstance(url, str) and not any(url_faults(url)) else None,
+            "deprecated": node.get("deprecated") is True or None,
+            "method": operation.method,
+            "endpoint": endpoint,
+            "headers": headers or None,
+            "read_only": is_read,
+            "idempotent": repeatable,
+            "dangerous": not is_read and needs_approval,
+            "retry_count": RETRIES if repeatable else None,
+            "parameters": parameters,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def keep(self, definition: JsonObject) -> None:
+        """Add the checked definition, its secrets and its notes."""
+        self._made.tools.append(definition)
+        notes = dict.fromkeys([*self._notes, *self._schemas.notes])
+        self._made.notes += [(self._operation.label, note) for note in notes]
+        host = shown_host(definition["endpoint"])
+        for name, content in self._secrets.items():
+            need = self._made.secrets.setdefault(name, SecretNeed(content))
+            need.tools.append(definition["name"])
+            if host not in need.hosts:
+                need.hosts.append(host)
+
+    def _description(self) -> str:
+        node = self._operation.node
+        summary = _clean(node.get("summary"), MAX_DESCRIPTION)
+        text = _clean(node.get("description"), MAX_DESCRIPTION)
+        parts = [summary, text] if not text.startswith(summary) else [text]
+        return _cut("\n\n".join(filter(None, parts)), MAX_DESCRIPTION) or self._operation.label
+
+    # -- where it goes
+
+    def _base(self) -> str:
+        """The address that the path is appended to: the first server that is given."""
+        given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
+        lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
+        server: Any = next((x[0] for x in lists if x), None)
+        text = server.get("url") if isinstance(server, dict) else None
+        text = _filled(text, server.get("variables")) if text and isinstance(text, str) else "/"
+        own = self._options.server
+        try:
+            parts = urlsplit(text)
+            if own is not None and (parts.scheme or parts.netloc or not text.strip("/")):
+                base = own
+            else:
+                base = urljoin(own or self._options.source or "", text)
+        except ValueError:
+            base = ""
+        if not urlsplit(base).netloc:
+            raise CannotImport(
+                "the document does not say where its service is; name it with --server"
+            )
+        if {"?", "#"} & set(base):
+            raise CannotImport("the address of its server has a query or a fragment")
+        return base
+
+    def _credentials(self, headers: dict[str, str]) -> str:
+        """Add the headers of the first security requirement that can be met; its query."""
+        node = self._operation.node
+        wanted = node.get("security", self._root.document.get("security"))
+        if not isinstance(wanted, list) or not wanted:
+            return ""
+        reasons: list[str] = []
+        for requirement in wanted:
+            try:
+                if not isinstance(requirement, dict):
+                    raise CannotImport("its security requirement is not an object")
+                rows = [self._credential(name) for name in requirement]
+                return self._use(rows, headers)
+            except CannotImport as reason:
+                reasons.append(str(reason))
+        raise CannotImport("; ".join(dict.fromkeys(reasons[:3])))
+
+    def _use(self, rows: list[_Credential], headers: dict[str, str]) -> str:
+        if len({(row.place, row.key.lower()) for row in rows}) < len(rows):
+            raise CannotImport("two of its credentials stand in the same place")
+        for row in rows:
+            self._secrets[row.secret] = row.content
+            if row.place == "header":
+                headers[row.key] = row.value
+        query = [f"{quote(r.key, safe='')}={r.value}" for r in rows if r.place == "query"]
+        return f"?{'&'.join(query)}" if query else ""
+
+    def _credential(self, name: str) -> _Credential:
+        schemes = self._root.table("components", "securitySchemes")
+        if name not in schemes:
+            raise CannotImport(f"its security scheme {name[:80]!a} is not defined")
+        scheme = self._root.resolved(schemes[name], f"the security scheme {name[:80]!a}")
+        secret = self._root.secrets[name]
+        reference = f"${{secret:{secret}}}"
+        kind, place, key = scheme.get("type"), scheme.get("in"), scheme.get("name")
+        if kind == "apiKey" and place in ("header", "query") and isinstance(key, str):
+            return _Credential(str(place), key, reference, secret, "the key")
+        way = str(scheme.get("scheme")).lower() if kind == "http" else str(kind)
+        if way in _WAYS:
+            prefix, content = _WAYS[way]
+            return _Credential("header", "authorization", prefix + reference, secret, content)
+        raise CannotImport(f"its security scheme {name[:80]!a} is of a kind that is not supported")
+
+    # -- its arguments
+
+    def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str]:
+        """One schema for all arguments, and the path with places for some of them.
+
+        An argument of the path is renamed where the query or the body has its name.
+        """
+        path, sent = self._declared()
+        sent = self._body(headers) or sent
+        own: dict[str, str] = {}
+        taken = set(sent["properties"])
+        for name in dict.fromkeys(_IN_PATH.findall(self._operation.path)):
+            if name not in path:
+                raise CannotImport(f"its path has {{{name[:60]}}}, which no parameter declares")
+            wanted = _name("", name)
+            own[name] = _unique(_name("path_", name) if wanted in taken else wanted, taken)
+            taken.add(own[name])
+        if not all(name.isprintable() and 0 < len(name) <= MAX_PARAMETER_NAME for name in taken):
+            raise CannotImport("a parameter's name is empty, too long, or cannot be printed")
+        schema = {
+            **sent,
+            "properties": {own[name]: path[name] for name in own} | sent["properties"],
+            "required": [*own.values(), *sent["required"]],
+        }
+        filled = _IN_PATH.sub(lambda found: f"{{{own[found[1]]}}}", self._operation.path)
+        return schema, filled
+
+    def _declared(self) -> tuple[JsonObject, JsonObject]:
+        """The schemas of the path's parameters, and one schema for those of the query."""
+        path: JsonObject = {}
+        query: JsonObject = {}
+        required: list[str] = []
+        for (place, name), given in self._given_parameters().items():
+            if place == "path":
+                path[name] = self._path_schema(name, given)
+            elif place != "header" or name.lower() not in _OURS:
+                is_required = given.get("required") is True
+                try:
+                    query[name] = self._query_schema(place, given)
+                except CannotImport as reason:
+                    if is_required:
+                        raise CannotImport(f"its parameter {name[:60]!a}: {reason}") from None
+                    self._notes.append(f"without the parameter {name[:60]!a}: {reason}")
+                else:
+                    required += [name] if is_required else []
+        return path, _object(query, required, is_open=False)
+
+    def _given_parameters(self) -> dict[tuple[str, str], JsonObject]:
+        """By place and name; those of the operation replace those of its path."""
+        found: dict[tuple[str, str], JsonObject] = {}
+        for owner in (self._operation.item, self._operation.node):
+            listed = owner.get("parameters")
+            for node in listed if isinstance(listed, list) else ():
+                given = self._root.resolved(node, "a parameter")
+                name, place = given.get("name"), given.get("in")
+                if not isinstance(name, str) or not isinstance(place, str):
+                    raise CannotImport("a parameter has no name or no place")
+                found[place, name] = given
+        return found
+
+    def _query_schema(self, place: str, given: JsonObject) -> JsonObject:
+        """The schema of a parameter. Raises CannotImport if it could not be sent."""
+        if place != "query":
+            raise CannotImport(f"arguments are not sent in a {place[:20]}")
+        if self._operation.method not in QUERY_METHODS:
+            raise CannotImport(f"the arguments of a {self._operation.method} are its body")
+        style = given.get("style", "form")
+        if style != "form" or given.get("explode", True) is not True or "content" in given:
+            raise CannotImport("in a query, only the style 'form' (exploded) is supported")
+        schema = self._schema_of(given)
+        if "object" in _kinds(schema):
+            raise CannotImport("an object cannot stand in a query")
+        return schema
+
+    def _schema_of(self, given: JsonObject) -> JsonObject:
+        schema = self._schemas.converted(given.get("schema", {}))
+        words = _clean(given.get("description"), MAX_PARAMETER_DESCRIPTION)
+        about: JsonObject = {"description": words} if words else {}
+        if given.get("deprecated") is True:
+            about["deprecated"] = True
+        return {**schema, **about}
+
+    def _path_schema(self, name: str, given: JsonObject) -> JsonObject:
+        if given.get("style", "simple") != "simple" or "content" in given:
+            raise CannotImport(f"the form of its path parameter {name[:60]!a} is not supported")
+        schema = self._schema_of(given)
+        kinds = [kind for kind in _kinds(schema) if kind != "null"] or ["string"]
+        if kinds[0] not in _SCALARS or {"anyOf", "oneOf", "allOf"} & schema.keys():
+            raise CannotImport(f"its path parameter {name[:60]!a} is not one text or number")
+        return {**schema, "type": kinds[0]}
+
+    def _body(self, headers: dict[str, str]) -> JsonObject | None:
+        """The schema of a JSON body; None without a body."""
+        if "requestBody" not in self._operation.node:
+            return None
+        body = self._root.resolved(self._operation.node["requestBody"], "the body")
+        if self._operation.method in QUERY_METHODS:
+            if body.get("required") is True:
+                raise CannotImport(f"a {self._operation.method} with a body is not supported")
+            self._notes.append("without its optional body")
+            return None
+        content = body.get("content")
+        kinds = list(content) if isinstance(content, dict) else []
+        kind = min(filter(_is_json, kinds), key=lambda kind: "+" in kind, default=None)
+        if kind is None or not isinstance(content, dict):
+            said = ", ".join(kinds)[:100] or "of no type"
+            raise CannotImport(f"its body is {said!a}; only JSON is supported")
+        if _plain(kind) not in ("application/json", "*/*"):
+            headers["content-type"] = _plain(kind)
+        media = self._root.resolved(content[kind], "the body")
+        schema = self._schemas.converted(media.get("schema", {}))
+        if "object" not in (_kinds(schema) or ["object"]) or schema.keys() - _PLAIN:
+            raise CannotImport("its body is not a plain JSON object")
+        properties = schema.get("properties", {})
+        is_open = schema.get("additionalProperties", not properties)
+        return _object(properties, schema.get("required", []), is_open=is_open)
+
+
+@dataclass(frozen=True, slots=True)
+class _Credential:
+    """A reference to a secret and its place. `content` tells the operator what to put into it."""
+
+    place: str
+    key: str
+    value: str
+    secret: str
+    content: str
+
+
+def _object(properties: JsonObject, required: list[str], *, is_open: Any) -> JsonObject:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": is_open,
+    }
+
+
+def _kinds(schema: JsonObject) -> list[Any]:
+    """The types that a schema names; empty if it names none."""
+    kinds = schema.get("type", [])
+    return kinds if isinstance(kinds, list) else [kinds]
+
+
+def shown_host(endpoint: str) -> str:
+    """The host of an endpoint as the configuration names it: with a port that is not usual."""
+    origin = Origin.of(endpoint.partition("?")[0])
+    usual = {"https": 443, "http": 80}[origin.scheme]
+    return origin.shown_host if origin.port == usual else f"{origin.shown_host}:{origin.port}"
+
+
+def _filled(url: str, variables: Any) -> str:
+    """A server's address with the defaults of its variables."""
+
+    def default(found: re.Match[str]) -> str:
+        row = variables.get(found[1]) if isinstance(variables, dict) else None
+        value = row.get("default") if isinstance(row, dict) else None
+        if not isinstance(value, str | int):
+            raise CannotImport(f"its server's variable {found[1][:60]!a} has no default")
+        return str(value)
+
+    return _IN_PATH.sub(default, url)
+
+
+def _plain(kind: str) -> str:
+    return kind.partition(";")[0].strip().lower()
+
+
+def _is_json(kind: str) -> bool:
+    return _plain(kind) == "*/*" or _JSON_TYPE.fullmatch(_plain(kind)) is not None
+
+
+# -- schemas -------------------------------------------------------------------------------
+
+
+class _Schemas:
+    """Converts the schemas of one operation to JSON Schema without references."""
+
+    def __init__(self, root: _Root) -> None:
+        self._root = root
+        self._left = MAX_SCHEMA_PARTS
+        self.notes: list[str] = []
+
+    def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
+        """The schema. `trail` has the references that lead here, and "" for each other level."""
+        self._left -= 1
+        if self._left < 0:
+            raise CannotImport(f"its schemas have more than {MAX_SCHEMA_PARTS} parts")
+        if len(trail) > MAX_LEVELS:
+            raise CannotImport(f"its schemas are nested deeper than {MAX_LEVELS} levels")
+        if isinstance(node, bool):
+            return {} if node else {"not": {}}
+        if not isinstance(node, dict):
+            raise CannotImport("a schema is not an object")
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            return self._referred(reference, node, trail)
+        return self._nullable(self._merged(self._keywords(node, trail), node, trail), node)
+
+    def _referred(self, reference: str, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
+        target = self._root.target(reference)
+        if reference in trail:
+            self.notes.append(f"the schema {reference[:80]!a} contains itself; it is cut there")
+            kind = target.get("type") if isinstance(target, dict) else None
+            return {"type": kind} if isinstance(kind, str) else {}
+        schema = self.converted(target, (*trail, reference))
+        if self._root.is_3_0:
+            return schema  # what stands beside a reference is ignored
+        beside = {key: value for key, value in node.items() if key != "$ref"}
+        return {**schema, **self._keywords(beside, trail)}
+
+    def _keywords(self, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
+        schema: JsonObject = {}
+        below = (*trail, "")
+        for key, value in node.items():
+            if key in _COPIED:
+                schema[key] = value
+            elif key == "description":
+                schema[key] = _clean(value, MAX_PARAMETER_DESCRIPTION)
+            elif key in _WITH_SCHEMA:
+                is_plain = isinstance(value, bool) and key == "additionalProperties"
+                schema[key] = value if is_plain else self.converted(value, below)
+            elif key in _WITH_SCHEMAS and isinstance(value, list):
+                schema[key] = [self.converted(part, below) for part in value]
+            elif key == "properties" and isinstance(value, dict):
+                schema[key] = {
+                    name: self.converted(part, below)
+                    for name, part in value.items()
+                    if not (isinstance(part, dict) and part.get("readOnly") is True)
+                }
+            elif key != "allOf" and key not in _IGNORED and not key.startswith("x-"):
+                raise CannotImport(f"its schema uses {key[:40]!a}, which is not supported")
+        self._mend(schema, node)
+        return schema
+
+    def _mend(self, schema: JsonObject, node: JsonObject) -> None:
+        """Put right what JSON Schema, or this engine, says in another way."""
+        for bound in ("minimum", "maximum"):
+            exclusive = f"exclusive{bound.title()}"
+            is_bool = isinstance(schema.get(exclusive), bool)  # so in OpenAPI 3.0
+            if is_bool and schema.pop(exclusive) and bound in schema:
+                schema[exclusive] = schema.pop(bound)
+        if schema.get("default", 0) is None:
+            del schema["default"]
+        if "required" in schema:
+            declared, kept = node.get("properties", {}), schema.get("properties", {})
+            names = _texts(schema["required"])
+            schema["required"] = [x for x in names if x in kept or x not in declared]
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str):
+            try:
+                compile_pattern(pattern)
+            except ValueError:
+                del schema["pattern"]
+                self.notes.append(f"without the pattern {pattern[:60]!a}: it is not supported")
+
+    def _merged(self, schema: JsonObject, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
+        """The schema with the parts of its `allOf`: merged where that is simple."""
+        given = node.get("allOf")
+        if not isinstance(given, list):
+            return schema
+        parts = [self.converted(part, (*trail, "")) for part in given]
+        merged = schema
+        for part in parts:
+            together = _both(merged, part)
+            if together is None:
+                return {**schema, "allOf": parts}
+            merged = together
+        return merged
+
+    def _nullable(self, schema: JsonObject, node: JsonObject) -> JsonObject:
+        if not self._root.is_3_0 or node.get("nullable") is not True or not schema:
+            return schema
+        if not isinstance(schema.get("type"), str):
+            return {"anyOf": [schema, {"type": "null"}]}
+        enum = schema.get("enum")
+        more = {"enum": [*enum, None]} if isinstance(enum, list) and None not in enum else {}
+        return {**schema, "type": [schema["type"], "null"], **more}
+
+
+def _both(one: JsonObject, other: JsonObject) -> JsonObject | None:
+    """One schema that says the same as two, if that is simple."""
+    both_have = "properties" in one and "properties" in other
+    if both_have and any(
+        part.get("additionalProperties", True) is not True for part in (one, other)
+    ):
+        return None
+    both = dict(one)
+    for key, value in other.items():
+        if key not in both or key == "description":
+            both.setdefault(key, value)
+        elif key == "properties":
+            clashes = both[key].keys() & value.keys()
+            if any(both[key][name] != value[name] for name in clashes):
+                return None
+            both[key] = {**both[key], **value}
+        elif key == "required" and isinstance(value, list) and isinstance(both[key], list):
+            both[key] = [*both[key], *(name for name in value if name not in both[key])]
+        elif both[key] != value:
+            return None
+    return both
+
+
+# -- texts ---------------------------------------------------------------------------------
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _clean(value: Any, longest: int) -> str:
+    """A text without control and invisible characters but line ends, within a length."""
+    if not isinstance(value, str):
+        return ""
+    kept = value[: 4 * longest].expandtabs(2)
+    return _cut("".join(c for c in kept if c == "\n" or c.isprintable()).strip(), longest)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "CannotImport",
+    "ImportOptions",
+    "Imported",
+    "SecretNeed",
+    "import_openapi",
+    "read_document",
+    "shown_host",
+]
