@@ -56,7 +56,8 @@ def import_document(
         name, data = _read(document)
         made = import_openapi(read_document(name, data), options)
     except CannotImport as reason:
-        fail(f"{visible(document)}: {visible(str(reason))}.", ExitCode.USAGE)
+        words = str(reason) if str(reason).endswith("?") else f"{reason}."
+        fail(f"{visible(document)}: {visible(words)}", ExitCode.USAGE)
     except OSError as error:
         fail(f"{visible(document)} cannot be read: {error.strerror}.", ExitCode.USAGE)
     _remark("Left out:", made.left_out)
@@ -115,7 +116,7 @@ class _AnySecret(SecretBindings):
 def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
     """Write one file for each tool. Each appears whole, under its own name."""
     try:
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        out.mkdir(mode=0o700, exist_ok=True)
         directory = open_directory(out, frozenset({0, os.geteuid()}))
         try:
             files = list_files(directory)

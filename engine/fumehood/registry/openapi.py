@@ -81,7 +81,9 @@ _IGNORED = frozenset(
         "contentSchema",
     }
 )  # fmt: skip
-"""Keywords that no argument is checked by. Any other unknown keyword leaves its operation out."""
+"""Keywords that no argument is checked by. Of any other unknown one a note is made."""
+
+_STRUCTURE = _WITH_SCHEMAS | {"properties"}
 
 _JSON_TYPE = re.compile(r"application/([a-z0-9.-]{1,60}\+)?json")
 _IN_PATH = re.compile(r"\{([^{}]*)\}")
@@ -675,8 +677,10 @@ class _Schemas:
                     for name, part in value.items()
                     if not (isinstance(part, dict) and part.get("readOnly") is True)
                 }
+            elif key in _STRUCTURE:
+                raise CannotImport(f"a schema's {key!a} is of a wrong type")
             elif key != "allOf" and key not in _IGNORED and not key.startswith("x-"):
-                raise CannotImport(f"its schema uses {key[:40]!a}, which is not supported")
+                self.notes.append(f"without the keyword {key[:40]!a}: it is not supported")
         self._mend(schema, node)
         return schema
 

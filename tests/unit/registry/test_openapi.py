@@ -542,6 +542,13 @@ def test_pattern_that_the_engine_cannot_check_is_left_out_and_the_note_says_so()
     assert found.notes == [("POST /x", "without the pattern '^(?=b)': it is not supported")]
 
 
+def test_keyword_that_is_not_supported_is_left_out_and_the_note_says_so() -> None:
+    schema = {"properties": {"a": {"type": "string", "x-own": 1, "if": {"minLength": 1}}}}
+    found = made({"/x": {"post": body(schema)}})
+    assert found.tools[0]["parameters"]["properties"] == {"a": TEXT}
+    assert found.notes == [("POST /x", "without the keyword 'if': it is not supported")]
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
@@ -551,9 +558,8 @@ def test_pattern_that_the_engine_cannot_check_is_left_out_and_the_note_says_so()
         ({"$ref": "#Order"}, "refers to another document"),
         ({"$ref": "#/components/schemas/Nothing"}, "refers to nothing"),
         ({"$ref": "#/components/schemas/Loop"}, "not a plain JSON object"),
-        ({"type": "object", "if": {}}, "uses 'if', which is not supported"),
-        ({"type": "object", "patternProperties": {}}, "uses 'patternProperties'"),
-        ({"type": "object", "properties": []}, "uses 'properties'"),
+        ({"type": "object", "properties": []}, "'properties' is of a wrong type"),
+        ({"type": "object", "properties": {"a": {"anyOf": {}}}}, "'anyOf' is of a wrong type"),
         ({"type": "object", "properties": {"a": {"type": "file"}}}, "not a valid JSON Schema"),
         ([], "a schema is not an object"),
         ({"properties": {"a": {"enum": ["x" * 200_000]}}}, "larger than 128 KB"),
