@@ -141,7 +141,7 @@ def test_document_comes_from_a_file_and_from_standard_input(tmp_path: Path) -> N
         assert "cannot be read" in done.stderr
     assert run("https://user:word@a.example/x").exit_code == 2
     misspelt = run(file, "--only", "list_order")
-    assert misspelt.stderr.endswith("document. Did you mean 'list_orders'?\n")
+    assert misspelt.stderr.endswith("document. Did you mean 'list_orders' or 'add_order'?\n")
 
 
 # -- writing -------------------------------------------------------------------------------
