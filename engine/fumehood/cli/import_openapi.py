@@ -31,15 +31,8 @@ from fumehood.executors.upstreams import Attempt, BodyTooLarge, UpstreamRequest,
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import SECRET_REFERENCE, url_faults
 from fumehood.registry.directory import ToolDirectory
-from fumehood.registry.openapi import (
-    MAX_DOCUMENT_BYTES,
-    CannotImport,
-    Imported,
-    ImportOptions,
-    import_openapi,
-    read_document,
-    shown_host,
-)
+from fumehood.registry.openapi import Imported, ImportOptions, import_openapi, shown_host
+from fumehood.registry.openapi_document import MAX_DOCUMENT_BYTES, CannotImport, read_document
 from fumehood.registry.secrets import Origin, RestSettings, SecretBindings
 from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, open_directory
 

@@ -1,10 +1,9 @@
 """Definitions of REST tools from an OpenAPI 3.0 or 3.1 document.
 
-Host side, used by `fumehood tools import openapi`; `definitions` checks every result. The document
-is hostile: nothing it refers to is read or fetched, schemas are expanded within bounds, and texts
-lose invisible characters. Invariants: an operation becomes a tool completely, or is left out with
-its reason; an operation that may change something waits for approval unless the operator says
-otherwise; credentials become references to secrets.
+Host side, used by `fumehood tools import openapi`; below it `openapi_document`, which reads
+schemas, and `definitions`, which checks every result. Invariants: an operation becomes a tool, or
+is left out with its reason; one that may change something waits for approval unless the operator
+says otherwise; the document names no secret but those of its own security schemes.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import compile_glob, did_you_mean
 from fumehood.core.tool import SEMVER_PATTERN
 from fumehood.protocol import strict_json
-from fumehood.protocol.files import FileFault, read_values
 from fumehood.registry.definitions import (
     METHODS,
     QUERY_METHODS,
@@ -27,21 +25,21 @@ from fumehood.registry.definitions import (
     parse_definition,
     url_faults,
 )
-from fumehood.registry.json_schema import compile_pattern
+from fumehood.registry.openapi_document import (
+    MAX_DESCRIPTION,
+    CannotImport,
+    OpenApiDocument,
+    Schemas,
+    clean,
+    cut,
+    texts,
+)
 from fumehood.registry.secrets import Origin
 
-MAX_DOCUMENT_BYTES = 16 << 20
 MAX_OPERATIONS = 2000
-MAX_SCHEMA_PARTS = 2000
-"""Schemas of one operation after references are replaced; a reference can double them."""
-
-MAX_LEVELS = 24
-MAX_HOPS = 16
-"""References that lead to references."""
-
+MAX_SCHEMES = 100
 MAX_DEFINITION_BYTES = 128 * 1024
-MAX_DESCRIPTION = 2000
-MAX_PARAMETER_DESCRIPTION = 500
+MAX_TOOL_DESCRIPTION = 2000
 MAX_PARAMETER_NAME = 200
 MAX_PREFIX = 32
 RETRIES = 2
@@ -60,37 +58,13 @@ _WAYS = {
 """Security schemes → the header's value before the secret, and the secret's content."""
 
 _SCALARS = ("string", "integer", "number", "boolean")
-_COPIED = frozenset(
-    {
-        "type", "enum", "const", "format", "default", "minimum", "maximum", "exclusiveMinimum",
-        "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern", "minItems",
-        "maxItems", "uniqueItems", "minProperties", "maxProperties", "required", "deprecated",
-    }
-)  # fmt: skip
 _PLAIN = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
 )
 """Keywords of a body whose properties can be a tool's arguments."""
 
-_WITH_SCHEMA = frozenset({"items", "not", "additionalProperties", "contains"})
-_WITH_SCHEMAS = frozenset({"anyOf", "oneOf", "prefixItems"})
-_IGNORED = frozenset(
-    {
-        "title", "example", "examples", "xml", "externalDocs", "discriminator", "readOnly",
-        "writeOnly", "nullable", "$comment", "$defs", "contentEncoding", "contentMediaType",
-        "contentSchema",
-    }
-)  # fmt: skip
-"""Keywords that no argument is checked by. Of any other unknown one a note is made."""
-
-_STRUCTURE = _WITH_SCHEMAS | {"properties"}
-
 _JSON_TYPE = re.compile(r"application/([a-z0-9.-]{1,60}\+)?json")
 _IN_PATH = re.compile(r"\{([^{}]*)\}")
-
-
-class CannotImport(Exception):
-    """The document, or one operation, cannot be imported. The message is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +100,6 @@ class Imported:
     secrets: dict[str, SecretNeed] = field(default_factory=dict)
 
 
-def read_document(name: str, data: bytes) -> Any:
-    """Parse JSON or YAML; the name's suffix decides, or else the first character.
-
-    Raises:
-        CannotImport: too large, or neither.
-    """
-    if len(data) > MAX_DOCUMENT_BYTES:
-        raise CannotImport(f"it is larger than {MAX_DOCUMENT_BYTES >> 20} MB")
-    is_yaml = name.endswith((".yaml", ".yml"))
-    is_yaml |= not name.endswith(".json") and not data.lstrip().startswith(b"{")
-    try:
-        if is_yaml:
-            return read_values("openapi.yaml", data, number_keys=True)
-        return strict_json.loads(data)
-    except (FileFault, strict_json.StrictJsonError) as error:
-        raise CannotImport(str(error)) from None
-
-
 def import_openapi(document: Any, options: ImportOptions) -> Imported:
     """Make a definition of every chosen operation.
 
@@ -156,7 +112,8 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
         )
     if options.server is not None and any(url_faults(options.server)):
         raise CannotImport("--server takes an https or http address")
-    made, root = Imported(), _Root(document, options.prefix)
+    made, root = Imported(), OpenApiDocument(document)
+    secrets = _secret_names(root, options.prefix)
     operations = list(_operations(root, options.prefix, made))
     names = {operation.name: operation.known_as for operation in operations}
     only = _fitting("--only", options.only, names) if options.only else names.keys()
@@ -164,7 +121,7 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
     for operation in operations:
         if operation.name not in only:
             continue
-        reader = _Reader(root, operation, options, made)
+        reader = _Reader(root, operation, options, secrets)
         try:
             definition = reader.definition(needs_approval=operation.name not in free)
             if len(strict_json.dumps(definition)) > MAX_DEFINITION_BYTES:
@@ -175,64 +132,11 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
         except InvalidDefinition as error:
             made.left_out.append((operation.label, "; ".join(error.faults[:3])))
         else:
-            reader.keep(definition)
+            reader.add_to(made, definition)
     return made
 
 
 # -- operations ----------------------------------------------------------------------------
-
-
-class _Root:
-    """The document, and references within it."""
-
-    def __init__(self, document: Any, prefix: str) -> None:
-        if not isinstance(document, dict):
-            raise CannotImport("it is not an OpenAPI document: not an object")
-        if "swagger" in document:
-            raise CannotImport(
-                "it is Swagger 2.0, which is not supported; convert it to OpenAPI 3 first"
-            )
-        version = str(document.get("openapi"))
-        if not re.fullmatch(r"3\.[01](\.[0-9]{1,3})?", version):
-            raise CannotImport("it is not a document of OpenAPI 3.0 or 3.1")
-        self.document: JsonObject = document
-        self.is_3_0 = version.startswith("3.0")
-        self.secrets: dict[str, str] = {}
-        """Names of security schemes → names of secrets, of which no two are equal."""
-        for name in self.table("components", "securitySchemes"):
-            self.secrets[name] = _unique(_name(prefix, name), set(self.secrets.values()))
-
-    def target(self, reference: str) -> Any:
-        """What a reference within the document refers to."""
-        if not reference.startswith("#/"):
-            raise CannotImport(f"{reference[:80]!a} refers to another document, which is not read")
-        found: Any = self.document
-        for step in reference[2:].split("/"):
-            key = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and key.isdecimal() and len(key) < 6:
-                found = dict(enumerate(found)).get(int(key))
-            else:
-                found = found.get(key) if isinstance(found, dict) else None
-        if found is None:
-            raise CannotImport(f"{reference[:80]!a} refers to nothing")
-        return found
-
-    def resolved(self, node: Any, kind: str) -> JsonObject:
-        """An object, or the one that its references lead to."""
-        for _ in range(MAX_HOPS):
-            if not isinstance(node, dict):
-                raise CannotImport(f"{kind} is not an object")
-            if not isinstance(node.get("$ref"), str):
-                return node
-            node = self.target(node["$ref"])
-        raise CannotImport(f"{kind} refers in a circle")
-
-    def table(self, *keys: str) -> JsonObject:
-        """A table of the document; empty where there is none."""
-        found: Any = self.document
-        for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +156,10 @@ class _Operation:
     @property
     def known_as(self) -> tuple[str, ...]:
         """The names that `--only` can choose it by."""
-        return (self.name, *_texts([self.node.get("operationId")]), *_texts(self.node.get("tags")))
+        return (self.name, *texts([self.node.get("operationId")]), *texts(self.node.get("tags")))
 
 
-def _operations(root: _Root, prefix: str, made: Imported) -> Iterator[_Operation]:
+def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[_Operation]:
     """Every operation that can be asked for, with a name of its own, in the document's order."""
     taken: set[str] = set()
     for path, given in root.table("paths").items():
@@ -279,6 +183,17 @@ def _operations(root: _Root, prefix: str, made: Imported) -> Iterator[_Operation
                 yield operation
             else:
                 made.left_out.append((operation.label, "its method is not supported"))
+
+
+def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
+    """A secret of its own for each security scheme, by the scheme's name."""
+    names: dict[str, str] = {}
+    schemes = root.table("components", "securitySchemes")
+    if len(schemes) > MAX_SCHEMES:
+        raise CannotImport(f"it has more than {MAX_SCHEMES} security schemes")
+    for scheme in schemes:
+        names[scheme] = _unique(_name(prefix, scheme), set(names.values()))
+    return names
 
 
 def _name(prefix: str, wanted: str) -> str:
@@ -317,13 +232,17 @@ class _Reader:
     """Makes the definition of one operation."""
 
     def __init__(
-        self, root: _Root, operation: _Operation, options: ImportOptions, made: Imported
+        self,
+        root: OpenApiDocument,
+        operation: _Operation,
+        options: ImportOptions,
+        secret_names: Mapping[str, str],
     ) -> None:
         self._root = root
         self._operation = operation
         self._options = options
-        self._made = made
-        self._schemas = _Schemas(root)
+        self._secret_names = secret_names
+        self._schemas = Schemas(root)
         self._notes: list[str] = []
         self._secrets: dict[str, str] = {}
 
@@ -345,7 +264,7 @@ class _Reader:
             "version": version if re.match(SEMVER_PATTERN, str(version)) else None,
             "type": "REST",
             "description": self._description(),
-            "tags": [_clean(tag, 64) for tag in _texts(node.get("tags"))[:16]] or None,
+            "tags": [clean(tag, 64) for tag in texts(node.get("tags"))[:16]] or None,
             "documentation_url": url if isinstance(url, str) and not any(url_faults(url)) else None,
             "deprecated": node.get("deprecated") is True or None,
             "method": operation.method,
@@ -359,24 +278,24 @@ class _Reader:
         }
         return {name: value for name, value in fields.items() if value is not None}
 
-    def keep(self, definition: JsonObject) -> None:
+    def add_to(self, made: Imported, definition: JsonObject) -> None:
         """Add the checked definition, its secrets and its notes."""
-        self._made.tools.append(definition)
+        made.tools.append(definition)
         notes = dict.fromkeys([*self._notes, *self._schemas.notes])
-        self._made.notes += [(self._operation.label, note) for note in notes]
+        made.notes += [(self._operation.label, note) for note in notes]
         host = shown_host(definition["endpoint"])
         for name, content in self._secrets.items():
-            need = self._made.secrets.setdefault(name, SecretNeed(content))
+            need = made.secrets.setdefault(name, SecretNeed(content))
             need.tools.append(definition["name"])
             if host not in need.hosts:
                 need.hosts.append(host)
 
     def _description(self) -> str:
         node = self._operation.node
-        summary = _clean(node.get("summary"), MAX_DESCRIPTION)
-        text = _clean(node.get("description"), MAX_DESCRIPTION)
+        summary = clean(node.get("summary"), MAX_TOOL_DESCRIPTION)
+        text = clean(node.get("description"), MAX_TOOL_DESCRIPTION)
         parts = [summary, text] if not text.startswith(summary) else [text]
-        return _cut("\n\n".join(filter(None, parts)), MAX_DESCRIPTION) or self._operation.label
+        return cut("\n\n".join(filter(None, parts)), MAX_TOOL_DESCRIPTION) or self._operation.label
 
     # -- where it goes
 
@@ -436,7 +355,7 @@ class _Reader:
         if name not in schemes:
             raise CannotImport(f"its security scheme {name[:80]!a} is not defined")
         scheme = self._root.resolved(schemes[name], f"the security scheme {name[:80]!a}")
-        secret = self._root.secrets[name]
+        secret = self._secret_names[name]
         reference = f"${{secret:{secret}}}"
         kind, place, key = scheme.get("type"), scheme.get("in"), scheme.get("name")
         if kind == "apiKey" and place in ("header", "query") and isinstance(key, str):
@@ -523,7 +442,7 @@ class _Reader:
 
     def _schema_of(self, given: JsonObject) -> JsonObject:
         schema = self._schemas.converted(given.get("schema", {}))
-        words = _clean(given.get("description"), MAX_PARAMETER_DESCRIPTION)
+        words = clean(given.get("description"), MAX_DESCRIPTION)
         about: JsonObject = {"description": words} if words else {}
         if given.get("deprecated") is True:
             about["deprecated"] = True
@@ -619,165 +538,4 @@ def _is_json(kind: str) -> bool:
     return _plain(kind) == "*/*" or _JSON_TYPE.fullmatch(_plain(kind)) is not None
 
 
-# -- schemas -------------------------------------------------------------------------------
-
-
-class _Schemas:
-    """Converts the schemas of one operation to JSON Schema without references."""
-
-    def __init__(self, root: _Root) -> None:
-        self._root = root
-        self._left = MAX_SCHEMA_PARTS
-        self.notes: list[str] = []
-
-    def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
-        """The schema. `trail` has the references that lead here, and "" for each other level."""
-        self._left -= 1
-        if self._left < 0:
-            raise CannotImport(f"its schemas have more than {MAX_SCHEMA_PARTS} parts")
-        if len(trail) > MAX_LEVELS:
-            raise CannotImport(f"its schemas are nested deeper than {MAX_LEVELS} levels")
-        if isinstance(node, bool):
-            return {} if node else {"not": {}}
-        if not isinstance(node, dict):
-            raise CannotImport("a schema is not an object")
-        reference = node.get("$ref")
-        if isinstance(reference, str):
-            return self._referred(reference, node, trail)
-        return self._nullable(self._merged(self._keywords(node, trail), node, trail), node)
-
-    def _referred(self, reference: str, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
-        target = self._root.target(reference)
-        if reference in trail:
-            self.notes.append(f"the schema {reference[:80]!a} contains itself; it is cut there")
-            kind = target.get("type") if isinstance(target, dict) else None
-            return {"type": kind} if isinstance(kind, str) else {}
-        schema = self.converted(target, (*trail, reference))
-        if self._root.is_3_0:
-            return schema  # what stands beside a reference is ignored
-        beside = {key: value for key, value in node.items() if key != "$ref"}
-        return {**schema, **self._keywords(beside, trail)}
-
-    def _keywords(self, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
-        schema: JsonObject = {}
-        below = (*trail, "")
-        for key, value in node.items():
-            if key in _COPIED:
-                schema[key] = value
-            elif key == "description":
-                schema[key] = _clean(value, MAX_PARAMETER_DESCRIPTION)
-            elif key in _WITH_SCHEMA:
-                is_plain = isinstance(value, bool) and key == "additionalProperties"
-                schema[key] = value if is_plain else self.converted(value, below)
-            elif key in _WITH_SCHEMAS and isinstance(value, list):
-                schema[key] = [self.converted(part, below) for part in value]
-            elif key == "properties" and isinstance(value, dict):
-                schema[key] = {
-                    name: self.converted(part, below)
-                    for name, part in value.items()
-                    if not (isinstance(part, dict) and part.get("readOnly") is True)
-                }
-            elif key in _STRUCTURE:
-                raise CannotImport(f"a schema's {key!a} is of a wrong type")
-            elif key != "allOf" and key not in _IGNORED and not key.startswith("x-"):
-                self.notes.append(f"without the keyword {key[:40]!a}: it is not supported")
-        self._mend(schema, node)
-        return schema
-
-    def _mend(self, schema: JsonObject, node: JsonObject) -> None:
-        """Put right what JSON Schema, or this engine, says in another way."""
-        for bound in ("minimum", "maximum"):
-            exclusive = f"exclusive{bound.title()}"
-            is_bool = isinstance(schema.get(exclusive), bool)  # so in OpenAPI 3.0
-            if is_bool and schema.pop(exclusive) and bound in schema:
-                schema[exclusive] = schema.pop(bound)
-        if schema.get("default", 0) is None:
-            del schema["default"]
-        if "required" in schema:
-            declared, kept = node.get("properties", {}), schema.get("properties", {})
-            names = _texts(schema["required"])
-            schema["required"] = [x for x in names if x in kept or x not in declared]
-        pattern = schema.get("pattern")
-        if isinstance(pattern, str):
-            try:
-                compile_pattern(pattern)
-            except ValueError:
-                del schema["pattern"]
-                self.notes.append(f"without the pattern {pattern[:60]!a}: it is not supported")
-
-    def _merged(self, schema: JsonObject, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
-        """The schema with the parts of its `allOf`: merged where that is simple."""
-        given = node.get("allOf")
-        if not isinstance(given, list):
-            return schema
-        parts = [self.converted(part, (*trail, "")) for part in given]
-        merged = schema
-        for part in parts:
-            together = _both(merged, part)
-            if together is None:
-                return {**schema, "allOf": parts}
-            merged = together
-        return merged
-
-    def _nullable(self, schema: JsonObject, node: JsonObject) -> JsonObject:
-        if not self._root.is_3_0 or node.get("nullable") is not True or not schema:
-            return schema
-        if not isinstance(schema.get("type"), str):
-            return {"anyOf": [schema, {"type": "null"}]}
-        enum = schema.get("enum")
-        more = {"enum": [*enum, None]} if isinstance(enum, list) and None not in enum else {}
-        return {**schema, "type": [schema["type"], "null"], **more}
-
-
-def _both(one: JsonObject, other: JsonObject) -> JsonObject | None:
-    """One schema that says the same as two, if that is simple."""
-    both_have = "properties" in one and "properties" in other
-    if both_have and any(
-        part.get("additionalProperties", True) is not True for part in (one, other)
-    ):
-        return None
-    both = dict(one)
-    for key, value in other.items():
-        if key not in both or key == "description":
-            both.setdefault(key, value)
-        elif key == "properties":
-            clashes = both[key].keys() & value.keys()
-            if any(both[key][name] != value[name] for name in clashes):
-                return None
-            both[key] = {**both[key], **value}
-        elif key == "required" and isinstance(value, list) and isinstance(both[key], list):
-            both[key] = [*both[key], *(name for name in value if name not in both[key])]
-        elif both[key] != value:
-            return None
-    return both
-
-
-# -- texts ---------------------------------------------------------------------------------
-
-
-def _texts(value: Any) -> list[str]:
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
-def _clean(value: Any, longest: int) -> str:
-    """A text without control and invisible characters but line ends, within a length."""
-    if not isinstance(value, str):
-        return ""
-    kept = value[: 4 * longest].expandtabs(2)
-    return _cut("".join(c for c in kept if c == "\n" or c.isprintable()).strip(), longest)
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-__all__ = [
-    "MAX_DOCUMENT_BYTES",
-    "CannotImport",
-    "ImportOptions",
-    "Imported",
-    "SecretNeed",
-    "import_openapi",
-    "read_document",
-    "shown_host",
-]
+__all__ = ["ImportOptions", "Imported", "SecretNeed", "import_openapi", "shown_host"]

@@ -11,15 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fumehood.registry.definitions import parse_definition
-from fumehood.registry.openapi import (
-    MAX_DOCUMENT_BYTES,
-    MAX_OPERATIONS,
-    CannotImport,
-    Imported,
-    ImportOptions,
-    import_openapi,
-    read_document,
-)
+from fumehood.registry.openapi import MAX_OPERATIONS, Imported, ImportOptions, import_openapi
+from fumehood.registry.openapi_document import MAX_DOCUMENT_BYTES, CannotImport, read_document
 
 pytestmark = pytest.mark.row("R4", "T5")
 
@@ -556,6 +549,8 @@ def test_keyword_that_is_not_supported_is_left_out_and_the_note_says_so() -> Non
         ({"$ref": "https://evil.example/x.json"}, "refers to another document"),
         ({"$ref": "file:///etc/passwd"}, "refers to another document"),
         ({"$ref": "#Order"}, "refers to another document"),
+        ({"$ref": "#/" + "/" * 1000}, "a reference is too long"),
+        ({f"x-{number}": 1 for number in range(5000)}, "more than 5000 parts"),
         ({"$ref": "#/components/schemas/Nothing"}, "refers to nothing"),
         ({"$ref": "#/components/schemas/Loop"}, "not a plain JSON object"),
         ({"type": "object", "properties": []}, "'properties' is of a wrong type"),
@@ -582,7 +577,7 @@ def test_references_that_double_at_each_step_are_bounded() -> None:
     big = body({"$ref": "#/components/schemas/s10"})
     small = body({"$ref": "#/components/schemas/s3"})
     components = {"schemas": schemas}
-    assert "more than 2000 parts" in reason_of(big, method="post", components=components)
+    assert "more than 5000 parts" in reason_of(big, method="post", components=components)
     assert tool_of(small, method="post", components=components)
 
 
@@ -655,6 +650,9 @@ def test_document_with_too_many_operations_is_refused() -> None:
     assert len(made(paths).tools) == MAX_OPERATIONS
     with pytest.raises(CannotImport, match="more than 2000 operations"):
         made({**paths, "/more": {"get": {}}})
+    schemes = {f"s{number}": SCHEMES["Key"] for number in range(101)}
+    with pytest.raises(CannotImport, match="more than 100 security schemes"):
+        made({}, components={"securitySchemes": schemes})
 
 
 def test_texts_lose_invisible_characters_and_are_cut() -> None:
