@@ -110,6 +110,14 @@ def test_document_becomes_tools_that_are_called_approved_and_repeated(
     wait_until(lambda: upstream.requests[-1].method == "POST")
     assert upstream.requests[-1].json == {"item": "tea", "count": 1}
 
+    apart = home / "apart"
+    options = ("--prefix", "shop_", "--only", "read_order", "--no-approval", "shop_read_order")
+    arguments = (document, "--out", str(apart), *options)
+    assert run(CLEAN_ENVIRONMENT, "tools", "import", "openapi", *arguments).returncode == 0
+    add = ("tools", "add", str(apart / "shop_read_order.json"), "--credential-stdin")
+    refused = run(daemon.environment, *add, stdin=f"{credential}\n")
+    assert "has no secret 'shop_shop_key'" in refused.stdout
+
     assert daemon.stop() == 0
     assert SECRET not in daemon.log
 

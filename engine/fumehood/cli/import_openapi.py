@@ -29,7 +29,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.addresses import is_public
 from fumehood.executors.upstreams import Attempt, BodyTooLarge, UpstreamRequest, Upstreams
 from fumehood.redaction.secret_values import SecretValues
-from fumehood.registry.definitions import SECRET_REFERENCE, url_faults
+from fumehood.registry.definitions import url_faults
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.openapi import Imported, ImportOptions, import_openapi, shown_host
 from fumehood.registry.openapi_document import MAX_DOCUMENT_BYTES, CannotImport, read_document
@@ -192,7 +192,7 @@ def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
 def _needs_permission(tool: JsonObject) -> bool:
     """Whether rest.allowed_hosts must name the host, as far as that shows without asking DNS."""
     origin = Origin.of(tool["endpoint"].partition("?")[0])
-    if origin.scheme == "http" and SECRET_REFERENCE.search(json.dumps(tool)):
+    if origin.scheme == "http" and "${secret:" in json.dumps(tool):
         return True
     try:
         return not is_public(ip_address(origin.host))

@@ -261,7 +261,7 @@ class _Reader:
         version = self._root.table("info").get("version")
         fields: JsonObject = {
             "name": operation.name,
-            "version": version if re.match(SEMVER_PATTERN, str(version)) else None,
+            "version": version if re.fullmatch(SEMVER_PATTERN, str(version)) else None,
             "type": "REST",
             "description": self._description(),
             "tags": [clean(tag, 64) for tag in texts(node.get("tags"))[:16]] or None,

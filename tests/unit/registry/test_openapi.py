@@ -143,6 +143,12 @@ def test_approval_is_waived_for_the_named_tools_only() -> None:
         made(paths, options=ImportOptions(no_approval=("c",)))
 
 
+@pytest.mark.parametrize("version", ["1.0.0\n", "v1", 1.0, None, "2.1"])
+def test_version_that_is_no_semantic_version_is_left_to_the_default(version: Any) -> None:
+    tool = tool_of({}, info={"version": version})
+    assert parse_definition(tool).version == "1.0.0"
+
+
 # -- names ---------------------------------------------------------------------------------
 
 
