@@ -111,12 +111,21 @@ def test_document_becomes_tools_that_are_called_approved_and_repeated(
     assert upstream.requests[-1].json == {"item": "tea", "count": 1}
 
     apart = home / "apart"
-    options = ("--prefix", "shop_", "--only", "read_order", "--no-approval", "shop_read_order")
-    arguments = (document, "--out", str(apart), *options)
-    assert run(CLEAN_ENVIRONMENT, "tools", "import", "openapi", *arguments).returncode == 0
-    add = ("tools", "add", str(apart / "shop_read_order.json"), "--credential-stdin")
-    refused = run(daemon.environment, *add, stdin=f"{credential}\n")
-    assert "has no secret 'shop_shop_key'" in refused.stdout
+    upstream.script("/open.yaml", Reply(body=SHOP.replace("[{shop_key: []}]", "[]").encode()))
+    for name, prefix in (("openapi.yaml", "closed_"), ("open.yaml", "open_")):
+        arguments = (f"{upstream.url}/{name}", "--out", str(apart), "--prefix", prefix)
+        imported = run(CLEAN_ENVIRONMENT, "tools", "import", "openapi", *arguments)
+        assert imported.returncode == 0, imported.stderr
+    add = ("tools", "add", "--credential-stdin")
+    closed = str(apart / "closed_read_order.json")
+    refused = run(daemon.environment, *add, closed, stdin=f"{credential}\n")
+    assert "has no secret 'closed_shop_key'" in refused.stdout
+    added = run(
+        daemon.environment, *add, str(apart / "open_read_order.json"), stdin=f"{credential}\n"
+    )
+    assert added.returncode == 0, added.stdout
+    assert call(daemon, "open_read_order", {"order_id": 7})["data"] == {"id": 7}
+    assert "authorization" not in upstream.requests[-1].headers
 
     assert daemon.stop() == 0
     assert SECRET not in daemon.log

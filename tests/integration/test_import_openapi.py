@@ -276,7 +276,7 @@ def test_document_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     }
     done = run(put(tmp_path, paths=paths, security=[]))
     assert len(printed(done)) == 1
-    assert len(done.stderr.splitlines()) == 8
+    assert len(done.stderr.splitlines()) == 7
     for char in ("\x1b", "\u202e"):
         assert char not in done.stdout + done.stderr
 
@@ -296,7 +296,14 @@ def test_host_that_only_the_document_names_is_pointed_out_and_not_configured(
     assert "rest" not in configuration(public)
 
 
-def test_long_lists_of_remarks_are_cut(tmp_path: Path) -> None:
-    paths = {f"/{number}": {"trace": {}} for number in range(60)}
+def test_equal_remarks_are_one_line_and_long_lists_of_them_are_cut(tmp_path: Path) -> None:
+    paths: dict[str, Any] = {f"/{number}": {"trace": {}} for number in range(60)}
+    done = run(put(tmp_path, paths={**paths, "/a": {"get": {}}}))
+    assert done.stderr.splitlines()[:2] == [
+        "Left out:",
+        "  TRACE /0, TRACE /1, TRACE /2 and 57 more: its method is not supported",
+    ]
+    for number, path in enumerate(paths):
+        paths[path] = {"get": {"security": [{f"none-{number}": []}]}}
     done = run(put(tmp_path, paths={**paths, "/a": {"get": {}}}))
     assert "  … and 10 more" in done.stderr.splitlines()

@@ -38,6 +38,9 @@ from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, ope
 
 DEADLINE_S = 30
 MAX_REMARKS = 50
+MAX_NAMED = 3
+"""Operations that a remark names."""
+
 _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"))
 
 
@@ -161,11 +164,18 @@ def _refuse(out: Path, reason: str) -> NoReturn:
 
 
 def _remark(title: str, rows: list[tuple[str, str]]) -> None:
-    if not rows:
-        return
-    lines = [f"  {visible(where)}: {visible(words)}" for where, words in rows[:MAX_REMARKS]]
-    more = [f"  … and {len(rows) - MAX_REMARKS} more"] if len(rows) > MAX_REMARKS else []
-    say("\n".join([title, *lines, *more]), to_stderr=True)
+    """Print remarks, equal ones together."""
+    operations: dict[str, list[str]] = {}
+    for operation, words in rows:
+        operations.setdefault(words, []).append(operation)
+    lines = []
+    for words, named in list(operations.items())[:MAX_REMARKS]:
+        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        lines.append(f"  {visible(', '.join(named[:MAX_NAMED]))}{more}: {visible(words)}")
+    if len(operations) > MAX_REMARKS:
+        lines.append(f"  … and {len(operations) - MAX_REMARKS} more")
+    if lines:
+        say("\n".join([title, *lines]), to_stderr=True)
 
 
 def _configuration(made: Imported, named: set[str]) -> Iterator[str]:

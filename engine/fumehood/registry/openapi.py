@@ -473,7 +473,7 @@ class _Reader:
         if kind is None or not isinstance(content, dict):
             said = ", ".join(kinds)[:100] or "of no type"
             raise CannotImport(f"its body is {said!a}; only JSON is supported")
-        if _plain(kind) not in ("application/json", "*/*"):
+        if _plain(kind) != "application/json":
             headers["content-type"] = _plain(kind)
         media = self._root.resolved(content[kind], "the body")
         schema = self._schemas.converted(media.get("schema", {}))
@@ -535,7 +535,7 @@ def _plain(kind: str) -> str:
 
 
 def _is_json(kind: str) -> bool:
-    return _plain(kind) == "*/*" or _JSON_TYPE.fullmatch(_plain(kind)) is not None
+    return _JSON_TYPE.fullmatch(_plain(kind)) is not None
 
 
 __all__ = ["ImportOptions", "Imported", "SecretNeed", "import_openapi", "shown_host"]

@@ -445,6 +445,7 @@ def test_json_body_is_the_arguments() -> None:
         (body({}, "multipart/form-data"), "'multipart/form-data'; only JSON is supported"),
         (body({}, "application/x-www-form-urlencoded"), "only JSON is supported"),
         (body({}, "text/json+x"), "only JSON is supported"),
+        (body({}, "*/*"), "only JSON is supported"),
         ({"requestBody": {}}, "only JSON is supported"),
         ({"requestBody": 7}, "the body is not an object"),
         (body({"type": "array", "items": TEXT}), "not a plain JSON object"),
