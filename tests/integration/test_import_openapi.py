@@ -13,12 +13,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from conftest import Daemon
 from fumehood.cli import import_openapi
 from fumehood.cli.main import app
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
 from support.definition_files import DefinitionDirectory
 from support.definitions import rest_document
+from support.http import SocketClient
 from upstream import Reply, Upstream, bomb, redirect, running_upstream
 
 pytestmark = pytest.mark.row("R4", "T5")
@@ -142,6 +144,24 @@ def test_document_comes_from_a_file_and_from_standard_input(tmp_path: Path) -> N
     assert run("https://user:word@a.example/x").exit_code == 2
     misspelt = run(file, "--only", "list_order")
     assert misspelt.stderr.endswith("document. Did you mean 'list_orders' or 'add_order'?\n")
+
+
+def test_documents_of_the_engine_itself_become_tools(tmp_path: Path, shared_daemon: Daemon) -> None:
+    """They are of version 3.1, and nobody wrote them for this test."""
+    for socket in (shared_daemon.socket, shared_daemon.control):
+        client = SocketClient(socket)
+        document = client.get("/v1/openapi.json").body
+        client.close()
+        file = tmp_path / "own.json"
+        file.write_text(json.dumps(document))
+        done = run(file, "--server", "https://fumehood.example")
+        bodies = [
+            operation.get("requestBody", {"content": {"application/json": {}}})["content"]
+            for path in document["paths"].values()
+            for method, operation in path.items()
+            if method != "parameters"
+        ]
+        assert len(printed(done)) == sum("application/json" in body for body in bodies) > 10
 
 
 # -- writing -------------------------------------------------------------------------------
