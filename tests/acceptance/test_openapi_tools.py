@@ -34,11 +34,15 @@ paths:
     post:
       operationId: create_order
       summary: Order one item.
+      parameters:
+        - {name: 'notify[by]', in: query, schema: {type: string}}
+        - {name: X-Channel, in: header, schema: {type: string}}
+        - {name: X-Never, in: header, schema: {type: string}}
       requestBody: {content: {application/json: {schema: {$ref: '#/components/schemas/Order'}}}}
   /orders/{order id}:
     parameters: [{name: order id, in: path, required: true, schema: {type: integer}}]
     get: {operationId: read_order, summary: Read one order.}
-  /orders/{id}/receipt:
+  /receipts:
     post: {operationId: upload_receipt, requestBody: {content: {multipart/form-data: {}}}}
 components:
   securitySchemes: {shop_key: {type: http, scheme: bearer}}
@@ -76,7 +80,7 @@ def test_document_becomes_tools_that_are_called_approved_and_repeated(
     )
     assert made.returncode == 0, made.stderr
     assert "upload_receipt" not in {file.stem for file in definitions.path.iterdir()}
-    assert "POST /orders/{id}/receipt: its body is 'multipart/form-data'" in made.stderr
+    assert "POST /receipts: its body is 'multipart/form-data'" in made.stderr
 
     said = tomllib.loads(made.stderr.partition("if the hosts are right:\n")[2])
     credential = make_first_approver(home)
@@ -101,14 +105,19 @@ def test_document_becomes_tools_that_are_called_approved_and_repeated(
     assert (read["data"], read["metadata"]["retry_count"]) == ({"id": 7}, 2)
     assert upstream.count("/v1/orders/7") == 3
 
-    order = call(daemon, "create_order", {"item": "tea"})
+    asked_for = {"item": "tea", "notify_by": "e-mail", "X-Channel": "agent"}
+    order = call(daemon, "create_order", asked_for)
     assert order["error"]["code"] == "REQUIRES_HUMAN_APPROVAL"
     assert not any(request.method == "POST" for request in upstream.requests)
     decision = ("approvals", "approve", order["error"]["approval_id"], "--yes")
     done = run(daemon.environment, *decision, "--credential-stdin", stdin=f"{credential}\n")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: upstream.requests[-1].method == "POST")
-    assert upstream.requests[-1].json == {"item": "tea", "count": 1}
+    ordered = upstream.requests[-1]
+    assert ordered.json == {"item": "tea", "count": 1}
+    assert ordered.target == "/v1/orders?notify%5Bby%5D=e-mail"
+    assert ordered.headers["x-channel"] == "agent"
+    assert "x-never" not in ordered.headers
 
     apart = home / "apart"
     upstream.script("/open.yaml", Reply(body=SHOP.replace("[{shop_key: []}]", "[]").encode()))

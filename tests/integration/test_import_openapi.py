@@ -268,7 +268,7 @@ def test_directory_never_gets_more_files_than_the_engine_reads(
 def test_everything_that_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
     paths = {
         "/upload": {"post": {"requestBody": {"content": {"multipart/form-data": {}}}}},
-        "/a": {"get": {"parameters": [{"name": "X-Trace", "in": "header"}]}},
+        "/a": {"get": {"parameters": [{"name": "sid", "in": "cookie"}]}},
     }
     done = run(put(tmp_path, paths=paths))
     assert printed(done) == ["get_a"]
@@ -276,7 +276,7 @@ def test_everything_that_is_left_out_is_named_with_its_reason(tmp_path: Path) ->
         "Left out:",
         "  POST /upload: its body is 'multipart/form-data'; only JSON is supported",
         "Changed:",
-        "  GET /a: without the parameter 'X-Trace': arguments are not sent in a header",
+        "  GET /a: without the parameter 'sid': arguments are not sent in a cookie",
     ]
     del paths["/a"]
     nothing = run(put(tmp_path, paths=paths), "--out", tmp_path / "out")

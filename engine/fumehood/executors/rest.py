@@ -2,9 +2,10 @@
 
 Host side; below it `upstreams`, which sends. The engine itself sends the request: no wall is
 around it, and `addresses` decides what it may reach. An argument fills its place in the endpoint's
-path; all others are the query (GET, HEAD, DELETE) or a JSON body. Invariants: no argument changes
-the host, the number of path segments or what the endpoint's own query says; everything that comes
-back is the service's word, bounded, and free of the values of secrets.
+path or query, or in a header; all others are the query (GET, HEAD, DELETE) or a JSON body.
+Invariants: no argument changes the host, the number of path segments, what the endpoint's own query
+says or how many headers there are; everything that comes back is the service's word, bounded, and
+free of the values of secrets.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
@@ -47,7 +48,13 @@ from fumehood.executors.upstreams import (
 from fumehood.protocol import strict_json
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
-from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS, SECRET_REFERENCE
+from fumehood.registry.definitions import (
+    MAX_HEADER_VALUE,
+    PLACEHOLDER,
+    QUERY_METHODS,
+    SECRET_REFERENCE,
+    is_header_value,
+)
 
 MAX_BODY_SHOWN = 4096
 """Characters of an error's body in `details.body`."""
@@ -191,20 +198,23 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     """
     endpoint, method = tool.endpoint or "", tool.method or "GET"
     head, question, query = endpoint.partition("?")
-    placed = set(PLACEHOLDER.findall(head))
+    headers, placed = _fill_headers(tool.headers or {}, arguments)
+    placed |= set(PLACEHOLDER.findall(endpoint))
     url = _fill_path(head, arguments)
     others = {name: value for name, value in arguments.items() if name not in placed}
-    headers = {name.lower(): value for name, value in (tool.headers or {}).items()}
+    own, query = query, _fill_query(query, arguments)
     headers.setdefault("accept", "application/json, */*;q=0.5")
     headers.setdefault("user-agent", "fumehood")
     headers.setdefault("traceparent", traceparent)
     body = None
     if method in QUERY_METHODS:
-        query = "&".join(filter(None, (query, _query(others, query))))
+        query = "&".join(filter(None, (query, _query(others, own))))
     else:
         headers.setdefault("content-type", "application/json")
         body = strict_json.dumps(others)
     rows = tuple(headers.items())
+    given = {name.lower(): value for name, value in (tool.headers or {}).items()}
+    secret = {name for name, value in given.items() if SECRET_REFERENCE.search(value)}
     url += f"?{query}" if query else question
     if len(url) > MAX_ADDRESS:
         raise ArgumentsRefused(
@@ -214,8 +224,8 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     return UpstreamRequest(
         method=method,
         url=url,
-        headers=tuple(row for row in rows if not SECRET_REFERENCE.search(row[1])),
-        secret_headers=tuple(row for row in rows if SECRET_REFERENCE.search(row[1])),
+        headers=tuple(row for row in rows if row[0] not in secret),
+        secret_headers=tuple(row for row in rows if row[0] in secret),
         body=body,
     )
 
@@ -271,19 +281,65 @@ def _has_dots(segment: str) -> bool:
     return any(part.partition(";")[0] in (".", "..") for part in re.split(r"[/\\]", segment))
 
 
+def _fill_query(own: str, arguments: JsonObject) -> str:
+    """The endpoint's own query, with arguments in their places; without places left empty."""
+    pairs: list[str] = []
+    for pair in own.split("&"):
+        key, _, value = pair.partition("=")
+        place = PLACEHOLDER.fullmatch(value)
+        pairs += [pair] if place is None else _pairs(key, place[1], arguments.get(place[1]))
+    return "&".join(pairs)
+
+
 def _query(arguments: JsonObject, own: str) -> str:
     """The arguments as a query: a repeated name for a list, nothing for null."""
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
-    pairs = []
+    pairs: list[str] = []
     for name, value in arguments.items():
         if name in taken:
             raise _refused(name, "is a part of the endpoint's own query")
-        for element in value if isinstance(value, list) else [value]:
-            if isinstance(element, dict | list):
-                raise _refused(name, "stands in the query and cannot be an object or nested list")
-            if element is not None:
-                pairs.append(f"{quote(name, safe='')}={quote(_text(element), safe='')}")
+        pairs += _pairs(quote(name, safe=""), name, value)
     return "&".join(pairs)
+
+
+def _pairs(key: str, name: str, value: Any) -> Iterator[str]:
+    for element in value if isinstance(value, list) else [value]:
+        if isinstance(element, dict | list):
+            raise _refused(name, "stands in the query and cannot be an object or nested list")
+        if element is not None:
+            yield f"{key}={quote(_text(element), safe='')}"
+
+
+def _fill_headers(
+    given: Mapping[str, str], arguments: JsonObject
+) -> tuple[dict[str, str], set[str]]:
+    """The headers, with arguments in their places, and the names of these arguments.
+
+    A place without an argument leaves its header out.
+    """
+    rows: dict[str, str] = {}
+    placed: set[str] = set()
+    for name, value in given.items():
+        place = PLACEHOLDER.fullmatch(value)
+        if place is None:
+            rows[name.lower()] = value
+            continue
+        placed.add(place[1])
+        argument = arguments.get(place[1])
+        if argument is not None:
+            rows[name.lower()] = _header_text(place[1], argument)
+    return rows, placed
+
+
+def _header_text(name: str, value: Any) -> str:
+    text = _text(value) if isinstance(value, str | int | float) else None
+    if text is None or not is_header_value(text):
+        raise _refused(
+            name,
+            "stands in a header, so it must be a number or a text of printable ASCII without space "
+            f"around it, of at most {MAX_HEADER_VALUE} characters",
+        )
+    return text
 
 
 def _text(value: str | float | bool) -> str:

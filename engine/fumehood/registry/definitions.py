@@ -42,7 +42,10 @@ SECRET_REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 """A reference to a secret; its group is the name."""
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""A place in an endpoint's path that an argument fills; its group is the argument's name."""
+"""A place that an argument fills in an endpoint's path, or as a whole value of its query or of a
+header; its group is the argument's name."""
+
+_IN_QUERY = re.compile(rf"((?:\A|&)[^=&]*=){PLACEHOLDER.pattern}(?=&|\Z)")
 
 
 NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
@@ -323,6 +326,9 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
     """Faults in the request that a REST tool makes."""
     method, headers = document.get("method"), document.get("headers")
     yield from _method_faults(method)
+    values = map(str, headers.values()) if isinstance(headers, dict) else ()
+    places = [place[1] for place in map(PLACEHOLDER.fullmatch, values) if place is not None]
+    yield from _unknown_places("headers", places, document)
     if document.get("endpoint") is None:
         yield "endpoint: a REST tool needs an https or http URL"
     if method in QUERY_METHODS or not isinstance(headers, dict):
@@ -352,6 +358,8 @@ def _method_faults(method: Any) -> Iterator[str]:
 def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> Iterator[str]:
     path, question, query_text = endpoint.partition("?")
     names = PLACEHOLDER.findall(path) if is_rest else []
+    placed = [name for _, name in _IN_QUERY.findall(query_text)] if is_rest else []
+    query_text = _IN_QUERY.sub(r"\1", query_text) if is_rest else query_text
     if is_rest and "//" in path:
         head, slash, below = path.partition("//")[2].partition("/")
         path = f"{path.partition('//')[0]}//{head}{slash}{PLACEHOLDER.sub('x', below)}"
@@ -370,7 +378,8 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
                 _USE_A_REFERENCE
             )
     queried = {name for name, _ in query} if document.get("method") in QUERY_METHODS else set()
-    yield from _placeholder_faults(names, queried, document.get("parameters"))
+    yield from _placeholder_faults(names, queried - set(placed), document.get("parameters"))
+    yield from _unknown_places("endpoint", placed, document)
 
 
 def _placeholder_faults(names: list[str], queried: set[str], parameters: Any) -> Iterator[str]:
@@ -388,6 +397,14 @@ def _placeholder_faults(names: list[str], queried: set[str], parameters: Any) ->
             )
     for name in sorted(queried & properties.keys() - set(names)):
         yield f"endpoint: the query has {name[:60]!a} already, which is a parameter too"
+
+
+def _unknown_places(field: str, names: list[str], document: JsonObject) -> Iterator[str]:
+    parameters = document.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    for name in dict.fromkeys(names):
+        if not isinstance(properties, dict) or name not in properties:
+            yield f"{field}: {{{name}}} needs a parameter of that name"
 
 
 def url_faults(url: str) -> Iterator[str]:
@@ -426,20 +443,21 @@ def _headers_faults(headers: dict[Any, Any]) -> Iterator[str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             continue  # the model names this fault
-        yield from _header_faults(name, value)
+        yield from header_faults(name, value)
         if name.lower() in seen:
             yield f"headers: {name[:60]!a} is given twice"
         seen.add(name.lower())
 
 
-def _header_faults(name: str, value: str) -> Iterator[str]:
+def header_faults(name: str, value: str) -> Iterator[str]:
+    """Every fault of a header that a definition sets."""
     shown = f"headers: {name[:60]!a}"
     if not _HEADER_NAME.fullmatch(name):
         yield f"{shown} is not a header's name"
         return
     if name.lower() in _OURS:
         yield f"{shown} belongs to the connection and cannot be set"
-    if len(value) > MAX_HEADER_VALUE or not _HEADER_VALUE.fullmatch(value):
+    if not is_header_value(value):
         yield (
             f"{shown} has a value with control characters, letters beyond ASCII, space around it, "
             f"or more than {MAX_HEADER_VALUE} characters"
@@ -448,6 +466,11 @@ def _header_faults(name: str, value: str) -> Iterator[str]:
         yield f"{shown} holds a reference of an unknown form; secrets are ${{secret:NAME}}"
     if _is_literal_credential(name, value):
         yield f"{shown} looks like a credential; {_USE_A_REFERENCE}"
+
+
+def is_header_value(value: str) -> bool:
+    """Whether a header can have this value."""
+    return len(value) <= MAX_HEADER_VALUE and _HEADER_VALUE.fullmatch(value) is not None
 
 
 def _is_literal_credential(name: str, value: str) -> bool:

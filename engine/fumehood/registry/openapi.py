@@ -22,6 +22,7 @@ from fumehood.registry.definitions import (
     METHODS,
     QUERY_METHODS,
     InvalidDefinition,
+    header_faults,
     parse_definition,
     url_faults,
 )
@@ -46,7 +47,7 @@ RETRIES = 2
 """Of tools that can be repeated without harm."""
 
 _METHODS_OF_PATHS = ("get", "head", "put", "post", "patch", "delete", "options", "trace")
-_OURS = frozenset({"accept", "content-type", "authorization"})
+_OURS = frozenset({("header", name) for name in ("accept", "content-type", "authorization")})
 """*Source*: OpenAPI 3.1, "Parameter Object": header parameters of these names are ignored."""
 
 _WAYS = {
@@ -57,7 +58,13 @@ _WAYS = {
 }
 """Security schemes → the header's value before the secret, and the secret's content."""
 
-_SCALARS = ("string", "integer", "number", "boolean")
+_STYLES = {
+    "path": ("simple", ("object", "array")),
+    "query": ("form", ("object",)),
+    "header": ("simple", ("object", "array")),
+}
+"""Places of parameters → the one supported style, and the types that cannot stand there."""
+
 _PLAIN = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
 )
@@ -245,16 +252,21 @@ class _Reader:
         self._schemas = Schemas(root)
         self._notes: list[str] = []
         self._secrets: dict[str, str] = {}
+        self._credentials: set[tuple[str, str]] = set()
+        self._required: set[tuple[str, str]] = set()
 
     def definition(self, *, needs_approval: bool) -> JsonObject:
         """The definition. Raises CannotImport if the operation cannot be one."""
         operation, node = self._operation, self._operation.node
         is_read = operation.method in ("GET", "HEAD")
         headers: dict[str, str] = {}
-        parameters, path = self._parameters(headers)
+        query = self._credential_query(headers)
+        parameters, path, places = self._parameters(headers)
         if not path.startswith("/") or {"?", "#"} & set(path):
             raise CannotImport("its path does not begin with '/', or has a query")
-        endpoint = self._base().rstrip("/") + path + self._credentials(headers)
+        endpoint = self._base().rstrip("/") + path
+        if query or places:
+            endpoint += f"?{'&'.join([*query, *places])}"
         repeatable = is_read or operation.method == "PUT"
         link = node.get("externalDocs")
         url = link.get("url") if isinstance(link, dict) else None
@@ -323,12 +335,12 @@ class _Reader:
             raise CannotImport("the address of its server has a query or a fragment")
         return base
 
-    def _credentials(self, headers: dict[str, str]) -> str:
+    def _credential_query(self, headers: dict[str, str]) -> list[str]:
         """Add the headers of the first security requirement that can be met; its query."""
         node = self._operation.node
         wanted = node.get("security", self._root.document.get("security"))
         if not isinstance(wanted, list) or not wanted:
-            return ""
+            return []
         reasons: list[str] = []
         for requirement in wanted:
             try:
@@ -340,15 +352,13 @@ class _Reader:
                 reasons.append(str(reason))
         raise CannotImport("; ".join(dict.fromkeys(reasons[:3])))
 
-    def _use(self, rows: list[_Credential], headers: dict[str, str]) -> str:
-        if len({(row.place, row.key.lower()) for row in rows}) < len(rows):
+    def _use(self, rows: list[_Credential], headers: dict[str, str]) -> list[str]:
+        self._credentials = {(row.place, row.key.lower()) for row in rows}
+        if len(self._credentials) < len(rows):
             raise CannotImport("two of its credentials stand in the same place")
-        for row in rows:
-            self._secrets[row.secret] = row.content
-            if row.place == "header":
-                headers[row.key] = row.value
-        query = [f"{quote(r.key, safe='')}={r.value}" for r in rows if r.place == "query"]
-        return f"?{'&'.join(query)}" if query else ""
+        self._secrets = {row.secret: row.content for row in rows}
+        headers |= {row.key: row.value for row in rows if row.place == "header"}
+        return [f"{quote(row.key, safe='')}={row.value}" for row in rows if row.place == "query"]
 
     def _credential(self, name: str) -> _Credential:
         schemes = self._root.table("components", "securitySchemes")
@@ -368,50 +378,59 @@ class _Reader:
 
     # -- its arguments
 
-    def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str]:
-        """One schema for all arguments, and the path with places for some of them.
+    def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str, list[str]]:
+        """One schema for all arguments, and the path and query with places for some of them.
 
-        An argument of the path is renamed where the query or the body has its name.
+        An argument with a place is renamed where the body or the rest of the query has its name.
         """
-        path, sent = self._declared()
+        placed, sent = self._declared()
         sent = self._body(headers) or sent
-        own: dict[str, str] = {}
+        own: dict[tuple[str, str], str] = {}
         taken = set(sent["properties"])
-        for name in dict.fromkeys(_IN_PATH.findall(self._operation.path)):
-            if name not in path:
-                raise CannotImport(f"its path has {{{name[:60]}}}, which no parameter declares")
+        for place, name in placed:
             wanted = _name("", name)
-            own[name] = _unique(_name("path_", name) if wanted in taken else wanted, taken)
-            taken.add(own[name])
+            own[place, name] = _unique(
+                _name(f"{place}_", name) if wanted in taken else wanted, taken
+            )
+            taken.add(own[place, name])
         if not all(name.isprintable() and 0 < len(name) <= MAX_PARAMETER_NAME for name in taken):
             raise CannotImport("a parameter's name is empty, too long, or cannot be printed")
+        needed = [own[key] for key in placed if key in self._required]
         schema = {
             **sent,
-            "properties": {own[name]: path[name] for name in own} | sent["properties"],
-            "required": [*own.values(), *sent["required"]],
+            "properties": {own[key]: placed[key] for key in placed} | sent["properties"],
+            "required": [*needed, *sent["required"]],
         }
-        filled = _IN_PATH.sub(lambda found: f"{{{own[found[1]]}}}", self._operation.path)
-        return schema, filled
+        query = [f"{quote(n, safe='')}={{{own[p, n]}}}" for p, n in placed if p == "query"]
+        headers |= {name: f"{{{own[place, name]}}}" for place, name in placed if place == "header"}
+        path = _IN_PATH.sub(lambda found: f"{{{own['path', found[1]]}}}", self._operation.path)
+        return schema, path, query
 
-    def _declared(self) -> tuple[JsonObject, JsonObject]:
-        """The schemas of the path's parameters, and one schema for those of the query."""
-        path: JsonObject = {}
+    def _declared(self) -> tuple[dict[tuple[str, str], JsonObject], JsonObject]:
+        """The schemas of parameters that need a place, and one schema for a plain query."""
+        placed: dict[tuple[str, str], JsonObject] = {}
         query: JsonObject = {}
-        required: list[str] = []
-        for (place, name), given in self._given_parameters().items():
-            if place == "path":
-                path[name] = self._path_schema(name, given)
-            elif place != "header" or name.lower() not in _OURS:
-                is_required = given.get("required") is True
-                try:
-                    query[name] = self._query_schema(place, given)
-                except CannotImport as reason:
-                    if is_required:
-                        raise CannotImport(f"its parameter {name[:60]!a}: {reason}") from None
-                    self._notes.append(f"without the parameter {name[:60]!a}: {reason}")
-                else:
-                    required += [name] if is_required else []
-        return path, _object(query, required, is_open=False)
+        given = self._given_parameters()
+        for name in dict.fromkeys(_IN_PATH.findall(self._operation.path)):
+            if ("path", name) not in given:
+                raise CannotImport(f"its path has {{{name[:60]}}}, which no parameter declares")
+            placed["path", name] = {}  # first, and in the order of the path
+        for (place, name), parameter in given.items():
+            if (place, name.lower()) in self._credentials or (place, name.lower()) in _OURS:
+                continue
+            try:
+                schema = self._schema_of(place, name, parameter)
+            except CannotImport as reason:
+                if (place, name) in self._required:
+                    raise CannotImport(f"its parameter {name[:60]!a}: {reason}") from None
+                self._notes.append(f"without the parameter {name[:60]!a}: {reason}")
+                continue
+            if place == "query" and self._operation.method in QUERY_METHODS:
+                query[name] = schema
+            elif place != "path" or (place, name) in placed:
+                placed[place, name] = schema
+        required = [name for name in query if ("query", name) in self._required]
+        return placed, _object(query, required, is_open=False)
 
     def _given_parameters(self) -> dict[tuple[str, str], JsonObject]:
         """By place and name; those of the operation replace those of its path."""
@@ -424,38 +443,31 @@ class _Reader:
                 if not isinstance(name, str) or not isinstance(place, str):
                     raise CannotImport("a parameter has no name or no place")
                 found[place, name] = given
+                if given.get("required") is True or place == "path":
+                    self._required.add((place, name))
         return found
 
-    def _query_schema(self, place: str, given: JsonObject) -> JsonObject:
+    def _schema_of(self, place: str, name: str, given: JsonObject) -> JsonObject:
         """The schema of a parameter. Raises CannotImport if it could not be sent."""
-        if place != "query":
+        if place not in _STYLES:
             raise CannotImport(f"arguments are not sent in a {place[:20]}")
-        if self._operation.method not in QUERY_METHODS:
-            raise CannotImport(f"the arguments of a {self._operation.method} are its body")
-        style = given.get("style", "form")
-        if style != "form" or given.get("explode", True) is not True or "content" in given:
-            raise CannotImport("in a query, only the style 'form' (exploded) is supported")
-        schema = self._schema_of(given)
-        if "object" in _kinds(schema):
-            raise CannotImport("an object cannot stand in a query")
-        return schema
-
-    def _schema_of(self, given: JsonObject) -> JsonObject:
+        style, refused = _STYLES[place]
+        is_exploded = place != "query" or given.get("explode", True) is True
+        if given.get("style", style) != style or "content" in given or not is_exploded:
+            raise CannotImport(f"its form in the {place} is not supported")
+        if place == "header" and (faults := list(header_faults(name, "{x}"))):
+            raise CannotImport(faults[0])
         schema = self._schemas.converted(given.get("schema", {}))
-        words = clean(given.get("description"), MAX_DESCRIPTION)
-        about: JsonObject = {"description": words} if words else {}
-        if given.get("deprecated") is True:
-            about["deprecated"] = True
-        return {**schema, **about}
-
-    def _path_schema(self, name: str, given: JsonObject) -> JsonObject:
-        if given.get("style", "simple") != "simple" or "content" in given:
-            raise CannotImport(f"the form of its path parameter {name[:60]!a} is not supported")
-        schema = self._schema_of(given)
-        kinds = [kind for kind in _kinds(schema) if kind != "null"] or ["string"]
-        if kinds[0] not in _SCALARS or {"anyOf", "oneOf", "allOf"} & schema.keys():
-            raise CannotImport(f"its path parameter {name[:60]!a} is not one text or number")
-        return {**schema, "type": kinds[0]}
+        if wrong := [kind for kind in refused if kind in _kinds(schema)]:
+            raise CannotImport(f"an {wrong[0]} cannot stand in a {place}")
+        if place == "path":
+            kinds = [kind for kind in _kinds(schema) if kind != "null"] or ["string"]
+            if {"anyOf", "oneOf", "allOf"} & schema.keys():
+                raise CannotImport("it is not one text or number")
+            schema = {**schema, "type": kinds[0]}
+        if words := clean(given.get("description"), MAX_DESCRIPTION):
+            schema = {**schema, "description": words}
+        return {**schema, "deprecated": True} if given.get("deprecated") is True else schema
 
     def _body(self, headers: dict[str, str]) -> JsonObject | None:
         """The schema of a JSON body; None without a body."""

@@ -366,6 +366,44 @@ def test_path_argument_is_renamed_where_the_body_has_its_name() -> None:
     assert tool["parameters"]["required"] == ["path_id", "sub_id", "id"]
 
 
+def test_arguments_have_places_in_headers_and_in_the_query_of_a_body() -> None:
+    operation = {
+        **body({"properties": {"id": TEXT, "X-Trace": TEXT}}),
+        "parameters": [
+            parameter("X-Trace", "header", required=True, description="D."),
+            parameter("dry[run]", required=True, schema={"type": "boolean"}),
+            parameter("id"),
+            parameter("id", "path"),
+        ],
+    }
+    tool = tool_of(operation, "/{id}", "post")
+    assert tool["endpoint"].endswith("/{path_id}?dry%5Brun%5D={dry_run}&id={query_id}")
+    assert tool["headers"] == {"X-Trace": "{header_X-Trace}"}
+    assert tool["parameters"] == {
+        "type": "object",
+        "properties": {
+            "path_id": TEXT, "header_X-Trace": {**TEXT, "description": "D."},
+            "dry_run": {"type": "boolean"}, "query_id": TEXT, "id": TEXT, "X-Trace": TEXT,
+        },
+        "required": ["path_id", "header_X-Trace", "dry_run"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    plain = tool_of({"parameters": [parameter("X-Trace", "header"), parameter("id")]})
+    assert plain["endpoint"].endswith("/x")
+    assert plain["headers"] == {"X-Trace": "{X-Trace}"}
+    assert list(plain["parameters"]["properties"]) == ["X-Trace", "id"]
+
+
+def test_parameter_that_is_a_credential_is_no_argument() -> None:
+    given = [parameter("x-api-key", "header", required=True), parameter("api key", required=True)]
+    tool = tool_of({"security": [{"Key": [], "QueryKey": []}], "parameters": given}, **WITH_SCHEMES)
+    assert tool["parameters"]["properties"] == {}
+    assert tool["headers"] == {"X-Api-Key": "${secret:Key}"}
+    assert tool["endpoint"].endswith("/x?api%20key=${secret:QueryKey}")
+    open_tool = made({"/x": {"get": {"parameters": [parameter("x-api-key", "header")]}}})
+    assert "looks like a credential" in open_tool.notes[0][1]
+
+
 def test_parameters_of_the_operation_replace_those_of_its_path() -> None:
     common = [parameter("a", description="Old."), parameter("b")]
     found = made(
@@ -378,13 +416,16 @@ def test_parameters_of_the_operation_replace_those_of_its_path() -> None:
 @pytest.mark.parametrize(
     ("method", "given", "words"),
     [
-        ("get", parameter("h", "header"), "not sent in a header"),
         ("get", parameter("c", "cookie"), "not sent in a cookie"),
-        ("post", parameter("q"), "the arguments of a POST are its body"),
-        ("get", parameter("q", style="deepObject"), "only the style 'form'"),
-        ("get", parameter("q", explode=False), "only the style 'form'"),
-        ("get", {"name": "q", "in": "query", "content": {}}, "only the style 'form'"),
-        ("get", parameter("q", schema={"type": "object"}), "cannot stand in a query"),
+        ("get", parameter("q", style="deepObject"), "form in the query is not supported"),
+        ("get", parameter("q", explode=False), "form in the query is not supported"),
+        ("get", {"name": "q", "in": "query", "content": {}}, "form in the query is not supported"),
+        ("get", parameter("q", schema={"type": "object"}), "an object cannot stand in a query"),
+        ("post", parameter("q", schema={"type": "object"}), "an object cannot stand in a query"),
+        ("get", parameter("h", "header", schema={"type": "array"}), "cannot stand in a header"),
+        ("get", parameter("X-Token", "header"), "looks like a credential"),
+        ("get", parameter("Host", "header"), "belongs to the connection"),
+        ("get", parameter("a b", "header"), "is not a header's name"),
     ],
 )
 def test_parameter_that_cannot_be_sent_is_left_out_if_it_is_optional(
@@ -415,12 +456,17 @@ def test_headers_that_others_decide_are_ignored(name: str) -> None:
 def test_path_argument_is_one_text_or_number(schema: Any, expected: Any) -> None:
     operation = {"parameters": [parameter("id", "path", schema=schema)]}
     assert tool_of(operation, "/{id}")["parameters"]["properties"] == {"id": expected}
-    for wrong in ({"type": "array", "items": TEXT}, {"anyOf": [TEXT]}, {"type": "object"}):
+    for wrong, words in (
+        ({"type": "array", "items": TEXT}, "an array cannot stand in a path"),
+        ({"type": "object"}, "an object cannot stand in a path"),
+        ({"anyOf": [TEXT]}, "not one text or number"),
+        ({"type": "file"}, "not a valid JSON Schema"),
+    ):
         operation = {"parameters": [parameter("id", "path", schema=wrong)]}
-        assert "not one text or number" in reason_of(operation, "/{id}")
+        assert words in reason_of(operation, "/{id}")
     assert "no parameter declares" in reason_of({}, "/{id}")
     styled = {"parameters": [parameter("id", "path", style="matrix")]}
-    assert "form of its path parameter" in reason_of(styled, "/{id}")
+    assert "its form in the path is not supported" in reason_of(styled, "/{id}")
 
 
 def test_json_body_is_the_arguments() -> None:
