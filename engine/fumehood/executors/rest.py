@@ -283,6 +283,8 @@ def _has_dots(segment: str) -> bool:
 
 def _fill_query(own: str, arguments: JsonObject) -> str:
     """The endpoint's own query, with arguments in their places; without places left empty."""
+    if "{" not in own:
+        return own
     pairs: list[str] = []
     for pair in own.split("&"):
         key, _, value = pair.partition("=")

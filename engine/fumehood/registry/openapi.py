@@ -443,8 +443,9 @@ class _Reader:
                 if not isinstance(name, str) or not isinstance(place, str):
                     raise CannotImport("a parameter has no name or no place")
                 found[place, name] = given
-                if given.get("required") is True or place == "path":
-                    self._required.add((place, name))
+        self._required = {
+            k for k, v in found.items() if v.get("required") is True or k[0] == "path"
+        }
         return found
 
     def _schema_of(self, place: str, name: str, given: JsonObject) -> JsonObject:

@@ -405,9 +405,14 @@ def test_parameter_that_is_a_credential_is_no_argument() -> None:
 
 
 def test_parameters_of_the_operation_replace_those_of_its_path() -> None:
-    common = [parameter("a", description="Old."), parameter("b")]
+    common = [parameter("a", description="Old."), parameter("b", required=True)]
     found = made(
-        {"/x": {"parameters": common, "get": {"parameters": [parameter("a", required=True)]}}}
+        {
+            "/x": {
+                "parameters": common,
+                "get": {"parameters": [parameter("a", required=True), parameter("b")]},
+            }
+        }
     )
     schema = found.tools[0]["parameters"]
     assert (schema["properties"], schema["required"]) == ({"a": TEXT, "b": TEXT}, ["a"])
