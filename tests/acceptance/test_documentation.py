@@ -167,6 +167,54 @@ def test_page_of_the_tools_for_the_web_runs_as_it_stands(
     assert "key-of-the-search" not in str(upstream.requests[0])
 
 
+@pytest.mark.row("R4", "T5")
+def test_how_to_import_an_openapi_document_runs_as_it_stands(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, tmp_path: Path, upstream: Upstream
+) -> None:
+    """Its service is one of ours at another port, which answers with the page's own files."""
+    page = "docs/howto/import-an-openapi-document.md"
+    own = str(upstream.port)
+    (text,) = TOML.findall((ROOT / page).read_text(encoding="utf-8").replace("8765", own))
+    config = tmp_path / "config.toml"
+    config.write_text(text, encoding="utf-8")
+    environment = {
+        **CLEAN_ENVIRONMENT,
+        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+        "FUMEHOOD_TOOLS_DIRECTORY": str(definitions.path),
+    }
+    said: list[str] = []
+    for language, mark, snippet in snippets(page):
+        assert language == "sh"
+        if mark.strip() == "service":
+            served = tmp_path / "weather-service"
+            for path in ("/openapi.yaml", "/v1/cities/Oslo"):
+                upstream.script(path, Reply(body=(served / path[1:]).read_bytes()))
+            continue
+        if mark.strip() == "daemon":
+            daemon = start_daemon(
+                variables={"WEATHER_KEY": "key-of-the-weather"},
+                config=str(config), tools_directory=str(definitions.path),
+            )  # fmt: skip
+            environment |= daemon.environment | {"PATH": environment["PATH"]}
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", snippet.replace("8765", own)],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=60, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, (snippet, done.stderr)
+        said.append(done.stdout)
+        if mark.strip() == "import":
+            assert text in done.stderr
+            assert "  POST /cities/{city}/photo: its body is 'image/jpeg'" in done.stderr
+    shown = [json.loads(text) for text in JSON.findall((ROOT / page).read_text(encoding="utf-8"))]
+    answers = [json.loads(output.partition("\nexit status")[0]) for output in said[2:]]
+    assert len(shown) == len(answers) == 2
+    assert all(is_part_of(*pair) for pair in zip(shown, answers, strict=True))
+    asked = upstream.requests[-1]
+    assert asked.target == "/v1/cities/Oslo?unit=celsius"
+    assert asked.headers["authorization"] == "Bearer key-of-the-weather"
+
+
 @pytest.mark.row("A1")
 def test_how_to_write_a_policy_runs_as_it_stands(start_daemon: StartDaemon, home: Path) -> None:
     environment = {

@@ -2,10 +2,10 @@
 
 Host side; below it `upstreams`, which sends. The engine itself sends the request: no wall is
 around it, and `addresses` decides what it may reach. An argument fills its place in the endpoint's
-path or its query; all others are the query (GET, HEAD, DELETE) or a JSON body. `mapping` makes
-the result of the answer where the definition says how. Invariants: no argument changes
-the host, the number of path segments or what the endpoint's own query says; everything that comes
-back is the service's word, bounded, and free of the values of secrets.
+path or query, or in a header; all others are the query (GET, HEAD, DELETE) or a JSON body.
+`mapping` makes the result of the answer where the definition says how. Invariants: no argument changes the
+host, the number of path segments, what the endpoint's own query says or how many headers there are;
+everything that comes back is the service's word, bounded, and free of the values of secrets.
 """
 
 from __future__ import annotations
@@ -53,7 +53,13 @@ from fumehood.executors.upstreams import (
 from fumehood.protocol import strict_json
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretStream, SecretValues
-from fumehood.registry.definitions import PLACEHOLDER, QUERY_METHODS, QUERY_PLACE
+from fumehood.registry.definitions import (
+    MAX_HEADER_VALUE,
+    PLACEHOLDER,
+    QUERY_METHODS,
+    QUERY_PLACE,
+    is_header_value,
+)
 from fumehood.registry.secrets import SECRET_REFERENCE
 
 MAX_BODY_SHOWN = 4096
@@ -348,21 +354,23 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     """
     endpoint, method = tool.endpoint or "", tool.method or "GET"
     head, question, query = endpoint.partition("?")
-    placed = {*PLACEHOLDER.findall(head), *QUERY_PLACE.findall(query)}
+    headers, placed = _fill_headers(tool.headers or {}, arguments)
+    placed |= {*PLACEHOLDER.findall(head), *QUERY_PLACE.findall(query)}
     url = _fill_path(head, arguments)
-    query = _fill_query(query, arguments)
     others = {name: value for name, value in arguments.items() if name not in placed}
-    headers = {name.lower(): value for name, value in (tool.headers or {}).items()}
+    own, query = query, _fill_query(query, arguments)
     headers.setdefault("accept", "application/json, */*;q=0.5")
     headers.setdefault("user-agent", "fumehood")
     headers.setdefault("traceparent", traceparent)
     body = None
     if method in QUERY_METHODS:
-        query = "&".join(filter(None, (query, _query(others, query))))
+        query = "&".join(filter(None, (query, _query(others, own))))
     else:
         headers.setdefault("content-type", "application/json")
         body = strict_json.dumps(others)
     rows = tuple(headers.items())
+    given = {name.lower(): value for name, value in (tool.headers or {}).items()}
+    secret = {name for name, value in given.items() if SECRET_REFERENCE.search(value)}
     url += f"?{query}" if query else question
     if len(url) > MAX_ADDRESS:
         raise ArgumentsRefused(
@@ -372,8 +380,8 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     return UpstreamRequest(
         method=method,
         url=url,
-        headers=tuple(row for row in rows if not SECRET_REFERENCE.search(row[1])),
-        secret_headers=tuple(row for row in rows if SECRET_REFERENCE.search(row[1])),
+        headers=tuple(row for row in rows if row[0] not in secret),
+        secret_headers=tuple(row for row in rows if row[0] in secret),
         body=body,
     )
 
@@ -447,7 +455,7 @@ def _fill_query(query: str, arguments: JsonObject) -> str:
 def _query(arguments: JsonObject, own: str) -> str:
     """The arguments as a query: a repeated name for a list, nothing for null."""
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
-    pairs = []
+    pairs: list[str] = []
     for name, value in arguments.items():
         if name in taken:
             raise _refused(name, "is a part of the endpoint's own query")
@@ -462,6 +470,38 @@ def _texts(name: str, value: Any) -> Iterator[str]:
             raise _refused(name, "stands in the query and cannot be an object or nested list")
         if element is not None:
             yield quote(_text(element), safe="")
+
+
+def _fill_headers(
+    given: Mapping[str, str], arguments: JsonObject
+) -> tuple[dict[str, str], set[str]]:
+    """The headers, with arguments in their places, and the names of these arguments.
+
+    A place without an argument leaves its header out.
+    """
+    rows: dict[str, str] = {}
+    placed: set[str] = set()
+    for name, value in given.items():
+        place = PLACEHOLDER.fullmatch(value)
+        if place is None:
+            rows[name.lower()] = value
+            continue
+        placed.add(place[1])
+        argument = arguments.get(place[1])
+        if argument is not None:
+            rows[name.lower()] = _header_text(place[1], argument)
+    return rows, placed
+
+
+def _header_text(name: str, value: Any) -> str:
+    text = _text(value) if isinstance(value, str | int | float) else None
+    if text is None or not is_header_value(text):
+        raise _refused(
+            name,
+            "stands in a header, so it must be a number or a text of printable ASCII without space "
+            f"around it, of at most {MAX_HEADER_VALUE} characters",
+        )
+    return text
 
 
 def _text(value: str | float | bool) -> str:

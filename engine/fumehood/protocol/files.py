@@ -37,8 +37,12 @@ class FileFault(Exception):
     """A file cannot be used. The message is for the operator."""
 
 
-def read_values(name: str, data: bytes, lines: Lines | None = None) -> Any:
+def read_values(
+    name: str, data: bytes, lines: Lines | None = None, *, number_keys: bool = False
+) -> Any:
     """Parse a file in the format of its name. `lines` is filled for YAML only.
+
+    With `number_keys` the keys of YAML may be integers, which are read as their text.
 
     Raises:
         FileFault: not in that format.
@@ -46,7 +50,7 @@ def read_values(name: str, data: bytes, lines: Lines | None = None) -> Any:
     if b"\0" in data:
         raise FileFault("it holds NUL bytes")
     try:
-        value = _PARSERS[PurePath(name).suffix](data, lines)
+        value = _PARSERS[PurePath(name).suffix](data, lines, number_keys)
         _check_values(value)
     except UnicodeDecodeError as error:
         raise FileFault(f"not UTF-8 at byte {error.start}") from None
@@ -71,11 +75,11 @@ def one_line(text: str, longest: int = 1000) -> str:
     return shown if len(shown) <= longest else f"{shown[:longest]}…"
 
 
-def _json(data: bytes, lines: Lines | None) -> Any:
+def _json(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
     return strict_json.loads(data)
 
 
-def _toml(data: bytes, lines: Lines | None) -> Any:
+def _toml(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
     text = data.decode()
     if _LONG_KEY.search(text):
         raise ValueError(f"a dotted key has more than {strict_json.MAX_DEPTH} parts")
@@ -88,13 +92,13 @@ def _toml(data: bytes, lines: Lines | None) -> Any:
     return value
 
 
-def _yaml(data: bytes, lines: Lines | None) -> Any:
+def _yaml(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
     from fumehood.protocol import yaml_values
 
-    return yaml_values.loads(data.decode(), lines)
+    return yaml_values.loads(data.decode(), lines, number_keys=number_keys)
 
 
-_PARSERS: Mapping[str, Callable[[bytes, Lines | None], Any]] = {
+_PARSERS: Mapping[str, Callable[[bytes, Lines | None, bool], Any]] = {
     ".json": _json,
     ".toml": _toml,
     ".yaml": _yaml,

@@ -36,8 +36,10 @@ class YamlError(ValueError):
     """The text is not YAML, or has more than JSON's values. The message says where."""
 
 
-def loads(text: str, lines: Lines | None = None) -> Any:
+def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -> Any:
     """Parse one document. `lines` is filled with the line of every value.
+
+    With `number_keys` a key may be an integer, such as a status of HTTP; it is read as its text.
 
     Raises:
         YamlError: not YAML; not exactly one document; a directive, anchor, alias or tag; a key
@@ -48,7 +50,7 @@ def loads(text: str, lines: Lines | None = None) -> Any:
         # libyaml compares each with all previous ones: quadratic time in their number.
         raise YamlError("directives (lines that begin with '%') are not accepted")
     try:
-        return _one_document(iter(yaml.parse(text, Loader=_Loader)), _Builder(lines))
+        return _one_document(iter(yaml.parse(text, Loader=_Loader)), _Builder(lines, number_keys))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
@@ -76,7 +78,8 @@ def _one_document(events: Iterator[Any], builder: _Builder) -> Any:
 class _Builder:
     """Builds values without recursion, because the sender controls the depth."""
 
-    def __init__(self, lines: Lines | None) -> None:
+    def __init__(self, lines: Lines | None, number_keys: bool) -> None:
+        self._number_keys = number_keys
         self.root: Any = None
         self._open: list[Any] = []
         self._keys: list[str | None] = []
@@ -112,6 +115,8 @@ class _Builder:
         self._within = self._within[:-1]
 
     def _begin_pair(self, key: Any, event: Any) -> None:
+        if self._number_keys and isinstance(key, int) and not isinstance(key, bool):
+            key = str(event.value)
         if not isinstance(key, str):
             raise YamlError(f"a key is not a string{_at(event)}; quote it")
         if key in self._open[-1]:

@@ -25,7 +25,8 @@ from fumehood.registry.schema_faults import schema_faults
 from fumehood.registry.secrets import SECRET_REFERENCE
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""A place in an endpoint's path that an argument fills; its group is the argument's name."""
+"""A place that an argument fills in an endpoint's path, or as a whole value of its query or of a
+header; its group is the argument's name."""
 
 QUERY_PLACE = re.compile(r"(?<==)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}(?=&|\Z)")
 """A place in an endpoint's query: the whole value of one of its parameters."""
@@ -304,6 +305,9 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
     """Faults in the request that a REST tool makes."""
     method, headers = document.get("method"), document.get("headers")
     yield from _method_faults(method)
+    values = map(str, headers.values()) if isinstance(headers, dict) else ()
+    places = [place[1] for place in map(PLACEHOLDER.fullmatch, values) if place is not None]
+    yield from _unknown_places("headers", places, document)
     if document.get("endpoint") is None:
         yield "endpoint: a REST tool needs an https or http URL"
     if method in QUERY_METHODS or not isinstance(headers, dict):
@@ -367,7 +371,7 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
     if is_rest and "//" in path:
         head, slash, below = path.partition("//")[2].partition("/")
         path = f"{path.partition('//')[0]}//{head}{slash}{PLACEHOLDER.sub('x', below)}"
-        query_text = QUERY_PLACE.sub("x", query_text)
+        query_text = QUERY_PLACE.sub("", query_text)
     faults = list(url_faults(SECRET_REFERENCE.sub("x", path + question + query_text)))
     yield from faults
     if faults:
@@ -383,13 +387,11 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
                 _USE_A_REFERENCE
             )
     queried = {name for name, _ in query} if document.get("method") in QUERY_METHODS else set()
-    yield from _placeholder_faults(names, values, queried, document.get("parameters"))
+    yield from _placeholder_faults(names, queried - set(values), document.get("parameters"))
+    yield from _unknown_places("endpoint", values, document)
 
 
-def _placeholder_faults(
-    names: list[str], values: list[str], queried: set[str], parameters: Any
-) -> Iterator[str]:
-    """Faults of places in the path, and in the values of the query."""
+def _placeholder_faults(names: list[str], queried: set[str], parameters: Any) -> Iterator[str]:
     schema = parameters if isinstance(parameters, dict) else {}
     properties, required = schema.get("properties"), schema.get("required")
     properties = properties if isinstance(properties, dict) else {}
@@ -402,11 +404,16 @@ def _placeholder_faults(
                 f"endpoint: {{{name}}} needs a required parameter of that name, of the type "
                 "string, integer, number or boolean"
             )
-    for name in dict.fromkeys(values):
-        if name not in properties:
-            yield f"endpoint: {{{name}}} needs a parameter of that name"
-    for name in sorted(queried & properties.keys() - {*names, *values}):
+    for name in sorted(queried & properties.keys() - set(names)):
         yield f"endpoint: the query has {name[:60]!a} already, which is a parameter too"
+
+
+def _unknown_places(field: str, names: list[str], document: JsonObject) -> Iterator[str]:
+    parameters = document.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    for name in dict.fromkeys(names):
+        if not isinstance(properties, dict) or name not in properties:
+            yield f"{field}: {{{name}}} needs a parameter of that name"
 
 
 def url_faults(url: str) -> Iterator[str]:
@@ -445,20 +452,21 @@ def _headers_faults(headers: dict[Any, Any]) -> Iterator[str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             continue  # the model names this fault
-        yield from _header_faults(name, value)
+        yield from header_faults(name, value)
         if name.lower() in seen:
             yield f"headers: {name[:60]!a} is given twice"
         seen.add(name.lower())
 
 
-def _header_faults(name: str, value: str) -> Iterator[str]:
+def header_faults(name: str, value: str) -> Iterator[str]:
+    """Every fault of a header that a definition sets."""
     shown = f"headers: {name[:60]!a}"
     if not _HEADER_NAME.fullmatch(name):
         yield f"{shown} is not a header's name"
         return
     if name.lower() in _OURS:
         yield f"{shown} belongs to the connection and cannot be set"
-    if len(value) > MAX_HEADER_VALUE or not _HEADER_VALUE.fullmatch(value):
+    if not is_header_value(value):
         yield (
             f"{shown} has a value with control characters, letters beyond ASCII, space around it, "
             f"or more than {MAX_HEADER_VALUE} characters"
@@ -467,6 +475,11 @@ def _header_faults(name: str, value: str) -> Iterator[str]:
         yield f"{shown} holds a reference of an unknown form; secrets are ${{secret:NAME}}"
     if _is_literal_credential(name, value):
         yield f"{shown} looks like a credential; {_USE_A_REFERENCE}"
+
+
+def is_header_value(value: str) -> bool:
+    """Whether a header can have this value."""
+    return len(value) <= MAX_HEADER_VALUE and _HEADER_VALUE.fullmatch(value) is not None
 
 
 def _is_literal_credential(name: str, value: str) -> bool:

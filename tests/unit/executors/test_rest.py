@@ -10,16 +10,16 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import anyio
 import httpcore2
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.addresses import CheckedBackend, is_public
-from fumehood.executors.rest import make_request, trace_parent
+from fumehood.executors.rest import fill_secrets, make_request, trace_parent
 from fumehood.executors.upstreams import UpstreamRequest, read_retry_after
 from fumehood.redaction.secret_values import SecretValues
-from fumehood.registry.definitions import parse_definition
+from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from support.definitions import rest_document
 
 pytestmark = pytest.mark.row("T5")
@@ -143,6 +143,73 @@ def test_argument_cannot_replace_a_part_of_the_endpoints_query() -> None:
 def test_reference_in_an_argument_stays_text() -> None:
     sent = ask({"city": "a", "day": "1", "note": "${secret:key}"})
     assert sent.url.endswith("&note=%24%7Bsecret%3Akey%7D")
+
+
+PLACES: JsonObject = {
+    "endpoint": "https://api.example/v1?mode={mode}&tag={tag}&v=1&key=${secret:key}",
+    "headers": {"X-Trace": "{trace}", "X-Key": "${secret:key}", "X-Plain": "a {trace}"},
+    "method": "POST",
+    "parameters": {"properties": {name: {} for name in ("mode", "tag", "trace", "note")}},
+}
+
+
+def test_arguments_fill_their_places_in_query_and_headers_and_are_not_in_the_body() -> None:
+    sent = ask({"mode": "a&b", "tag": ["x", "y"], "trace": 7, "note": "n"}, **PLACES)
+    assert sent.url == ("https://api.example/v1?mode=a%26b&tag=x&tag=y&v=1&key=${secret:key}")
+    assert sent.body == b'{"note":"n"}'
+    assert dict(sent.headers)["x-trace"] == "7"
+    assert dict(sent.headers)["x-plain"] == "a {trace}"
+    empty = ask({"tag": None, "trace": None}, **PLACES)
+    assert empty.url == "https://api.example/v1?v=1&key=${secret:key}"
+    assert "x-trace" not in dict(empty.headers)
+    assert ask({"mode": "m", "note": "n"}, **{**PLACES, "method": "GET"}).url == (
+        "https://api.example/v1?mode=m&v=1&key=${secret:key}&note=n"
+    )
+
+
+@example("a&b=c", "a: b")
+@given(HOSTILE, HOSTILE)
+def test_no_argument_makes_another_header_or_a_part_of_the_query(mode: str, trace: str) -> None:
+    try:
+        sent = ask({"mode": mode, "trace": trace}, **PLACES)
+    except ArgumentsRefused:
+        return
+    assert trace.isascii()
+    assert "\r" not in trace
+    assert "\n" not in trace
+    assert [name for name, _ in sent.headers] == [
+        "x-trace", "x-plain", "accept", "user-agent", "traceparent", "content-type",
+    ]  # fmt: skip
+    assert dict(sent.headers)["x-trace"] == trace
+    assert sent.secret_headers == (("x-key", "${secret:key}"),)
+    query = parse_qsl(urlsplit(sent.url).query, keep_blank_values=True)
+    assert query == [("mode", mode), ("v", "1"), ("key", "${secret:key}")]
+
+
+@pytest.mark.parametrize("trace", ["a\r\nhost: evil", "a\nb", " a", "ü", "\0", "x" * 4097, {}, []])
+def test_argument_that_cannot_stand_in_a_header_is_refused_by_name(trace: Any) -> None:
+    with pytest.raises(ArgumentsRefused) as caught:
+        ask({"trace": trace}, **PLACES)
+    assert caught.value.fields == ("trace",)
+
+
+def test_reference_in_a_header_stays_text() -> None:
+    """Otherwise a caller would read a secret where a service echoes that header."""
+    sent = fill_secrets(ask({"trace": "${secret:key}"}, **PLACES), {"key": "value-of-key"})
+    assert dict(sent.headers)["x-trace"] == "${secret:key}"
+    assert dict(sent.secret_headers) == {"x-key": "value-of-key"}
+
+
+def test_place_in_a_header_needs_a_parameter_and_is_for_no_credential() -> None:
+    for headers, words in (
+        ({"X-Trace": "{other}"}, "needs a parameter of that name"),
+        ({"Authorization": "{trace}"}, "looks like a credential"),
+        ({"X-Api-Token": "{trace}"}, "looks like a credential"),
+        ({"Host": "{trace}"}, "belongs to the connection"),
+        ({"Content-Type": "{trace}"}, "must be a type of JSON"),
+    ):
+        with pytest.raises(InvalidDefinition, match=words):
+            ask({}, **{**PLACES, "headers": headers})
 
 
 def test_headers_of_the_definition_win_over_the_defaults() -> None:

@@ -1,0 +1,210 @@
+"""`fumehood tools import openapi`: read a document, and print or save the definitions made of it.
+
+The operator names the document, so its own host may have any address; redirects to addresses that
+are not public are refused. Definitions go to stdout, or to a directory as one file for each tool;
+remarks, and the configuration of secrets, go to stderr. Invariant: no file is written unless all
+can be, and without `--force` none that would replace a tool or put one out of use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NoReturn
+
+import anyio
+
+from fumehood.cli.escaping import say, visible
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.show import show_json
+from fumehood.core.errors import EngineError
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.addresses import is_public
+from fumehood.executors.upstreams import Attempt, BodyTooLarge, UpstreamRequest, Upstreams
+from fumehood.redaction.secret_values import SecretValues
+from fumehood.registry.definitions import url_faults
+from fumehood.registry.directory import ToolDirectory
+from fumehood.registry.openapi import Imported, ImportOptions, import_openapi, shown_host
+from fumehood.registry.openapi_document import MAX_DOCUMENT_BYTES, CannotImport, read_document
+from fumehood.registry.secrets import Origin, RestSettings, SecretBindings
+from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, open_directory
+
+DEADLINE_S = 30
+MAX_REMARKS = 50
+MAX_NAMED = 3
+"""Operations that a remark names."""
+
+_HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"))
+
+
+def import_document(
+    document: str, options: ImportOptions, out: Path | None, *, force: bool
+) -> None:
+    """Import a file, standard input (`-`) or an http or https address."""
+    try:
+        name, data = _read(document)
+        made = import_openapi(read_document(name, data), options)
+    except CannotImport as reason:
+        words = str(reason) if str(reason).endswith("?") else f"{reason}."
+        fail(f"{visible(document)}: {visible(words)}", ExitCode.USAGE)
+    except OSError as error:
+        fail(f"{visible(document)} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    _remark("Left out:", made.left_out)
+    _remark("Changed:", made.notes)
+    if not made.tools:
+        fail("No tool could be made of this document.", ExitCode.USAGE)
+    if out is None:
+        show_json({"tools": made.tools})
+    else:
+        _save(made.tools, out, force=force)
+        say(f"{len(made.tools)} definitions are in {visible(str(out))}.", to_stderr=True)
+    named = {shown_host(url) for url in (options.server, options.source) if url is not None}
+    say("\n".join(_configuration(made, named)), to_stderr=True)
+
+
+def _read(document: str) -> tuple[str, bytes]:
+    if document.startswith(("https://", "http://")):
+        return document.partition("?")[0], anyio.run(_fetched, document)
+    if document == "-":
+        return document, sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1)
+    with Path(document).open("rb") as file:
+        return document, file.read(MAX_DOCUMENT_BYTES + 1)
+
+
+async def _fetched(url: str) -> bytes:
+    if any(url_faults(url)):
+        raise CannotImport("not a plain http or https address")
+    upstreams = Upstreams(RestSettings(allowed_hosts=(shown_host(url),)))
+    request = UpstreamRequest("GET", url, _HEADERS)
+    try:
+        with anyio.fail_after(DEADLINE_S):
+            answer = await upstreams.ask(request, MAX_DOCUMENT_BYTES, Attempt(), SecretValues())
+    except EngineError as error:
+        raise CannotImport(f"it cannot be fetched: {error.message.rstrip('.')}") from None
+    except BodyTooLarge:
+        raise CannotImport(f"it is larger than {MAX_DOCUMENT_BYTES >> 20} MB") from None
+    except TimeoutError:
+        raise CannotImport(f"it did not arrive in {DEADLINE_S} s") from None
+    finally:
+        await upstreams.close()
+    if not 200 <= answer.status < 300:
+        raise CannotImport(f"it cannot be fetched: the answer has the status {answer.status}")
+    return answer.body
+
+
+# -- saving --------------------------------------------------------------------------------
+
+
+class _AnySecret(SecretBindings):
+    """All secrets are bound: the directory may have tools whose secrets are not known here."""
+
+    def faults(self, definition: ToolDefinition) -> list[str]:
+        return []
+
+
+def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
+    """Write one file for each tool. Each appears whole, under its own name."""
+    try:
+        out.mkdir(mode=0o700, exist_ok=True)
+        directory = open_directory(out, frozenset({0, os.geteuid()}))
+        try:
+            files = list_files(directory)
+            wanted = {f"{tool['name']}.json": tool for tool in tools}
+            _check_names(wanted, set(files), out, force=force)
+            for name, tool in wanted.items():
+                _write(directory, name, json.dumps(tool, ensure_ascii=False, indent=2))
+        finally:
+            os.close(directory)
+    except Untrusted as reason:
+        _refuse(out, str(reason))
+    except OSError as error:
+        _refuse(out, error.strerror or "it cannot be written")
+
+
+def _check_names(wanted: dict[str, JsonObject], files: set[str], out: Path, *, force: bool) -> None:
+    """Refuse to replace a file unasked, and names that the other files define."""
+    if len(files | wanted.keys()) > MAX_FILES:
+        _refuse(out, f"it would hold more than {MAX_FILES} files; choose tools with --only")
+    there = sorted(files & wanted.keys())
+    if there and not force:
+        _refuse(out, f"{there[0]} is there already (--force replaces it)")
+    contents = ToolDirectory(out, secrets=_AnySecret()).load()
+    ours = {tool["name"] for name, tool in wanted.items() if name in files}
+    names = {tool.definition.name for tool in contents.tools} - ours
+    for tool in wanted.values():
+        if tool["name"] in names:
+            _refuse(out, f"another file there defines {tool['name']} already; use --prefix")
+
+
+def _write(directory: int, name: str, text: str) -> None:
+    made = f".{name[:100]}-{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(made, flags, 0o600, dir_fd=directory)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(made, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        os.unlink(made, dir_fd=directory)
+        raise
+
+
+def _refuse(out: Path, reason: str) -> NoReturn:
+    fail(f"{visible(str(out))}: {visible(reason)}. Nothing was written.", ExitCode.USAGE)
+
+
+# -- remarks -------------------------------------------------------------------------------
+
+
+def _remark(title: str, rows: list[tuple[str, str]]) -> None:
+    """Print remarks, equal ones together."""
+    operations: dict[str, list[str]] = {}
+    for operation, words in rows:
+        operations.setdefault(words, []).append(operation)
+    lines = []
+    for words, named in list(operations.items())[:MAX_REMARKS]:
+        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        lines.append(f"  {visible(', '.join(named[:MAX_NAMED]))}{more}: {visible(words)}")
+    if len(operations) > MAX_REMARKS:
+        lines.append(f"  … and {len(operations) - MAX_REMARKS} more")
+    if lines:
+        say("\n".join([title, *lines]), to_stderr=True)
+
+
+def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
+    """The hosts, and the lines that the configuration needs. `named` are the operator's hosts."""
+    hosts = sorted({shown_host(tool["endpoint"]) for tool in made.tools})
+    yield f"Their requests go to {', '.join(hosts)}."
+    closed = sorted({shown_host(t["endpoint"]) for t in made.tools if _needs_permission(t)})
+    if foreign := [host for host in closed if host not in named]:
+        yield (
+            f"Caution: the document chose {', '.join(foreign)}, not public or not encrypted. Calls "
+            "are refused unless rest.allowed_hosts names it."
+        )
+    own = [host for host in closed if host in named]
+    if own or made.secrets:
+        yield "Add to the configuration file, if the hosts are right:"
+    if own:
+        yield f"\n[rest]\nallowed_hosts = {json.dumps(own)}"
+    for name, need in made.secrets.items():
+        variable = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", name).upper()
+        yield f"\n[secrets.{name}]\nenv = {json.dumps(variable)}  # {need.content}"
+        yield f"tools = {json.dumps(need.tools)}\nhosts = {json.dumps(need.hosts)}"
+
+
+def _needs_permission(tool: JsonObject) -> bool:
+    """Whether rest.allowed_hosts must name the host, as far as that shows without asking DNS."""
+    origin = Origin.of(tool["endpoint"].partition("?")[0])
+    if origin.scheme == "http" and "${secret:" in json.dumps(tool):
+        return True
+    try:
+        return not is_public(ip_address(origin.host))
+    except ValueError:
+        return origin.host == "localhost" or origin.host.endswith(".localhost")

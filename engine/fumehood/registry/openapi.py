@@ -1,0 +1,554 @@
+"""Definitions of REST tools from an OpenAPI 3.0 or 3.1 document.
+
+Host side, used by `fumehood tools import openapi`; below it `openapi_document`, which reads
+schemas, and `definitions`, which checks every result. Invariants: an operation becomes a tool, or
+is left out with its reason; one that may change something waits for approval unless the operator
+says otherwise; the document names no secret but those of its own security schemes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urljoin, urlsplit
+
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import compile_glob, did_you_mean
+from fumehood.core.tool import SEMVER_PATTERN
+from fumehood.protocol import strict_json
+from fumehood.registry.definitions import (
+    METHODS,
+    QUERY_METHODS,
+    InvalidDefinition,
+    header_faults,
+    parse_definition,
+    url_faults,
+)
+from fumehood.registry.openapi_document import (
+    MAX_DESCRIPTION,
+    CannotImport,
+    OpenApiDocument,
+    Schemas,
+    clean,
+    cut,
+    texts,
+)
+from fumehood.registry.secrets import Origin
+
+MAX_OPERATIONS = 2000
+MAX_SCHEMES = 100
+MAX_DEFINITION_BYTES = 128 * 1024
+MAX_TOOL_DESCRIPTION = 2000
+MAX_PARAMETER_NAME = 200
+MAX_PREFIX = 32
+RETRIES = 2
+"""Of tools that can be repeated without harm."""
+
+_METHODS_OF_PATHS = ("get", "head", "put", "post", "patch", "delete", "options", "trace")
+_OURS = frozenset({("header", name) for name in ("accept", "content-type", "authorization")})
+"""*Source*: OpenAPI 3.1, "Parameter Object": header parameters of these names are ignored."""
+
+_WAYS = {
+    "basic": ("Basic ", "USER:PASSWORD in base64"),
+    "bearer": ("Bearer ", "the token"),
+    "oauth2": ("Bearer ", "an access token, which is not renewed"),
+    "openIdConnect": ("Bearer ", "an access token, which is not renewed"),
+}
+"""Security schemes → the header's value before the secret, and the secret's content."""
+
+_STYLES = {
+    "path": ("simple", ("object", "array")),
+    "query": ("form", ("object",)),
+    "header": ("simple", ("object", "array")),
+}
+"""Places of parameters → the one supported style, and the types that cannot stand there."""
+
+_PLAIN = frozenset(
+    {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
+)
+"""Keywords of a body whose properties can be a tool's arguments."""
+
+_JSON_TYPE = re.compile(r"application/([a-z0-9.-]{1,60}\+)?json")
+_IN_PATH = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """The operator's choices. `source` is the document's own address.
+
+    `only` names tools, operations or tags, `no_approval` tools; both exactly or with `*`.
+    """
+
+    only: tuple[str, ...] = ()
+    no_approval: tuple[str, ...] = ()
+    prefix: str = ""
+    server: str | None = None
+    source: str | None = None
+
+
+@dataclass(slots=True)
+class SecretNeed:
+    """A secret that imported tools refer to: its content, the tools, and the hosts it goes to."""
+
+    content: str
+    tools: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Imported:
+    """Definitions, and remarks for the operator, each with the operation that it is about."""
+
+    tools: list[JsonObject] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    secrets: dict[str, SecretNeed] = field(default_factory=dict)
+
+
+def import_openapi(document: Any, options: ImportOptions) -> Imported:
+    """Make a definition of every chosen operation.
+
+    Raises:
+        CannotImport: no document of OpenAPI 3.0 or 3.1, or a choice that fits nothing.
+    """
+    if not re.fullmatch(rf"([A-Za-z_][A-Za-z0-9_-]{{0,{MAX_PREFIX - 1}}})?", options.prefix):
+        raise CannotImport(
+            f"--prefix takes at most {MAX_PREFIX} letters, digits, '_' or '-', a letter first"
+        )
+    if options.server is not None and any(url_faults(options.server)):
+        raise CannotImport("--server takes an https or http address")
+    made, root = Imported(), OpenApiDocument(document)
+    secrets = _secret_names(root, options.prefix)
+    operations = list(_operations(root, options.prefix, made))
+    names = {operation.name: operation.known_as for operation in operations}
+    only = _fitting("--only", options.only, names) if options.only else names.keys()
+    free = _fitting("--no-approval", options.no_approval, {name: (name,) for name in only})
+    for operation in operations:
+        if operation.name not in only:
+            continue
+        reader = _Reader(root, operation, options, secrets)
+        try:
+            definition = reader.definition(needs_approval=operation.name not in free)
+            if len(strict_json.dumps(definition)) > MAX_DEFINITION_BYTES:
+                raise CannotImport(f"it would be larger than {MAX_DEFINITION_BYTES >> 10} KB")
+            parse_definition(definition)
+        except CannotImport as reason:
+            made.left_out.append((operation.label, str(reason)))
+        except InvalidDefinition as error:
+            made.left_out.append((operation.label, "; ".join(error.faults[:3])))
+        else:
+            reader.add_to(made, definition)
+    return made
+
+
+# -- operations ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """One method of one path. `item` is what all methods of the path share."""
+
+    name: str
+    method: str
+    path: str
+    item: JsonObject
+    node: JsonObject
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} {self.path[:200]}"
+
+    @property
+    def known_as(self) -> tuple[str, ...]:
+        """The names that `--only` can choose it by."""
+        return (self.name, *texts([self.node.get("operationId")]), *texts(self.node.get("tags")))
+
+
+def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[_Operation]:
+    """Every operation that can be asked for, with a name of its own, in the document's order."""
+    taken: set[str] = set()
+    for path, given in root.table("paths").items():
+        try:
+            item = root.resolved(given, "the path")
+        except CannotImport as reason:
+            made.left_out.append((path[:200], str(reason)))
+            continue
+        for method in _METHODS_OF_PATHS:
+            node = item.get(method)
+            if not isinstance(node, dict):
+                continue
+            if len(taken) == MAX_OPERATIONS:
+                raise CannotImport(f"it has more than {MAX_OPERATIONS} operations")
+            own = node.get("operationId")
+            own = own if isinstance(own, str) and own.strip() else method + path
+            name = _unique(_name(prefix, own), taken)
+            taken.add(name)
+            operation = _Operation(name, method.upper(), path, item, node)
+            if operation.method in METHODS:
+                yield operation
+            else:
+                made.left_out.append((operation.label, "its method is not supported"))
+
+
+def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
+    """A secret of its own for each security scheme, by the scheme's name."""
+    names: dict[str, str] = {}
+    schemes = root.table("components", "securitySchemes")
+    if len(schemes) > MAX_SCHEMES:
+        raise CannotImport(f"it has more than {MAX_SCHEMES} security schemes")
+    for scheme in schemes:
+        names[scheme] = _unique(_name(prefix, scheme), set(names.values()))
+    return names
+
+
+def _name(prefix: str, wanted: str) -> str:
+    name = prefix + (re.sub(r"[^a-zA-Z0-9_-]+", "_", wanted).strip("_-") or "operation")
+    return (name if re.match(r"[a-zA-Z_]", name) else f"_{name}")[:64]
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        end = f"_{number}"
+        found = name[: 64 - len(end)] + end
+    return found
+
+
+def _fitting(
+    option: str, patterns: Sequence[str], names: Mapping[str, Collection[str]]
+) -> set[str]:
+    """The tools that patterns choose by one of their names. One that fits nothing is a mistake."""
+    chosen: set[str] = set()
+    for pattern in patterns:
+        fits = compile_glob(pattern)
+        found = {tool for tool, known in names.items() if any(map(fits, known))}
+        if not found:
+            near = did_you_mean(pattern, sorted({n for known in names.values() for n in known}))
+            raise CannotImport(f"{option} {pattern[:80]!a} fits nothing in the document.{near}")
+        chosen |= found
+    return chosen
+
+
+# -- one operation -------------------------------------------------------------------------
+
+
+class _Reader:
+    """Makes the definition of one operation."""
+
+    def __init__(
+        self,
+        root: OpenApiDocument,
+        operation: _Operation,
+        options: ImportOptions,
+        secret_names: Mapping[str, str],
+    ) -> None:
+        self._root = root
+        self._operation = operation
+        self._options = options
+        self._secret_names = secret_names
+        self._schemas = Schemas(root)
+        self._notes: list[str] = []
+        self._secrets: dict[str, str] = {}
+        self._credentials: set[tuple[str, str]] = set()
+        self._required: set[tuple[str, str]] = set()
+
+    def definition(self, *, needs_approval: bool) -> JsonObject:
+        """The definition. Raises CannotImport if the operation cannot be one."""
+        operation, node = self._operation, self._operation.node
+        is_read = operation.method in ("GET", "HEAD")
+        headers: dict[str, str] = {}
+        query = self._credential_query(headers)
+        parameters, path, places = self._parameters(headers)
+        if not path.startswith("/") or {"?", "#"} & set(path):
+            raise CannotImport("its path does not begin with '/', or has a query")
+        endpoint = self._base().rstrip("/") + path
+        if query or places:
+            endpoint += f"?{'&'.join([*query, *places])}"
+        repeatable = is_read or operation.method == "PUT"
+        link = node.get("externalDocs")
+        url = link.get("url") if isinstance(link, dict) else None
+        version = self._root.table("info").get("version")
+        fields: JsonObject = {
+            "name": operation.name,
+            "version": version if re.fullmatch(SEMVER_PATTERN, str(version)) else None,
+            "type": "REST",
+            "description": self._description(),
+            "tags": [clean(tag, 64) for tag in texts(node.get("tags"))[:16]] or None,
+            "documentation_url": url if isinstance(url, str) and not any(url_faults(url)) else None,
+            "deprecated": node.get("deprecated") is True or None,
+            "method": operation.method,
+            "endpoint": endpoint,
+            "headers": headers or None,
+            "read_only": is_read,
+            "idempotent": repeatable,
+            "dangerous": not is_read and needs_approval,
+            "retry_count": RETRIES if repeatable else None,
+            "parameters": parameters,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def add_to(self, made: Imported, definition: JsonObject) -> None:
+        """Add the checked definition, its secrets and its notes."""
+        made.tools.append(definition)
+        notes = dict.fromkeys([*self._notes, *self._schemas.notes])
+        made.notes += [(self._operation.label, note) for note in notes]
+        host = shown_host(definition["endpoint"])
+        for name, content in self._secrets.items():
+            need = made.secrets.setdefault(name, SecretNeed(content))
+            need.tools.append(definition["name"])
+            if host not in need.hosts:
+                need.hosts.append(host)
+
+    def _description(self) -> str:
+        node = self._operation.node
+        summary = clean(node.get("summary"), MAX_TOOL_DESCRIPTION)
+        text = clean(node.get("description"), MAX_TOOL_DESCRIPTION)
+        parts = [summary, text] if not text.startswith(summary) else [text]
+        return cut("\n\n".join(filter(None, parts)), MAX_TOOL_DESCRIPTION) or self._operation.label
+
+    # -- where it goes
+
+    def _base(self) -> str:
+        """The address that the path is appended to: the first server that is given."""
+        given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
+        lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
+        server: Any = next((x[0] for x in lists if x), None)
+        text = server.get("url") if isinstance(server, dict) else None
+        text = _filled(text, server.get("variables")) if text and isinstance(text, str) else "/"
+        own = self._options.server
+        try:
+            parts = urlsplit(text)
+            if own is not None and (parts.scheme or parts.netloc or not text.strip("/")):
+                base = own
+            else:
+                base = urljoin(own or self._options.source or "", text)
+        except ValueError:
+            base = ""
+        if not urlsplit(base).netloc:
+            raise CannotImport(
+                "the document does not say where its service is; name it with --server"
+            )
+        if {"?", "#"} & set(base):
+            raise CannotImport("the address of its server has a query or a fragment")
+        return base
+
+    def _credential_query(self, headers: dict[str, str]) -> list[str]:
+        """Add the headers of the first security requirement that can be met; its query."""
+        node = self._operation.node
+        wanted = node.get("security", self._root.document.get("security"))
+        if not isinstance(wanted, list) or not wanted:
+            return []
+        reasons: list[str] = []
+        for requirement in wanted:
+            try:
+                if not isinstance(requirement, dict):
+                    raise CannotImport("its security requirement is not an object")
+                rows = [self._credential(name) for name in requirement]
+                return self._use(rows, headers)
+            except CannotImport as reason:
+                reasons.append(str(reason))
+        raise CannotImport("; ".join(dict.fromkeys(reasons[:3])))
+
+    def _use(self, rows: list[_Credential], headers: dict[str, str]) -> list[str]:
+        self._credentials = {(row.place, row.key.lower()) for row in rows}
+        if len(self._credentials) < len(rows):
+            raise CannotImport("two of its credentials stand in the same place")
+        self._secrets = {row.secret: row.content for row in rows}
+        headers |= {row.key: row.value for row in rows if row.place == "header"}
+        return [f"{quote(row.key, safe='')}={row.value}" for row in rows if row.place == "query"]
+
+    def _credential(self, name: str) -> _Credential:
+        schemes = self._root.table("components", "securitySchemes")
+        if name not in schemes:
+            raise CannotImport(f"its security scheme {name[:80]!a} is not defined")
+        scheme = self._root.resolved(schemes[name], f"the security scheme {name[:80]!a}")
+        secret = self._secret_names[name]
+        reference = f"${{secret:{secret}}}"
+        kind, place, key = scheme.get("type"), scheme.get("in"), scheme.get("name")
+        if kind == "apiKey" and place in ("header", "query") and isinstance(key, str):
+            return _Credential(str(place), key, reference, secret, "the key")
+        way = str(scheme.get("scheme")).lower() if kind == "http" else str(kind)
+        if way in _WAYS:
+            prefix, content = _WAYS[way]
+            return _Credential("header", "authorization", prefix + reference, secret, content)
+        raise CannotImport(f"its security scheme {name[:80]!a} is of a kind that is not supported")
+
+    # -- its arguments
+
+    def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str, list[str]]:
+        """One schema for all arguments, and the path and query with places for some of them.
+
+        An argument with a place is renamed where the body or the rest of the query has its name.
+        """
+        placed, sent = self._declared()
+        sent = self._body(headers) or sent
+        own: dict[tuple[str, str], str] = {}
+        taken = set(sent["properties"])
+        for place, name in placed:
+            wanted = _name("", name)
+            own[place, name] = _unique(
+                _name(f"{place}_", name) if wanted in taken else wanted, taken
+            )
+            taken.add(own[place, name])
+        if not all(name.isprintable() and 0 < len(name) <= MAX_PARAMETER_NAME for name in taken):
+            raise CannotImport("a parameter's name is empty, too long, or cannot be printed")
+        needed = [own[key] for key in placed if key in self._required]
+        schema = {
+            **sent,
+            "properties": {own[key]: placed[key] for key in placed} | sent["properties"],
+            "required": [*needed, *sent["required"]],
+        }
+        query = [f"{quote(n, safe='')}={{{own[p, n]}}}" for p, n in placed if p == "query"]
+        headers |= {name: f"{{{own[place, name]}}}" for place, name in placed if place == "header"}
+        path = _IN_PATH.sub(lambda found: f"{{{own['path', found[1]]}}}", self._operation.path)
+        return schema, path, query
+
+    def _declared(self) -> tuple[dict[tuple[str, str], JsonObject], JsonObject]:
+        """The schemas of parameters that need a place, and one schema for a plain query."""
+        placed: dict[tuple[str, str], JsonObject] = {}
+        query: JsonObject = {}
+        given = self._given_parameters()
+        for name in dict.fromkeys(_IN_PATH.findall(self._operation.path)):
+            if ("path", name) not in given:
+                raise CannotImport(f"its path has {{{name[:60]}}}, which no parameter declares")
+            placed["path", name] = {}  # first, and in the order of the path
+        for (place, name), parameter in given.items():
+            if (place, name.lower()) in self._credentials or (place, name.lower()) in _OURS:
+                continue
+            try:
+                schema = self._schema_of(place, name, parameter)
+            except CannotImport as reason:
+                if (place, name) in self._required:
+                    raise CannotImport(f"its parameter {name[:60]!a}: {reason}") from None
+                self._notes.append(f"without the parameter {name[:60]!a}: {reason}")
+                continue
+            if place == "query" and self._operation.method in QUERY_METHODS:
+                query[name] = schema
+            elif place != "path" or (place, name) in placed:
+                placed[place, name] = schema
+        required = [name for name in query if ("query", name) in self._required]
+        return placed, _object(query, required, is_open=False)
+
+    def _given_parameters(self) -> dict[tuple[str, str], JsonObject]:
+        """By place and name; those of the operation replace those of its path."""
+        found: dict[tuple[str, str], JsonObject] = {}
+        for owner in (self._operation.item, self._operation.node):
+            listed = owner.get("parameters")
+            for node in listed if isinstance(listed, list) else ():
+                given = self._root.resolved(node, "a parameter")
+                name, place = given.get("name"), given.get("in")
+                if not isinstance(name, str) or not isinstance(place, str):
+                    raise CannotImport("a parameter has no name or no place")
+                found[place, name] = given
+        self._required = {
+            k for k, v in found.items() if v.get("required") is True or k[0] == "path"
+        }
+        return found
+
+    def _schema_of(self, place: str, name: str, given: JsonObject) -> JsonObject:
+        """The schema of a parameter. Raises CannotImport if it could not be sent."""
+        if place not in _STYLES:
+            raise CannotImport(f"arguments are not sent in a {place[:20]}")
+        style, refused = _STYLES[place]
+        is_exploded = place != "query" or given.get("explode", True) is True
+        if given.get("style", style) != style or "content" in given or not is_exploded:
+            raise CannotImport(f"its form in the {place} is not supported")
+        if place == "header" and (faults := list(header_faults(name, "{x}"))):
+            raise CannotImport(faults[0])
+        schema = self._schemas.converted(given.get("schema", {}))
+        if wrong := [kind for kind in refused if kind in _kinds(schema)]:
+            raise CannotImport(f"an {wrong[0]} cannot stand in a {place}")
+        if place == "path":
+            kinds = [kind for kind in _kinds(schema) if kind != "null"] or ["string"]
+            if {"anyOf", "oneOf", "allOf"} & schema.keys():
+                raise CannotImport("it is not one text or number")
+            schema = {**schema, "type": kinds[0]}
+        if words := clean(given.get("description"), MAX_DESCRIPTION):
+            schema = {**schema, "description": words}
+        return {**schema, "deprecated": True} if given.get("deprecated") is True else schema
+
+    def _body(self, headers: dict[str, str]) -> JsonObject | None:
+        """The schema of a JSON body; None without a body."""
+        if "requestBody" not in self._operation.node:
+            return None
+        body = self._root.resolved(self._operation.node["requestBody"], "the body")
+        if self._operation.method in QUERY_METHODS:
+            if body.get("required") is True:
+                raise CannotImport(f"a {self._operation.method} with a body is not supported")
+            self._notes.append("without its optional body")
+            return None
+        content = body.get("content")
+        kinds = list(content) if isinstance(content, dict) else []
+        kind = min(filter(_is_json, kinds), key=lambda kind: "+" in kind, default=None)
+        if kind is None or not isinstance(content, dict):
+            said = ", ".join(kinds)[:100] or "of no type"
+            raise CannotImport(f"its body is {said!a}; only JSON is supported")
+        if _plain(kind) != "application/json":
+            headers["content-type"] = _plain(kind)
+        media = self._root.resolved(content[kind], "the body")
+        schema = self._schemas.converted(media.get("schema", {}))
+        if "object" not in (_kinds(schema) or ["object"]) or schema.keys() - _PLAIN:
+            raise CannotImport("its body is not a plain JSON object")
+        properties = schema.get("properties", {})
+        is_open = schema.get("additionalProperties", not properties)
+        return _object(properties, schema.get("required", []), is_open=is_open)
+
+
+@dataclass(frozen=True, slots=True)
+class _Credential:
+    """A reference to a secret and its place. `content` tells the operator what to put into it."""
+
+    place: str
+    key: str
+    value: str
+    secret: str
+    content: str
+
+
+def _object(properties: JsonObject, required: list[str], *, is_open: Any) -> JsonObject:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": is_open,
+    }
+
+
+def _kinds(schema: JsonObject) -> list[Any]:
+    """The types that a schema names; empty if it names none."""
+    kinds = schema.get("type", [])
+    return kinds if isinstance(kinds, list) else [kinds]
+
+
+def shown_host(endpoint: str) -> str:
+    """The host of an endpoint as the configuration names it: with a port that is not usual."""
+    origin = Origin.of(endpoint.partition("?")[0])
+    usual = {"https": 443, "http": 80}[origin.scheme]
+    return origin.shown_host if origin.port == usual else f"{origin.shown_host}:{origin.port}"
+
+
+def _filled(url: str, variables: Any) -> str:
+    """A server's address with the defaults of its variables."""
+
+    def default(found: re.Match[str]) -> str:
+        row = variables.get(found[1]) if isinstance(variables, dict) else None
+        value = row.get("default") if isinstance(row, dict) else None
+        if not isinstance(value, str | int):
+            raise CannotImport(f"its server's variable {found[1][:60]!a} has no default")
+        return str(value)
+
+    return _IN_PATH.sub(default, url)
+
+
+def _plain(kind: str) -> str:
+    return kind.partition(";")[0].strip().lower()
+
+
+def _is_json(kind: str) -> bool:
+    return _JSON_TYPE.fullmatch(_plain(kind)) is not None
+
+
+__all__ = ["ImportOptions", "Imported", "SecretNeed", "import_openapi", "shown_host"]

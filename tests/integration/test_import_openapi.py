@@ -1,0 +1,329 @@
+"""`fumehood tools import openapi`: what it fetches, writes and says."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from conftest import Daemon
+from fumehood.cli import import_openapi
+from fumehood.cli.main import app
+from fumehood.registry.directory import ToolDirectory
+from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
+from support.definition_files import DefinitionDirectory
+from support.definitions import rest_document
+from support.http import SocketClient
+from upstream import Reply, Upstream, bomb, redirect, running_upstream
+
+pytestmark = pytest.mark.row("R4", "T5")
+
+SHOP: dict[str, Any] = {
+    "openapi": "3.0.3",
+    "servers": [{"url": "/v1"}],
+    "security": [{"shop-key": []}],
+    "paths": {
+        "/orders": {"get": {"operationId": "list_orders"}, "post": {"operationId": "add_order"}},
+        "/status": {"get": {"operationId": "read_status", "security": []}},
+    },
+    "components": {
+        "securitySchemes": {"shop-key": {"type": "apiKey", "in": "header", "name": "X-Key"}}
+    },
+}
+NAMES = ["list_orders", "add_order", "read_status"]
+
+
+def run(*arguments: str | Path, stdin: bytes = b"", **variables: str) -> Result:
+    command = ["tools", "import", "openapi", *map(str, arguments)]
+    return CliRunner(env=variables).invoke(app, command, input=stdin)
+
+
+def put(directory: Path, **fields: Any) -> Path:
+    file = directory / "shop.json"
+    file.write_text(json.dumps({**SHOP, "servers": [{"url": "https://shop.example"}], **fields}))
+    return file
+
+
+def printed(done: Result) -> list[str]:
+    assert done.exit_code == 0, done.stderr
+    return [tool["name"] for tool in json.loads(done.stdout)["tools"]]
+
+
+def configuration(done: Result) -> dict[str, Any]:
+    """The lines that it says are for the configuration."""
+    return tomllib.loads(done.stderr.partition("if the hosts are right:\n")[2])
+
+
+def bindings(settings: dict[str, Any]) -> SecretBindings:
+    secrets = {name: SecretSettings(**row) for name, row in settings["secrets"].items()}
+    return SecretBindings(secrets, RestSettings(**settings.get("rest", {})), {})
+
+
+# -- reading -------------------------------------------------------------------------------
+
+
+def test_document_is_fetched_from_the_host_that_the_operator_names(upstream: Upstream) -> None:
+    upstream.script("/api/openapi.json", Reply(body=json.dumps(SHOP).encode()))
+    done = run(f"{upstream.url}/api/openapi.json?v=1")
+    assert printed(done) == NAMES
+    tools = json.loads(done.stdout)["tools"]
+    assert tools[0]["endpoint"] == f"{upstream.url}/v1/orders"
+    settings = configuration(done)
+    assert settings["rest"] == {"allowed_hosts": [upstream.authority]}
+    assert settings["secrets"] == {
+        "shop-key": {
+            "env": "SHOP_KEY", "tools": ["list_orders", "add_order"],
+            "hosts": [upstream.authority],
+        }
+    }  # fmt: skip
+
+
+def test_redirect_to_another_address_that_is_not_public_is_refused(upstream: Upstream) -> None:
+    """A document's server must not make the operator's host ask services beside it."""
+    body = json.dumps(SHOP).encode()
+    with running_upstream() as other:
+        other.script("/secret", Reply(body=body))
+        upstream.script("/a", redirect(f"{other.url}/secret"))
+        done = run(f"{upstream.url}/a")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "not public" in done.stderr
+        assert other.requests == []
+        upstream.script("/b", redirect("/c"))
+        upstream.script("/c", Reply(body=body))
+        assert printed(run(f"{upstream.url}/b")) == NAMES  # twin
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply(404), "the answer has the status 404"),
+        (Reply(body=b"<html>"), "is not an OpenAPI document"),
+        (bomb(17), "larger than 16 MB"),
+        (Reply(reset=True), "cannot be fetched"),
+        (Reply(body=b'{"swagger": "2.0"}'), "Swagger 2.0, which is not supported"),
+    ],
+)
+def test_answer_that_is_no_document_is_an_error_of_usage(
+    upstream: Upstream, reply: Reply, words: str
+) -> None:
+    upstream.script("/a", reply)
+    done = run(f"{upstream.url}/a")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_server_that_does_not_answer_ends_the_command(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_openapi, "DEADLINE_S", 0.2)
+    upstream.script("/a", Reply(held=True))
+    done = run(f"{upstream.url}/a")
+    assert done.exit_code == 2
+    assert "did not arrive" in done.stderr
+
+
+def test_document_comes_from_a_file_and_from_standard_input(tmp_path: Path) -> None:
+    file = put(tmp_path)
+    assert printed(run(file)) == NAMES
+    assert printed(run("-", stdin=file.read_bytes())) == NAMES
+    yaml = tmp_path / "shop.yaml"
+    yaml.write_bytes(file.read_bytes())
+    assert printed(run(yaml, "--only", "read_*")) == ["read_status"]
+    for missing in (tmp_path / "none.json", tmp_path):
+        done = run(missing)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "cannot be read" in done.stderr
+    assert run("https://user:word@a.example/x").exit_code == 2
+    misspelt = run(file, "--only", "list_order")
+    assert misspelt.stderr.endswith("document. Did you mean 'list_orders' or 'add_order'?\n")
+
+
+def test_documents_of_the_engine_itself_become_tools(tmp_path: Path, shared_daemon: Daemon) -> None:
+    """They are of version 3.1, and nobody wrote them for this test."""
+    for socket in (shared_daemon.socket, shared_daemon.control):
+        client = SocketClient(socket)
+        document = client.get("/v1/openapi.json").body
+        client.close()
+        file = tmp_path / "own.json"
+        file.write_text(json.dumps(document))
+        done = run(file, "--server", "https://fumehood.example")
+        bodies = [
+            operation.get("requestBody", {"content": {"application/json": {}}})["content"]
+            for path in document["paths"].values()
+            for method, operation in path.items()
+            if method != "parameters"
+        ]
+        assert len(printed(done)) == sum("application/json" in body for body in bodies) > 10
+
+
+# -- writing -------------------------------------------------------------------------------
+
+
+def test_files_are_private_whole_and_accepted_with_the_configuration_that_it_says(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "tools"
+    umask = os.umask(0)
+    try:
+        done = run(put(tmp_path), "--out", out)
+    finally:
+        os.umask(umask)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert f"3 definitions are in {out}." in done.stderr
+    assert sorted(file.name for file in out.iterdir()) == sorted(f"{name}.json" for name in NAMES)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()} == {0o600}
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    loaded = ToolDirectory(out, secrets=bindings(configuration(done))).load()
+    assert loaded.faults == ()
+    assert sorted(tool.definition.name for tool in loaded.tools) == sorted(NAMES)
+    without = ToolDirectory(out).load()
+    assert [tool.definition.name for tool in without.tools] == ["read_status"]
+
+
+def test_printed_definitions_are_a_file_of_definitions(
+    tmp_path: Path, definitions: DefinitionDirectory
+) -> None:
+    done = run(put(tmp_path, security=[]))
+    definitions.put("shop.json", done.stdout_bytes)
+    assert len(ToolDirectory(definitions.path).load().tools) == 3
+
+
+def test_no_file_is_replaced_unasked_and_none_is_written_if_one_cannot(
+    tmp_path: Path, definitions: DefinitionDirectory
+) -> None:
+    file, out = put(tmp_path), definitions.path
+    definitions.put("read_status.json", b"mine")
+    done = run(file, "--out", out)
+    assert done.exit_code == 2
+    assert "read_status.json is there already (--force replaces it). Nothing was" in done.stderr
+    assert [(f.name, f.read_bytes()) for f in out.iterdir()] == [("read_status.json", b"mine")]
+    assert run(file, "--out", out, "--force").exit_code == 0
+    assert run(file, "--out", out, "--force").exit_code == 0
+    assert json.loads((out / "read_status.json").read_bytes())["name"] == "read_status"
+    assert len(list(out.iterdir())) == 3
+
+
+def test_link_in_the_place_of_a_file_is_replaced_and_not_followed(
+    tmp_path: Path, definitions: DefinitionDirectory
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"mine")
+    (definitions.path / "read_status.json").symlink_to(target)
+    assert run(put(tmp_path), "--out", definitions.path).exit_code == 2
+    assert run(put(tmp_path), "--out", definitions.path, "--force").exit_code == 0
+    assert target.read_bytes() == b"mine"
+    assert not (definitions.path / "read_status.json").is_symlink()
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_document_cannot_put_a_tool_of_another_file_out_of_use(
+    tmp_path: Path, definitions: DefinitionDirectory, force: list[str]
+) -> None:
+    """Two files with one name are both left out: a document could switch a tool off."""
+    headers = {"authorization": "Bearer ${secret:mine}"}
+    definitions.put("mine.json", rest_document(name="read_status", headers=headers))
+    done = run(put(tmp_path), "--out", definitions.path, *force)
+    assert done.exit_code == 2
+    assert "another file there defines read_status already; use --prefix" in done.stderr
+    assert len(list(definitions.path.iterdir())) == 1
+    prefixed = run(put(tmp_path), "--out", definitions.path, "--prefix", "shop_", *force)
+    assert prefixed.exit_code == 0
+    assert list(configuration(prefixed)["secrets"]) == ["shop_shop-key"]
+
+
+def test_directory_that_others_can_write_is_refused(
+    tmp_path: Path, definitions: DefinitionDirectory
+) -> None:
+    definitions.path.chmod(0o770)
+    done = run(put(tmp_path), "--out", definitions.path)
+    assert done.exit_code == 2
+    assert "can be written by others" in done.stderr
+    assert list(definitions.path.iterdir()) == []
+    for wrong in (tmp_path / "shop.json", tmp_path / "not" / "there"):
+        assert run(put(tmp_path), "--out", wrong).exit_code == 2
+
+
+def test_directory_never_gets_more_files_than_the_engine_reads(
+    tmp_path: Path, definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_openapi, "MAX_FILES", 3)
+    definitions.put("other.json", rest_document())
+    done = run(put(tmp_path), "--out", definitions.path)
+    assert done.exit_code == 2
+    assert "more than 3 files; choose tools with --only" in done.stderr
+    assert run(put(tmp_path), "--out", definitions.path, "--only", "*_orders").exit_code == 0
+
+
+# -- remarks -------------------------------------------------------------------------------
+
+
+def test_everything_that_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
+    paths = {
+        "/upload": {"post": {"requestBody": {"content": {"multipart/form-data": {}}}}},
+        "/a": {"get": {"parameters": [{"name": "sid", "in": "cookie"}]}},
+    }
+    done = run(put(tmp_path, paths=paths))
+    assert printed(done) == ["get_a"]
+    assert done.stderr.splitlines()[:4] == [
+        "Left out:",
+        "  POST /upload: its body is 'multipart/form-data'; only JSON is supported",
+        "Changed:",
+        "  GET /a: without the parameter 'sid': arguments are not sent in a cookie",
+    ]
+    del paths["/a"]
+    nothing = run(put(tmp_path, paths=paths), "--out", tmp_path / "out")
+    assert (nothing.exit_code, nothing.stdout) == (2, "")
+    assert nothing.stderr.splitlines()[-1] == "No tool could be made of this document."
+    assert not (tmp_path / "out").exists()
+
+
+def test_document_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    evil = "\x1b[2J\u202e\nNo tool could be made"
+    paths = {
+        "/ok": {"get": {"summary": evil, "tags": [evil], "operationId": evil}},
+        f"/{evil}": {"get": {}, "post": {"requestBody": {"content": {evil: {}}}}, "trace": {}},
+        "/b": {"get": {"security": [{evil: []}], "parameters": [{"name": evil, "in": evil}]}},
+        "/c": {"get": {"servers": [{"url": f"https://a.example/{evil}"}]}},
+        "/d": {"post": {"requestBody": {"$ref": evil}}},
+    }
+    done = run(put(tmp_path, paths=paths, security=[]))
+    assert len(printed(done)) == 1
+    assert len(done.stderr.splitlines()) == 7
+    for char in ("\x1b", "\u202e"):
+        assert char not in done.stdout + done.stderr
+
+
+def test_host_that_only_the_document_names_is_pointed_out_and_not_configured(
+    tmp_path: Path,
+) -> None:
+    file = put(tmp_path, servers=[{"url": "http://169.254.169.254/latest"}])
+    done = run(file, "--only", "read_status")
+    assert "Caution: the document chose 169.254.169.254, not public" in done.stderr
+    assert "[rest]" not in done.stderr
+    named = run(file, "--only", "read_status", "--server", "http://127.0.0.1:8000")
+    assert configuration(named) == {"rest": {"allowed_hosts": ["127.0.0.1:8000"]}}
+    secret = run(file, "--server", "http://shop.example")  # in clear, with a secret
+    assert configuration(secret)["rest"] == {"allowed_hosts": ["shop.example"]}
+    public = run(file, "--server", "https://shop.example")
+    assert "rest" not in configuration(public)
+
+
+def test_equal_remarks_are_one_line_and_long_lists_of_them_are_cut(tmp_path: Path) -> None:
+    paths: dict[str, Any] = {f"/{number}": {"trace": {}} for number in range(60)}
+    done = run(put(tmp_path, paths={**paths, "/a": {"get": {}}}))
+    assert done.stderr.splitlines()[:2] == [
+        "Left out:",
+        "  TRACE /0, TRACE /1, TRACE /2 and 57 more: its method is not supported",
+    ]
+    for number, path in enumerate(paths):
+        paths[path] = {"get": {"security": [{f"none-{number}": []}]}}
+    done = run(put(tmp_path, paths={**paths, "/a": {"get": {}}}))
+    assert "  … and 10 more" in done.stderr.splitlines()

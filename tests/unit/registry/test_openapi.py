@@ -1,0 +1,807 @@
+"""OpenAPI documents become definitions, or the reason says why not; the document is hostile."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fumehood.registry.definitions import parse_definition
+from fumehood.registry.openapi import MAX_OPERATIONS, Imported, ImportOptions, import_openapi
+from fumehood.registry.openapi_document import MAX_DOCUMENT_BYTES, CannotImport, read_document
+
+pytestmark = pytest.mark.row("R4", "T5")
+
+TEXT = {"type": "string"}
+
+
+def document(paths: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {
+        "openapi": "3.0.3",
+        "info": {"title": "Shop", "version": "2.1.0"},
+        "servers": [{"url": "https://shop.example/v1"}],
+        "paths": paths,
+        **fields,
+    }
+
+
+def made(paths: dict[str, Any], *, options: ImportOptions | None = None, **fields: Any) -> Imported:
+    found = import_openapi(document(paths, **fields), options or ImportOptions())
+    for tool in found.tools:
+        parse_definition(tool)  # the engine accepts what is made
+    return found
+
+
+def tool_of(operation: dict[str, Any], path: str = "/x", method: str = "get", **fields: Any) -> Any:
+    found = made({path: {method: operation}}, **fields)
+    assert found.left_out == []
+    (tool,) = found.tools
+    return tool
+
+
+def reason_of(
+    operation: dict[str, Any], path: str = "/x", method: str = "get", **fields: Any
+) -> str:
+    """Why an operation is left out; its twin beside it becomes a tool."""
+    found = made({path: {method: operation}, "/twin": {"get": {"operationId": "twin"}}}, **fields)
+    assert [tool["name"] for tool in found.tools] == ["twin"]
+    ((label, reason),) = found.left_out
+    assert label == f"{method.upper()} {path}"
+    return reason
+
+
+def parameter(name: str, place: str = "query", **fields: Any) -> dict[str, Any]:
+    required = {"required": True} if place == "path" else {}
+    return {"name": name, "in": place, "schema": TEXT, **required, **fields}
+
+
+def body(schema: Any, kind: str = "application/json", **fields: Any) -> dict[str, Any]:
+    return {"requestBody": {"content": {kind: {"schema": schema}}, **fields}}
+
+
+def properties_of(schema: Any, **fields: Any) -> Any:
+    """What a body's schema becomes."""
+    tool = tool_of(body({"type": "object", "properties": {"x": schema}}), method="post", **fields)
+    return tool["parameters"]["properties"]["x"]
+
+
+# -- a whole operation ---------------------------------------------------------------------
+
+
+@pytest.mark.row("T1", "T2")
+def test_operation_becomes_a_whole_definition() -> None:
+    operation = {
+        "operationId": "listOrders",
+        "summary": "List orders.",
+        "description": "The newest first.",
+        "tags": ["orders"],
+        "deprecated": True,
+        "externalDocs": {"url": "https://shop.example/docs"},
+        "parameters": [
+            parameter("status", description="Open or done.", schema={"enum": ["open", "done"]}),
+            parameter("limit", required=True, schema={"type": "integer", "default": 10}),
+        ],
+    }
+    assert tool_of(operation, "/orders") == {
+        "name": "listOrders",
+        "version": "2.1.0",
+        "type": "REST",
+        "description": "List orders.\n\nThe newest first.",
+        "tags": ["orders"],
+        "documentation_url": "https://shop.example/docs",
+        "deprecated": True,
+        "method": "GET",
+        "endpoint": "https://shop.example/v1/orders",
+        "read_only": True,
+        "idempotent": True,
+        "dangerous": False,
+        "retry_count": 2,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "status": {"enum": ["open", "done"], "description": "Open or done."},
+                "limit": {"type": "integer", "default": 10},
+            },
+            "required": ["limit"],
+            "additionalProperties": False,
+        },
+    }
+
+
+@pytest.mark.row("T2", "A1")
+@pytest.mark.parametrize(
+    ("method", "read_only", "idempotent", "dangerous"),
+    [
+        ("get", True, True, False),
+        ("head", True, True, False),
+        ("put", False, True, True),
+        ("post", False, False, True),
+        ("patch", False, False, True),
+        ("delete", False, False, True),
+    ],
+)
+def test_method_decides_whether_a_call_waits_for_approval_and_is_repeated(
+    method: str, read_only: bool, idempotent: bool, dangerous: bool
+) -> None:
+    tool = parse_definition(tool_of({"operationId": "act"}, method=method))
+    assert (tool.read_only, tool.idempotent, tool.dangerous) == (read_only, idempotent, dangerous)
+    assert tool.retry_count == (2 if idempotent else 0)
+    freed = made({"/x": {method: {}}}, options=ImportOptions(no_approval=("*",))).tools[0]
+    assert freed["dangerous"] is False
+    assert (freed["read_only"], freed["idempotent"]) == (read_only, idempotent)
+
+
+def test_approval_is_waived_for_the_named_tools_only() -> None:
+    paths = {"/a": {"post": {"operationId": "a"}, "delete": {"operationId": "b", "tags": ["a"]}}}
+    found = made(paths, options=ImportOptions(no_approval=("a",)))
+    assert {tool["name"]: tool["dangerous"] for tool in found.tools} == {"a": False, "b": True}
+    with pytest.raises(CannotImport, match="--no-approval 'c' fits nothing"):
+        made(paths, options=ImportOptions(no_approval=("c",)))
+
+
+@pytest.mark.parametrize("version", ["1.0.0\n", "v1", 1.0, None, "2.1"])
+def test_version_that_is_no_semantic_version_is_left_to_the_default(version: Any) -> None:
+    tool = tool_of({}, info={"version": version})
+    assert parse_definition(tool).version == "1.0.0"
+
+
+# -- names ---------------------------------------------------------------------------------
+
+
+def test_names_are_valid_unique_and_the_same_each_time() -> None:
+    ids = ["a b", "a/b", "a-b", "9lives", "", "ü", "x" * 80, "x" * 81, None]
+    paths = {f"/p{number}/{{id}}": {"get": {"operationId": own}} for number, own in enumerate(ids)}
+    for path in paths.values():
+        path["parameters"] = [parameter("id", "path")]
+    names = [tool["name"] for tool in made(paths).tools]
+    assert names == [
+        "a_b", "a_b_2", "a-b", "_9lives", "get_p4_id", "operation", "x" * 64, "x" * 62 + "_2",
+        "get_p8_id",
+    ]  # fmt: skip
+    assert [tool["name"] for tool in made(paths).tools] == names
+    some = made(paths, options=ImportOptions(only=("a_b_2",)))
+    assert [tool["endpoint"][-7:] for tool in some.tools] == ["p1/{id}"]
+
+
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [
+        (("listOrders",), ["shop_listOrders"]),
+        (("shop_listOrders",), ["shop_listOrders"]),
+        (("stock",), ["shop_readStock"]),
+        (("*Orders", "stock"), ["shop_listOrders", "shop_readStock"]),
+        ((), ["shop_listOrders", "shop_dropOrder", "shop_readStock"]),
+    ],
+)
+def test_only_chooses_by_tool_operation_and_tag(only: tuple[str, ...], names: list[str]) -> None:
+    paths = {
+        "/o": {"get": {"operationId": "listOrders"}, "delete": {"operationId": "dropOrder"}},
+        "/s": {"get": {"operationId": "readStock", "tags": ["stock"]}},
+    }
+    found = made(paths, options=ImportOptions(only=only, prefix="shop_"))
+    assert [tool["name"] for tool in found.tools] == names
+    with pytest.raises(CannotImport, match=r"fits nothing in the document\. Did you mean 'stock'"):
+        made(paths, options=ImportOptions(only=("stok",)))
+
+
+@pytest.mark.parametrize("prefix", ["9", "a b", "x" * 33, "ä", "${"])
+def test_prefix_must_be_able_to_begin_a_name(prefix: str) -> None:
+    with pytest.raises(CannotImport, match="--prefix"):
+        made({}, options=ImportOptions(prefix=prefix))
+
+
+# -- where it goes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("servers", "server", "source", "endpoint"),
+    [
+        ([{"url": "https://a.example/v1/"}], None, None, "https://a.example/v1/x"),
+        ([{"url": "https://a.example/v1"}], "http://b.example/v2", None, "http://b.example/v2/x"),
+        ([{"url": "/v1"}], None, "https://c.example/docs/api.json?k=1", "https://c.example/v1/x"),
+        ([{"url": "/v1"}], "https://b.example", None, "https://b.example/v1/x"),
+        ([{"url": "/"}], "https://b.example/v2", None, "https://b.example/v2/x"),
+        ([], "https://b.example/v2", "https://c.example/a.json", "https://b.example/v2/x"),
+        ([], None, "https://c.example/docs/api.json", "https://c.example/x"),
+        ([{"url": "//d.example/v1"}], "https://b.example", None, "https://b.example/x"),
+        ([{"url": "https://{r}.example", "variables": {"r": {"default": "eu"}}}], None, None,
+         "https://eu.example/x"),
+    ],
+)  # fmt: skip
+def test_server_decides_the_endpoint(
+    servers: list[Any], server: str | None, source: str | None, endpoint: str
+) -> None:
+    options = ImportOptions(server=server, source=source)
+    assert made({"/x": {"get": {}}}, servers=servers, options=options).tools[0]["endpoint"] == (
+        endpoint
+    )
+
+
+def test_nearest_server_wins() -> None:
+    here, there = [{"url": "https://here.example"}], [{"url": "https://there.example"}]
+    assert tool_of({"servers": here})["endpoint"] == "https://here.example/x"
+    found = made({"/x": {"servers": there, "get": {}, "put": {"servers": here}}}).tools
+    assert [tool["endpoint"] for tool in found] == [
+        "https://there.example/x", "https://here.example/x",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ("/v1", "name it with --server"),
+        ("", "name it with --server"),
+        ("https://", "name it with --server"),
+        ("https://[x", "name it with --server"),
+        ("file:///etc/passwd", "name it with --server"),
+        ("ftp://a.example", "must be an absolute URL"),
+        ("https://{region}.example", "variable 'region' has no default"),
+        ("https://user:word@a.example", "user name or password"),
+        ("https://a.example/?key=1", "has a query"),
+        ("https://a.example/#top", "has a query"),
+        ("https://a .example", "holds what a URL cannot"),
+    ],
+)
+def test_server_that_cannot_be_used_leaves_the_operation_out(server: str, words: str) -> None:
+    operation = {"servers": [{"url": server}]}
+    assert words in reason_of(operation)
+
+
+@pytest.mark.parametrize(
+    "path", ["x", ".evil.example/x", "@evil.example/x", ":8080/x", "/x?a=b", "/x#a", "/a b"]
+)
+def test_path_cannot_change_the_host_or_bring_a_query(path: str) -> None:
+    assert reason_of({}, path)
+
+
+def test_server_option_must_be_an_address() -> None:
+    for server in ("shop.example", "file:///x", "https://a b"):
+        with pytest.raises(CannotImport, match="--server takes"):
+            made({}, options=ImportOptions(server=server))
+
+
+# -- credentials ---------------------------------------------------------------------------
+
+
+SCHEMES = {
+    "Key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+    "QueryKey": {"type": "apiKey", "in": "query", "name": "api key"},
+    "CookieKey": {"type": "apiKey", "in": "cookie", "name": "sid"},
+    "Bearer": {"type": "http", "scheme": "Bearer"},
+    "Basic": {"type": "http", "scheme": "basic"},
+    "Digest": {"type": "http", "scheme": "digest"},
+    "OAuth": {"type": "oauth2", "flows": {}},
+    "Linked": {"$ref": "#/components/securitySchemes/Key"},
+    "a b": {"type": "http", "scheme": "bearer"},
+    "a_b": {"type": "http", "scheme": "bearer"},
+}
+WITH_SCHEMES = {"components": {"securitySchemes": SCHEMES}}
+
+
+@pytest.mark.parametrize(
+    ("security", "headers", "query"),
+    [
+        ([{"Key": []}], {"X-Api-Key": "${secret:Key}"}, ""),
+        ([{"QueryKey": []}], None, "?api%20key=${secret:QueryKey}"),
+        ([{"Bearer": []}], {"authorization": "Bearer ${secret:Bearer}"}, ""),
+        ([{"Basic": []}], {"authorization": "Basic ${secret:Basic}"}, ""),
+        ([{"OAuth": ["read"]}], {"authorization": "Bearer ${secret:OAuth}"}, ""),
+        ([{"Linked": []}], {"X-Api-Key": "${secret:Linked}"}, ""),
+        ([{"Key": [], "Bearer": []}],
+         {"X-Api-Key": "${secret:Key}", "authorization": "Bearer ${secret:Bearer}"}, ""),
+        ([{"CookieKey": []}, {"Key": []}], {"X-Api-Key": "${secret:Key}"}, ""),
+        ([{}], None, ""),
+        ([], None, ""),
+    ],
+)  # fmt: skip
+def test_credentials_become_references_to_secrets(
+    security: list[Any], headers: Any, query: str
+) -> None:
+    found = made({"/x": {"get": {"operationId": "x", "security": security}}}, **WITH_SCHEMES)
+    (tool,) = found.tools
+    assert tool.get("headers") == headers
+    assert tool["endpoint"] == f"https://shop.example/v1/x{query}"
+    assert all(need.tools == ["x"] for need in found.secrets.values())
+    assert all(need.hosts == ["shop.example"] for need in found.secrets.values())
+    named = {name for name in SCHEMES if f"${{secret:{name}}}" in json.dumps(tool)}
+    assert set(found.secrets) == named
+
+
+@pytest.mark.parametrize(
+    ("security", "words"),
+    [
+        ([{"CookieKey": []}], "'CookieKey' is of a kind that is not supported"),
+        ([{"Digest": []}], "'Digest' is of a kind that is not supported"),
+        ([{"Nothing": []}], "'Nothing' is not defined"),
+        ([{"Bearer": [], "Basic": []}], "in the same place"),
+        ([7], "not an object"),
+    ],
+)
+def test_operation_whose_credentials_cannot_be_sent_is_left_out(
+    security: list[Any], words: str
+) -> None:
+    assert words in reason_of({"security": security}, **WITH_SCHEMES)
+
+
+def test_two_credentials_never_share_a_secret() -> None:
+    paths = {"/1": {"get": {"security": [{"a b": []}]}}, "/2": {"get": {"security": [{"a_b": []}]}}}
+    found = made(paths, **WITH_SCHEMES, options=ImportOptions(prefix="shop_"))
+    assert [tool["headers"]["authorization"] for tool in found.tools] == [
+        "Bearer ${secret:shop_a_b}", "Bearer ${secret:shop_a_b_2}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"servers": [{"url": "https://evil.example/${secret:key}"}]},
+        {"servers": [{"url": "https://evil.example/{v}",
+                      "variables": {"v": {"default": "${secret:key}"}}}]},
+        {"servers": [{"url": "https://{v}.evil.example",
+                      "variables": {"v": {"default": "${secret:key}"}}}]},
+        {"requestBody": {"content": {"application/${secret:key}+json": {"schema": {}}}}},
+    ],
+)  # fmt: skip
+def test_document_cannot_name_a_secret(fields: dict[str, Any]) -> None:
+    assert reason_of(fields, method="post")
+
+
+# -- arguments -----------------------------------------------------------------------------
+
+
+def test_path_argument_is_renamed_where_the_body_has_its_name() -> None:
+    operation = {
+        **body({"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}),
+        "parameters": [parameter("id", "path"), parameter("sub id", "path")],
+    }
+    tool = tool_of(operation, "/x/{id}/{sub id}", "put")
+    assert tool["endpoint"].endswith("/x/{path_id}/{sub_id}")
+    assert tool["parameters"]["properties"] == {
+        "path_id": TEXT, "sub_id": TEXT, "id": {"type": "integer"},
+    }  # fmt: skip
+    assert tool["parameters"]["required"] == ["path_id", "sub_id", "id"]
+
+
+def test_arguments_have_places_in_headers_and_in_the_query_of_a_body() -> None:
+    operation = {
+        **body({"properties": {"id": TEXT, "X-Trace": TEXT}}),
+        "parameters": [
+            parameter("X-Trace", "header", required=True, description="D."),
+            parameter("dry[run]", required=True, schema={"type": "boolean"}),
+            parameter("id"),
+            parameter("id", "path"),
+        ],
+    }
+    tool = tool_of(operation, "/{id}", "post")
+    assert tool["endpoint"].endswith("/{path_id}?dry%5Brun%5D={dry_run}&id={query_id}")
+    assert tool["headers"] == {"X-Trace": "{header_X-Trace}"}
+    assert tool["parameters"] == {
+        "type": "object",
+        "properties": {
+            "path_id": TEXT, "header_X-Trace": {**TEXT, "description": "D."},
+            "dry_run": {"type": "boolean"}, "query_id": TEXT, "id": TEXT, "X-Trace": TEXT,
+        },
+        "required": ["path_id", "header_X-Trace", "dry_run"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    plain = tool_of({"parameters": [parameter("X-Trace", "header"), parameter("id")]})
+    assert plain["endpoint"].endswith("/x")
+    assert plain["headers"] == {"X-Trace": "{X-Trace}"}
+    assert list(plain["parameters"]["properties"]) == ["X-Trace", "id"]
+
+
+def test_parameter_that_is_a_credential_is_no_argument() -> None:
+    given = [parameter("x-api-key", "header", required=True), parameter("api key", required=True)]
+    tool = tool_of({"security": [{"Key": [], "QueryKey": []}], "parameters": given}, **WITH_SCHEMES)
+    assert tool["parameters"]["properties"] == {}
+    assert tool["headers"] == {"X-Api-Key": "${secret:Key}"}
+    assert tool["endpoint"].endswith("/x?api%20key=${secret:QueryKey}")
+    open_tool = made({"/x": {"get": {"parameters": [parameter("x-api-key", "header")]}}})
+    assert "looks like a credential" in open_tool.notes[0][1]
+
+
+def test_parameters_of_the_operation_replace_those_of_its_path() -> None:
+    common = [parameter("a", description="Old."), parameter("b", required=True)]
+    found = made(
+        {
+            "/x": {
+                "parameters": common,
+                "get": {"parameters": [parameter("a", required=True), parameter("b")]},
+            }
+        }
+    )
+    schema = found.tools[0]["parameters"]
+    assert (schema["properties"], schema["required"]) == ({"a": TEXT, "b": TEXT}, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        ("get", parameter("c", "cookie"), "not sent in a cookie"),
+        ("get", parameter("q", style="deepObject"), "form in the query is not supported"),
+        ("get", parameter("q", explode=False), "form in the query is not supported"),
+        ("get", {"name": "q", "in": "query", "content": {}}, "form in the query is not supported"),
+        ("get", parameter("q", schema={"type": "object"}), "an object cannot stand in a query"),
+        ("post", parameter("q", schema={"type": "object"}), "an object cannot stand in a query"),
+        ("get", parameter("h", "header", schema={"type": "array"}), "cannot stand in a header"),
+        ("get", parameter("X-Token", "header"), "looks like a credential"),
+        ("get", parameter("Host", "header"), "belongs to the connection"),
+        ("get", parameter("a b", "header"), "is not a header's name"),
+    ],
+)
+def test_parameter_that_cannot_be_sent_is_left_out_if_it_is_optional(
+    method: str, given: dict[str, Any], words: str
+) -> None:
+    found = made({"/x": {method: {"parameters": [given]}}})
+    assert found.tools[0]["parameters"]["properties"] == {}
+    ((_, note),) = found.notes
+    assert words in note
+    required = {"parameters": [{**given, "required": True}]}
+    assert words in reason_of(required, method=method)
+
+
+@pytest.mark.parametrize("name", ["Accept", "content-type", "Authorization"])
+def test_headers_that_others_decide_are_ignored(name: str) -> None:
+    assert made({"/x": {"get": {"parameters": [parameter(name, "header")]}}}).notes == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (TEXT, TEXT),
+        ({}, TEXT),
+        ({"type": ["null", "integer"]}, {"type": "integer"}),
+        ({"enum": ["a"]}, {"enum": ["a"], "type": "string"}),
+    ],
+)
+def test_path_argument_is_one_text_or_number(schema: Any, expected: Any) -> None:
+    operation = {"parameters": [parameter("id", "path", schema=schema)]}
+    assert tool_of(operation, "/{id}")["parameters"]["properties"] == {"id": expected}
+    for wrong, words in (
+        ({"type": "array", "items": TEXT}, "an array cannot stand in a path"),
+        ({"type": "object"}, "an object cannot stand in a path"),
+        ({"anyOf": [TEXT]}, "not one text or number"),
+        ({"type": "file"}, "not a valid JSON Schema"),
+    ):
+        operation = {"parameters": [parameter("id", "path", schema=wrong)]}
+        assert words in reason_of(operation, "/{id}")
+    assert "no parameter declares" in reason_of({}, "/{id}")
+    styled = {"parameters": [parameter("id", "path", style="matrix")]}
+    assert "its form in the path is not supported" in reason_of(styled, "/{id}")
+
+
+def test_json_body_is_the_arguments() -> None:
+    schema = {"required": ["a"], "properties": {"a": TEXT, "b": TEXT}, "title": "T"}
+    tool = tool_of(body(schema, "application/json; charset=utf-8"), method="post")
+    assert tool["parameters"] == {
+        "type": "object", "properties": {"a": TEXT, "b": TEXT}, "required": ["a"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    assert "headers" not in tool
+    patch = tool_of(body(schema, "application/merge-patch+json"), method="patch")
+    assert patch["headers"] == {"content-type": "application/merge-patch+json"}
+    free = tool_of(body({"type": "object"}), method="post")
+    assert free["parameters"]["additionalProperties"] is True
+    said = tool_of(body({**schema, "additionalProperties": TEXT}), method="post")
+    assert said["parameters"]["additionalProperties"] == TEXT
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (body({}, "multipart/form-data"), "'multipart/form-data'; only JSON is supported"),
+        (body({}, "application/x-www-form-urlencoded"), "only JSON is supported"),
+        (body({}, "text/json+x"), "only JSON is supported"),
+        (body({}, "*/*"), "only JSON is supported"),
+        ({"requestBody": {}}, "only JSON is supported"),
+        ({"requestBody": 7}, "the body is not an object"),
+        (body({"type": "array", "items": TEXT}), "not a plain JSON object"),
+        (body({"oneOf": [{"type": "object"}]}), "not a plain JSON object"),
+        (body({"type": "string"}), "not a plain JSON object"),
+    ],
+)
+def test_body_that_is_no_json_object_leaves_the_operation_out(given: Any, words: str) -> None:
+    assert words in reason_of(given, method="post")
+
+
+def test_body_of_a_delete_is_left_out_if_it_is_optional() -> None:
+    found = made({"/x": {"delete": body({"type": "object"})}})
+    assert found.notes == [("DELETE /x", "without its optional body")]
+    assert "with a body" in reason_of(body({}, required=True), method="delete")
+
+
+@pytest.mark.parametrize("name", ["", "a\x1b[2J", "a\u202eb", "x" * 201])
+def test_parameter_with_a_misleading_name_leaves_the_operation_out(name: str) -> None:
+    assert "name is empty, too long, or cannot be printed" in reason_of(
+        {"parameters": [parameter(name)]}
+    )
+
+
+# -- schemas -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
+        ({"type": "string", "nullable": True, "enum": ["a"]},
+         {"type": ["string", "null"], "enum": ["a", None]}),
+        ({"allOf": [TEXT, {"enum": ["a"]}], "nullable": True, "description": "D."},
+         {"type": ["string", "null"], "enum": ["a", None], "description": "D."}),
+        ({"oneOf": [TEXT], "nullable": True}, {"anyOf": [{"oneOf": [TEXT]}, {"type": "null"}]}),
+        ({"type": "integer", "minimum": 0, "exclusiveMinimum": True},
+         {"type": "integer", "exclusiveMinimum": 0}),
+        ({"type": "integer", "maximum": 9, "exclusiveMaximum": False},
+         {"type": "integer", "maximum": 9}),
+        ({"type": "string", "default": None}, TEXT),
+        ({"type": "string", "example": "a", "title": "T", "xml": {}, "x-own": 1}, TEXT),
+        ({"$ref": "#/components/schemas/Text", "description": "ignored"}, TEXT),
+        ({"type": "object", "required": ["a", "b"],
+          "properties": {"a": TEXT, "b": {"type": "string", "readOnly": True}}},
+         {"type": "object", "required": ["a"], "properties": {"a": TEXT}}),
+    ],
+)  # fmt: skip
+def test_schema_of_3_0_becomes_json_schema(schema: Any, expected: Any) -> None:
+    assert properties_of(schema, components={"schemas": {"Text": TEXT}}) == expected
+
+
+def test_schema_of_3_1_keeps_what_stands_beside_a_reference() -> None:
+    given = {"$ref": "#/components/schemas/Text", "description": "D."}
+    components = {"schemas": {"Text": {**TEXT, "description": "Old.", "examples": ["a"]}}}
+    fields = {"openapi": "3.1.0", "components": components}
+    assert properties_of(given, **fields) == {**TEXT, "description": "D."}
+    maybe = {"anyOf": [TEXT, {"type": "null"}], "const": 1}
+    assert properties_of(maybe, **fields) == maybe
+
+
+def test_parts_of_all_of_are_merged_where_that_is_simple() -> None:
+    base = {"type": "object", "required": ["a"], "properties": {"a": TEXT}}
+    more = {"type": "object", "required": ["b"], "properties": {"b": TEXT}, "description": "D."}
+    assert properties_of({"allOf": [base, more]}) == {
+        "type": "object", "required": ["a", "b"], "properties": {"a": TEXT, "b": TEXT},
+        "description": "D.",
+    }  # fmt: skip
+    other = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert properties_of({"allOf": [base, other]}) == {"allOf": [base, other]}
+    closed = {**more, "additionalProperties": False}
+    assert properties_of({"allOf": [base, closed]}) == {"allOf": [base, closed]}
+    assert "not a plain JSON object" in reason_of(body({"allOf": [base, other]}), method="post")
+
+
+def test_schema_that_contains_itself_is_cut_and_the_note_says_so() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/components/schemas/Node"}}}
+    components = {"schemas": {"Node": node}}
+    found = made(
+        {"/x": {"post": body({"$ref": "#/components/schemas/Node"})}}, components=components
+    )
+    assert found.tools[0]["parameters"]["properties"] == {"next": {"type": "object"}}
+    ((_, note),) = found.notes
+    assert "'#/components/schemas/Node' contains itself" in note
+
+
+def test_pattern_that_the_engine_cannot_check_is_left_out_and_the_note_says_so() -> None:
+    schema = {"properties": {"a": {"type": "string", "pattern": "^(?=b)"},
+                             "b": {"type": "string", "pattern": "^b$"}}}  # fmt: skip
+    found = made({"/x": {"post": body(schema)}})
+    assert found.tools[0]["parameters"]["properties"] == {
+        "a": TEXT, "b": {"type": "string", "pattern": "^b$"},
+    }  # fmt: skip
+    assert found.notes == [("POST /x", "without the pattern '^(?=b)': it is not supported")]
+
+
+def test_keyword_that_is_not_supported_is_left_out_and_the_note_says_so() -> None:
+    schema = {"properties": {"a": {"type": "string", "x-own": 1, "if": {"minLength": 1}}}}
+    found = made({"/x": {"post": body(schema)}})
+    assert found.tools[0]["parameters"]["properties"] == {"a": TEXT}
+    assert found.notes == [("POST /x", "without the keyword 'if': it is not supported")]
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"$ref": "other.yaml#/Order"}, "refers to another document"),
+        ({"$ref": "https://evil.example/x.json"}, "refers to another document"),
+        ({"$ref": "file:///etc/passwd"}, "refers to another document"),
+        ({"$ref": "#Order"}, "refers to another document"),
+        ({"$ref": "#/" + "/" * 1000}, "a reference is too long"),
+        ({f"x-{number}": 1 for number in range(5000)}, "more than 5000 parts"),
+        ({"$ref": "#/components/schemas/Nothing"}, "refers to nothing"),
+        ({"$ref": "#/components/schemas/Loop"}, "not a plain JSON object"),
+        ({"type": "object", "properties": []}, "'properties' is of a wrong type"),
+        ({"type": "object", "properties": {"a": {"anyOf": {}}}}, "'anyOf' is of a wrong type"),
+        ({"type": "object", "properties": {"a": {"type": "file"}}}, "not a valid JSON Schema"),
+        ([], "a schema is not an object"),
+        ({"properties": {"a": {"enum": ["x" * 200_000]}}}, "larger than 128 KB"),
+    ],
+)
+def test_schema_that_is_not_understood_leaves_the_operation_out(schema: Any, words: str) -> None:
+    loop = {"schemas": {"Loop": {"$ref": "#/components/schemas/Loop"}}}
+    if words == "not a plain JSON object":  # a circle of references says nothing
+        found = made({"/x": {"post": body(schema)}}, components=loop)
+        assert "contains itself" in found.notes[0][1]
+        return
+    assert words in reason_of(body(schema), method="post", components=loop)
+
+
+def test_references_that_double_at_each_step_are_bounded() -> None:
+    schemas: dict[str, Any] = {"s0": TEXT}
+    for number in range(1, 11):
+        part = {"$ref": f"#/components/schemas/s{number - 1}"}
+        schemas[f"s{number}"] = {"type": "object", "properties": {"a": part, "b": part}}
+    big = body({"$ref": "#/components/schemas/s10"})
+    small = body({"$ref": "#/components/schemas/s3"})
+    components = {"schemas": schemas}
+    assert "more than 5000 parts" in reason_of(big, method="post", components=components)
+    assert tool_of(small, method="post", components=components)
+
+
+def test_nesting_and_chains_of_references_are_bounded() -> None:
+    schema: Any = TEXT
+    for _ in range(30):
+        schema = {"type": "array", "items": schema}
+    assert "nested deeper" in reason_of(body({"properties": {"a": schema}}), method="post")
+    circle = {"a": {"$ref": "#/components/parameters/a"}}
+    given = {"parameters": [{"$ref": "#/components/parameters/a"}]}
+    assert "in a circle" in reason_of(given, components={"parameters": circle})
+
+
+# -- the document --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"swagger": "2.0"}, "Swagger 2.0, which is not supported"),
+        ({"openapi": "4.0.0"}, "OpenAPI 3.0 or 3.1"),
+        ({"openapi": "3.2.0"}, "OpenAPI 3.0 or 3.1"),
+        ({}, "OpenAPI 3.0 or 3.1"),
+        ([], "not an object"),
+        ("openapi: 3.0.0", "not an object"),
+    ],
+)
+def test_other_documents_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(CannotImport, match=words):
+        import_openapi(given, ImportOptions())
+
+
+@pytest.mark.parametrize("version", ["3.0.0", "3.0.4", "3.1", "3.1.1", 3.1])
+def test_both_versions_are_read(version: Any) -> None:
+    assert made({"/x": {"get": {}}}, openapi=version).tools
+
+
+def test_document_is_read_by_its_suffix_or_else_its_first_character() -> None:
+    text = json.dumps(document({"/x": {"get": {"responses": {"200": {}}}}})).encode()
+    yaml = b"openapi: 3.0.3\npaths: {/x: {get: {responses: {200: {}}}}}\n"
+    for name, data in (("a.json", text), ("a.yaml", text), ("-", text), ("a", b"\n " + text)):
+        assert read_document(name, data)["openapi"] == "3.0.3"
+    for name in ("a.yaml", "a.yml", "-"):
+        assert read_document(name, yaml)["paths"]["/x"]["get"] == {"responses": {"200": {}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.json", b"openapi: 3.0.3", "not JSON"),
+        ("a.json", b'{"a": 1, "a": 2}', "given twice"),
+        ("a.json", b"{" + b'"a":{' * 70 + b"}" * 71, "nested deeper"),
+        ("a.yaml", b"a: &x 1\nb: *x\n", "anchors and aliases"),
+        ("a.yaml", b"a: !!python/object/apply:os.system [id]\n", "tags are not accepted"),
+        ("a.yaml", b"200: 1\n200: 2\n", "given twice"),
+        ("a.yaml", b"200: 1\n'200': 2\n", "given twice"),
+        ("a.yaml", b"true: 1\n", "key is not a string"),
+        ("a.json", b" " * (MAX_DOCUMENT_BYTES + 1), "larger than 16 MB"),
+    ],
+)
+def test_document_that_readers_could_understand_differently_is_refused(
+    name: str, data: bytes, words: str
+) -> None:
+    with pytest.raises(CannotImport, match=words):
+        read_document(name, data)
+
+
+def test_document_with_too_many_operations_is_refused() -> None:
+    paths = {f"/{number}": {"get": {}} for number in range(MAX_OPERATIONS)}
+    assert len(made(paths).tools) == MAX_OPERATIONS
+    with pytest.raises(CannotImport, match="more than 2000 operations"):
+        made({**paths, "/more": {"get": {}}})
+    schemes = {f"s{number}": SCHEMES["Key"] for number in range(101)}
+    with pytest.raises(CannotImport, match="more than 100 security schemes"):
+        made({}, components={"securitySchemes": schemes})
+
+
+def test_texts_lose_invisible_characters_and_are_cut() -> None:
+    hidden = "Read.\x1b[2J\u202e\u200b\U000e0041\r\n\tTwo.\x00"
+    tool = tool_of({"summary": hidden, "description": "x" * 5000, "tags": [hidden]})
+    assert tool["description"].startswith("Read.[2J\n  Two.\n\nxxx")
+    assert len(tool["description"]) == 2000
+    assert tool["tags"] == ["Read.[2J\n  Two."]
+    given = parameter("a", description=hidden + "y" * 5000)
+    (described,) = tool_of({"parameters": [given]})["parameters"]["properties"].values()
+    assert described["description"].startswith("Read.[2J\n  Two.yyy")
+    assert len(described["description"]) == 500
+    assert tool_of({"description": "\x00"}, "/x")["description"] == "GET /x"
+
+
+def test_methods_without_a_tool_are_named() -> None:
+    found = made({"/x": {"options": {}, "trace": {}, "get": {}}, "/y": {"$ref": "a.yaml"}})
+    assert [tool["name"] for tool in found.tools] == ["get_x"]
+    assert [label for label, _ in found.left_out] == ["OPTIONS /x", "TRACE /x", "/y"]
+
+
+WHOLE = document(
+    {
+        "/orders/{id}": {
+            "parameters": [parameter("id", "path"), {"$ref": "#/components/parameters/P"}],
+            "servers": [{"url": "/v1", "variables": {"a": {"default": "b"}}}],
+            "get": {
+                "operationId": "read", "tags": ["a"], "security": [{"Key": []}, {}],
+                "externalDocs": {"url": "https://a.example"},
+            },
+            "put": body({"allOf": [{"$ref": "#/components/schemas/S"}, {"required": ["a"]}]}),
+        },
+    },
+    components={
+        "parameters": {"P": parameter("p", schema={"type": "integer", "minimum": 1})},
+        "schemas": {"S": {"properties": {"a": {"nullable": True, **TEXT}, "b": {"items": TEXT}}}},
+        "securitySchemes": SCHEMES,
+    },
+    security=[{"Bearer": []}],
+)  # fmt: skip
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6)
+    | st.sampled_from(["#/components/schemas/S", "${secret:Key}", "{id}", "object", "get", "path"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["$ref", "type", "properties", "required", "allOf", "url", "in", "name"]),
+        inner, max_size=3,
+    ),
+    max_leaves=6,
+)  # fmt: skip
+PARTS: list[tuple[Any, ...]] = []
+
+
+def _collect(node: Any, path: tuple[Any, ...]) -> None:
+    PARTS.append(path)
+    for key, child in node.items() if isinstance(node, dict) else ():
+        _collect(child, (*path, key))
+    for key, child in enumerate(node) if isinstance(node, list) else ():
+        _collect(child, (*path, key))
+
+
+_collect(WHOLE, ())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PARTS), ANYTHING), min_size=1, max_size=3))
+def test_no_document_does_more_than_be_left_out(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+    """Any part may be anything: what is made is sound, and nothing else is raised."""
+    changed: Any = {"document": copy.deepcopy(WHOLE)}
+    for path, value in changes:
+        *above, last = ("document", *path)
+        owner = changed
+        try:
+            for step in above:
+                owner = owner[step]
+            owner[last] = value
+        except (TypeError, KeyError, IndexError):
+            continue  # an earlier change took that part away
+    try:
+        found = import_openapi(
+            changed["document"], ImportOptions(source="https://shop.example/openapi.json")
+        )
+    except CannotImport:
+        return
+    for tool in found.tools:
+        definition = parse_definition(tool)
+        assert definition.dangerous is (definition.method not in ("GET", "HEAD"))
+
+
+def test_document_of_the_property_is_a_sound_one() -> None:
+    """Without this the test above could change nothing that matters."""
+    found = import_openapi(WHOLE, ImportOptions(source="https://shop.example/openapi.json"))
+    assert [tool["name"] for tool in found.tools] == ["read", "put_orders_id"]
+    assert len(PARTS) > 80
