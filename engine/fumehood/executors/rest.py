@@ -3,9 +3,10 @@
 Host side; below it `upstreams`, which sends. The engine itself sends the request: no wall is
 around it, and `addresses` decides what it may reach. An argument fills its place in the endpoint's
 path or query, or in a header; all others are the query (GET, HEAD, DELETE) or a JSON body.
-`mapping` makes the result of the answer where the definition says how. Invariants: no argument changes the
-host, the number of path segments, what the endpoint's own query says or how many headers there are;
-everything that comes back is the service's word, bounded, and free of the values of secrets.
+`mapping` makes the result of the answer where the definition says how. Invariants: no argument
+changes the host, the number of path segments, what the endpoint's own query says or how many
+headers there are; everything that comes back is the service's word, bounded, and free of the values
+of secrets.
 """
 
 from __future__ import annotations
