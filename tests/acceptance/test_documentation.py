@@ -123,6 +123,32 @@ def test_how_to_call_a_rest_api_runs_as_it_stands(
     assert upstream.requests[0].headers["authorization"] == "Bearer key-of-the-weather"
 
 
+@pytest.mark.row("A1")
+def test_how_to_write_a_policy_runs_as_it_stands(start_daemon: StartDaemon, home: Path) -> None:
+    environment = {
+        **CLEAN_ENVIRONMENT,
+        "HOME": str(home),
+        "FUMEHOOD_HOME": str(home),
+        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }
+    ran = 0
+    for language, mark, text in snippets("docs/howto/write-a-policy.md"):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            assert text.strip() == "fumehood serve"
+            start_daemon(policy_file=str(home / "fumehood-rules" / "policy.toml"))
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=ROOT, env=environment, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        if "wrong.toml" in text:
+            assert "did you mean 'run_shell'?" in done.stderr.decode()
+        ran += 1
+    assert ran >= 7
+
+
 @pytest.mark.row("R4", "T5")
 def test_how_to_import_an_openapi_document_runs_as_it_stands(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, tmp_path: Path, upstream: Upstream
@@ -169,32 +195,6 @@ def test_how_to_import_an_openapi_document_runs_as_it_stands(
     asked = upstream.requests[-1]
     assert asked.target == "/v1/cities/Oslo?unit=celsius"
     assert asked.headers["authorization"] == "Bearer key-of-the-weather"
-
-
-@pytest.mark.row("A1")
-def test_how_to_write_a_policy_runs_as_it_stands(start_daemon: StartDaemon, home: Path) -> None:
-    environment = {
-        **CLEAN_ENVIRONMENT,
-        "HOME": str(home),
-        "FUMEHOOD_HOME": str(home),
-        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
-    }
-    ran = 0
-    for language, mark, text in snippets("docs/howto/write-a-policy.md"):
-        assert language == "sh"
-        if mark.strip() == "daemon":
-            assert text.strip() == "fumehood serve"
-            start_daemon(policy_file=str(home / "fumehood-rules" / "policy.toml"))
-            continue
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=ROOT, env=environment, capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
-        if "wrong.toml" in text:
-            assert "did you mean 'run_shell'?" in done.stderr.decode()
-        ran += 1
-    assert ran >= 7
 
 
 @pytest.mark.row("T7")

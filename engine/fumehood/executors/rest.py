@@ -52,6 +52,7 @@ from fumehood.registry.definitions import (
     MAX_HEADER_VALUE,
     PLACEHOLDER,
     QUERY_METHODS,
+    QUERY_PLACE,
     SECRET_REFERENCE,
     is_header_value,
 )
@@ -198,17 +199,18 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     """
     endpoint, method = tool.endpoint or "", tool.method or "GET"
     head, question, query = endpoint.partition("?")
-    headers, placed = _fill_headers(tool.headers or {}, arguments)
-    placed |= set(PLACEHOLDER.findall(endpoint))
+    placed = {*PLACEHOLDER.findall(head), *QUERY_PLACE.findall(query)}
     url = _fill_path(head, arguments)
+    query = _fill_query(query, arguments)
+    headers, in_headers = _fill_headers(tool.headers or {}, arguments)
+    placed |= in_headers
     others = {name: value for name, value in arguments.items() if name not in placed}
-    own, query = query, _fill_query(query, arguments)
     headers.setdefault("accept", "application/json, */*;q=0.5")
     headers.setdefault("user-agent", "fumehood")
     headers.setdefault("traceparent", traceparent)
     body = None
     if method in QUERY_METHODS:
-        query = "&".join(filter(None, (query, _query(others, own))))
+        query = "&".join(filter(None, (query, _query(others, query))))
     else:
         headers.setdefault("content-type", "application/json")
         body = strict_json.dumps(others)
@@ -281,35 +283,39 @@ def _has_dots(segment: str) -> bool:
     return any(part.partition(";")[0] in (".", "..") for part in re.split(r"[/\\]", segment))
 
 
-def _fill_query(own: str, arguments: JsonObject) -> str:
-    """The endpoint's own query, with arguments in their places; without places left empty."""
-    if "{" not in own:
-        return own
-    pairs: list[str] = []
-    for pair in own.split("&"):
-        key, _, value = pair.partition("=")
-        place = PLACEHOLDER.fullmatch(value)
-        pairs += [pair] if place is None else _pairs(key, place[1], arguments.get(place[1]))
-    return "&".join(pairs)
+def _fill_query(query: str, arguments: JsonObject) -> str:
+    """The endpoint's own query, with arguments in their places."""
+    if "{" not in query:
+        return query
+    filled: list[str] = []
+    for pair in query.split("&"):
+        place = QUERY_PLACE.search(pair)
+        if place is None:
+            filled.append(pair)
+        else:
+            texts = _texts(place[1], arguments.get(place[1]))
+            filled += [f"{pair[: place.start()]}{text}" for text in texts]
+    return "&".join(filled)
 
 
 def _query(arguments: JsonObject, own: str) -> str:
     """The arguments as a query: a repeated name for a list, nothing for null."""
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
-    pairs: list[str] = []
+    pairs = []
     for name, value in arguments.items():
         if name in taken:
             raise _refused(name, "is a part of the endpoint's own query")
-        pairs += _pairs(quote(name, safe=""), name, value)
+        pairs += [f"{quote(name, safe='')}={text}" for text in _texts(name, value)]
     return "&".join(pairs)
 
 
-def _pairs(key: str, name: str, value: Any) -> Iterator[str]:
+def _texts(name: str, value: Any) -> Iterator[str]:
+    """An argument's values in a query, percent-encoded."""
     for element in value if isinstance(value, list) else [value]:
         if isinstance(element, dict | list):
             raise _refused(name, "stands in the query and cannot be an object or nested list")
         if element is not None:
-            yield f"{key}={quote(_text(element), safe='')}"
+            yield quote(_text(element), safe="")
 
 
 def _fill_headers(
