@@ -355,17 +355,18 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
     """
     endpoint, method = tool.endpoint or "", tool.method or "GET"
     head, question, query = endpoint.partition("?")
-    headers, placed = _fill_headers(tool.headers or {}, arguments)
-    placed |= {*PLACEHOLDER.findall(head), *QUERY_PLACE.findall(query)}
+    placed = {*PLACEHOLDER.findall(head), *QUERY_PLACE.findall(query)}
     url = _fill_path(head, arguments)
+    query = _fill_query(query, arguments)
+    headers, in_headers = _fill_headers(tool.headers or {}, arguments)
+    placed |= in_headers
     others = {name: value for name, value in arguments.items() if name not in placed}
-    own, query = query, _fill_query(query, arguments)
     headers.setdefault("accept", "application/json, */*;q=0.5")
     headers.setdefault("user-agent", "fumehood")
     headers.setdefault("traceparent", traceparent)
     body = None
     if method in QUERY_METHODS:
-        query = "&".join(filter(None, (query, _query(others, own))))
+        query = "&".join(filter(None, (query, _query(others, query))))
     else:
         headers.setdefault("content-type", "application/json")
         body = strict_json.dumps(others)
@@ -456,7 +457,7 @@ def _fill_query(query: str, arguments: JsonObject) -> str:
 def _query(arguments: JsonObject, own: str) -> str:
     """The arguments as a query: a repeated name for a list, nothing for null."""
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
-    pairs: list[str] = []
+    pairs = []
     for name, value in arguments.items():
         if name in taken:
             raise _refused(name, "is a part of the endpoint's own query")

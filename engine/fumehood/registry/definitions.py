@@ -25,8 +25,7 @@ from fumehood.registry.schema_faults import schema_faults
 from fumehood.registry.secrets import SECRET_REFERENCE
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""A place that an argument fills in an endpoint's path, or as a whole value of its query or of a
-header; its group is the argument's name."""
+"""A place in an endpoint's path that an argument fills; its group is the argument's name."""
 
 QUERY_PLACE = re.compile(r"(?<==)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}(?=&|\Z)")
 """A place in an endpoint's query: the whole value of one of its parameters."""
@@ -305,9 +304,7 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
     """Faults in the request that a REST tool makes."""
     method, headers = document.get("method"), document.get("headers")
     yield from _method_faults(method)
-    values = map(str, headers.values()) if isinstance(headers, dict) else ()
-    places = [place[1] for place in map(PLACEHOLDER.fullmatch, values) if place is not None]
-    yield from _unknown_places("headers", places, document)
+    yield from _header_place_faults(headers, document.get("parameters"))
     if document.get("endpoint") is None:
         yield "endpoint: a REST tool needs an https or http URL"
     if method in QUERY_METHODS or not isinstance(headers, dict):
@@ -347,6 +344,17 @@ def _response_faults(document: JsonObject) -> Iterator[str]:
         yield f"response: the place of the cursor is {name!r}, and not in the endpoint"
 
 
+def _header_place_faults(headers: Any, parameters: Any) -> Iterator[str]:
+    """Faults of places in headers, each of which is a whole value."""
+    schema = parameters if isinstance(parameters, dict) else {}
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, dict) else {}
+    for value in headers.values() if isinstance(headers, dict) else ():
+        place = PLACEHOLDER.fullmatch(str(value))
+        if place is not None and place[1] not in known:
+            yield f"headers: {{{place[1]}}} needs a parameter of that name"
+
+
 def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:
     if document.get("sandboxed", True) is False:
         # Unsandboxed, a REST tool could reach any address on the host's network, and an MCP
@@ -371,7 +379,7 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
     if is_rest and "//" in path:
         head, slash, below = path.partition("//")[2].partition("/")
         path = f"{path.partition('//')[0]}//{head}{slash}{PLACEHOLDER.sub('x', below)}"
-        query_text = QUERY_PLACE.sub("", query_text)
+        query_text = QUERY_PLACE.sub("x", query_text)
     faults = list(url_faults(SECRET_REFERENCE.sub("x", path + question + query_text)))
     yield from faults
     if faults:
@@ -387,11 +395,13 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
                 _USE_A_REFERENCE
             )
     queried = {name for name, _ in query} if document.get("method") in QUERY_METHODS else set()
-    yield from _placeholder_faults(names, queried - set(values), document.get("parameters"))
-    yield from _unknown_places("endpoint", values, document)
+    yield from _placeholder_faults(names, values, queried, document.get("parameters"))
 
 
-def _placeholder_faults(names: list[str], queried: set[str], parameters: Any) -> Iterator[str]:
+def _placeholder_faults(
+    names: list[str], values: list[str], queried: set[str], parameters: Any
+) -> Iterator[str]:
+    """Faults of places in the path, and in the values of the query."""
     schema = parameters if isinstance(parameters, dict) else {}
     properties, required = schema.get("properties"), schema.get("required")
     properties = properties if isinstance(properties, dict) else {}
@@ -404,16 +414,11 @@ def _placeholder_faults(names: list[str], queried: set[str], parameters: Any) ->
                 f"endpoint: {{{name}}} needs a required parameter of that name, of the type "
                 "string, integer, number or boolean"
             )
-    for name in sorted(queried & properties.keys() - set(names)):
+    for name in dict.fromkeys(values):
+        if name not in properties:
+            yield f"endpoint: {{{name}}} needs a parameter of that name"
+    for name in sorted(queried & properties.keys() - {*names, *values}):
         yield f"endpoint: the query has {name[:60]!a} already, which is a parameter too"
-
-
-def _unknown_places(field: str, names: list[str], document: JsonObject) -> Iterator[str]:
-    parameters = document.get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    for name in dict.fromkeys(names):
-        if not isinstance(properties, dict) or name not in properties:
-            yield f"{field}: {{{name}}} needs a parameter of that name"
 
 
 def url_faults(url: str) -> Iterator[str]:
