@@ -25,6 +25,7 @@ from fumehood.executors.upstreams import Upstreams
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
+from fumehood.testing import FakeWall
 from support.certificates import make_certificate
 from upstream import Reply, Upstream, head_of, packed, redirect, running_upstream
 
@@ -407,7 +408,9 @@ async def test_secret_in_a_file_is_read_at_the_call(upstream: Upstream, home: Pa
 async def call(upstream: Upstream, home: Path, arguments: JsonObject, **fields: Any) -> Envelope:
     rest = RestSettings(allowed_hosts=(upstream.authority,))
     tool = document(upstream, **fields)
-    async with Engine(tools=[tool], config=Config(home=home, rest=rest)) as engine:
+    async with Engine(
+        [tool], config=Config(home=home, rest=rest), interpreter=FakeWall()
+    ) as engine:
         return await engine.call("ask", arguments)
 
 
