@@ -211,8 +211,8 @@ FULL_READ = b"x" * (65536 - len(head_of(Reply(body=b"x" * 65000, **PLAIN))))
 @pytest.mark.parametrize("is_secure", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize(
     ("method", "body"),
-    [("GET", b"first"), ("HEAD", b""), ("GET", FULL_READ)],
-    ids=["GET", "HEAD", "full"],
+    [("GET", b"first"), ("POST", b"first"), ("HEAD", b""), ("GET", FULL_READ)],
+    ids=["GET", "POST", "HEAD", "full"],
 )
 async def test_second_answer_to_one_request_answers_no_other_call(
     asker: Asker, secure: Upstream, certificate: Path, is_secure: bool, method: str, body: bytes
@@ -231,6 +231,8 @@ async def test_second_answer_to_one_request_answers_no_other_call(
     )
     assert others == [first, first]
     assert asker.upstream.connections == 3
+    sent = [request.body for request in asker.upstream.requests]
+    assert sent == [b"{}" if method == "POST" else b""] * 3  # the body, too, is sent again
     await asker.upstreams.close()
 
 
