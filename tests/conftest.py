@@ -289,10 +289,20 @@ def start_daemon(home: Path) -> Iterator[StartDaemon]:
 @pytest.fixture(scope="session")
 def shared_daemon() -> Iterator[Daemon]:
     """One daemon for tests that do not change it."""
+    with running_daemon() as daemon:
+        yield daemon
+
+
+@contextlib.contextmanager
+def running_daemon(variables: Mapping[str, str] | None = None, **settings: str) -> Iterator[Daemon]:
+    """A daemon in a directory of its own, for the tests of a module."""
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    daemon = wait_until_ready(launch(directory))
-    yield daemon
-    assert daemon.stop() == 0, daemon.log
+    daemon = wait_until_ready(launch(directory, variables, **settings))
+    try:
+        yield daemon
+    finally:
+        status = daemon.stop()
+    assert status == 0, daemon.log
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import Daemon, launch, wait_until_ready
+from conftest import running_daemon
 from support.http import SocketClient
 from support.packages import install
 
@@ -151,23 +148,13 @@ TABLE = (
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    packages = Path(tempfile.mkdtemp(prefix="fh-gifts-", dir="/tmp"))
-    variables = install(packages, "gifts", GIFTS)
-    running = launch(directory, variables, host_tools="give_here,give_in_worker")
-    yield wait_until_ready(running)
-    assert running.stop() == 0, running.log
-    assert "internal_error" not in running.log
-    shutil.rmtree(directory)
-    shutil.rmtree(packages)
-
-
-@pytest.fixture(scope="module")
-def client(daemon: Daemon) -> Iterator[SocketClient]:
-    client = daemon.client()
-    yield client
-    client.close()
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketClient]:
+    variables = install(tmp_path_factory.mktemp("packages"), "gifts", GIFTS)
+    with running_daemon(variables, host_tools="give_here,give_in_worker") as daemon:
+        client = daemon.client()
+        yield client
+        client.close()
+        assert "internal_error" not in daemon.log
 
 
 @pytest.mark.parametrize(
@@ -196,5 +183,6 @@ def test_whatever_a_function_gives_is_data_or_a_clear_error(
     ended_by = "output" if gift.code == "OUTPUT_LIMIT_EXCEEDED" else "exception"
     assert answer["metadata"]["sandbox"]["ended_by"] == ended_by
     assert answer["data"] == {}
-    twin = client.call(tool, {"what": "fine"}).body
-    assert twin["data"] == {"a": [1, 2.5, None, True, "é"]}
+    if not in_jail:  # where each call has a process of its own
+        twin = client.call(tool, {"what": "fine"}).body
+        assert twin["data"] == {"a": [1, 2.5, None, True, "é"]}

@@ -8,10 +8,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shutil
 import socket
 import ssl
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import Daemon, launch, wait_until_ready
+from conftest import Daemon, running_daemon
 from support.certificates import make_certificate
 from support.definition_files import definition_directory
 from support.definitions import rest_document
@@ -226,10 +224,8 @@ class Services:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    yield directory
-    shutil.rmtree(directory)
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("place")
 
 
 @pytest.fixture(scope="module")
@@ -289,23 +285,27 @@ def documents(services: Services) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def daemon(place: Path, services: Services) -> Iterator[Daemon]:
     """One daemon for all faults. It trusts one certificate and has one secret, for one tool."""
-    home = place / "home"
-    home.mkdir(mode=0o700)
     variables = install(place / "packages", "inside", INSIDE)
     variables |= {"SSL_CERT_FILE": str(place / "known.pem"), "TOOL_KEY": SECRET}
     key = {"env": "TOOL_KEY", "tools": ["holder"], "hosts": ["127.0.0.1"]}
     with definition_directory() as directory:
         for document in documents(services):
             directory.put(f"{document['name']}.json", document)
-        running = launch(
-            home, variables, host_tools="look", tools_directory=str(directory.path),
+        with running_daemon(
+            variables, host_tools="look", tools_directory=str(directory.path),
             rest__allowed_hosts=json.dumps(services.hosts), secrets=json.dumps({"key": key}),
             circuits__min_failures="10000",
-        )  # fmt: skip
-        yield wait_until_ready(running)
-        assert running.stop() == 0, running.log
-    for trouble in ("internal_error", "Traceback", "never retrieved", "was destroyed", SECRET):
-        assert trouble not in running.log
+        ) as daemon:  # fmt: skip
+            yield daemon
+            assert daemon.stop() == 0, daemon.log
+            for trouble in (
+                "internal_error",
+                "Traceback",
+                "never retrieved",
+                "was destroyed",
+                SECRET,
+            ):
+                assert trouble not in daemon.log
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Daemon, StartDaemon
+from conftest import Daemon, StartDaemon, running_daemon
 from fumehood import Client
 from fumehood.core.events import OutputEvent, ResultEvent
 from fumehood.sandbox.images.catalog import Image
@@ -21,10 +21,10 @@ KEY = "AKIA" + "IOSFODNN7EXAMPLE"
 SAID = f"'AKIA' + '{KEY[4:]}'"
 
 
-@pytest.fixture
-def client(start_daemon: StartDaemon) -> Iterator[Client]:
-    daemon = start_daemon(redaction__patterns=json.dumps([r"customer [0-9]{6}"]))
-    with Client(daemon.socket) as client:
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    patterns = json.dumps([r"customer [0-9]{6}"])
+    with running_daemon(redaction__patterns=patterns) as daemon, Client(daemon.socket) as client:
         yield client
 
 

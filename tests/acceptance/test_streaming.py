@@ -6,10 +6,8 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import FUMEHOOD, Daemon, launch, wait_until_ready
+from conftest import FUMEHOOD, Daemon, running_daemon
 from fumehood import Client
 from fumehood.core.events import OutputEvent, ProgressEvent, ResultEvent
 from fumehood.sandbox.container.docker_api import open_docker
@@ -35,11 +33,8 @@ OUTPUT_KB = 64 * 1024
 @pytest.fixture(scope="module")
 def daemon(python_image: Image) -> Iterator[Daemon]:
     """A daemon of its own, whose programs may print more than usual."""
-    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    running = wait_until_ready(launch(directory, container__output_kb=str(OUTPUT_KB)))
-    yield running
-    assert running.stop() == 0, running.log
-    shutil.rmtree(directory, ignore_errors=True)
+    with running_daemon(container__output_kb=str(OUTPUT_KB)) as running:
+        yield running
 
 
 def follow(daemon: Daemon, code: str, **options: Any) -> Any:

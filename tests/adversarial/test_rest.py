@@ -11,6 +11,7 @@ import pytest
 from fumehood import Config, Engine, Envelope
 from fumehood.executors import addresses, upstreams
 from fumehood.registry.secrets import RestSettings, SecretSettings
+from fumehood.testing import FakeWall
 from support.attacks import Harm
 from upstream import Upstream, redirect, running_upstream
 
@@ -40,7 +41,7 @@ async def call(
         "headers": headers or {},
         "parameters": {"properties": {"q": {"type": "string"}}},
     }
-    async with Engine(tools=[tool], config=config) as engine:
+    async with Engine(tools=[tool], config=config, interpreter=FakeWall()) as engine:
         return await engine.call("ask", arguments)
 
 

@@ -30,6 +30,7 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.secrets import KeyringEntry, RestSettings, SecretBindings, SecretSettings
+from fumehood.testing import FakeWall
 from support.certificates import make_certificate
 from support.file_keyring import FileKeyring
 from upstream import Received, Reply, Upstream, head_of, packed, redirect, running_upstream
@@ -217,8 +218,8 @@ FULL_READ = b"x" * (65536 - len(head_of(Reply(body=b"x" * 65000, **PLAIN))))
 @pytest.mark.parametrize("is_secure", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize(
     ("method", "body"),
-    [("GET", b"first"), ("HEAD", b""), ("GET", FULL_READ)],
-    ids=["GET", "HEAD", "full"],
+    [("GET", b"first"), ("POST", b"first"), ("HEAD", b""), ("GET", FULL_READ)],
+    ids=["GET", "POST", "HEAD", "full"],
 )
 async def test_second_answer_to_one_request_answers_no_other_call(
     asker: Asker, secure: Upstream, certificate: Path, is_secure: bool, method: str, body: bytes
@@ -237,6 +238,8 @@ async def test_second_answer_to_one_request_answers_no_other_call(
     )
     assert others == [first, first]
     assert asker.upstream.connections == 3
+    sent = [request.body for request in asker.upstream.requests]
+    assert sent == [b"{}" if method == "POST" else b""] * 3  # the body, too, is sent again
     await asker.upstreams.close()
 
 
@@ -441,7 +444,9 @@ async def test_keyring_that_waits_for_its_user_does_not_hold_a_call_beyond_its_t
 async def call(upstream: Upstream, home: Path, arguments: JsonObject, **fields: Any) -> Envelope:
     rest = RestSettings(allowed_hosts=(upstream.authority,))
     tool = document(upstream, **fields)
-    async with Engine(tools=[tool], config=Config(home=home, rest=rest)) as engine:
+    async with Engine(
+        [tool], config=Config(home=home, rest=rest), interpreter=FakeWall()
+    ) as engine:
         return await engine.call("ask", arguments)
 
 
