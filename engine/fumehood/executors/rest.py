@@ -554,7 +554,8 @@ def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) 
         return strict_json.loads(answer.body)
     except strict_json.StrictJsonError as error:
         raise ExecutionError(
-            f"The tool's service answered with invalid JSON: {values.text(str(error))}.",
+            f"The tool's service answered with invalid JSON: {values.text(str(error))}. Do not "
+            "retry.",
             details=_details(answer, values, redactor),
         ) from None
 
