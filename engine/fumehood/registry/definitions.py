@@ -336,17 +336,6 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
             yield "headers: 'content-type' must be a type of JSON, as the body is"
 
 
-def _header_place_faults(headers: Any, parameters: Any) -> Iterator[str]:
-    """Faults of places in headers, each of which is a whole value."""
-    schema = parameters if isinstance(parameters, dict) else {}
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, dict) else {}
-    for value in headers.values() if isinstance(headers, dict) else ():
-        place = PLACEHOLDER.fullmatch(str(value))
-        if place is not None and place[1] not in known:
-            yield f"headers: {{{place[1]}}} needs a parameter of that name"
-
-
 def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:
     if document.get("sandboxed", True) is False:
         # Unsandboxed, a REST tool could reach any address on the host's network, and an MCP
@@ -472,6 +461,17 @@ def header_faults(name: str, value: str) -> Iterator[str]:
         yield f"{shown} holds a reference of an unknown form; secrets are ${{secret:NAME}}"
     if _is_literal_credential(name, value):
         yield f"{shown} looks like a credential; {_USE_A_REFERENCE}"
+
+
+def _header_place_faults(headers: Any, parameters: Any) -> Iterator[str]:
+    """Faults of places in headers, each of which is a whole value."""
+    schema = parameters if isinstance(parameters, dict) else {}
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, dict) else {}
+    for value in headers.values() if isinstance(headers, dict) else ():
+        place = PLACEHOLDER.fullmatch(str(value))
+        if place is not None and place[1] not in known:
+            yield f"headers: {{{place[1]}}} needs a parameter of that name"
 
 
 def is_header_value(value: str) -> bool:
