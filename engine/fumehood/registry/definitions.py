@@ -340,19 +340,10 @@ def _response_faults(document: JsonObject) -> Iterator[str]:
     queried = {key for key, _ in parse_qsl(endpoint.partition("?")[2], keep_blank_values=True)}
     if (name != CURSOR and name in properties) or name in queried:
         yield f"response: {name!r} is the cursor_parameter, and the engine sets it"
-    if CURSOR in PLACEHOLDER.findall(endpoint):
-        yield f"response: the place of the cursor is {name!r}, and not in the endpoint"
-
-
-def _header_place_faults(headers: Any, parameters: Any) -> Iterator[str]:
-    """Faults of places in headers, each of which is a whole value."""
-    schema = parameters if isinstance(parameters, dict) else {}
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, dict) else {}
-    for value in headers.values() if isinstance(headers, dict) else ():
-        place = PLACEHOLDER.fullmatch(str(value))
-        if place is not None and place[1] not in known:
-            yield f"headers: {{{place[1]}}} needs a parameter of that name"
+    headers = document.get("headers")
+    placed = [endpoint, *map(str, headers.values() if isinstance(headers, dict) else ())]
+    if any(CURSOR in PLACEHOLDER.findall(text) for text in placed):
+        yield f"response: the place of the cursor is {name!r}, not the endpoint or a header"
 
 
 def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:
@@ -480,6 +471,17 @@ def header_faults(name: str, value: str) -> Iterator[str]:
         yield f"{shown} holds a reference of an unknown form; secrets are ${{secret:NAME}}"
     if _is_literal_credential(name, value):
         yield f"{shown} looks like a credential; {_USE_A_REFERENCE}"
+
+
+def _header_place_faults(headers: Any, parameters: Any) -> Iterator[str]:
+    """Faults of places in headers, each of which is a whole value."""
+    schema = parameters if isinstance(parameters, dict) else {}
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, dict) else {}
+    for value in headers.values() if isinstance(headers, dict) else ():
+        place = PLACEHOLDER.fullmatch(str(value))
+        if place is not None and place[1] not in known:
+            yield f"headers: {{{place[1]}}} needs a parameter of that name"
 
 
 def is_header_value(value: str) -> bool:
