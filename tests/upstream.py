@@ -128,6 +128,8 @@ class Upstream:
         self.requests: list[Received] = []
         self.connections = 0
         self.closed = 0
+        self.answered = 0
+        """Requests whose answer was sent to its end, and what follows it."""
         """How many connections their client has left."""
         self.arrived = threading.Condition()
         self._scripts: dict[str, list[Reply | Script]] = {}
@@ -209,7 +211,11 @@ class Upstream:
                     with self.arrived:
                         self.requests.append(request)
                         self.arrived.notify_all()
-                    if not self._answer(connection, request):
+                    goes_on = self._answer(connection, request)
+                    with self.arrived:
+                        self.answered += 1
+                        self.arrived.notify_all()
+                    if not goes_on:
                         break
         self._open -= {raw, connection}
         with self.arrived:

@@ -551,7 +551,7 @@ WITH_CURSOR = {"city": {"type": "string"}, "cursor": {"type": "string"}}
         (PAGED, {"parameters": {"properties": WITH_CURSOR, "required": ["cursor"]}}, "optional"),
         (PAGED, {"parameters": {"properties": {**WITH_CURSOR, "page": {}}}}, "the engine sets it"),
         (PAGED, {"endpoint": "https://a.example/?page=1"}, "the engine sets it"),
-        (PAGED, {"endpoint": "https://a.example/?p={cursor}"}, "not in the endpoint"),
+        (PAGED, {"endpoint": "https://a.example/?p={cursor}"}, "not the endpoint or a header"),
         (ITEMS, {"method": "HEAD"}, "has no body"),
         (ITEMS, {"type": "MCP", "method": None}, "does not fit a tool of type MCP"),
     ],
