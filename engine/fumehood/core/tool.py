@@ -183,7 +183,7 @@ def _no_bool(value: Any) -> Any:
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False), BeforeValidator(_no_bool)]
 Megabytes = Annotated[int, Field(gt=0, le=1 << 20), BeforeValidator(_no_bool)]
-Money = Annotated[Decimal, BeforeValidator(_no_bool), Field(ge=0, max_digits=18, decimal_places=9)]
+Money = Annotated[Decimal, Field(ge=0, max_digits=18, decimal_places=9), BeforeValidator(_no_bool)]
 
 
 CURSOR = "cursor"
