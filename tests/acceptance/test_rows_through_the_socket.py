@@ -140,7 +140,7 @@ def test_texts_are_shortened_to_the_callers_own_limit(client: SocketClient) -> N
 
 @pytest.mark.row("T1", "R4")
 def test_registry_is_readable_over_http(client: SocketClient) -> None:
-    listed = client.get("/v1/tools").body
+    listed = client.get("/v1/tools?limit=100").body
     assert list(listed) == KEYS
     assert listed["data"]["pagination"]["total_count"] == len(listed["data"]["items"]) >= 1
     shown = client.get("/v1/tools/calculator@1.0.0").body["data"]

@@ -71,6 +71,13 @@ def test_help_loads_no_command(shared_daemon: Daemon) -> None:
     }  # fmt: skip
 
 
+def test_reading_the_configuration_loads_no_schema_library(shared_daemon: Daemon) -> None:
+    code, names = modules_of(shared_daemon, "config", "show")
+    assert code == 0
+    assert "fumehood.config" in names
+    assert not names & {"jsonschema", "fumehood.registry.definitions", "fumehood.engine"}
+
+
 @pytest.mark.parametrize("name", ["pydantic", "httpx2"])
 def test_command_that_needs_a_library_loads_it(shared_daemon: Daemon, name: str) -> None:
     """Without this the tests above could look for names that are never there."""

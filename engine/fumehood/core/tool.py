@@ -186,6 +186,15 @@ Megabytes = Annotated[int, Field(gt=0, le=1 << 20), BeforeValidator(_no_bool)]
 Money = Annotated[Decimal, Field(ge=0, max_digits=18, decimal_places=9), BeforeValidator(_no_bool)]
 
 
+SECRET_REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
+"""A reference to a secret; its group is the name."""
+
+PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
+"""A place in an endpoint's path that an argument fills; its group is the argument's name."""
+
+QUERY_PLACE = re.compile(r"(?<==)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}(?=&|\Z)")
+"""A place in an endpoint's query: the whole value of one of its parameters."""
+
 CURSOR = "cursor"
 """The parameter of a tool that answers in pages (mission E5)."""
 

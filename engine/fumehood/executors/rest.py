@@ -38,7 +38,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.core.tool import ToolDefinition
+from fumehood.core.tool import PLACEHOLDER, QUERY_PLACE, SECRET_REFERENCE, ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.mapping import ListCursors, mapped
 from fumehood.executors.outcome import CutText, Outcome
@@ -56,12 +56,9 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretStream, SecretValues
 from fumehood.registry.definitions import (
     MAX_HEADER_VALUE,
-    PLACEHOLDER,
     QUERY_METHODS,
-    QUERY_PLACE,
     is_header_value,
 )
-from fumehood.registry.secrets import SECRET_REFERENCE
 
 MAX_BODY_SHOWN = 4096
 """Characters of an error's body in `details.body`."""

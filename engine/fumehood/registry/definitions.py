@@ -20,16 +20,16 @@ from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
 from fumehood.core.parameters import parameter_list_schema
-from fumehood.core.tool import CURSOR, DEFAULT_EXECUTORS, ToolDefinition, ToolType
+from fumehood.core.tool import (
+    CURSOR,
+    DEFAULT_EXECUTORS,
+    PLACEHOLDER,
+    QUERY_PLACE,
+    SECRET_REFERENCE,
+    ToolDefinition,
+    ToolType,
+)
 from fumehood.registry.schema_faults import schema_faults
-from fumehood.registry.secrets import SECRET_REFERENCE
-
-PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""A place in an endpoint's path that an argument fills; its group is the argument's name."""
-
-QUERY_PLACE = re.compile(r"(?<==)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}(?=&|\Z)")
-"""A place in an endpoint's query: the whole value of one of its parameters."""
-
 
 EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch")
 EXECUTORS_TO_COME = ("mcp",)

@@ -23,11 +23,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fumehood.core.errors import ExecutionError
-from fumehood.core.tool import ToolDefinition
+from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition
 from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
-
-SECRET_REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""A reference to a secret; its group is the name."""
 
 SECRET_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 MIN_CHARACTERS = 8

@@ -11,8 +11,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fumehood.core.tool import CURSOR, ResponseMapping, ToolDefinition
-from fumehood.registry.definitions import QUERY_PLACE
+from fumehood.core.tool import CURSOR, QUERY_PLACE, ResponseMapping, ToolDefinition
 from fumehood.registry.secrets import HostPattern
 
 FETCH, SEARCH = "fetch_url", "search_web"
