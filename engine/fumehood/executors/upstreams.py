@@ -343,12 +343,14 @@ async def _unpacked(
             else:
                 piece = unpacker.decompress(chunk, PIECE_BYTES)
                 chunk = unpacker.unconsumed_tail
+                if unpacker.unused_data:  # it would be kept, and copied with each chunk
+                    raise zlib.error("the packed body is not whole")
             if left and piece:
                 yield piece[:left]
             if len(piece) > left or received > most + PACKED_OVERHEAD_BYTES:
                 raise BodyTooLarge
             left -= len(piece)
-    if unpacker is not None and received and (not unpacker.eof or unpacker.unused_data):
+    if unpacker is not None and received and not unpacker.eof:
         raise zlib.error("the packed body is not whole")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from typing import Any
@@ -17,7 +20,7 @@ from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenie
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.addresses import CheckedBackend, is_public
 from fumehood.executors.rest import fill_secrets, make_request, trace_parent
-from fumehood.executors.upstreams import UpstreamRequest, read_retry_after
+from fumehood.executors.upstreams import UpstreamRequest, _unpacked, read_retry_after
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from support.definitions import rest_document
@@ -407,3 +410,17 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def test_retry_after_is_seconds_or_a_date(value: str, wait_ms: int | None) -> None:
     assert read_retry_after(value, NOW) == wait_ms
     assert read_retry_after(value, NOW + timedelta(days=36_500)) in (wait_ms, 0)
+
+
+@pytest.mark.anyio
+async def test_what_follows_a_packed_body_is_not_read() -> None:
+    read: list[bytes] = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for chunk in (gzip.compress(b"whole"), *[b"more"] * 100):
+            read.append(chunk)
+            yield chunk
+
+    with pytest.raises(zlib.error):
+        assert [piece async for piece in _unpacked(chunks(), "gzip", 1 << 20)]
+    assert len(read) == 2
