@@ -25,8 +25,8 @@ MAX_POSITION = 4000
 """Bytes of a position in JSON, which fits a cursor."""
 
 MAX_OBJECTS = 10_000
-"""Items that `fields` makes objects of. A service could write a megabyte of zeros, of which hundreds
-of megabytes would be made, and no other call would run meanwhile."""
+"""Items that `fields` makes objects of. Of a megabyte of zeros hundreds of megabytes would be made,
+and no other call would run meanwhile."""
 
 _MISSING = object()
 
