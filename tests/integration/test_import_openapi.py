@@ -303,6 +303,18 @@ def test_document_cannot_write_to_the_terminal(tmp_path: Path) -> None:
         assert char not in done.stdout + done.stderr
 
 
+def test_saved_definition_shows_on_a_terminal_what_it_is(tmp_path: Path) -> None:
+    choices = ["\x9b2Jshown", "\u202enwohs", "grün"]
+    parameters = [{"name": "colour", "in": "query", "schema": {"enum": choices}}]
+    operation = {"operationId": "paint", "parameters": parameters, "security": []}
+    file = put(tmp_path, paths={"/x": {"get": operation}})
+    assert run(file, "--out", tmp_path / "tools").exit_code == 0
+    text = (tmp_path / "tools" / "paint.json").read_text()
+    assert "grün" in text
+    assert all(char.isprintable() for char in text.replace("\n", ""))
+    assert json.loads(text)["parameters"]["properties"]["colour"]["enum"] == choices
+
+
 def test_host_that_only_the_document_names_is_pointed_out_and_not_configured(
     tmp_path: Path,
 ) -> None:

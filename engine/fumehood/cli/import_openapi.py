@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import anyio
 
-from fumehood.cli.escaping import say, visible
+from fumehood.cli.escaping import json_document, say, visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.show import show_json
 from fumehood.core.errors import EngineError
@@ -157,7 +157,7 @@ def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
             wanted = {f"{tool['name']}.json": tool for tool in tools}
             _check_names(wanted, set(files), out, force=force)
             for name, tool in wanted.items():
-                _write(directory, name, json.dumps(tool, ensure_ascii=False, indent=2))
+                _write(directory, name, json_document(tool))
         finally:
             os.close(directory)
     except Untrusted as reason:
