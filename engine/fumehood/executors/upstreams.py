@@ -20,6 +20,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
+import anyio
+
 from fumehood.core.errors import (
     MAX_RETRY_AFTER_MS,
     EngineError,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
+READ_AT_ONCE = 32
 MAX_REDIRECTS = 5
 MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an answer that is an error; the rest is not read."""
@@ -122,6 +125,8 @@ class Upstreams:
         web: WebSettings | None = None,
     ) -> None:
         self.secrets = secrets
+        self.reading = anyio.CapacityLimiter(READ_AT_ONCE)
+        """Threads that read secrets. All threads of the engine would wait for a locked keyring."""
         settings = settings or RestSettings()
         self.stream_bytes = settings.stream_kb * 1024
         """The most of an answer that is relayed."""

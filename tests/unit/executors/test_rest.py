@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -11,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import anyio
+import anyio.to_thread
 import httpcore2
 import pytest
 from hypothesis import example, given
@@ -19,10 +22,11 @@ from hypothesis import strategies as st
 from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.addresses import CheckedBackend, is_public
-from fumehood.executors.rest import fill_secrets, make_request, trace_parent
-from fumehood.executors.upstreams import UpstreamRequest, _unpacked, read_retry_after
+from fumehood.executors.rest import _secrets, fill_secrets, make_request, trace_parent
+from fumehood.executors.upstreams import UpstreamRequest, Upstreams, _unpacked, read_retry_after
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
+from fumehood.registry.secrets import SecretBindings
 from support.definitions import rest_document
 
 pytestmark = pytest.mark.row("T5")
@@ -424,3 +428,28 @@ async def test_what_follows_a_packed_body_is_not_read() -> None:
     with pytest.raises(zlib.error):
         assert [piece async for piece in _unpacked(chunks(), "gzip", 1 << 20)]
     assert len(read) == 2
+
+
+@pytest.mark.anyio
+async def test_secrets_that_hang_leave_the_engines_other_threads_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over, waiting = threading.Event(), threading.Semaphore(0)
+
+    def hang(*_: Any) -> dict[str, str]:  # as a keyring that asks its user
+        waiting.release()
+        over.wait(20)
+        return {"key": "value-of-key"}
+
+    monkeypatch.setattr(SecretBindings, "values", hang)
+    tool = parse_definition(rest_document(endpoint=ENDPOINT, parameters=PARAMETERS))
+    upstreams = Upstreams()
+    try:
+        async with anyio.create_task_group() as calls:
+            for _ in range(100):
+                calls.start_soon(_secrets, tool, upstreams)
+            assert await asyncio.to_thread(waiting.acquire, timeout=20)
+            assert anyio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+            over.set()
+    finally:
+        over.set()
