@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from fumehood import Config, Engine, Envelope, InvalidDefinition
 from fumehood.executors import addresses
+from fumehood.executors.addresses import RESOLVED_AT_ONCE, CheckedBackend
 from fumehood.executors.upstreams import Upstreams
 from fumehood.registry.listing import filter_tools
 from fumehood.registry.secrets import RestSettings, SecretSettings
@@ -22,6 +25,7 @@ from upstream import Reply, Upstream, bomb, redirect, running_upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("T5", "S1")]
 
+BOUND_S = 20.0
 SECRET = "canary-92ab-secret-of-a-tool"
 
 
@@ -211,7 +215,7 @@ class Names:
         self.connected: list[str] = []
         self._answers = list(answers)
         self._connect = httpcore2.AnyIOBackend.connect_tcp
-        monkeypatch.setattr(anyio, "getaddrinfo", self.resolve)
+        monkeypatch.setattr(socket, "getaddrinfo", self.resolve)
         names = self
 
         async def connect_tcp(self: Any, host: str, *others: Any, **more: Any) -> Any:
@@ -222,7 +226,7 @@ class Names:
 
         monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect_tcp)
 
-    async def resolve(self, host: str, port: int, **more: Any) -> list[Any]:
+    def resolve(self, host: str, port: int, *others: Any, **more: Any) -> list[Any]:
         kind = socket.SOCK_STREAM
         return [(0, kind, 0, "", (address, port)) for address in self._answers.pop(0)]
 
@@ -240,6 +244,32 @@ async def test_name_with_an_address_of_this_host_is_refused(
     monkeypatch.setattr(addresses, "is_public", lambda address: True)  # control
     assert (await fetch(home, url)).success
     assert upstream.count("/admin") == 2
+
+
+async def test_names_that_never_resolve_keep_no_rest_tool_from_resolving_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    web, rest, over = CheckedBackend(), CheckedBackend(), threading.Event()
+    hanging: list[str] = []
+
+    def resolve(host: str | bytes, *others: Any, **more: Any) -> list[Any]:
+        if b"slow" in (host if isinstance(host, bytes) else host.encode()):
+            hanging.append(str(host))
+            over.wait(BOUND_S)
+        return [(0, socket.SOCK_STREAM, 0, "", ("1.1.1.1", 443))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    try:
+        async with anyio.create_task_group() as callers:
+            for number in range(100):
+                callers.start_soon(web.resolve, f"slow{number}.example", 443)
+            await anyio.wait_all_tasks_blocked()
+            callers.cancel_scope.cancel()
+        with anyio.fail_after(BOUND_S / 2):
+            assert await rest.resolve("api.example", 443) == [ip_address("1.1.1.1")]
+        assert 0 < len(hanging) <= RESOLVED_AT_ONCE  # though their callers have gone
+    finally:
+        over.set()
 
 
 async def test_name_that_changes_after_its_check_changes_nothing(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import stat
 import tomllib
 from pathlib import Path
@@ -301,6 +303,18 @@ def test_document_cannot_write_to_the_terminal(tmp_path: Path) -> None:
         assert char not in done.stdout + done.stderr
 
 
+def test_saved_definition_shows_on_a_terminal_what_it_is(tmp_path: Path) -> None:
+    choices = ["\x9b2Jshown", "\u202enwohs", "grün"]
+    parameters = [{"name": "colour", "in": "query", "schema": {"enum": choices}}]
+    operation = {"operationId": "paint", "parameters": parameters, "security": []}
+    file = put(tmp_path, paths={"/x": {"get": operation}})
+    assert run(file, "--out", tmp_path / "tools").exit_code == 0
+    text = (tmp_path / "tools" / "paint.json").read_text()
+    assert "grün" in text
+    assert all(char.isprintable() for char in text.replace("\n", ""))
+    assert json.loads(text)["parameters"]["properties"]["colour"]["enum"] == choices
+
+
 def test_host_that_only_the_document_names_is_pointed_out_and_not_configured(
     tmp_path: Path,
 ) -> None:
@@ -327,3 +341,53 @@ def test_equal_remarks_are_one_line_and_long_lists_of_them_are_cut(tmp_path: Pat
         paths[path] = {"get": {"security": [{f"none-{number}": []}]}}
     done = run(put(tmp_path, paths={**paths, "/a": {"get": {}}}))
     assert "  … and 10 more" in done.stderr.splitlines()
+
+
+MANY: dict[str, Any] = {f"/{number}": {"get": {}} for number in range(2000)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "fields"),
+    [
+        ("WORK_S", 0.5, {"security": [{"unknown": []}] * 50_000, "paths": MANY}),
+        (
+            "MEMORY_MB",
+            64,
+            {
+                "security": [],
+                "components": {
+                    "schemas": {"E": {"type": "string", "nullable": True, "enum": ["x"] * 100_000}}
+                },
+                "paths": {
+                    "/x": {
+                        "get": {
+                            "parameters": [
+                                {
+                                    "name": f"p{number}",
+                                    "in": "query",
+                                    "schema": {"$ref": "#/components/schemas/E"},
+                                }
+                                for number in range(1000)
+                            ]
+                        }
+                    }
+                },
+            },
+        ),
+    ],
+)
+def test_small_document_that_makes_endless_work_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    most: float,
+    fields: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(import_openapi, limit, most)
+    before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGALRM)
+    done = run(put(tmp_path, **fields))
+    assert done.exit_code == 2
+    assert "to import" in done.stderr
+    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGALRM)) == before
+    monkeypatch.undo()
+    assert printed(run(put(tmp_path))) == NAMES  # twin

@@ -11,16 +11,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import secrets
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NoReturn
 
 import anyio
 
-from fumehood.cli.escaping import say, visible
+from fumehood.cli.escaping import json_document, say, visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.show import show_json
 from fumehood.core.errors import EngineError
@@ -37,6 +40,11 @@ from fumehood.registry.secrets import Origin, RestSettings, SecretBindings
 from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, open_directory
 
 DEADLINE_S = 30
+WORK_S = 60.0
+MEMORY_MB = 1024
+"""What the definitions may take. A reference can lead to a large part of the document from each of
+a thousand places, so a small document can make hours of work."""
+
 MAX_REMARKS = 50
 MAX_NAMED = 3
 """Operations that a remark names."""
@@ -50,7 +58,8 @@ def import_document(
     """Import a file, standard input (`-`) or an http or https address."""
     try:
         name, data = _read(document)
-        made = import_openapi(read_document(name, data), options)
+        with _bounded():
+            made = import_openapi(read_document(name, data), options)
     except CannotImport as reason:
         words = str(reason) if str(reason).endswith("?") else f"{reason}."
         fail(f"{visible(document)}: {visible(words)}", ExitCode.USAGE)
@@ -99,6 +108,35 @@ async def _fetched(url: str) -> bytes:
     return answer.body
 
 
+class _OutOfTime(BaseException):
+    """Nothing that makes definitions catches this."""
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Bound the time and the memory of this process. Raises CannotImport beyond."""
+
+    def stop(*_: object) -> NoReturn:
+        raise _OutOfTime
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    most = used + (MEMORY_MB << 20)
+    if before[0] != resource.RLIM_INFINITY:
+        most = min(most, before[0])
+    handler = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, WORK_S)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        yield
+    except (_OutOfTime, MemoryError):
+        raise CannotImport(f"it needs more than {WORK_S:g} s or {MEMORY_MB} MB to import") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+        signal.signal(signal.SIGALRM, handler)
+
+
 # -- saving --------------------------------------------------------------------------------
 
 
@@ -119,7 +157,7 @@ def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
             wanted = {f"{tool['name']}.json": tool for tool in tools}
             _check_names(wanted, set(files), out, force=force)
             for name, tool in wanted.items():
-                _write(directory, name, json.dumps(tool, ensure_ascii=False, indent=2))
+                _write(directory, name, json_document(tool))
         finally:
             os.close(directory)
     except Untrusted as reason:

@@ -21,9 +21,14 @@ import httpcore2
 
 from fumehood.core.errors import NetworkError, PermissionDenied
 from fumehood.registry.secrets import Origin
+from fumehood.sandbox.bounded_threads import BoundedThreads
 
 MAX_ADDRESSES = 16
 """Of one name; connecting is tried one after the other."""
+RESOLVED_AT_ONCE = 8
+RESOLVE_S = 60.0
+"""Resolvers give up sooner."""
+
 TURNS = 2
 """Of the event loop, in which a read gets what has arrived already."""
 
@@ -62,6 +67,9 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         """`setting` is the one that allows hosts, for the refusals."""
         self._allowed_hosts = frozenset(allowed_hosts)
         self._setting = setting
+        # Its own threads: the owner of a domain can let questions for its names hang, and a caller
+        # of `fetch_url` can ask for many. REST tools resolve theirs meanwhile.
+        self._resolving = BoundedThreads(RESOLVED_AT_ONCE, "resolve")
 
     async def connect_tcp(
         self,
@@ -100,7 +108,9 @@ class CheckedBackend(httpcore2.AnyIOBackend):
     async def resolve(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
         """The addresses of a host. Raises NetworkError if it has none."""
         try:
-            rows = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            rows = await self._resolving.run(
+                lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), RESOLVE_S
+            )
         except (OSError, UnicodeError):
             rows = []
         # The scope of a link-local address is cut off: such an address is not public anyway.

@@ -49,7 +49,8 @@ _CODECS = {
     **{name: name for name in ("utf-8", "utf-16", "utf-16le", "utf-16be", "big5", "euc-jp")},
     **{name: name for name in ("euc-kr", "shift_jis", "iso-2022-jp", "koi8-r", "koi8-u")},
     **dict.fromkeys(("gb2312", "gbk", "gb18030"), "gb18030"),
-    **{f"windows-{number}": f"windows-{number}" for number in (874, *range(1250, 1259))},
+    **{f"windows-{number}": f"windows-{number}" for number in range(1250, 1259)},
+    "windows-874": "cp874",
     **{f"iso-8859-{part}": f"iso-8859-{part}" for part in (*range(2, 9), 10, 13, 14, 15, 16)},
 }
 _CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_-]{1,30})""", re.IGNORECASE)

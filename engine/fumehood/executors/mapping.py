@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from fumehood.core.errors import ExecutionError
+from fumehood.core.errors import ExecutionError, OutputLimitExceeded
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import CURSOR, ResponseMapping, ToolDefinition
 from fumehood.protocol import strict_json
@@ -23,6 +23,10 @@ from fumehood.redaction.secret_values import SecretValues
 
 MAX_POSITION = 4000
 """Bytes of a position in JSON, which fits a cursor."""
+
+MAX_OBJECTS = 10_000
+"""Items that `fields` makes objects of. Of a megabyte of zeros hundreds of megabytes would be made,
+and no other call would run meanwhile."""
 
 _MISSING = object()
 
@@ -78,6 +82,7 @@ def mapped(
 
     Raises:
         ExecutionError: it is not there, or names its next page in a form that is not understood.
+        OutputLimitExceeded: it has too many items to make objects of.
     """
     mapping = tool.response
     if mapping is None:
@@ -91,6 +96,11 @@ def mapped(
     if not isinstance(items, list):
         raise ExecutionError(
             f"The tool's service answered without a list at {mapping.items!r}. Do not retry."
+        )
+    if mapping.fields is not None and len(items) > MAX_OBJECTS:
+        raise OutputLimitExceeded(
+            f"The tool's service answered with {len(items)} items, {MAX_OBJECTS} are allowed. Ask "
+            "for less."
         )
     position = _next_position(mapping, cursors.position(tool, arguments), document, len(items))
     cursor = None

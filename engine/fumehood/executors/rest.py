@@ -239,7 +239,9 @@ async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]
     if not any(map(SECRET_REFERENCE.search, texts)):
         return {}
     # A keyring may wait for its user; nothing is lost with a thread that only reads.
-    return await anyio.to_thread.run_sync(upstreams.secrets.values, tool, abandon_on_cancel=True)
+    return await anyio.to_thread.run_sync(
+        upstreams.secrets.values, tool, abandon_on_cancel=True, limiter=upstreams.reading
+    )
 
 
 # -- answers in parts ----------------------------------------------------------------------

@@ -20,6 +20,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
+import anyio
+
 from fumehood.core.errors import (
     MAX_RETRY_AFTER_MS,
     EngineError,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
+READ_AT_ONCE = 32
 MAX_REDIRECTS = 5
 MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an answer that is an error; the rest is not read."""
@@ -122,6 +125,8 @@ class Upstreams:
         web: WebSettings | None = None,
     ) -> None:
         self.secrets = secrets
+        self.reading = anyio.CapacityLimiter(READ_AT_ONCE)
+        """Threads that read secrets. All threads of the engine would wait for a locked keyring."""
         settings = settings or RestSettings()
         self.stream_bytes = settings.stream_kb * 1024
         """The most of an answer that is relayed."""
@@ -343,12 +348,14 @@ async def _unpacked(
             else:
                 piece = unpacker.decompress(chunk, PIECE_BYTES)
                 chunk = unpacker.unconsumed_tail
+                if unpacker.unused_data:  # it would be kept, and copied with each chunk
+                    raise zlib.error("the packed body is not whole")
             if left and piece:
                 yield piece[:left]
             if len(piece) > left or received > most + PACKED_OVERHEAD_BYTES:
                 raise BodyTooLarge
             left -= len(piece)
-    if unpacker is not None and received and (not unpacker.eof or unpacker.unused_data):
+    if unpacker is not None and received and not unpacker.eof:
         raise zlib.error("the packed body is not whole")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fumehood.core.errors import ArgumentsRefused
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.fetch import fetch_request, file_name, page_data
+from fumehood.executors.fetch import _CODECS, fetch_request, file_name, page_data
 from fumehood.executors.readable import readable_text
 from fumehood.executors.upstreams import UpstreamAnswer
 
@@ -47,6 +47,11 @@ def test_answer_becomes_json_or_text_by_its_type(
 ) -> None:
     found = read(body, kind)
     assert found == {"url": URL, "status": 200, "content_type": kind, **expected}
+
+
+def test_every_encoding_that_a_page_may_name_is_one_that_python_has() -> None:
+    for name in _CODECS:
+        assert read(b"plain", f"text/plain; charset={name}")["status"] == 200, name
 
 
 def test_long_json_is_a_text_that_the_engine_shortens() -> None:

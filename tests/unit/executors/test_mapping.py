@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.errors import ExecutionError, InvalidParams
+from fumehood.core.errors import ExecutionError, InvalidParams, OutputLimitExceeded
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.mapping import ListCursors, mapped
+from fumehood.executors.mapping import MAX_OBJECTS, ListCursors, mapped
 from fumehood.protocol.cursors import MAX_CURSOR, Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
@@ -80,6 +80,14 @@ def test_cursor_brings_the_services_own_value_back_to_its_parameter(position: An
 def test_list_ends_where_the_service_names_no_next_page(end: JsonObject) -> None:
     pagination = page(tool(**BY_CURSOR), {"found": [1], **end})["pagination"]
     assert pagination == {"has_more": False, "next_cursor": None, "total_count": None}
+
+
+def test_long_list_of_small_items_is_not_made_a_list_of_large_ones() -> None:
+    definition = tool(items="", fields={"title": "/title", "url": "/url"})
+    with pytest.raises(OutputLimitExceeded):
+        page(definition, [0] * (MAX_OBJECTS + 1))
+    assert len(page(definition, [0] * MAX_OBJECTS)["items"]) == MAX_OBJECTS  # twin
+    assert len(page(tool(items=""), [0] * (MAX_OBJECTS + 1))["items"]) > MAX_OBJECTS  # as they are
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import threading
+import zlib
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import anyio
+import anyio.to_thread
 import httpcore2
 import pytest
 from hypothesis import example, given
@@ -16,10 +22,11 @@ from hypothesis import strategies as st
 from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.addresses import CheckedBackend, is_public
-from fumehood.executors.rest import fill_secrets, make_request, trace_parent
-from fumehood.executors.upstreams import UpstreamRequest, read_retry_after
+from fumehood.executors.rest import _secrets, fill_secrets, make_request, trace_parent
+from fumehood.executors.upstreams import UpstreamRequest, Upstreams, _unpacked, read_retry_after
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
+from fumehood.registry.secrets import SecretBindings
 from support.definitions import rest_document
 
 pytestmark = pytest.mark.row("T5")
@@ -407,3 +414,42 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def test_retry_after_is_seconds_or_a_date(value: str, wait_ms: int | None) -> None:
     assert read_retry_after(value, NOW) == wait_ms
     assert read_retry_after(value, NOW + timedelta(days=36_500)) in (wait_ms, 0)
+
+
+@pytest.mark.anyio
+async def test_what_follows_a_packed_body_is_not_read() -> None:
+    read: list[bytes] = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for chunk in (gzip.compress(b"whole"), *[b"more"] * 100):
+            read.append(chunk)
+            yield chunk
+
+    with pytest.raises(zlib.error):
+        assert [piece async for piece in _unpacked(chunks(), "gzip", 1 << 20)]
+    assert len(read) == 2
+
+
+@pytest.mark.anyio
+async def test_secrets_that_hang_leave_the_engines_other_threads_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over, waiting = threading.Event(), threading.Semaphore(0)
+
+    def hang(*_: Any) -> dict[str, str]:  # as a keyring that asks its user
+        waiting.release()
+        over.wait(20)
+        return {"key": "value-of-key"}
+
+    monkeypatch.setattr(SecretBindings, "values", hang)
+    tool = parse_definition(rest_document(endpoint=ENDPOINT, parameters=PARAMETERS))
+    upstreams = Upstreams()
+    try:
+        async with anyio.create_task_group() as calls:
+            for _ in range(100):
+                calls.start_soon(_secrets, tool, upstreams)
+            assert await asyncio.to_thread(waiting.acquire, timeout=20)
+            assert anyio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+            over.set()
+    finally:
+        over.set()

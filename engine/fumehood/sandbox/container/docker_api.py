@@ -8,8 +8,7 @@ caller is answered by its deadline, and there is never more than a fixed number 
 The package `docker` (its low-level client) blocks, so its requests run in threads. It is imported
 with the first request to a Docker that is listening; an engine without Docker never loads it. A
 call that hangs keeps its thread until the client's own time limit ends it, and the other calls
-share the rest. `anyio.to_thread` cannot replace `BoundedThreads`: a call abandoned there gives its
-limiter back while its thread still runs, and its threads keep the process alive.
+share the rest (`bounded_threads`).
 
 Commands and tests may block: `open_docker` gives them the client itself. Only a daemon that
 answers counts; a `docker` program in the path may be a client alone.
@@ -20,7 +19,6 @@ to a guest is the socket itself, handed to the event loop. `open_docker` accepts
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import shutil
@@ -30,12 +28,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-
-import anyio
+from typing import Any, TypeVar
 
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
+from fumehood.sandbox.bounded_threads import BoundedThreads
 
 Answer = TypeVar("Answer")
 
@@ -392,93 +389,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _is_installed() -> bool:
     path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
     return any(shutil.which(name, path=path) for name in DAEMONS) or SNAP.exists()
-
-
-# -- blocking calls with a deadline --------------------------------------------------------
-
-
-class _Job(Generic[Answer]):
-    """A call in a thread, and the future of its end."""
-
-    def __init__(self, call: Callable[[], Answer], unwanted: Callable[[Answer], None]) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._loop = asyncio.get_running_loop()
-        self._call = call
-        self._unwanted = unwanted
-        self._lock = threading.Lock()
-        self._abandoned = False
-        self.answer: Answer
-        self.error: BaseException | None = None
-        self._done = False
-
-    def run(self, at_end: Callable[[], None]) -> None:
-        """Run the call, in the thread."""
-        try:
-            self.answer = self._call()
-        except BaseException as error:  # raised again in the awaiting task
-            self.error = error
-        with self._lock:
-            self._done = True
-            abandoned = self._abandoned
-        if abandoned:
-            self._throw_away()
-        with suppress(RuntimeError):  # the loop is closed: no task is waiting any more
-            self._loop.call_soon_threadsafe(self._tell, at_end)
-
-    def abandon(self) -> None:
-        """Give up on the answer. Its resources are released now, or when it comes."""
-        with self._lock:
-            self._abandoned = True
-            done = self._done
-        if done:
-            self._throw_away()
-
-    def _throw_away(self) -> None:
-        if self.error is None:
-            with suppress(Exception):
-                self._unwanted(self.answer)
-
-    def _tell(self, at_end: Callable[[], None]) -> None:
-        at_end()
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
-class BoundedThreads:
-    """At most `most` daemon threads at a time, one for each call, also after their deadlines."""
-
-    def __init__(self, most: int, name: str) -> None:
-        self._free = anyio.Semaphore(most, max_value=most)
-        self._name = name
-
-    async def run(
-        self,
-        call: Callable[[], Answer],
-        deadline_s: float,
-        *,
-        unwanted: Callable[[Answer], None] = lambda answer: None,
-    ) -> Answer:
-        """The call's answer. A late answer is passed to `unwanted` instead.
-
-        Raises:
-            TimeoutError: no thread was free in time, or the call did not end in time.
-        """
-        with anyio.fail_after(deadline_s):
-            await self._free.acquire()
-            try:
-                job = _Job(call, unwanted)
-                thread = threading.Thread(
-                    target=job.run, args=(self._free.release,), name=self._name, daemon=True
-                )
-                thread.start()
-            except BaseException:
-                self._free.release()
-                raise
-            try:
-                await job.ended
-            except BaseException:
-                job.abandon()
-                raise
-        if job.error is not None:
-            raise job.error
-        return job.answer

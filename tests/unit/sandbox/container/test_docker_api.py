@@ -7,7 +7,8 @@ import threading
 import anyio
 import pytest
 
-from fumehood.sandbox.container.docker_api import BoundedThreads, Docker, DockerNotSupported
+from fumehood.sandbox.bounded_threads import BoundedThreads
+from fumehood.sandbox.container.docker_api import Docker, DockerNotSupported
 
 pytestmark = pytest.mark.anyio
 
