@@ -74,6 +74,10 @@ def import_document(
     else:
         _save(made.tools, out, force=force)
         say(f"{len(made.tools)} definitions are in {visible(str(out))}.", to_stderr=True)
+    # The document chose the names that a pattern of --no-approval fits.
+    waived = [t["name"] for t in made.tools if not t["read_only"] and not t["dangerous"]]
+    if waived:
+        say(f"Run without approval: {', '.join(waived)}.", to_stderr=True)
     named = {shown_host(url) for url in (options.server, options.source) if url is not None}
     say("\n".join(_configuration(made, named)), to_stderr=True)
 

@@ -51,8 +51,9 @@ class SecretValues:
     def text(self, text: str) -> str:
         """The text without the values."""
         for form in self._forms:
-            self.count += text.count(form)
-            text = text.replace(form, REDACTED)
+            if form in text:
+                self.count += text.count(form)
+                text = text.replace(form, REDACTED)
         return text
 
     def data(self, data: bytes) -> bytes:
