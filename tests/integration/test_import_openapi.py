@@ -288,7 +288,7 @@ def test_everything_that_is_left_out_is_named_with_its_reason(tmp_path: Path) ->
 
 
 def test_tools_that_a_pattern_frees_from_approval_are_named(tmp_path: Path) -> None:
-    paths = {"/orders": {"delete": {"operationId": "add_nothing"}}, **SHOP["paths"]}
+    paths = {"/order": {"delete": {"operationId": "add_nothing"}}, **SHOP["paths"]}
     done = run("--no-approval", "add_*", put(tmp_path, paths=paths))
     assert "Run without approval: add_nothing, add_order." in done.stderr
     assert "without approval" not in run(put(tmp_path, paths=paths)).stderr
