@@ -50,7 +50,7 @@ def test_client_fetches_all_pages(shared_daemon: Daemon, session: str) -> None:
 @pytest.mark.parametrize(
     ("given", "code", "words"),
     [
-        (["calculator", '{"expression": "1"}', "--all"], 2, "does not answer in pages"),
+        (["calculator", '{"expression": "1"}', "--all"], 0, "does not answer in pages"),
         (["list_files", "--all"], 1, "INVALID_PARAMS"),
         (["list_files", "--all", "--stream"], 2, "--all goes without"),
     ],
@@ -60,3 +60,4 @@ def test_what_is_no_list_is_said(
 ) -> None:
     done = CliRunner().invoke(app, ["call", *given, "--socket", str(shared_daemon.socket)])
     assert (done.exit_code, words in done.output) == (code, True), done.output
+    assert ('"text": "1"' in done.stdout) is (given[0] == "calculator")  # it ran: here it is

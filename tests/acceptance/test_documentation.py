@@ -213,7 +213,7 @@ def test_how_to_import_an_openapi_document_runs_as_it_stands(
         assert language == "sh"
         if mark.strip() == "service":
             served = tmp_path / "weather-service"
-            for path in ("/openapi.yaml", "/v1/cities/Oslo"):
+            for path in ("/openapi.yaml", "/v1/cities/Oslo.json"):
                 upstream.script(path, Reply(body=(served / path[1:]).read_bytes()))
             continue
         if mark.strip() == "daemon":
@@ -237,7 +237,7 @@ def test_how_to_import_an_openapi_document_runs_as_it_stands(
     assert len(shown) == len(answers) == 2
     assert all(is_part_of(*pair) for pair in zip(shown, answers, strict=True))
     asked = upstream.requests[-1]
-    assert asked.target == "/v1/cities/Oslo?unit=celsius"
+    assert asked.target == "/v1/cities/Oslo.json?unit=celsius"
     assert asked.headers["authorization"] == "Bearer key-of-the-weather"
 
 

@@ -241,6 +241,11 @@ def test_document_cannot_put_a_tool_of_another_file_out_of_use(
     assert list(configuration(prefixed)["secrets"]) == ["shop_shop-key"]
 
 
+def test_directory_of_a_variable_that_is_not_set_is_none(tmp_path: Path) -> None:
+    done = run("--out", "", put(tmp_path))
+    assert (done.exit_code, done.stderr) == (2, "--out takes a directory.\n")
+
+
 def test_directory_that_others_can_write_is_refused(
     tmp_path: Path, definitions: DefinitionDirectory
 ) -> None:

@@ -191,7 +191,7 @@ def _fetch_all(
     tool: str, arguments: JsonObject, options: dict[str, Any], socket: SocketPath, *, or_else: str
 ) -> JsonObject:
     """Print every item on a line of its own, and exit. Returns the envelope of a page that failed,
-    after the items of the pages before it."""
+    after the items of the pages before it; or that of a tool without pages, which has acted."""
     pages, shown = Pages(arguments, MAX_ITEMS), 0
     while not pages.is_over:
         answer = call_once(tool, pages.arguments, options, socket, or_else=or_else)
@@ -200,12 +200,18 @@ def _fetch_all(
         try:
             pages.add(answer["data"])
         except ValueError:
-            fail(f"{tool} does not answer in pages. Call it without --all.", ExitCode.USAGE)
+            say(f"{tool} does not answer in pages. This is its one answer:", to_stderr=True)
+            return answer
         for item in pages.items[shown:]:
             say(visible(strict_json.dumps(item).decode()))
         shown = len(pages.items)
     if shown == MAX_ITEMS:
         say(f"Stopped after {MAX_ITEMS} items.", to_stderr=True)
+    if pages.is_cut:
+        say(
+            "Stopped: the tool gave a page twice, or an empty one, and says that more follow.",
+            to_stderr=True,
+        )
     raise typer.Exit(ExitCode.SUCCESS)
 
 

@@ -241,7 +241,12 @@ def _tools(config: Config) -> Finding:
     faults = discover(index, config.host_tools, web=config.web)
     if faults:
         words = "; ".join(f"{fault.entry_point}: {fault.reason}" for fault in faults)
-        return Finding("tools", "warning", f"left out: {words}", "Fix or uninstall the package.")
+        return Finding(
+            "tools",
+            "warning",
+            f"left out: {words}",
+            "Fix it or its configuration, or uninstall the package; then restart the engine.",
+        )
     names = ", ".join(tool.definition.name for tool in index)
     if not names:
         return Finding("tools", "missing", "none are installed", "Reinstall fumehood.")
@@ -258,7 +263,7 @@ def _tools_directory(config: Config) -> Iterator[Finding]:
         return
     secrets = SecretBindings(config.secrets, config.rest)
     contents = ToolDirectory(config.tools_directory, secrets=secrets).load()
-    remedy = "Fix it; a running engine picks up the change."
+    remedy = "Fix it. A running engine reads a changed file, but not a changed configuration."
     for fault in contents.faults:
         what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"
         yield Finding(what, "warning", fault.reason, remedy)

@@ -136,7 +136,7 @@ def import_openapi(
         typer.Option("--only", help="Only this tool, operation or tag; * is any text. Repeatable."),
     ] = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", help="Write one file for each tool into this directory."),
     ] = None,
     prefix: Annotated[
@@ -160,6 +160,8 @@ def import_openapi(
 
     Without --out they are printed as JSON, which is a file for the directory of definitions.
     """
+    if out == "":  # of a variable that is not set
+        fail("--out takes a directory.", ExitCode.USAGE)
     from fumehood.cli.import_openapi import import_document
     from fumehood.registry.openapi import ImportOptions
 
@@ -171,7 +173,7 @@ def import_openapi(
         server=server,
         source=document if is_address else None,
     )
-    import_document(document, options, out, force=force)
+    import_document(document, options, None if out is None else Path(out), force=force)
 
 
 def _read(file: Path) -> dict[str, Any]:

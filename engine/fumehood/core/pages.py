@@ -32,6 +32,8 @@ class Pages:
         self.arguments = arguments or {}
         """Of the next page's call."""
         self.is_over = False
+        self.is_cut = False
+        """Whether the tool said that there is more, and gave no way to it."""
         self.items: list[Any] = []
         self._max_items = max_items
         self._seen: set[str] = set()
@@ -50,6 +52,7 @@ class Pages:
         is_full = len(self.items) >= self._max_items
         if not isinstance(cursor, str) or cursor in self._seen or not items or is_full:
             self.is_over = True
+            self.is_cut = isinstance(cursor, str) and not is_full
             return
         self._seen.add(cursor)
         self.arguments = {**self.arguments, "cursor": cursor}

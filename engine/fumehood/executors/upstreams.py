@@ -271,11 +271,8 @@ def _not_secure(error: httpcore2.ConnectError) -> EngineError:
 
 def _own_headers(request: UpstreamRequest) -> Headers:
     """The headers of the connection itself, which no definition can set."""
-    origin = Origin.of(request.url)
-    is_default = origin.port == {"https": 443, "http": 80}[origin.scheme]
-    host = origin.shown_host if is_default else f"{origin.shown_host}:{origin.port}"
     length = (("content-length", str(len(request.body))),) if request.body is not None else ()
-    return (("host", host), ("accept-encoding", "gzip"), *length)
+    return (("host", Origin.of(request.url).shown), ("accept-encoding", "gzip"), *length)
 
 
 def _url(request: UpstreamRequest) -> httpcore2.URL:

@@ -525,9 +525,7 @@ def _kinds(schema: JsonObject) -> list[Any]:
 
 def shown_host(endpoint: str) -> str:
     """The host of an endpoint as the configuration names it: with a port that is not usual."""
-    origin = Origin.of(endpoint.partition("?")[0])
-    usual = {"https": 443, "http": 80}[origin.scheme]
-    return origin.shown_host if origin.port == usual else f"{origin.shown_host}:{origin.port}"
+    return Origin.of(endpoint.partition("?")[0]).shown
 
 
 def _filled(url: str, variables: Any) -> str:

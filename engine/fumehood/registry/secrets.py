@@ -130,6 +130,13 @@ class Origin:
         """The host as a URL writes it."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
+    @property
+    def shown(self) -> str:
+        """The host as the configuration and a `Host` header name it: with a port that is not
+        usual."""
+        usual = {"https": 443, "http": 80}[self.scheme]
+        return self.shown_host if self.port == usual else f"{self.shown_host}:{self.port}"
+
     def is_in(self, hosts: Collection[str]) -> bool:
         """Whether a list of hosts names it, with or without its port."""
         return self.shown_host in hosts or f"{self.shown_host}:{self.port}" in hosts
@@ -175,7 +182,7 @@ class SecretBindings:
             return f"the secret {name!r} is not bound to the tool {definition.name}"
         origin = Origin.of(SECRET_REFERENCE.sub("x", definition.endpoint or ""))
         if not origin.is_in(secret.hosts):
-            return f"the secret {name!r} is not bound to the endpoint's host {origin.shown_host}"
+            return f"the secret {name!r} is not bound to the endpoint's host {origin.shown}"
         if origin.scheme != "https" and not origin.is_in(self._allowed_hosts):
             return (
                 f"the secret {name!r} cannot go to an http address, where others can read it; use "
@@ -200,7 +207,7 @@ class SecretBindings:
             source = next(
                 word
                 for word, given in (
-                    ("environment variable", secret.env),
+                    (f"environment variable {secret.env}", secret.env),
                     ("file", secret.file),
                     ("keyring's entry", secret.keyring),
                 )

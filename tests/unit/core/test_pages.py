@@ -68,12 +68,14 @@ def test_tool_that_repeats_its_cursor_or_gives_none_ends_the_list(cursor: object
         assert pages.arguments == {"a": 1, "cursor": cursor}
         pages.add(page([2], cursor))
     assert pages.is_over
+    assert pages.is_cut is (cursor in ("again", ""))
 
 
 def test_endless_list_of_empty_pages_ends() -> None:
     pages = Pages({}, 10)
     pages.add(page([], "more"))
     assert pages.is_over
+    assert pages.is_cut
 
 
 def test_number_of_items_under_one_is_refused() -> None:
