@@ -160,8 +160,9 @@ class Upstream:
 
     def push(self, data: bytes) -> None:
         """Send this on every open connection, though no request asks for it."""
-        for connection in self._open:
-            connection.sendall(data)
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):  # its client has just left
+                connection.sendall(data)
 
     def release(self) -> None:
         """Let go of what is held."""
