@@ -190,7 +190,8 @@ SECRET_REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 """A reference to a secret; its group is the name."""
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""A place in an endpoint's path that an argument fills; its group is the argument's name."""
+"""A place that an argument fills: in an endpoint's path, or a whole header. Its group is the
+argument's name."""
 
 QUERY_PLACE = re.compile(r"(?<==)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}(?=&|\Z)")
 """A place in an endpoint's query: the whole value of one of its parameters."""
