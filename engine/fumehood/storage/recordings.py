@@ -157,16 +157,22 @@ class EventRecording:
             self._store.drain_soon(self)
 
     def drain(self) -> Callable[[], None]:
-        """Write what is pending. Returns what is then due in the event loop."""
-        while True:
-            with self._lock:
-                batch, self._pending = self._pending, []
-                self._pending_bytes = 0
-                if not batch:
-                    self._is_draining = False
-                    is_over = self._is_finished and not self.is_over
-                    break
+        """Write what is pending by now. Returns what is then due in the event loop.
+
+        What came meanwhile has its turn after the other recordings: a call that prints without end
+        delays neither its own readers nor those of others.
+        """
+        with self._lock:
+            batch, self._pending = self._pending, []
+            self._pending_bytes = 0
+        if batch:
             self._write(batch)
+        with self._lock:
+            is_over = not self._pending and self._is_finished and not self.is_over
+            if self._pending:
+                self._store.drain_soon(self)
+            else:
+                self._is_draining = False
         if is_over:
             self.is_over = True
             return self.leave
@@ -568,8 +574,9 @@ class RecordingStore:
 
     async def drained(self) -> None:
         """Wait until everything that was recorded before is written."""
-        if self._thread is not None:
-            await asyncio.wrap_future(self._thread.submit(_nothing))
+        for _ in range(2):  # what came while a recording was written has its turn in the next job
+            if self._thread is not None:
+                await asyncio.wrap_future(self._thread.submit(_nothing))
 
     def new_file(self, name: str) -> int:
         """In the thread: a recording's file."""
