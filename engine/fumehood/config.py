@@ -10,6 +10,7 @@ an error, and nothing here changes while the engine runs.
 | setting | absent | empty | filled |
 |---|---|---|---|
 | `host_tools` | no function runs in the host process | the same | exactly these may |
+| `tcp` | callers use the socket only | the same | also this loopback address, with a token |
 | `tools_directory` | no tools from files | the same | the definitions in this directory |
 | `images_directory` | `images` in the state directory | the same | recipes of own images |
 | `result_checkers` | results are not checked | the same | by these of installed packages |
@@ -28,6 +29,7 @@ an error, and nothing here changes while the engine runs.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Sequence
 from functools import cached_property
@@ -64,6 +66,7 @@ class Config(SocketSettings):
 
     model_config = SettingsConfigDict(extra="forbid")
 
+    tcp: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "text"] = "auto"
     allow_debug: bool = False
@@ -106,6 +109,18 @@ class Config(SocketSettings):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
 
+    @field_validator("tcp")
+    @classmethod
+    def _refuse_other_hosts(cls, value: str | None) -> str | None:
+        """Refuse an address that another machine could reach."""
+        if value is None:
+            return None
+        host, _, port = value.rpartition(":")
+        is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65_536
+        if not is_port or not _is_loopback(host):
+            raise ValueError("must be a loopback address with its port, such as 127.0.0.1:8321")
+        return value
+
     @field_validator("tools_directory", "images_directory", "policy_file")
     @classmethod
     def _refuse_relative(cls, value: Path | None) -> Path | None:
@@ -123,6 +138,13 @@ class Config(SocketSettings):
     def own_images(self) -> Path:
         """The folder of the operator's own images; it need not exist."""
         return self.images_directory or self.state_directory / "images"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
 
 
 def load_config(**overrides: Any) -> Config:

@@ -354,6 +354,30 @@ class Engine:
             circuit=self._made.circuits.status_of(found.definition),
         )
 
+    def callable_tools(
+        self, principal: Principal, agent_id: str | None = None
+    ) -> list[ToolDefinition]:
+        """The tools that a principal, or an agent of its, can call, as they are seen: a
+        principal's by name, an agent's in its order.
+
+        Raises:
+            ResourceNotFound: no such agent, or not this principal's to speak for.
+        """
+        if agent_id is not None:
+            found = self.agent_tools(principal, agent_id, exclude_dangerous=False).tools
+        else:
+            found = tuple(t.definition for t in self._made.registry if t.disabled_because is None)
+        has_authenticated = principal.has_authenticated
+        return [t for t in found if t.is_active and (has_authenticated or not t.requires_auth)]
+
+    def tools_state(self, principal: Principal, agent_id: str | None = None) -> tuple[Any, ...]:
+        """A value that is equal as long as `callable_tools` answers the same. Raises as it does."""
+        state = (self._made.registry.changes, principal.has_authenticated)
+        if agent_id is None:
+            return state
+        require_agent(principal, agent_id, self.agents.find(agent_id))
+        return (*state, *self.agents.bindings(agent_id))
+
     def ready(self) -> Readiness:
         """Whether calls are served, and the limits that each wall in use enforces."""
         is_held, walls = self._made.walls.readiness()

@@ -22,6 +22,8 @@ from fumehood.core.errors import (
 from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response
 from fumehood.http.endpoint import Operation, Respond
+from fumehood.http.loopback import refusal_over_tcp
+from fumehood.http.mcp import MCP_PATH, McpEndpoint
 from fumehood.http.openapi import make_document
 from fumehood.http.peer import Face
 from fumehood.http.routes import (
@@ -72,11 +74,23 @@ class Faces:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = Application(engine, "fumehood", OPERATIONS)
+        self._mcp = McpEndpoint(engine)
         self._control = Application(engine, "fumehood, control socket", CONTROL_OPERATIONS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        control = scope["state"]["face"] is Face.CONTROL
-        await (self._control if control else self._engine)(scope, receive, send)
+        face = scope["state"]["face"]
+        app: Application | McpEndpoint = self._engine
+        if face is Face.CONTROL:
+            app = self._control
+        elif scope["path"] == MCP_PATH:
+            app = self._mcp
+        if face is Face.TCP:
+            scope["app"] = app
+            refusal = refusal_over_tcp(Request(scope))
+            if refusal is not None:
+                await envelope_response(app.engine.refusal(refusal))(scope, receive, send)
+                return
+        await app(scope, receive, send)
 
 
 class Application:

@@ -20,7 +20,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from fumehood.core.errors import EngineError, InvalidParams, RateLimited
-from fumehood.core.identity import Peer
+from fumehood.core.identity import OVERFLOW_UID, Peer
 from fumehood.http.shares import Share, Shares
 
 _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
@@ -56,6 +56,12 @@ class Face(StrEnum):
 
     ENGINE = "engine"
     CONTROL = "control"
+    TCP = "tcp"
+    """A loopback address. Nothing attests who its peer is."""
+
+
+NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
+"""The peer of a connection over TCP."""
 
 
 class _Joining:
@@ -121,9 +127,13 @@ class PeerProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask the kernel for the peer before any byte is read."""
         assert isinstance(transport, asyncio.Transport)
-        peer = peer_of(transport.get_extra_info("socket"))
-        is_control = transport.get_extra_info("sockname") == type(self).control_path
-        self._face = face = Face.CONTROL if is_control else Face.ENGINE
+        connection = transport.get_extra_info("socket")
+        if connection.family == socket.AF_UNIX:
+            peer = peer_of(connection)
+            is_control = transport.get_extra_info("sockname") == type(self).control_path
+            self._face = face = Face.CONTROL if is_control else Face.ENGINE
+        else:
+            peer, self._face = NOBODY, (face := Face.TCP)
         share = type(self).shares.of(peer.uid)
         self.app_state = {
             **self.app_state,
@@ -157,7 +167,8 @@ class PeerProtocol(H11Protocol):
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
-            if _has_left(self.transport.get_extra_info("socket")):
+            # Over TCP a client that has left looks like one that has only stopped sending.
+            if self._face is Face.TCP or _has_left(self.transport.get_extra_info("socket")):
                 return False
             if cycle.more_body:
                 cycle.disconnected = True  # wakes the application, which gives up

@@ -30,6 +30,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.engine import Engine, Tool
 from fumehood.http.app import Faces
 from fumehood.http.listen import listening
+from fumehood.http.loopback import listening_on_loopback
 from fumehood.http.peer import MAX_HEADER_BYTES, make_protocol
 from fumehood.http.shares import Shares, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
@@ -79,6 +80,7 @@ async def serve(
             signals = places.enter_context(
                 anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
             )
+            loopback = places.enter_context(listening_on_loopback(config))
             listeners = places.enter_context(listening(config))
             server = _Server(_uvicorn_config(engine, config, listeners.control_path))
             log.info("daemon.ready", walls=engine.walls)
@@ -91,7 +93,7 @@ async def serve(
                 gc.set_threshold(700)  # the usual one, which the command line raised
                 on_ready()
                 manager.tell(READY)
-                await server.serve(sockets=[listeners.engine, listeners.control])
+                await server.serve(sockets=[listeners.engine, listeners.control, *loopback])
                 group.cancel_scope.cancel()
         log.info("daemon.stopped")
     flush(log)

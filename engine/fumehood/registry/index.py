@@ -107,6 +107,8 @@ class ToolIndex:
 
     def __init__(self, secrets: SecretBindings = NO_SECRETS) -> None:
         self.secrets = secrets
+        self.changes = 0
+        """Grows with every change."""
         self._now = _Tools()
 
     def register(
@@ -135,6 +137,7 @@ class ToolIndex:
             raise InvalidDefinition(definition.name, faults)
         tool = _registered(definition, source, function, disabled_because, address)
         self._now.add(tool)
+        self.changes += 1
         return tool
 
     def put(self, tool: RegisteredTool) -> None:
@@ -176,6 +179,7 @@ class ToolIndex:
         versions = dict(self._now.by_name.get(name, {}))
         change(versions)
         self._now.put(name, versions)
+        self.changes += 1
 
     def replace_source(self, source: Source, tools: Iterable[RegisteredTool]) -> None:
         """Replace all tools of a source at once.
@@ -191,6 +195,7 @@ class ToolIndex:
         for tool in tools:
             after.add(tool)
         self._now = after
+        self.changes += 1
 
     def owner(self, name: str, *, but: Source) -> Source | None:
         """The source that already has this name, apart from one source."""

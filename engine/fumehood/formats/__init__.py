@@ -1,0 +1,1 @@
+"""Tools in the formats of clients and providers."""

@@ -1,0 +1,323 @@
+"""`/mcp`: the Model Context Protocol over streamable HTTP, on the callers' addresses.
+
+Host side, between the server and `mcp/server.py`. A response is one JSON document, or a stream of
+events once something comes before it. Invariants: the headers of a request say the same as its
+body; a client that leaves ends what its request does; a client that does not read is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fumehood.core.call import Id
+from fumehood.core.errors import EngineError, InternalError, ResourceNotFound
+from fumehood.core.json_types import JsonObject
+from fumehood.engine import Engine
+from fumehood.http.answers import SMALL_BODY_BYTES, parse_query, read_raw
+from fumehood.http.caller import require_principal
+from fumehood.http.routes.stream import HEADERS, KEEP_ALIVE_S, WRITE_DEADLINE_S
+from fumehood.mcp.messages import (
+    CAPABILITIES_KEY,
+    HANDSHAKES,
+    HEADER_MISMATCH,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    MODERN,
+    NAMED_BY,
+    UNSUPPORTED_VERSION,
+    VERSION_KEY,
+    RpcError,
+    meta_of,
+    read_message,
+)
+from fumehood.mcp.server import Client, McpServer
+from fumehood.observe.log import log_fault
+from fumehood.protocol import sse
+
+MCP_PATH = "/mcp"
+DEFAULT_VERSION = "2025-03-26"
+"""*Source*: the versions with a handshake, for a request without the header."""
+
+SESSION_ID = re.compile(rf"({'|'.join(HANDSHAKES)})\.(asks|plain)\.[0-9a-f]{{32}}")
+"""Version, whether the client can ask its user, and a number: all that a session is."""
+
+JSON = "application/json"
+
+
+class McpQuery(BaseModel):
+    """What all calls of a client have in common."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    agent_id: Id | None = None
+    session_id: Id | None = None
+    wait: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class McpEndpoint:
+    """The address, for an engine that the caller has started."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._server = McpServer(engine)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; internal errors are logged and hidden."""
+        scope["app"] = self
+        try:
+            response = await self._respond(Request(scope, receive, send))
+        except RpcError as error:
+            response = _json(error.encode(None), error.http_status)
+        except EngineError as error:
+            refused = RpcError(INVALID_REQUEST, f"{error.code}: {error.message}")
+            response = _json(refused.encode(None), error.http_status)
+        except Exception as fault:
+            response = _json(self._hidden(fault).encode(None), 500)
+        await response(scope, receive, send)
+
+    def _hidden(self, fault: Exception) -> RpcError:
+        log_fault(self.engine.log, "daemon.internal_error", fault)
+        return RpcError(INTERNAL_ERROR, f"{InternalError.code}: The engine failed internally.")
+
+    async def _respond(self, request: Request) -> Response:
+        method = request.method
+        if method == "DELETE":
+            return Response(status_code=204)  # nothing is kept of a session
+        if method not in ("GET", "POST"):
+            return Response(status_code=405, headers={"allow": "GET, POST, DELETE"})
+        principal = require_principal(request)
+        query = parse_query(McpQuery, request)
+        if method == "GET":
+            message: JsonObject = {}
+        else:
+            raw = await read_raw(request)
+            is_small = len(raw) <= SMALL_BODY_BYTES
+            message = read_message(raw) if is_small else await _in_thread(raw)
+        try:
+            said = _said(request, message)
+        except RpcError as error:
+            return _json(error.encode(message.get("id")), error.http_status)
+        client = Client(principal, *said, query.agent_id, query.session_id, query.wait)
+        if method == "GET":
+            if client.is_modern:
+                return Response(status_code=405, headers={"allow": "POST"})
+            return _Answering(self, lambda e: self._follow(client, e), Response(), begins=True)
+        if "method" not in message or "id" not in message:
+            self._server.take(message, client)
+            return Response(status_code=202)
+        ended = RpcError(INTERNAL_ERROR, "The request was ended.").encode(message["id"])
+        return _Answering(self, lambda e: self._answer(message, client, e), _json(ended))
+
+    async def _follow(self, client: Client, exchange: _Exchange) -> Response:
+        await self._server.follow_changes(client, exchange)
+        return Response()
+
+    async def _answer(self, message: JsonObject, client: Client, exchange: _Exchange) -> Response:
+        begins_session = message["method"] == "initialize"
+        headers = {"mcp-session-id": client.session} if begins_session else None
+        try:
+            body = await self._server.answer(message, client, exchange)
+        except RpcError as error:
+            status = error.http_status if client.is_modern else 200
+            return _json(error.encode(message["id"]), status)
+        except Exception as fault:
+            return _json(self._hidden(fault).encode(message["id"]))
+        return Response(body, 200, headers, JSON)
+
+
+class _Answering(Response):
+    """The response that `answer` makes, or `ended`; before it the request can send messages."""
+
+    def __init__(
+        self,
+        endpoint: McpEndpoint,
+        answer: Callable[[_Exchange], Awaitable[Response]],
+        ended: Response,
+        *,
+        begins: bool = False,
+    ) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._answer = answer
+        self._ended = ended
+        self._begins = begins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; nobody is answered who has left."""
+        response = self._ended
+        async with anyio.create_task_group() as group:
+            exchange = _Exchange(group, scope, send)
+            group.start_soon(exchange.watch, receive)
+            try:
+                if self._begins:
+                    await exchange.begin()
+                response = await self._answer(exchange)
+            except asyncio.CancelledError:
+                if not self._endpoint.engine.is_draining:
+                    raise
+            group.cancel_scope.cancel()
+        if not exchange.is_left:
+            await exchange.end(response, receive)
+
+
+class _Exchange:
+    """One request that is answered: what comes before its response, and its early end."""
+
+    def __init__(self, group: anyio.abc.TaskGroup, scope: Scope, send: Send) -> None:
+        self.on_cancel: Callable[[], bool] | None = None
+        self.is_left = False
+        """Whether its client has gone."""
+        self._group = group
+        self._scope = scope
+        self._send = send
+        self._has_begun = False
+        self._writing = anyio.Lock()
+
+    def cancel(self) -> None:
+        """End the call that runs, which has its answer then; else the request itself."""
+        if self.on_cancel is None or not self.on_cancel():
+            self._group.cancel_scope.cancel()
+
+    async def watch(self, receive: Receive) -> None:
+        """Wait until the client goes."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.is_left = True
+        self.cancel()
+
+    async def send(self, message: bytes) -> None:
+        """Send a message as an event."""
+        await self.begin()
+        await self._write(_event(message))
+
+    async def begin(self) -> None:
+        """Make the response a stream of events."""
+        if not self._has_begun:
+            self._has_begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await self._write(sse.KEEP_ALIVE)
+            self._group.start_soon(self._keep_alive)
+
+    async def end(self, response: Response, receive: Receive) -> None:
+        """Send the response, or its body as the last event."""
+        if not self._has_begun:
+            await response(self._scope, receive, self._send)
+            return
+        body = bytes(response.body)
+        await self._write(_event(body) if body else b"", more=False)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await anyio.sleep(KEEP_ALIVE_S)
+            await self._write(sse.KEEP_ALIVE)
+
+    async def _write(self, body: bytes, *, more: bool = True) -> None:
+        try:
+            async with self._writing, asyncio.timeout(WRITE_DEADLINE_S):
+                await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:  # the client does not read
+            self.is_left = True
+            self._scope["state"]["abort"]()
+            self.cancel()
+
+
+def _said(request: Request, message: JsonObject) -> tuple[str, bool, str]:
+    """What a request says of its sender: version, whether it can ask its user, session.
+
+    Raises:
+        RpcError: the headers and the body do not say the same, or no such version is served.
+    """
+    headers, meta = request.headers, meta_of(message)
+    named = headers.get("mcp-protocol-version")
+    if VERSION_KEY in meta or named == MODERN:
+        return _said_each_time(request, message, meta)
+    if message.get("method") == "initialize":
+        params = message.get("params", {})
+        wanted, capabilities = params.get("protocolVersion"), params.get("capabilities")
+        version = wanted if wanted in HANDSHAKES else HANDSHAKES[-1]
+        asks = _can_ask(capabilities)
+        return version, asks, f"{version}.{'asks' if asks else 'plain'}.{secrets.token_hex(16)}"
+    if named is not None and named not in HANDSHAKES:
+        raise _unsupported(named)
+    session = headers.get("mcp-session-id", "")
+    if not session:
+        return named or DEFAULT_VERSION, False, ""
+    found = SESSION_ID.fullmatch(session)
+    if found is None:
+        raise ResourceNotFound("There is no such session. Begin another one with initialize.")
+    return found[1], found[2] == "asks", session
+
+
+def _said_each_time(
+    request: Request, message: JsonObject, meta: JsonObject
+) -> tuple[str, bool, str]:
+    """The same from 2026-07-28 on."""
+    headers, version = request.headers, meta.get(VERSION_KEY)
+    if "method" not in message:
+        if request.method == "GET":
+            return MODERN, False, ""
+        raise RpcError(INVALID_REQUEST, "Requests are not answered by messages in this version.")
+    if "id" not in message:
+        return MODERN, False, ""
+    if not isinstance(version, str) or not isinstance(meta.get(CAPABILITIES_KEY), dict):
+        raise RpcError(INVALID_PARAMS, f"_meta needs {VERSION_KEY} and {CAPABILITIES_KEY}.")
+    method = message["method"]
+    expected = {"mcp-protocol-version": version, "mcp-method": method}
+    name = message.get("params", {}).get(NAMED_BY.get(method, ""))
+    if isinstance(name, str):
+        expected["mcp-name"] = name
+    for header, value in expected.items():
+        given = [_header_text(text) for text in headers.getlist(header)]
+        if given != [value]:
+            raise RpcError(HEADER_MISMATCH, f"The header {header} must say the same as the body.")
+    if version != MODERN:
+        raise _unsupported(version)
+    return MODERN, _can_ask(meta[CAPABILITIES_KEY]), ""
+
+
+def _unsupported(version: str) -> RpcError:
+    data = {"supported": [MODERN, *reversed(HANDSHAKES)], "requested": version[:80]}
+    return RpcError(UNSUPPORTED_VERSION, "This version of the protocol is not supported.", data)
+
+
+def _can_ask(capabilities: Any) -> bool:
+    """Whether the client can ask its user with a form, which is the kind that none names."""
+    asks = capabilities.get("elicitation") if isinstance(capabilities, dict) else None
+    return isinstance(asks, dict) and (not asks or "form" in asks)
+
+
+def _header_text(text: str) -> str | None:
+    """*Source*: streamable HTTP from 2026-07-28 on: other text than ASCII in base64."""
+    if not (text.startswith("=?base64?") and text.endswith("?=")):
+        return text
+    try:
+        return base64.b64decode(text[9:-2], validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def _event(message: bytes) -> bytes:
+    return b"event: message\ndata: %b\n\n" % message
+
+
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type=JSON)
+
+
+async def _in_thread(raw: bytes) -> JsonObject:
+    return await anyio.to_thread.run_sync(read_message, raw)

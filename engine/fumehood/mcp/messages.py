@@ -1,0 +1,119 @@
+"""JSON-RPC messages of the Model Context Protocol, as both of its sides here read and write them.
+
+Used by `server.py` in the daemon and by `stdio.py` in a client's process, which must start quickly:
+the standard library and strict JSON are all that it needs. Invariant: what is no message has an
+error, and nothing of it reaches a tool.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
+
+MODERN = "2026-07-28"
+"""The version whose requests each say everything about their sender."""
+
+HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""The versions that begin with `initialize`."""
+
+FIRST_WITH_OUTPUT = "2025-06-18"
+
+VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+SERVER_KEY = "io.modelcontextprotocol/serverInfo"
+SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
+ENVELOPE_KEY = "fumehood/envelope"
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+HEADER_MISMATCH = -32020
+UNSUPPORTED_VERSION = -32022
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""As the daemon takes of any request."""
+
+MAX_ID_CHARACTERS = 200
+
+TOOLS_CHANGED = "notifications/tools/list_changed"
+NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""The parameter that the header `Mcp-Name` repeats."""
+
+
+class RpcError(Exception):
+    """A request has no result, but this error."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+
+    @property
+    def http_status(self) -> int:
+        """The status of the response that it stands in, from 2026-07-28 on."""
+        if self.code == INTERNAL_ERROR:
+            return 200
+        return 404 if self.code == METHOD_NOT_FOUND else 400
+
+    def encode(self, request_id: str | int | None) -> bytes:
+        """The response to a request; None is one whose id could not be read."""
+        error = {"code": self.code, "message": str(self)}
+        if self.data is not None:
+            error["data"] = self.data
+        return strict_json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+
+def read_message(raw: bytes) -> JsonObject:
+    """One request, notification or response; `method` and `id` tell which.
+
+    Raises:
+        RpcError: it is none.
+    """
+    try:
+        message = strict_json.loads(raw)
+    except strict_json.StrictJsonError as error:
+        raise RpcError(PARSE_ERROR, f"The message cannot be read: {error}.") from None
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+        raise RpcError(INVALID_REQUEST, "Send one JSON-RPC 2.0 message, and no batch.")
+    if "id" in message and not _is_id(message["id"]):
+        raise RpcError(INVALID_REQUEST, "An id is an integer or a short text.")
+    has_method = isinstance(message.get("method"), str)
+    is_response = "method" not in message and "id" in message and _has_outcome(message)
+    if not has_method and not is_response:
+        raise RpcError(INVALID_REQUEST, "The message has neither a method nor an outcome.")
+    if not isinstance(message.get("params", {}), dict):
+        raise RpcError(INVALID_REQUEST, "The params must be an object.")
+    return message
+
+
+def encode_result(request_id: str | int, result: bytes) -> bytes:
+    """The response with a result that is JSON already."""
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (strict_json.dumps(request_id), result)
+
+
+def encode_call(method: str, params: JsonObject | None = None, *, id: str | None = None) -> bytes:  # noqa: A002
+    """A notification, or with an id a request, to the other side."""
+    message: JsonObject = {"jsonrpc": "2.0", "method": method}
+    if id is not None:
+        message["id"] = id
+    return strict_json.dumps(message if params is None else {**message, "params": params})
+
+
+def meta_of(message: JsonObject) -> JsonObject:
+    """The message's `_meta`, empty where it has none."""
+    meta = message.get("params", {}).get("_meta")
+    return meta if isinstance(meta, dict) else {}
+
+
+def _is_id(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_ID_CHARACTERS
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+
+
+def _has_outcome(message: JsonObject) -> bool:
+    return ("result" in message) != ("error" in message)

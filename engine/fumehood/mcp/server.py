@@ -1,0 +1,555 @@
+"""The server: answers one client's messages from an engine, in both eras of the protocol.
+
+Host side, in the daemon, behind `http/mcp.py`. It is a caller and never more: each call goes
+through `Engine.run` or `Engine.open_stream`. It keeps no sessions: a session's id only repeats what
+its client said in `initialize`, and grants nothing. Invariants: one principal's message never ends
+or answers another's request; `requestState` runs nothing and only names a call that is looked up
+for its own principal; a client's "accept" makes the engine look again and is never an approval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import anyio
+import anyio.to_thread
+
+from fumehood.approvals.model import Approval, ApprovalState
+from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import (
+    EngineError,
+    HostError,
+    RequiresHumanApproval,
+    ResourceNotFound,
+    ShuttingDown,
+    ToolNotFound,
+)
+from fumehood.core.events import ErrorEvent, ProgressEvent, ResultEvent
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.engine import Engine, parse_call_body
+from fumehood.executors.handle import CallHandle
+from fumehood.formats.mcp import tool_to_mcp, without_nulls
+from fumehood.mcp.messages import (
+    FIRST_WITH_OUTPUT,
+    HANDSHAKES,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MODERN,
+    SERVER_KEY,
+    SUBSCRIPTION_KEY,
+    TOOLS_CHANGED,
+    RpcError,
+    encode_call,
+    encode_result,
+)
+from fumehood.mcp.results import LINK_PREFIX, plain_result, result_of
+from fumehood.pipeline.stream import StreamedCall, events_of
+from fumehood.protocol import strict_json
+from fumehood.protocol.blob_urls import parse_blob_url
+
+MODEL_TEXT_CHARACTERS = 2000
+"""Longer texts of an answer are shortened, because a model reads them (mission P11)."""
+
+LOOK_S = 3.0
+"""How long "accept" waits for a decision that has not been made."""
+
+ANSWER_S = 600.0
+"""How long a human may take to answer the client's question."""
+
+CHANGES_S = 0.5
+"""How often the list of tools is compared for a client that follows it."""
+
+MAX_LISTS = 16
+"""Kept lists of tools: one for each agent and version, the least recently used goes."""
+
+MAX_RESOURCE_BYTES = 8 << 20
+MAX_FOUND = 50
+"""Tools in one answer of `list_tools`."""
+
+RESOURCE_MISSING = -32002
+"""*Source*: the versions with a handshake; later ones use INVALID_PARAMS."""
+
+QUESTION = "approval"
+INSTRUCTIONS = (
+    "Tools that run in a sandbox. A call that needs approval is decided by a human elsewhere: tell "
+    "the user its approval id, and do not look for a way around it."
+)
+NO_STATE = "This requestState is not of this call. Send the call again without it."
+
+LIST_TOOLS, RUN_TOOL = "list_tools", "run_tool"
+OWN_TOOLS: list[JsonObject] = [
+    {
+        "name": LIST_TOOLS,
+        "description": "List the tools that can be called now, with their parameters; for a "
+        "client whose own list may be out of date.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "Only tools with these words."}
+            },
+            "additionalProperties": False,
+        },
+        "annotations": {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True,
+                        "openWorldHint": False},
+    },
+    {
+        "name": RUN_TOOL,
+        "description": "Call a tool by its name, as list_tools shows it.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "description": "The tool's name."},
+                "arguments": {"type": "object", "description": "The tool's arguments."},
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+        "annotations": {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False,
+                        "openWorldHint": True},
+    },
+]  # fmt: skip
+"""The server's own tools. One of the engine's with the same name is called by `run_tool`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The sender of one message."""
+
+    principal: Principal
+    version: str
+    elicits: bool
+    """Whether it can ask its user a question."""
+    session: str = ""
+    """The id of its session, in the versions with a handshake."""
+    agent_id: str | None = None
+    session_id: str | None = None
+    wait_s: float | None = None
+
+    @property
+    def is_modern(self) -> bool:
+        return self.version == MODERN
+
+
+class Exchange(Protocol):
+    """One request while it is answered. What is sent here comes before its response."""
+
+    on_cancel: Callable[[], bool] | None
+    """Ends the call that runs for it; False where none does."""
+
+    async def send(self, message: bytes) -> None:
+        """Send a notification or a request to the client."""
+        ...
+
+    def cancel(self) -> None:
+        """End what the request does."""
+        ...
+
+
+class McpServer:
+    """One engine's server."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lists: OrderedDict[tuple[Any, ...], tuple[Any, bytes]] = OrderedDict()
+        self._running: dict[tuple[str, str, str | int], Exchange] = {}
+        self._asked: dict[str, tuple[str, asyncio.Future[JsonObject]]] = {}
+        self._methods: dict[str, Callable[..., Coroutine[Any, Any, JsonObject | bytes]]] = {
+            "initialize": self._initialize,
+            "ping": self._ping,
+            "server/discover": self._discover,
+            "tools/list": self._list_tools,
+            "tools/call": self._call_tool,
+            "resources/list": self._list_resources,
+            "resources/templates/list": self._list_templates,
+            "resources/read": self._read_resource,
+            "subscriptions/listen": self._listen,
+        }
+
+    async def answer(self, request: JsonObject, client: Client, exchange: Exchange) -> bytes:
+        """The response to one request. Raises RpcError where there is no result."""
+        request_id = request["id"]
+        key = (client.principal.id, client.session, request_id)
+        if client.session:
+            if key in self._running:
+                raise RpcError(INVALID_REQUEST, "A request with this id is not answered yet.")
+            self._running[key] = exchange
+        try:
+            result = await self._result(request, client, exchange)
+        except EngineError as error:
+            code = INTERNAL_ERROR if isinstance(error, HostError) else INVALID_PARAMS
+            raise RpcError(code, f"{error.code}: {error.message}") from None
+        finally:
+            if client.session:
+                del self._running[key]
+        if isinstance(result, dict):
+            result = strict_json.dumps(_stamped(result) if client.is_modern else result)
+        return encode_result(request_id, result)
+
+    def take(self, message: JsonObject, client: Client) -> None:
+        """Take a notification, or the response to a question. Unknown ones mean nothing."""
+        if message.get("method") == "notifications/cancelled":
+            request_id = message.get("params", {}).get("requestId")
+            if isinstance(request_id, str | int) and client.session:
+                running = self._running.get((client.principal.id, client.session, request_id))
+                if running is not None:
+                    running.cancel()
+        elif "method" not in message:
+            asked, answered = self._asked.get(str(message["id"]), ("", None))
+            if answered is not None and asked == client.principal.id and not answered.done():
+                result = message.get("result")
+                answered.set_result(result if isinstance(result, dict) else {})
+
+    async def follow_changes(self, client: Client, exchange: Exchange) -> None:
+        """Tell a client with a handshake of each change, until the engine stops."""
+        await self._tell_changes(client, exchange, None)
+
+    async def _result(
+        self, request: JsonObject, client: Client, exchange: Exchange
+    ) -> JsonObject | bytes:
+        method, params = request["method"], request.get("params", {})
+        answer = self._methods.get(method)
+        removed = ("initialize", "ping") if client.is_modern else ("subscriptions/listen",)
+        if answer is None or method in removed:
+            raise RpcError(METHOD_NOT_FOUND, f"There is no method {method[:80]!r}.")
+        if method == "subscriptions/listen":
+            return await self._listen(params, client, exchange, request["id"])
+        return await answer(params, client, exchange)
+
+    # -- about the server ----------------------------------------------------------------
+
+    async def _initialize(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
+        return {
+            "protocolVersion": client.version,
+            "capabilities": _CAPABILITIES,
+            "serverInfo": server_info(),
+            "instructions": INSTRUCTIONS,
+        }
+
+    async def _ping(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
+        return {}
+
+    async def _discover(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
+        about = {
+            "supportedVersions": [MODERN, *reversed(HANDSHAKES)],
+            "capabilities": _CAPABILITIES,
+        }
+        return {**about, "instructions": INSTRUCTIONS, **_UNCACHED}
+
+    # -- tools ---------------------------------------------------------------------------
+
+    async def _list_tools(self, params: JsonObject, client: Client, _: Exchange) -> bytes:
+        if params.get("cursor") is not None:
+            raise RpcError(INVALID_PARAMS, "The list has one page, and no cursor.")
+        principal, agent_id = client.principal, client.agent_id
+        state = self._engine.tools_state(principal, agent_id)
+        with_output = client.version >= FIRST_WITH_OUTPUT
+        is_in_session = client.session_id is not None
+        key = (agent_id, is_in_session, client.is_modern, with_output, principal.has_authenticated)
+        kept = self._lists.get(key)
+        if kept is None or kept[0] != state:
+            tools = [tool_to_mcp(t, with_output=with_output) for t in self._tools(client)]
+            listed: JsonObject = {"tools": [*tools, *OWN_TOOLS]}
+            if client.is_modern:
+                listed = _stamped({**listed, **_UNCACHED})
+            self._lists[key] = kept = (state, strict_json.dumps(listed))
+        self._lists.move_to_end(key)
+        while len(self._lists) > MAX_LISTS:
+            self._lists.popitem(last=False)
+        return kept[1]
+
+    def _tools(self, client: Client) -> list[ToolDefinition]:
+        """The tools that this client can call: workspace tools in a session only."""
+        return [
+            tool
+            for tool in self._engine.callable_tools(client.principal, client.agent_id)
+            if tool.name not in (LIST_TOOLS, RUN_TOOL)
+            and (client.session_id is not None or not tool.executor.startswith("workspace"))
+        ]
+
+    async def _call_tool(
+        self, params: JsonObject, client: Client, exchange: Exchange
+    ) -> JsonObject:
+        name, arguments = _named(params)
+        if name == LIST_TOOLS:
+            return self._find_tools(client, arguments)
+        if name == RUN_TOOL:
+            name, arguments = _named(arguments)
+        if client.is_modern and "requestState" in params:
+            return await self._look_for(params, name, arguments, client)
+        envelope = await self._run(params, name, arguments, client, exchange)
+        if not client.elicits or _waiting_call(envelope) is None:
+            return result_of(envelope)
+        question = _question(name, envelope)
+        if client.is_modern:
+            return {
+                "resultType": "input_required",
+                "inputRequests": {QUESTION: {"method": "elicitation/create", "params": question}},
+                "requestState": f"{envelope.metadata.call_id}.{_digest(name, arguments, client)}",
+            }
+        answered = await self._ask(question, client, exchange)
+        if answered.get("action") == "accept":
+            envelope = await self._look(envelope, client, LOOK_S)
+        return result_of(envelope)
+
+    def _find_tools(self, client: Client, arguments: JsonObject) -> JsonObject:
+        words = str(arguments.get("query") or "").lower().split()
+        found = [
+            tool
+            for tool in self._tools(client)
+            if all(word in f"{tool.name} {tool.description}".lower() for word in words)
+        ]
+        shown = [tool_to_mcp(tool, with_output=False) for tool in found[:MAX_FOUND]]
+        return plain_result({"tools": shown, "total_count": len(found)})
+
+    async def _run(
+        self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
+        exchange: Exchange,
+    ) -> Envelope:  # fmt: skip
+        """Make the call. It ends with its request."""
+        engine = self._engine
+        try:
+            body = self._body(name, arguments, client)
+        except EngineError as error:
+            return engine.refusal(error, tool=name)
+        token = params.get("_meta", {}).get("progressToken")
+        try:
+            if not isinstance(token, str | int):
+                handle = CallHandle()
+                exchange.on_cancel = handle.cancel
+                return await engine.run(name, body, client.principal, handle)
+            call = engine.open_stream(name, body, client.principal)
+            exchange.on_cancel = call.live.cancel
+            refusal = await call.begun()
+            return refusal if refusal is not None else await _followed(call, exchange, token)
+        except asyncio.CancelledError:
+            if not engine.is_draining:
+                raise
+            stopped = ShuttingDown("The engine stopped before the call ended.", retryable=False)
+            return engine.refusal(stopped, tool=name)
+        finally:
+            exchange.on_cancel = None
+
+    def _body(self, name: str, arguments: JsonObject, client: Client) -> CallBody:
+        if None in arguments.values():
+            try:
+                parameters = self._engine.tool(name).tool.parameters
+            except ToolNotFound:
+                parameters = {}
+            arguments = without_nulls(parameters, arguments)
+        options = {
+            "agent_id": client.agent_id,
+            "session_id": client.session_id,
+            "wait_for_approval": client.wait_s,
+            "max_length": MODEL_TEXT_CHARACTERS,
+        }
+        return parse_call_body({"arguments": arguments, "options": options})
+
+    # -- approvals -----------------------------------------------------------------------
+
+    async def _ask(self, question: JsonObject, client: Client, exchange: Exchange) -> JsonObject:
+        """Ask the client's user over the request's own stream. Empty without an answer in time."""
+        asked_id = f"fumehood-{secrets.token_hex(16)}"
+        answered: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
+        self._asked[asked_id] = (client.principal.id, answered)
+        try:
+            await exchange.send(encode_call("elicitation/create", question, id=asked_id))
+            async with asyncio.timeout(ANSWER_S):
+                return await answered
+        except TimeoutError:
+            return {}
+        finally:
+            del self._asked[asked_id]
+
+    async def _look_for(
+        self, params: JsonObject, name: str, arguments: JsonObject, client: Client
+    ) -> JsonObject:
+        """The answer of a call that waited, for a client that sends it again. Nothing runs."""
+        call_id, _, digest = str(params["requestState"]).partition(".")
+        if digest != _digest(name, arguments, client):
+            raise RpcError(INVALID_PARAMS, NO_STATE)
+        approval = await self._engine.approvals.of_call(call_id, client.principal)
+        if approval is None or not _is_of(approval, name, client):
+            raise RpcError(INVALID_PARAMS, NO_STATE)
+        responses = params.get("inputResponses")
+        answered = responses.get(QUESTION) if isinstance(responses, dict) else None
+        is_accepted = isinstance(answered, dict) and answered.get("action") == "accept"
+        waiting = RequiresHumanApproval(
+            "The call still waits for a human's approval. It runs once it is approved.",
+            extra={"approval_id": approval.id},
+        )
+        refusal = self._engine.refusal(waiting, tool=name)
+        metadata = refusal.metadata.model_copy(update={"call_id": call_id})
+        envelope = refusal.model_copy(update={"metadata": metadata})
+        return result_of(await self._look(envelope, client, LOOK_S if is_accepted else 0))
+
+    async def _look(self, waiting: Envelope, client: Client, patience_s: float) -> Envelope:
+        """The answer of a call that waited, or the same envelope if nobody decides in time."""
+        approvals, call_id = self._engine.approvals, waiting.metadata.call_id or ""
+        deadline = anyio.current_time() + patience_s
+        seen = -1
+        while not self._engine.is_draining:
+            seen = await approvals.next_change(seen, within_s=CHANGES_S)
+            answer = await approvals.answer_of(call_id, client.principal)
+            if answer is not None:
+                return answer
+            approval = await approvals.of_call(call_id, client.principal)
+            runs = approval is not None and approval.state in _DECIDED
+            if not runs and anyio.current_time() >= deadline:
+                break
+        return waiting
+
+    # -- resources -----------------------------------------------------------------------
+
+    async def _list_resources(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
+        return {"resources": [], **(_UNCACHED if client.is_modern else {})}
+
+    async def _list_templates(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
+        return {"resourceTemplates": [], **(_UNCACHED if client.is_modern else {})}
+
+    async def _read_resource(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
+        uri = params.get("uri")
+        missing = INVALID_PARAMS if client.is_modern else RESOURCE_MISSING
+        try:
+            link = parse_blob_url(str(uri).removeprefix(LINK_PREFIX))
+            blob, file = await self._engine.open_blob(
+                link.blob_id, client.principal, expires=link.expires, signature=link.signature
+            )
+        except (ValueError, ResourceNotFound) as error:
+            raise RpcError(missing, str(error)) from None
+        with file:
+            if blob.size > MAX_RESOURCE_BYTES:
+                words = f"The resource is over {MAX_RESOURCE_BYTES >> 20} MB. Fetch it over HTTP: "
+                raise RpcError(INVALID_PARAMS, words + blob.url)
+            content = await anyio.to_thread.run_sync(file.read)
+        read: JsonObject = {"uri": uri, "mimeType": blob.content_type}
+        try:
+            is_text = blob.content_type.startswith(("text/", "application/json"))
+            read |= {"text": content.decode()} if is_text else {"blob": _base64(content)}
+        except UnicodeDecodeError:
+            read["blob"] = _base64(content)
+        return {"contents": [read], **(_UNCACHED if client.is_modern else {})}
+
+    # -- changes of the list -------------------------------------------------------------
+
+    async def _listen(
+        self, params: JsonObject, client: Client, exchange: Exchange, request_id: str | int = ""
+    ) -> JsonObject:
+        wanted = params.get("notifications")
+        follows = isinstance(wanted, dict) and wanted.get("toolsListChanged") is True
+        meta = {SUBSCRIPTION_KEY: request_id}
+        honored = {"toolsListChanged": True} if follows else {}
+        said = {"notifications": honored, "_meta": meta}
+        await exchange.send(encode_call("notifications/subscriptions/acknowledged", said))
+        await self._tell_changes(client, exchange, {"_meta": meta}, is_followed=follows)
+        return {"_meta": meta}
+
+    async def _tell_changes(
+        self, client: Client, exchange: Exchange, params: JsonObject | None, *,
+        is_followed: bool = True,
+    ) -> None:  # fmt: skip
+        known = self._state(client)
+        while not self._engine.is_draining:
+            await anyio.sleep(CHANGES_S)
+            now = self._state(client)
+            if now != known and is_followed:
+                await exchange.send(encode_call(TOOLS_CHANGED, params))
+            known = now
+
+    def _state(self, client: Client) -> Any:
+        try:
+            return self._engine.tools_state(client.principal, client.agent_id)
+        except EngineError:
+            return None  # the agent is gone, which is a change too
+
+
+_CAPABILITIES: JsonObject = {"tools": {"listChanged": True}, "resources": {}}
+_UNCACHED: JsonObject = {"ttlMs": 0, "cacheScope": "private"}
+"""A list may change at any time, and differs between callers."""
+
+_DECIDED = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
+
+
+@cache
+def server_info() -> JsonObject:
+    """Name and version."""
+    return {"name": "fumehood", "version": version("fumehood")}
+
+
+def _stamped(result: JsonObject) -> JsonObject:
+    """The result as it must be from 2026-07-28 on."""
+    meta = {**result.get("_meta", {}), SERVER_KEY: server_info()}
+    return {"resultType": "complete", **result, "_meta": meta}
+
+
+def _named(params: JsonObject) -> tuple[str, JsonObject]:
+    """The name and the arguments of a call."""
+    name, arguments = params.get("name"), params.get("arguments")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_CHARACTERS:
+        raise RpcError(INVALID_PARAMS, "`name` must be the name of a tool.")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise RpcError(INVALID_PARAMS, "`arguments` must be an object.")
+    return name, arguments or {}
+
+
+async def _followed(call: StreamedCall, exchange: Exchange, token: str | int) -> Envelope:
+    """Send a call's progress, which may only grow; returns its answer."""
+    last = -1.0
+    async for event in events_of(call):
+        if isinstance(event, ResultEvent | ErrorEvent):
+            return event.envelope
+        if isinstance(event, ProgressEvent) and event.progress > last:
+            last = event.progress
+            told = {"progressToken": token, "progress": last, "total": 100}
+            await exchange.send(
+                encode_call("notifications/progress", {**told, "message": event.message})
+            )
+    raise RuntimeError("the events of a call ended without its answer")
+
+
+def _waiting_call(envelope: Envelope) -> str | None:
+    """The approval that a call waits for; None where a human's word would change nothing."""
+    error = envelope.error
+    if error is None or error.code != RequiresHumanApproval.code:
+        return None
+    return error.approval_id if envelope.metadata.call_id is not None else None
+
+
+def _question(name: str, envelope: Envelope) -> JsonObject:
+    """What the client's user is asked. The answer decides nothing."""
+    message = (
+        f"The call of {name} waits for approval {_waiting_call(envelope)}. An approver decides on "
+        "it, not this dialogue. Accept to look for the decision now."
+    )
+    schema = {"type": "object", "properties": {}}
+    return {"mode": "form", "message": message, "requestedSchema": schema}
+
+
+def _digest(name: str, arguments: JsonObject, client: Client) -> str:
+    """What the state of a waiting call is bound to, beside its principal."""
+    bound = [name, arguments, client.agent_id, client.session_id]
+    return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
+
+
+def _is_of(approval: Approval, name: str, client: Client) -> bool:
+    """Whether the approval is of a call with this tool, agent and session."""
+    found = (approval.tool, approval.agent_id, approval.session_id)
+    return found == (name.partition("@")[0], client.agent_id, client.session_id)
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
