@@ -303,7 +303,7 @@ class McpServer:
             }
         answered = await self._ask(question, client, exchange)
         if answered.get("action") == "accept":
-            envelope = await self._look(envelope, client, LOOK_S)
+            envelope = await self._look(envelope, client)
         return result_of(envelope)
 
     def _find_tools(self, client: Client, arguments: JsonObject) -> JsonObject:
@@ -395,12 +395,12 @@ class McpServer:
         refusal = self._engine.refusal(waiting, tool=name)
         metadata = refusal.metadata.model_copy(update={"call_id": call_id})
         envelope = refusal.model_copy(update={"metadata": metadata})
-        return result_of(await self._look(envelope, client, LOOK_S if is_accepted else 0))
+        return result_of(await self._look(envelope, client) if is_accepted else envelope)
 
-    async def _look(self, waiting: Envelope, client: Client, patience_s: float) -> Envelope:
+    async def _look(self, waiting: Envelope, client: Client) -> Envelope:
         """The answer of a call that waited, or the same envelope if nobody decides in time."""
         approvals, call_id = self._engine.approvals, waiting.metadata.call_id or ""
-        deadline = anyio.current_time() + patience_s
+        deadline = anyio.current_time() + LOOK_S
         seen = -1
         while not self._engine.is_draining:
             seen = await approvals.next_change(seen, within_s=CHANGES_S)

@@ -94,6 +94,11 @@ class _Tools:
             self.preferred.pop(name, None)
         self._names = None
 
+    def definitions(self) -> dict[str, ToolDefinition]:
+        """All versions, by name and version."""
+        tools = [tool for versions in self.by_name.values() for tool in versions.values()]
+        return {f"{t.definition.name}@{t.definition.version}": t.definition for t in tools}
+
     @property
     def names(self) -> list[str]:
         """Every name in order. Sorted at each change, not at each list."""
@@ -194,8 +199,8 @@ class ToolIndex:
                     after.add(tool)
         for tool in tools:
             after.add(tool)
+        self.changes += after.definitions() != self._now.definitions()
         self._now = after
-        self.changes += 1
 
     def owner(self, name: str, *, but: Source) -> Source | None:
         """The source that already has this name, apart from one source."""

@@ -1,0 +1,391 @@
+"""D3: the engine's tools in clients of the Model Context Protocol, through the official library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import mcp_types as types
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from conftest import Daemon, StartDaemon, make_first_approver
+from support.approving import approving_daemon, ran
+from support.authority import Authority, ask
+from support.definition_files import DefinitionDirectory
+from support.definitions import rest_document
+from support.mcp import MODES, PATIENCE_S, WAYS, connected, decide, raw_client
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("D3")]
+
+both_eras = pytest.mark.parametrize("mode", MODES)
+both_ways = pytest.mark.parametrize("way", WAYS)
+OWN = ["list_tools", "run_tool"]
+
+
+@both_ways
+@both_eras
+async def test_client_lists_and_calls_every_tool(
+    shared_daemon: Daemon, way: str, mode: str
+) -> None:
+    async with connected(shared_daemon, way, mode) as client:
+        assert client.server_info is not None
+        assert client.server_info.name == "fumehood"
+        assert client.protocol_version == ("2025-11-25" if mode == "legacy" else "2026-07-28")
+        listed = (await client.list_tools()).tools
+        names = [tool.name for tool in listed]
+        assert names == [*sorted(names[:-2]), *OWN]  # workspace tools need a session
+        assert "calculator" in names
+        assert "read_file" not in names
+        sums = listed[0]
+        assert sums.annotations is not None
+        assert sums.annotations.read_only_hint is True
+        assert sums.output_schema is not None
+        result = await client.call_tool("calculator", {"expression": "5! + 2**10"})
+        assert (result.is_error, result.structured_content) == (
+            False,
+            {"value": 1144, "text": "1144"},
+        )
+        assert isinstance(result.content[0], types.TextContent)
+        assert json.loads(result.content[0].text) == result.structured_content
+        assert result.meta is not None
+        envelope = result.meta["fumehood/envelope"]
+        record = ask(shared_daemon.socket, "GET", f"/v1/calls/{envelope['metadata']['call_id']}")
+        assert record.body["data"]["call"]["code"] == "OK"
+
+
+@both_ways
+@both_eras
+async def test_failures_are_results_that_a_model_can_read(
+    shared_daemon: Daemon, way: str, mode: str
+) -> None:
+    async with connected(shared_daemon, way, mode) as client:
+        for name, arguments, words in (
+            ("calculator", {"expression": "1 / 0"}, "EXECUTION_ERROR: "),
+            ("calculator", {"expression": "a.b"}, "SANDBOX_VIOLATION: "),
+            ("calculator", {}, "INVALID_PARAMS: "),
+            ("calculater", {}, "TOOL_NOT_FOUND: There is no tool 'calculater'. Did you mean"),
+            ("run_restricted_python", {"code": "print('so far')\n{}['a']"}, "EXECUTION_ERROR: "),
+        ):
+            result = await client.call_tool(name, arguments)
+            assert result.is_error is True
+            assert isinstance(result.content[0], types.TextContent)
+            assert result.content[0].text.startswith(words), result.content[0].text
+        assert "traceback:\n" in result.content[0].text
+        assert "stdout:\nso far" in result.content[0].text
+        twin = await client.call_tool("calculator", {"expression": "1", "precision": None})
+        assert twin.structured_content == {"value": 1, "text": "1"}
+
+
+@both_ways
+@both_eras
+async def test_long_text_is_shortened_and_read_whole_by_its_link(
+    shared_daemon: Daemon, way: str, mode: str
+) -> None:
+    async with connected(shared_daemon, way, mode) as client:
+        result = await client.call_tool("run_restricted_python", {"code": "print('é' * 5000)"})
+        assert len(result.structured_content["stdout"]) <= 2000
+        _, link = result.content
+        assert isinstance(link, types.ResourceLink)
+        (whole,) = (await client.read_resource(link.uri)).contents
+        assert isinstance(whole, types.TextResourceContents)
+        assert whole.text == "é" * 5000 + "\n"
+        with pytest.raises(Exception, match="address of a blob"):
+            await client.read_resource("fumehood:///v1/blobs/none")
+        with pytest.raises(Exception, match="no such blob"):
+            await client.read_resource(link.uri[:-1] + ("0" if link.uri[-1] != "0" else "1"))
+
+
+@both_eras
+async def test_tools_of_the_server_itself_find_and_call_the_others(
+    shared_daemon: Daemon, mode: str
+) -> None:
+    async with connected(shared_daemon, "stdio", mode) as client:
+        found = await client.call_tool("list_tools", {"query": "Mathematical EXPRESSION"})
+        assert [tool["name"] for tool in found.structured_content["tools"]] == ["calculator"]
+        call = {"name": "calculator", "arguments": {"expression": "6 * 7"}}
+        assert (await client.call_tool("run_tool", call)).structured_content["value"] == 42
+        again = await client.call_tool("run_tool", {"name": "run_tool", "arguments": call})
+        assert again.is_error is True
+
+
+@both_ways
+@both_eras
+async def test_changed_list_is_told_and_listed_anew(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, way: str, mode: str
+) -> None:
+    daemon = start_daemon(tools_directory=str(definitions.path))
+    told = asyncio.Event()
+
+    async def on_message(message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            told.set()
+
+    async with connected(daemon, way, mode, message_handler=on_message) as client:
+        assert "weather" not in [tool.name for tool in (await client.list_tools()).tools]
+        if mode == "legacy":
+            # The stream of changes may not be open yet: changes go on until one is told.
+            number = 0
+            async with asyncio.timeout(PATIENCE_S):
+                while not told.is_set():
+                    number += 1
+                    document = rest_document(description=f"Number {number}.")
+                    definitions.put("tools.json", {"tools": [document]})
+                    await asyncio.wait([asyncio.create_task(told.wait())], timeout=2)
+        else:
+            async with client.listen(tools_list_changed=True) as changes:
+                definitions.put("tools.json", {"tools": [rest_document()]})
+                async with asyncio.timeout(PATIENCE_S):
+                    await anext(aiter(changes))
+        assert "weather" in [tool.name for tool in (await client.list_tools()).tools]
+
+
+@pytest.fixture(scope="module")
+def asking() -> Iterator[Daemon]:
+    """A daemon with dangerous tools and an approver."""
+    import shutil
+    import tempfile
+
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    with approving_daemon(home) as daemon:
+        yield daemon
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@both_ways
+@both_eras
+@pytest.mark.parametrize(
+    ("decision", "action", "code"),
+    [
+        ("approve", "accept", None),
+        ("deny", "accept", "APPROVAL_DENIED"),
+        (None, "accept", "REQUIRES_HUMAN_APPROVAL"),
+        (None, "decline", "REQUIRES_HUMAN_APPROVAL"),
+        ("approve", "cancel", "REQUIRES_HUMAN_APPROVAL"),
+    ],
+)
+async def test_accept_looks_again_and_approves_nothing(
+    asking: Daemon, way: str, mode: str, decision: str | None, action: Any, code: str | None
+) -> None:
+    text = f"{way} {mode} {decision} {action}"
+    asked: list[str] = []
+
+    async def elicit(_: Any, params: Any) -> types.ElicitResult:
+        asked.append(params.message)
+        if decision is not None:
+            reason = "not today" if decision == "deny" else None
+            await asyncio.to_thread(decide, asking, params.message, decision, reason)
+        return types.ElicitResult(action=action, content={} if action == "accept" else None)
+
+    async with connected(asking, way, mode, elicitation_callback=elicit) as client:
+        result = await client.call_tool("note", {"text": text})
+    assert len(asked) == 1
+    assert "The call of note waits for approval apr_" in asked[0]
+    if decision == "approve":
+        wait_until(lambda: f"'{text}' 1" in ran(asking))
+    assert ran(asking).count(f"'{text}' 1") == (decision == "approve")
+    assert isinstance(result.content[0], types.TextContent)
+    if code is None:
+        assert result.structured_content == {"noted": text}
+    else:
+        assert result.is_error is True
+        assert result.content[0].text.startswith(f"{code}: ")
+        assert ("not today" in result.content[0].text) is (decision == "deny")
+
+
+@both_eras
+async def test_client_that_cannot_ask_gets_the_ids_of_approval_and_call(
+    asking: Daemon, mode: str
+) -> None:
+    async with connected(asking, "stdio", mode) as client:
+        result = await client.call_tool("note", {"text": f"unasked {mode}"})
+    assert isinstance(result.content[0], types.TextContent)
+    text = result.content[0].text
+    assert text.startswith("REQUIRES_HUMAN_APPROVAL: ")
+    assert "apr_" in text
+    assert "call_" in text
+    assert f"'unasked {mode}' 1" not in ran(asking)
+
+
+async def test_call_waits_for_approval_as_long_as_it_is_told(asking: Daemon) -> None:
+    async with connected(asking, "stdio", MODES[0], "--wait", "30") as client:
+        task = asyncio.create_task(client.call_tool("note", {"text": "waited for"}))
+        approvals: list[Any] = []
+
+        def pending() -> bool:
+            found = ask(asking.socket, "GET", "/v1/approvals?state=pending").body["data"]["items"]
+            approvals[:] = [one for one in found if one["arguments"].get("text") == "waited for"]
+            return bool(approvals)
+
+        await asyncio.to_thread(wait_until, pending)
+        await asyncio.to_thread(decide, asking, approvals[0]["id"], "approve")
+        assert (await task).structured_content == {"noted": "waited for"}
+
+
+@both_eras
+async def test_agent_sees_and_calls_its_own_tools_only(
+    start_daemon: StartDaemon, home: Path, mode: str
+) -> None:
+    authority = Authority(home, make_first_approver(home))
+    daemon = start_daemon()
+    authority.agent("sums", f"uid:{os.getuid()}", tools=("calculator",))
+    async with connected(daemon, "stdio", mode, "--agent", "sums") as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["calculator", *OWN]
+        result = await client.call_tool("calculator", {"expression": "1"})
+        assert result.structured_content["value"] == 1
+        refused = await client.call_tool("run_restricted_python", {"code": "1"})
+        assert refused.content[0].text.startswith("PERMISSION_DENIED: ")
+    async with connected(daemon, "http", mode, query="?agent_id=nobody") as client:
+        with pytest.raises(Exception, match="RESOURCE_NOT_FOUND: There is no agent 'nobody'"):
+            await client.list_tools()
+        refused = await client.call_tool("calculator", {"expression": "1"})
+        assert refused.content[0].text.startswith("RESOURCE_NOT_FOUND: ")
+
+
+@both_eras
+async def test_progress_of_a_program_is_told_in_order(asking: Daemon, mode: str) -> None:
+    told: list[tuple[float, str | None]] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        assert total == 100
+        told.append((progress, message))
+
+    async with connected(asking, "stdio", mode) as client:
+        call = {"expression": "1 + 1"}
+        result = await client.call_tool("calculator", call, progress_callback=on_progress)
+        refused = await client.call_tool("calculator", {}, progress_callback=on_progress)
+    assert result.structured_content["value"] == 2
+    assert refused.is_error is True
+    assert told == [(0, "started")]
+
+
+@both_eras
+async def test_server_outlives_a_crash_of_the_daemon(start_daemon: StartDaemon, mode: str) -> None:
+    daemon = start_daemon()
+    async with connected(daemon, "stdio", mode) as client:
+        first = await client.call_tool("calculator", {"expression": "1"})
+        daemon.process.kill()
+        await asyncio.to_thread(daemon.process.wait)
+        with pytest.raises(Exception, match="No engine answers on"):
+            await client.call_tool("calculator", {"expression": "2"})
+        restarted = await asyncio.to_thread(start_daemon)
+        second = await client.call_tool("calculator", {"expression": "3"})
+        assert (first.structured_content["value"], second.structured_content["value"]) == (1, 3)
+        assert [tool.name for tool in (await client.list_tools()).tools][-2:] == OWN
+    assert restarted.stop() == 0
+
+
+async def test_call_that_a_crash_interrupts_says_that_its_effect_is_unknown(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    daemon = start_daemon()
+    with raw_client(daemon) as raw:
+        raw.initialize()
+        raw.call(1, "run_restricted_python", code="n = 0\nwhile True: n = n + 1")
+        wait_until(lambda: daemon.process.poll() is None and _is_running(daemon))
+        daemon.process.kill()
+        answer = raw.receive()
+    assert (answer["id"], answer["error"]["code"]) == (1, -32603)
+    assert "unknown whether the call took effect" in answer["error"]["message"]
+
+
+def _is_running(daemon: Daemon) -> bool:
+    """Whether the daemon has children that compute."""
+    import psutil
+
+    children = psutil.Process(daemon.process.pid).children(recursive=True)
+    return any(child.cpu_times().user > 0.2 for child in children)
+
+
+@pytest.mark.needs("docker")
+@pytest.mark.usefixtures("python_image")
+@both_eras
+async def test_session_of_its_own_has_files_and_ends_with_the_process(
+    shared_daemon: Daemon, mode: str
+) -> None:
+    def active() -> list[str]:
+        items = ask(shared_daemon.socket, "GET", "/v1/sessions").body["data"]["items"]
+        return [item["id"] for item in items if item["state"] == "active"]
+
+    before = active()
+    async with connected(shared_daemon, "stdio", mode, "--session", "new") as client:
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        assert {"read_file", "write_file", "list_files"} <= set(names)
+        (made,) = set(active()) - set(before)
+        await client.call_tool("run_python", {"code": "x = 40"})
+        result = await client.call_tool("run_python", {"code": "x + 2"})
+        assert result.structured_content["value"] == 42
+        assert result.structured_content["session"]["id"] == made
+    wait_until(lambda: made not in active())
+
+
+@pytest.mark.needs("docker")
+@pytest.mark.usefixtures("python_image")
+@both_eras
+async def test_program_reports_progress_and_a_cancelled_one_ends(
+    shared_daemon: Daemon, mode: str
+) -> None:
+    told: list[tuple[float, str | None]] = []
+    half = asyncio.Event()
+
+    async def on_progress(progress: float, _: float | None, message: str | None) -> None:
+        told.append((progress, message))
+        if progress == 50:
+            half.set()
+
+    code = "import time\nprogress(50, 'half')\nprogress(20, 'back')\ntime.sleep(60)"
+    async with connected(shared_daemon, "stdio", mode, read_timeout_seconds=60) as client:
+        task = asyncio.create_task(
+            client.call_tool("run_python", {"code": code}, progress_callback=on_progress)
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            await half.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        wait_until(lambda: _newest_code(shared_daemon, "run_python") == "CANCELLED")
+    assert told == [(0, "started"), (50, "half")]
+
+
+def _newest_code(daemon: Daemon, tool: str) -> str:
+    items = ask(daemon.socket, "GET", f"/v1/calls?tool={tool}&limit=1").body["data"]["items"]
+    return items[0]["code"] if items else ""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@both_eras
+async def test_client_with_a_token_uses_the_loopback_address(
+    start_daemon: StartDaemon, home: Path, mode: str
+) -> None:
+    token = Authority(home, make_first_approver(home))
+    port = free_port()
+    start_daemon(tcp=f"127.0.0.1:{port}")
+    headers = {"authorization": f"Bearer {token.token('desk')}"}
+    async with httpx2.AsyncClient(headers=headers, timeout=PATIENCE_S) as http:
+        address = streamable_http_client(f"http://127.0.0.1:{port}/mcp", http_client=http)
+        async with Client(address, mode=mode) as client:
+            result = await client.call_tool("calculator", {"expression": "2 + 2"})
+            assert result.structured_content["value"] == 4
+        calls = await http.get(f"http://localhost:{port}/v1/calls?limit=1")
+        assert calls.json()["data"]["items"][0]["principal_id"] == "token:desk"
+        control = await http.get(f"http://127.0.0.1:{port}/v1/agents")
+        assert control.status_code == 404
+
+
+def test_first_answer_comes_without_models_and_libraries(shared_daemon: Daemon) -> None:
+    with raw_client(shared_daemon) as raw:
+        assert raw.initialize()["serverInfo"]["name"] == "fumehood"
+        assert raw.end() == 0

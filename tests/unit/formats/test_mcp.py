@@ -1,0 +1,84 @@
+"""A tool as MCP describes it, and nulls of clients that make models of schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fumehood import ToolDefinition
+from fumehood.formats.mcp import tool_to_mcp, without_nulls
+from support.definitions import expression_document
+
+pytestmark = pytest.mark.row("D3")
+
+
+def shape_of(**fields: Any) -> dict[str, Any]:
+    return tool_to_mcp(ToolDefinition(**expression_document(**fields)))
+
+
+def test_annotations_are_the_definitions_own() -> None:
+    assert shape_of(read_only=True)["annotations"] == {
+        "readOnlyHint": True, "destructiveHint": False, "idempotentHint": True,
+        "openWorldHint": False,
+    }  # fmt: skip
+    dangerous = shape_of(dangerous=True)["annotations"]
+    assert (dangerous["destructiveHint"], dangerous["readOnlyHint"]) == (True, False)
+
+
+@pytest.mark.parametrize(("kind", "is_open"), [("REST", True), ("MCP", True), ("NATIVE", False)])
+def test_other_services_are_an_open_world(kind: str, is_open: bool) -> None:
+    fields = {**expression_document(), "type": kind}
+    fields.pop("executor", None)
+    shape = tool_to_mcp(ToolDefinition.model_validate(fields))
+    assert shape["annotations"]["openWorldHint"] is is_open
+
+
+def test_nothing_tells_how_a_tool_runs() -> None:
+    shape = shape_of(output_schema={"type": "object"}, tags=["t"], timeout_seconds=3)
+    assert shape.keys() == {"name", "description", "inputSchema", "outputSchema", "annotations"}
+
+
+def test_output_schema_allows_the_notes_on_shortened_texts() -> None:
+    schema = {"properties": {"a": {"type": "string"}}, "additionalProperties": False}
+    expected = {"properties": schema["properties"], "type": "object"}
+    assert shape_of(output_schema=schema)["outputSchema"] == expected
+    tool = ToolDefinition(**expression_document(output_schema=schema))
+    assert "outputSchema" not in tool_to_mcp(tool, with_output=False)
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["needed"],
+    "properties": {
+        "needed": {"type": "string"},
+        "word": {"type": "string"},
+        "either": {"type": ["string", "null"]},
+        "any_of": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "choice": {"enum": ["a", None]},
+        "named": {"$ref": "#/$defs/word"},
+        "maybe_named": {"anyOf": [{"$ref": "#/$defs/word"}, {"type": "null"}]},
+        "anything": {},
+        "whatever": True,
+    },
+    "$defs": {"word": {"type": "string"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"),
+    [
+        ("needed", True), ("word", False), ("either", True), ("any_of", True), ("choice", True),
+        ("named", False), ("maybe_named", True), ("anything", True), ("whatever", True),
+        ("unknown", True),
+    ],
+)  # fmt: skip
+def test_null_counts_as_left_out_where_none_is_taken(name: str, is_kept: bool) -> None:
+    given = {name: None, "other": 1}
+    expected = given if is_kept else {"other": 1}
+    assert without_nulls(SCHEMA, given) == expected
+
+
+def test_values_and_nulls_below_the_top_stay() -> None:
+    given = {"word": "a", "needed": {"word": None}}
+    assert without_nulls(SCHEMA, given) == given
