@@ -1,0 +1,449 @@
+"""MCP clients that lie, flood or leave: over stdio, at `/mcp`, and on the loopback address."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import Daemon
+from fumehood.mcp.stdio import MAX_REQUESTS
+from support.approving import approving_daemon, ran
+from support.authority import Authority, ask
+from support.mcp import ASKING, META, RawClient, modern, post, raw_client
+from support.wait import wait_until
+
+pytestmark = pytest.mark.row("D3")
+
+LOOP = "n = 0\nwhile True: n = n + 1"
+SUM = {"expression": "40 + 2"}
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+        return number
+
+
+@pytest.fixture(scope="module")
+def daemon(port: int) -> Iterator[Daemon]:
+    """A daemon with dangerous tools, an approver and an address on loopback."""
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    with approving_daemon(home, tcp=f"127.0.0.1:{port}") as running:
+        yield running
+    assert "internal_error" not in running.log
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def raw(daemon: Daemon) -> Iterator[RawClient]:
+    with raw_client(daemon) as client:
+        yield client
+
+
+def still_answers(raw: RawClient) -> bool:
+    """The twin of every attack on a server: it goes on."""
+    raw.call("twin", "calculator", **SUM)
+    return raw.receive()["result"]["structuredContent"]["value"] == 42
+
+
+# -- lines ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"garbage", -32700),
+        (b"\x00\xff\xfe", -32700),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/list"', -32700),
+        (b"[" * 10_000 + b"]" * 10_000, -32700),
+        (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, -32700),
+        (b'{"jsonrpc":"2.0","id":1,"id":2,"method":"tools/list"}', -32700),
+        (b'[{"jsonrpc":"2.0","id":1,"method":"tools/list"}]', -32600),
+        (b'{"jsonrpc":"2.0","id":null,"method":"tools/list"}', -32600),
+        (b'{"jsonrpc":"1.0","id":1,"method":"tools/list"}', -32600),
+    ],
+)
+def test_line_that_is_no_message_has_an_error_and_hurts_nothing(
+    raw: RawClient, line: bytes, code: int
+) -> None:
+    raw.send(line)
+    answer = raw.receive()
+    assert (answer["id"], answer["error"]["code"]) == (None, code)
+    assert still_answers(raw)
+
+
+def test_line_of_100_mb_is_refused_without_holding_it(raw: RawClient) -> None:
+    assert still_answers(raw)
+    before = psutil.Process(raw.process.pid).memory_info().rss
+    raw.send(b'{"jsonrpc":"2.0","id":1,"method":"' + b"x" * (100 * MB) + b'"}')
+    answer = raw.receive()
+    assert (answer["id"], answer["error"]["code"]) == (None, -32600)
+    assert "over 8 MB" in answer["error"]["message"]
+    assert psutil.Process(raw.process.pid).memory_info().rss < before + 40 * MB
+    assert still_answers(raw)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [
+        ("nothing", {}, -32601),
+        ("prompts/list", {}, -32601),
+        ("tools/call", {}, -32602),
+        ("tools/call", {"name": ["calculator"]}, -32602),
+        ("tools/call", {"name": "x" * 300}, -32602),
+        ("tools/call", {"name": "calculator", "arguments": [1]}, -32602),
+        ("tools/call", {"name": "run_tool", "arguments": {}}, -32602),
+        ("tools/list", {"cursor": "more"}, -32602),
+        ("resources/read", {"uri": "file:///etc/passwd"}, -32002),
+        ("resources/read", {}, -32002),
+    ],
+)
+def test_wrong_request_has_an_error(
+    raw: RawClient, method: str, params: dict[str, Any], code: int
+) -> None:
+    raw.request(1, method, **params)
+    answer = raw.receive()
+    assert (answer["id"], answer["error"]["code"]) == (1, code)
+    assert still_answers(raw)
+
+
+def test_id_in_use_is_refused_and_the_first_request_is_answered(raw: RawClient) -> None:
+    raw.call(7, "run_restricted_python", code=LOOP)
+    raw.call(7, "calculator", **SUM)
+    raw.call("7", "calculator", **SUM)  # another id
+    first, second, third = (raw.receive() for _ in range(3))
+    assert first["error"]["message"] == "A request with this id is not answered yet."
+    assert second["id"] == "7"
+    assert third["result"]["content"][0]["text"].startswith("TIMEOUT: ")
+
+
+def test_more_requests_than_allowed_are_refused_and_none_is_lost(raw: RawClient) -> None:
+    raw.initialize()
+    for number in range(MAX_REQUESTS + 5):
+        meta = {**META}
+        raw.request(number, "subscriptions/listen", notifications={}, _meta=meta)
+    refused = 0
+    seen = 0
+    while seen < MAX_REQUESTS + 5:
+        message = raw.receive()
+        seen += 1
+        refused += message.get("error", {}).get("code") == -32600
+    assert refused == 5
+    raw.notify("notifications/cancelled", requestId=0)
+    assert still_answers(raw)
+
+
+def test_cancelled_call_ends_and_its_request_has_no_response(
+    daemon: Daemon, raw: RawClient
+) -> None:
+    raw.initialize()
+    raw.call(1, "hold", text="never approved")
+    assert raw.receive()["id"] == 1  # the control: it waits for nobody
+    raw.call(2, "run_restricted_python", code=LOOP)
+    wait_until(lambda: _computes(daemon))
+    raw.notify("notifications/cancelled", requestId="2")  # not this request's id
+    raw.notify("notifications/cancelled", requestId=99)
+    raw.notify("notifications/cancelled", requestId=[2])
+    raw.notify("notifications/cancelled", requestId=2)
+    wait_until(lambda: newest(daemon) == ("run_restricted_python", "CANCELLED"))
+    assert still_answers(raw)  # and its answer is the next one
+
+
+def test_client_that_goes_away_ends_its_call(daemon: Daemon) -> None:
+    for leave in (RawClient.end, lambda raw: raw.process.kill()):
+        with raw_client(daemon) as raw:
+            raw.initialize()
+            assert still_answers(raw)
+            raw.call(2, "run_restricted_python", code=LOOP)
+            wait_until(lambda: _computes(daemon))
+            leave(raw)
+        wait_until(lambda: newest(daemon) == ("run_restricted_python", "CANCELLED"))
+
+
+def newest(daemon: Daemon) -> tuple[str, str]:
+    """Tool and code of the newest call that has ended."""
+    (found,) = ask(daemon.socket, "GET", "/v1/calls?limit=1").body["data"]["items"]
+    return found["tool_name"], found["code"]
+
+
+def _computes(daemon: Daemon) -> bool:
+    """Whether a child of the daemon is running now, as the kernel says."""
+    children = psutil.Process(daemon.process.pid).children(recursive=True)
+    return any(child.status() == psutil.STATUS_RUNNING for child in children)
+
+
+# -- other clients' requests ----------------------------------------------------------------
+
+
+def initialized(daemon: Daemon, credential: str | None = None, **capabilities: Any) -> str:
+    """A session's id."""
+    params = {"protocolVersion": "2025-11-25", "capabilities": capabilities}
+    message = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+    return post(daemon.socket, message, credential).headers["mcp-session-id"]
+
+
+def test_nobody_cancels_the_request_of_another(daemon: Daemon) -> None:
+    token = Authority(daemon.home, daemon.credential).token("rival")
+    session, other = initialized(daemon), initialized(daemon)
+    stop = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+    call = {"name": "run_restricted_python", "arguments": {"code": LOOP}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+
+    def ended_with(cancel: Any) -> str:
+        headers = {"content-type": "application/json", "mcp-session-id": session}
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(daemon.socket))
+            client = http.client.HTTPConnection("fumehood")
+            client.sock = connection
+            client.request("POST", "/mcp", json.dumps(message), headers)
+            wait_until(lambda: _computes(daemon))
+            cancel()
+            answer = json.loads(client.getresponse().read())
+        return answer["result"]["content"][0]["text"].partition(":")[0]
+
+    foreign = {"mcp-session-id": session}
+    attacks = [
+        lambda: post(daemon.socket, stop, **{"mcp-session-id": other}),
+        lambda: post(daemon.socket, stop),
+        lambda: post(daemon.socket, stop, token, **foreign),
+    ]
+    assert [ended_with(attack) for attack in attacks] == ["TIMEOUT"] * 3
+    assert ended_with(lambda: post(daemon.socket, stop, **foreign)) == "CANCELLED"  # the twin
+
+
+@pytest.mark.parametrize("session", ["x", "2025-11-25.asks.0", "../../etc", "2099-01-01.plain.0"])
+def test_session_that_is_none_is_not_found(daemon: Daemon, session: str) -> None:
+    listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    answer = post(daemon.socket, listing, **{"mcp-session-id": session})
+    assert answer.status == 404
+    assert post(daemon.socket, listing).status == 200
+
+
+# -- approvals --------------------------------------------------------------------------------
+
+
+def waiting(daemon: Daemon, text: str, credential: str | None = None) -> str:
+    """The state of a call that waits."""
+    call = modern(1, "tools/call", ASKING, name="note", arguments={"text": text})
+    result = post(daemon.socket, call, credential).body["result"]
+    assert result["resultType"] == "input_required"
+    assert result["inputRequests"]["approval"]["params"]["mode"] == "form"
+    return result["requestState"]
+
+
+ACCEPTED = {"approval": {"action": "accept", "content": {}}}
+
+
+def again(daemon: Daemon, state: Any, credential: str | None = None, **call: Any) -> Any:
+    """The body of the answer to a call that is sent again with this state."""
+    params = {"name": "note", "arguments": {"text": "wanted"}, **call}
+    message = modern(2, "tools/call", ASKING, requestState=state, inputResponses=ACCEPTED, **params)
+    return post(daemon.socket, message, credential).body
+
+
+def test_forged_state_answers_nothing_and_runs_nothing(daemon: Daemon) -> None:
+    token = Authority(daemon.home, daemon.credential).token("thief")
+    state = waiting(daemon, "wanted")
+    call_id, _, digest = state.partition(".")
+    theirs = waiting(daemon, "wanted", token)
+    attacks: list[tuple[Any, str | None, dict[str, Any]]] = [
+        ("", None, {}),
+        (7, None, {}),
+        ("x" * 100_000, None, {}),
+        (call_id, None, {}),
+        (f"{call_id}.", None, {}),
+        (f"call_0.{digest}", None, {}),
+        (f"{call_id}.{'0' * 64}", None, {}),
+        (state, None, {"arguments": {"text": "another"}}),
+        (state, None, {"name": "hold"}),
+        (state, token, {}),
+        (theirs, None, {}),
+        (f"{theirs.partition('.')[0]}.{digest}", None, {}),
+    ]
+    number = pending(daemon)
+    for forged, credential, call in attacks:
+        answer = again(daemon, forged, credential, **call)
+        assert answer["error"]["code"] == -32602, (forged, call)
+        assert "call_" not in answer["error"]["message"]
+    assert (ran(daemon), pending(daemon)) == ([], number)
+    twin = again(daemon, state)["result"]
+    assert twin["content"][0]["text"].startswith("REQUIRES_HUMAN_APPROVAL: ")
+    assert (ran(daemon), pending(daemon)) == ([], number)
+
+
+def test_answer_of_another_principal_is_no_answer(daemon: Daemon) -> None:
+    """A question's id is no secret to the one who is asked, and nobody else may answer it."""
+    token = Authority(daemon.home, daemon.credential).token("eve")
+    with raw_client(daemon) as raw:
+        raw.initialize(elicitation={})
+        raw.call(1, "note", text="asked of its own client")
+        question = raw.receive()
+        assert question["method"] == "elicitation/create"
+        answer = {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}}
+        assert post_notice(daemon, answer, token) == 202
+        assert post_notice(daemon, {**answer, "id": "fumehood-0"}) == 202
+        raw.request(2, "ping")
+        assert raw.receive()["id"] == 2  # the call is not answered yet
+        raw.send(answer)
+        assert raw.receive()["id"] == 1
+
+
+def post_notice(daemon: Daemon, message: Any, credential: str | None = None) -> int:
+    """The status of a message that has no answer."""
+    headers = {"content-type": "application/json"}
+    if credential is not None:
+        headers["authorization"] = f"Bearer {credential}"
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(daemon.socket))
+        client = http.client.HTTPConnection("fumehood")
+        client.sock = connection
+        client.request("POST", "/mcp", json.dumps(message), headers)
+        return client.getresponse().status
+
+
+def pending(daemon: Daemon) -> int:
+    """How many calls wait."""
+    path = "/v1/approvals?state=pending"
+    return len(ask(daemon.control, "GET", path, None, daemon.credential).body["data"]["items"])
+
+
+# -- headers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({"mcp-method": "tools/list"}, 400, -32020),
+        ({"mcp-name": "run_shell"}, 400, -32020),
+        ({"mcp-name": "=?base64?Y2FsY3Vs?="}, 400, -32020),
+        ({"mcp-name": "=?base64?###?="}, 400, -32020),
+        ({"mcp-protocol-version": "2025-11-25"}, 400, -32020),
+        ({"mcp-name": "=?base64?Y2FsY3VsYXRvcg==?="}, 200, None),
+        ({}, 200, None),
+    ],
+)
+def test_headers_must_say_the_same_as_the_body(
+    daemon: Daemon, headers: dict[str, str], status: int, code: int | None
+) -> None:
+    message = modern(1, "tools/call", name="calculator", arguments=SUM)
+    answer = post(daemon.socket, message, **headers)
+    assert answer.status == status
+    assert answer.body.get("error", {}).get("code") == code
+
+
+def test_versions_and_requests_that_are_not_served_are_named(daemon: Daemon) -> None:
+    unknown = {**META, "io.modelcontextprotocol/protocolVersion": "2099-01-01"}
+    answer = post(daemon.socket, modern(1, "tools/list", unknown))
+    assert (answer.status, answer.body["error"]["code"]) == (400, -32022)
+    assert "2026-07-28" in answer.body["error"]["data"]["supported"]
+    bare = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
+    assert post(daemon.socket, modern(1, "tools/list", bare)).body["error"]["code"] == -32602
+    assert post(daemon.socket, modern(1, "ping")).status == 404
+    assert post(daemon.socket, modern(1, "initialize")).status == 404
+    assert post(daemon.socket, b"[" * 9).body["error"]["code"] == -32700
+    assert post(daemon.socket, modern(1, "tools/list")).status == 200
+
+
+# -- the loopback address ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def credentials(daemon: Daemon) -> dict[str, str]:
+    """A caller's token, another one without the scope, and an approver's credential."""
+    authority = Authority(daemon.home, daemon.credential)
+    return {
+        "caller": authority.token("tcp"),
+        "robot": authority.token("robot", scopes=["approve"]),
+        "approver": daemon.credential,
+        "unknown": "fht_0000000000000000_" + "a" * 43,
+    }
+
+
+PATHS = ["/mcp", "/v1/tools", "/v1/tools/calculator/call", "/v1/health", "/v1/approvals/callback"]
+OWN_HOST = "127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("who", "headers", "status"),
+    [
+        (None, {}, 401),
+        ("unknown", {}, 401),
+        ("robot", {}, 401),
+        ("approver", {}, 401),
+        ("caller", {"host": "evil.example"}, 403),
+        ("caller", {"host": "127.0.0.1"}, 403),
+        ("caller", {"host": "127.0.0.1:1"}, 403),
+        ("caller", {"origin": "https://evil.example"}, 403),
+        ("caller", {"origin": "null"}, 403),
+        ("caller", {"origin": "http://127.0.0.1:1"}, 403),
+        (None, {"origin": "https://evil.example"}, 403),
+    ],
+)
+def test_address_answers_own_pages_and_tokens_only(
+    daemon: Daemon, port: int, credentials: dict[str, str], path: str, who: str | None,
+    headers: dict[str, str], status: int,
+) -> None:  # fmt: skip
+    sent = {"host": OWN_HOST.format(port=port), **headers}
+    if who is not None:
+        sent["authorization"] = f"Bearer {credentials[who]}"
+    assert over_tcp(port, "POST", path, sent)[0] == status
+
+
+@pytest.mark.parametrize("host", [OWN_HOST, "localhost:{port}", "LOCALHOST:{port}"])
+@pytest.mark.parametrize("origin", [None, "http://127.0.0.1:{port}", "http://localhost:{port}"])
+def test_own_host_with_a_token_is_answered(
+    port: int, daemon: Daemon, credentials: dict[str, str], host: str, origin: str | None
+) -> None:
+    headers = {
+        "host": host.format(port=port), "authorization": f"Bearer {credentials['caller']}",
+    }  # fmt: skip
+    if origin is not None:
+        headers["origin"] = origin.format(port=port)
+    status, body = over_tcp(port, "POST", "/mcp", headers)
+    assert status == 200
+    assert "calculator" in [tool["name"] for tool in body["result"]["tools"]]
+
+
+def test_request_without_a_host_is_refused(port: int, daemon: Daemon) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(b"POST /mcp HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
+        assert connection.recv(100).startswith((b"HTTP/1.1 400", b"HTTP/1.1 403"))
+
+
+def test_control_addresses_do_not_exist_over_tcp(
+    port: int, daemon: Daemon, credentials: dict[str, str]
+) -> None:
+    headers = {
+        "host": OWN_HOST.format(port=port), "authorization": f"Bearer {credentials['caller']}",
+    }  # fmt: skip
+    for path in ("/v1/tokens", "/v1/agents", "/v1/audit"):
+        assert over_tcp(port, "POST", path, headers)[0] == 404
+
+
+def over_tcp(port: int, method: str, path: str, headers: dict[str, str]) -> tuple[int, Any]:
+    """One request with exactly these headers."""
+    body = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        client.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        sent = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+        for name, value in sent.items():
+            client.putheader(name, value)
+        client.endheaders(body)
+        answer = client.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        client.close()
