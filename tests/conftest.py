@@ -36,6 +36,7 @@ from upstream import Upstream, running_upstream
 gc.set_threshold(50_000)
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
+NPM = Path(sys.prefix) / "npm" / "node_modules" / ".bin"
 CLEAN_ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "HOME": os.environ.get("HOME", "/"),
@@ -54,8 +55,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require",
         default="",
-        help="Comma-separated needs (landlock, root, systemd, docker, runsc) without which tests fail instead of "
-        "being skipped.",
+        help="Comma-separated needs (docker, runsc, landlock, root, systemd, node, npm) without which "
+        "tests fail instead of being skipped.",
     )
     parser.addoption(
         "--cold-start",
@@ -157,6 +158,11 @@ def has_runsc() -> bool:
     return "runsc" in docker_runtimes()
 
 
+def has_npm_programs() -> bool:
+    """Whether `scripts/npm-programs` has installed the programs of others that tests talk to."""
+    return (NPM / "mcp-inspector").exists()
+
+
 AVAILABLE = {
     "docker": has_docker,
     "runsc": has_runsc,
@@ -164,6 +170,7 @@ AVAILABLE = {
     "root": is_root_with_users,
     "systemd": has_systemd_analyze,
     "node": has_node,
+    "npm": has_npm_programs,
 }
 
 
