@@ -4,7 +4,7 @@ Only the definition stands here. It runs in the session's container, by the gues
 for files; no code of anybody's runs.
 """
 
-from fumehood import SESSION_OUTPUT, ToolDefinition, ToolType, argument_schema
+from fumehood import PAGINATION_OUTPUT, SESSION_OUTPUT, ToolDefinition, ToolType, argument_schema
 
 list_files = ToolDefinition(
     name="list_files",
@@ -34,15 +34,7 @@ list_files = ToolDefinition(
                     },
                 },
             },
-            "pagination": {
-                "type": "object",
-                "required": ["has_more", "next_cursor", "total_count"],
-                "properties": {
-                    "has_more": {"type": "boolean"},
-                    "next_cursor": {"type": ["string", "null"]},
-                    "total_count": {"type": ["integer", "null"]},
-                },
-            },
+            "pagination": PAGINATION_OUTPUT,
             "session": SESSION_OUTPUT,
         },
     },

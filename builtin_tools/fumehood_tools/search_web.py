@@ -4,7 +4,7 @@ Only the definition stands here. The service that it asks comes from the operato
 which puts its own endpoint in the place of this one; until then the tool is disabled.
 """
 
-from fumehood import ToolDefinition, ToolType
+from fumehood import PAGINATION_OUTPUT, ToolDefinition, ToolType
 
 search_web = ToolDefinition(
     name="search_web",
@@ -54,15 +54,7 @@ search_web = ToolDefinition(
                     },
                 },
             },
-            "pagination": {
-                "type": "object",
-                "required": ["has_more", "next_cursor", "total_count"],
-                "properties": {
-                    "has_more": {"type": "boolean"},
-                    "next_cursor": {"type": ["string", "null"]},
-                    "total_count": {"type": ["integer", "null"]},
-                },
-            },
+            "pagination": PAGINATION_OUTPUT,
         },
     },
     input_examples=({"query": "seccomp user notification"},),

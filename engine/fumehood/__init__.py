@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fumehood.core.returned_file import ReturnedFile as ReturnedFile
     from fumehood.core.tool import CODE_OUTPUT as CODE_OUTPUT
     from fumehood.core.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
+    from fumehood.core.tool import PAGINATION_OUTPUT as PAGINATION_OUTPUT
     from fumehood.core.tool import PROGRAM_OUTPUT as PROGRAM_OUTPUT
     from fumehood.core.tool import SESSION_OUTPUT as SESSION_OUTPUT
     from fumehood.core.tool import SHELL_OUTPUT as SHELL_OUTPUT
@@ -67,6 +68,7 @@ _HOMES = {
     "ResultCheck": "fumehood.core.result_check",
     "ReturnedFile": "fumehood.core.returned_file",
     "PROGRAM_OUTPUT": "fumehood.core.tool",
+    "PAGINATION_OUTPUT": "fumehood.core.tool",
     "SESSION_OUTPUT": "fumehood.core.tool",
     "SHELL_OUTPUT": "fumehood.core.tool",
     "TextKind": "fumehood.core.usage",

@@ -221,7 +221,7 @@ def compose(
         if isinstance(channel, WebhookChannel):  # it reports the anchors, too
             audit.connect(_owe_anchor, channel.wake)
     redactor = Redactor(config.redaction)
-    redact_events(log, lambda event: redactor.value(event)[0])
+    redact_events(log, redactor.event)
     requests = _make_requests(basis, database, state, channels, intake)
     circuits = Circuits(config.circuits, clock.monotonic, log)
     services = PipelineServices(

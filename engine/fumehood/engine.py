@@ -18,7 +18,6 @@ from typing import Any, BinaryIO, Unpack
 import anyio.to_thread
 
 from fumehood.answers import ToolDetails
-from fumehood.approvals.service import ApprovalService
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
@@ -220,11 +219,6 @@ class Engine:
         principal_id = self.config.principal_ids.get(uid) or uid_principal_id(uid)
         agents = self.agents.spoken_for_by(principal_id)
         return Principal(principal_id, frozenset({Scope.CALL}), agents)
-
-    @property
-    def desk(self) -> ApprovalService:
-        """The older name of `approvals`."""
-        return self.approvals
 
     def now(self) -> datetime:
         """The engine's clock."""

@@ -26,11 +26,6 @@ async def test_engine_is_ready_while_it_serves_and_not_before_or_after(home: Pat
     assert made.engine.ready().status == "not_ready"
 
 
-async def test_older_name_of_the_approvals_still_works(home: Path) -> None:
-    async with bench(home) as made:
-        assert made.engine.desk is made.engine.approvals
-
-
 @pytest.mark.row("T4")
 async def test_tool_is_shown_with_its_versions_or_refused(home: Path) -> None:
     async with bench(home) as made:

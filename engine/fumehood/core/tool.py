@@ -87,6 +87,17 @@ _FILES: JsonObject = {
     },
 }
 
+PAGINATION_OUTPUT: JsonObject = {
+    "type": "object",
+    "required": ["has_more", "next_cursor", "total_count"],
+    "properties": {
+        "has_more": {"type": "boolean"},
+        "next_cursor": {"type": ["string", "null"]},
+        "total_count": {"type": ["integer", "null"]},
+    },
+}
+"""Beside the `items` of a tool whose results come in pages."""
+
 SESSION_OUTPUT: JsonObject = {
     "type": "object",
     "description": "Of a call in a session: what became of the variables.",

@@ -112,6 +112,22 @@ def test_look_at_the_json_never_misses_a_match(secret: str) -> None:
         assert redactor.may_match(json.dumps({"a": f"\n{key}"}).encode())
 
 
+@pytest.mark.parametrize("place", ["text", "name", "in a list", "beside half a character"])
+def test_event_of_the_log_is_redacted_wherever_the_secret_stands(place: str) -> None:
+    secret = "plain-value"
+    redactor = Redactor()
+    redactor.learn(secret)
+    event = {
+        "text": {"event": "a", "path": f"/{secret}/"},
+        "name": {"event": "a", secret: Path("b")},
+        "in a list": {"event": "a", "where": [1.5, (secret,)]},
+        "beside half a character": {"event": "a\udc80", "tool": secret},
+    }[place]
+    assert secret not in repr(redactor.event(event))
+    harmless = {"event": "a", "where": [1.5, (None,)], "path": Path("b")}
+    assert redactor.event(harmless) is harmless
+
+
 def test_json_without_any_beginning_is_not_looked_at() -> None:
     assert not Redactor().may_match(b'{"value": 4, "text": "4"}')
 
@@ -253,7 +269,7 @@ def test_line_of_the_log_is_redacted(tmp_path: Path, style: str) -> None:
         log = make_logger(style=style, stream=stream)
         log.info("before", key=KEYS["cloud"])
         flush(log)
-        redact_events(log, lambda event: Redactor().value(event)[0])
+        redact_events(log, Redactor().event)
         log.info("after", key=KEYS["cloud"], text=f"a\n{KEYS['chat']}")
         flush(log)
     first, *rest = (tmp_path / "log").read_text().splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -120,6 +121,38 @@ async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
         line = raw[place : raw.index(b"\n", place)]
         assert sequence == number
         assert json.loads(line) == [record.kind, number, json.loads(record.data)]
+
+
+async def test_call_that_prints_without_end_does_not_delay_the_recording_of_another(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[str] = []
+    writes = recordings_module.write_all
+
+    def write(file: int, data: bytes, place: int) -> None:
+        """Note whose turn it is; the endless one has printed again before its batch is written."""
+        name = Path(os.readlink(f"/proc/self/fd/{file}")).name
+        turns.append(name)
+        if name == "endless" and len(turns) < 50:
+            say(endless, "again")
+        writes(file, data, place)
+
+    async with opened(home) as store:
+        endless, other = made(store, name="endless"), made(store, name="other")
+        monkeypatch.setattr(recordings_module, "write_all", write)
+        blocked = threading.Event()
+
+        def block() -> None:
+            blocked.wait(20)
+
+        store.submit(block)
+        say(endless, "first")
+        say(other, "one line")
+        blocked.set()
+        with anyio.fail_after(20):
+            while len(turns) < 50:
+                await anyio.sleep(0.001)
+    assert turns.index("other") == 1
 
 
 async def test_line_longer_than_a_step_comes_whole(home: Path) -> None:
