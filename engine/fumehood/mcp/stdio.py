@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
@@ -55,6 +56,8 @@ LAST_ANSWERS_S = 1.0
 TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_MESSAGE_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
 """How `messages.py` begins a response, and nothing else."""
+
+ANSWER_TO_NOBODY = ANSWER + b"null"
 
 READS = frozenset({"initialize", "ping", "server/discover", "tools/list", "resources/read"})
 """Requests that may be sent twice."""
@@ -114,7 +117,8 @@ class Bridge:
 
     path: Path
     address: str
-    output: BinaryIO
+    output: FileIO
+    """Not buffered: a thread could hold the buffer when the process ends."""
     _session: str = ""
     _flights: dict[str | int, _Flight] = field(default_factory=dict)
     _idle: list[_Connection] = field(default_factory=list)
@@ -249,8 +253,8 @@ class Bridge:
         else:
             body = response.read()
             if "method" in flight.message:
-                is_answer = body.startswith(ANSWER)
-                self._answer(flight, body if is_answer else _refused(flight, body))
+                is_own = body.startswith(ANSWER) and not body.startswith(ANSWER_TO_NOBODY)
+                self._answer(flight, body if is_own else _refused(flight, body))
         connection.is_used = True
         with self._lock:
             flight.connection = None
@@ -333,9 +337,10 @@ class Bridge:
             time.sleep(RESTART_S / 2)
 
     def _write(self, message: bytes) -> None:
-        with self._writing, suppress(OSError, ValueError):  # a client that has gone reads nothing
-            self.output.write(message + b"\n")
-            self.output.flush()
+        rest = memoryview(message + b"\n")
+        with self._writing, suppress(OSError):  # a client that has gone reads nothing
+            while rest:
+                rest = rest[self.output.write(rest) :]
 
 
 def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = None) -> JsonObject:
@@ -389,7 +394,8 @@ def _refused(flight: _Flight, body: bytes) -> bytes:
     """The response to a request that the daemon refused before it was a message."""
     try:
         error = strict_json.loads(body)["error"]
-        words = f"{error['code']}: {error['message']}"
+        is_message = body.startswith(ANSWER)
+        words = error["message"] if is_message else f"{error['code']}: {error['message']}"
     except (ValueError, KeyError, TypeError):
         words = "The server on the socket is not an engine of this version."
     return RpcError(INTERNAL_ERROR, words).encode(flight.id)
@@ -405,4 +411,5 @@ def _header_text(text: str) -> str:
 def serve(path: Path, query: dict[str, str]) -> None:
     """Serve the client of this process's standard input and output."""
     address = f"/mcp?{urlencode(query)}" if query else "/mcp"
-    Bridge(path, address, sys.stdout.buffer).run(sys.stdin.buffer)
+    with FileIO(sys.stdout.fileno(), "w", closefd=False) as output:
+        Bridge(path, address, output).run(sys.stdin.buffer)
