@@ -1,4 +1,7 @@
-"""The official library's server over stdio, with one tool that does nothing."""
+"""The official library's server over stdio, with one tool that does nothing.
+
+It has the schemas of the calculator, because the library's client checks results against them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,11 @@ import mcp_types as types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
-TOOL = types.Tool(name="calculator", input_schema={"type": "object"})
+from fumehood.core.tool import EXPRESSION_OUTPUT
+
+TOOL = types.Tool(
+    name="calculator", input_schema={"type": "object"}, output_schema=EXPRESSION_OUTPUT
+)
 ANSWER = {"value": 1144, "text": "1144"}
 
 
