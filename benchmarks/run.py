@@ -41,6 +41,7 @@ from benchmarks.bench_daemon import (
 )
 from benchmarks.bench_javascript import javascript_lines
 from benchmarks.bench_keys import key_lines
+from benchmarks.bench_mcp import mcp_lines
 from benchmarks.bench_policy import policy_lines
 from benchmarks.bench_rate_limits import rate_limit_lines
 from benchmarks.bench_registry import registry_lines
@@ -80,6 +81,7 @@ def measure() -> Iterator[Line]:
         yield from batch_lines(daemon)
         yield from flatness(daemon)
         yield from cli_lines(daemon)
+    yield from mcp_lines()
     yield from cache_lines()
     yield from call_log()
     yield from key_lines()

@@ -41,6 +41,7 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/howto/verify-the-audit-log.md",
         "docs/howto/keep-secrets-out-of-answers.md",
         "docs/howto/check-results.md",
+        "docs/howto/use-it-from-an-mcp-client.md",
         pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
         pytest.param("docs/howto/give-a-result-in-parts.md", marks=pytest.mark.needs("landlock")),
         pytest.param(

@@ -184,6 +184,15 @@ def _computes(daemon: Daemon) -> bool:
     return any(child.status() == psutil.STATUS_RUNNING for child in children)
 
 
+def test_request_that_the_daemon_refuses_unread_is_answered(daemon: Daemon) -> None:
+    with raw_client(daemon, "--agent", "no agent!") as raw:
+        raw.request(5, "tools/list")
+        answer = raw.receive()
+    assert answer["id"] == 5
+    assert "INVALID_PARAMS" in answer["error"]["message"]
+    assert "agent_id" in answer["error"]["message"]
+
+
 # -- other clients' requests ----------------------------------------------------------------
 
 

@@ -62,6 +62,15 @@ def test_run_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon
     assert not names & (HEAVY | HEAVY_OF_OURS)
 
 
+def test_mcp_server_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon) -> None:
+    hello = '{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
+    options = ("--agent", "nobody", "--wait", "5")
+    code, names = modules_of(shared_daemon, "mcp", *options, stdin=hello)
+    assert code == 0
+    assert "fumehood.mcp.stdio" in names
+    assert not names & (HEAVY | HEAVY_OF_OURS | {"mcp", "fumehood.client.exchange"})
+
+
 def test_help_loads_no_command(shared_daemon: Daemon) -> None:
     code, names = modules_of(shared_daemon, "--help")
     assert code == 0

@@ -300,3 +300,20 @@ def test_secrets_and_allowed_hosts_come_from_variables_too(monkeypatch: pytest.M
     config = load_config()
     assert config.rest.allowed_hosts == ("api.internal:8080",)
     assert config.secrets["k"].hosts == ("b",)
+
+
+@pytest.mark.row("D3")
+@pytest.mark.parametrize("address", ["127.0.0.1:8321", "127.9.9.9:1", "[::1]:65535"])
+def test_loopback_address_is_taken(address: str) -> None:
+    assert load_config(tcp=address).tcp == address
+
+
+@pytest.mark.row("D3")
+@pytest.mark.parametrize(
+    "address",
+    ["0.0.0.0:8321", "10.0.0.1:80", "[::]:80", "example.org:80", "localhost:80", "127.0.0.1",
+     "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:x", "127.0.0.1:+1", ":80", "8321", "127.1:80"],
+)  # fmt: skip
+def test_address_that_others_could_reach_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="loopback address"):
+        load_config(tcp=address)

@@ -1,26 +1,25 @@
 """`fumehood mcp`: a client's standard input and output on one side, a daemon's `/mcp` on the other.
 
 Client side, in a process of its own, which must answer within half a second of its start: the
-standard library is all that it needs. Each request has a thread and a connection of its own while
-it is answered; connections are kept and used again. Invariants: a request is sent a second time
-only where the daemon cannot have acted on it; a request that the client has cancelled has no
-response, and its connection is closed, which ends the call; nothing but messages is written.
+standard library is all that it needs. One thread reads a line and becomes the thread that answers
+it; another one reads the next. A request has a connection of its own while it is answered;
+connections are kept and used again. Invariants: a request is sent a second time only where the
+daemon cannot have acted on it; a request that the client has cancelled has no response, and its
+connection is closed, which ends the call; nothing but messages is written.
 """
 
 from __future__ import annotations
 
-import base64
-import http.client
 import select
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from queue import SimpleQueue
 from typing import BinaryIO
 from urllib.parse import urlencode
 
@@ -29,7 +28,6 @@ from fumehood.mcp.messages import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
     MAX_MESSAGE_BYTES,
-    NAMED_BY,
     TOOLS_CHANGED,
     VERSION_KEY,
     RpcError,
@@ -56,56 +54,122 @@ TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_MESSAGE_BYTES >>
 ANSWER = b'{"jsonrpc":"2.0","id":'
 """How `messages.py` begins a response, and nothing else."""
 
+ANSWER_TO_NOBODY = ANSWER + b"null"
+
 READS = frozenset({"initialize", "ping", "server/discover", "tools/list", "resources/read"})
 """Requests that may be sent twice."""
 
-HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-PRINTABLE = range(0x20, 0x7F)
+JSON = {"content-type": "application/json"}
+MAX_HEAD_LINE = 64 << 10
 
 
 class Unavailable(Exception):
     """No daemon answers; nothing was sent."""
 
 
+class _Response:
+    """The answer to one request over HTTP, from the daemon: trusted, but it may break off."""
+
+    def __init__(self, reader: BinaryIO) -> None:
+        self._reader = reader
+        status = reader.readline(MAX_HEAD_LINE).split(b" ")
+        if len(status) < 2 or not status[0].startswith(b"HTTP/1."):
+            raise ConnectionError("no response")
+        self.headers: dict[str, str] = {}
+        while (line := reader.readline(MAX_HEAD_LINE)) not in (b"\r\n", b""):
+            name, _, value = line.decode("latin-1").partition(":")
+            self.headers[name.lower()] = value.strip()
+        self.is_stream = self.headers.get("content-type", "").startswith("text/event-stream")
+
+    def read(self) -> bytes:
+        """The whole body. Raises OSError if it breaks off."""
+        if "transfer-encoding" in self.headers:
+            return b"".join(self._chunks())
+        return self._exactly(int(self.headers.get("content-length", 0)))
+
+    def events(self) -> Iterator[bytes]:
+        """The data of each event, which the daemon writes on one line. Raises OSError."""
+        rest = b""
+        for chunk in self._chunks():
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line[6:] for line in lines if line.startswith(b"data: "))
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self._reader.readline(MAX_HEAD_LINE).strip() or b"-1", 16):
+            yield self._exactly(size)
+            self._exactly(2)
+        self._exactly(2)
+
+    def _exactly(self, size: int) -> bytes:
+        body = self._reader.read(size) if size >= 0 else b""
+        if len(body) != size:
+            raise ConnectionError("the response broke off")
+        return body
+
+
+class _Connection:
+    """A connection to a daemon's socket. Raises OSError if there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.is_used = False
+        """Whether a request was answered before."""
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.settimeout(CONNECT_S)
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.settimeout(None)  # a call may wait for a human
+        self._reader = self._socket.makefile("rb")
+
+    def ask(
+        self, method: str, address: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> _Response:
+        """Send one request; its head and its body leave in one piece. Raises OSError."""
+        lines = [f"{method} {address} HTTP/1.1", "host: fumehood", f"content-length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        return _Response(self._reader)
+
+    def is_open(self) -> bool:
+        """Whether the daemon has neither closed it nor sent what nobody asked for."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def abort(self) -> None:
+        """Close it for the daemon, and for the thread that reads from it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._socket.close()
+
+
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """One request that is being answered."""
+    """One message that the daemon answers: a request, or the answer to a question of its own."""
 
-    id: str | int
     message: JsonObject
     raw: bytes
     connection: _Connection | None = None
     is_cancelled: bool = False
 
+    @property
+    def id(self) -> str | int:
+        request_id: str | int = self.message["id"]
+        return request_id
 
-class _Connection(http.client.HTTPConnection):
-    """To a daemon's socket. The head of a request and its body leave in one piece."""
+    @property
+    def method(self) -> str | None:
+        """None for an answer."""
+        return self.message.get("method")
 
-    def __init__(self, path: Path) -> None:
-        super().__init__("fumehood")
-        self._path = path
-        self.is_used = False
-        """Whether a request was answered before."""
-
-    def connect(self) -> None:
-        """Connect to the socket. Raises OSError."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(CONNECT_S)
-        self.sock.connect(str(self._path))
-        self.sock.settimeout(None)  # a call may wait for a human
-
-    def is_open(self) -> bool:
-        """Whether the daemon has neither closed it nor sent what nobody asked for."""
-        if self.sock is None:
-            return False
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return not poll.poll(0)
-
-    def abort(self) -> None:
-        """Close it for the daemon, and for the thread that reads from it."""
-        with suppress(OSError, AttributeError):
-            self.sock.shutdown(socket.SHUT_RDWR)
+    @property
+    def key(self) -> tuple[str | int, bool]:
+        return self.id, self.method is None
 
 
 @dataclass(eq=False)
@@ -114,205 +178,199 @@ class Bridge:
 
     path: Path
     address: str
-    output: BinaryIO
-    _session: str = ""
-    _flights: dict[str | int, _Flight] = field(default_factory=dict)
-    _idle: list[_Connection] = field(default_factory=list)
-    _free: int = 0
-    """Threads that wait for a request."""
-    _waiting: SimpleQueue[_Flight] = field(default_factory=SimpleQueue)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-    _writing: threading.Lock = field(default_factory=threading.Lock)
-    _listener: threading.Thread | None = None
+    reading: BinaryIO
+    writing: FileIO
+    """Not buffered: a thread could hold the buffer when the process ends."""
 
-    def run(self, reading: BinaryIO) -> None:
+    _session: str = ""
+    _flights: dict[tuple[str | int, bool], _Flight] = field(default_factory=dict)
+    _idle: list[_Connection] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _write_lock: threading.Lock = field(default_factory=threading.Lock)
+    _read_lock: threading.Lock = field(default_factory=threading.Lock)
+    _followers: int = 0
+    """Threads that will read the next line."""
+    _listens: bool = False
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
         """Serve the client until it closes its output. Then what still runs is ended."""
-        for line in _lines(reading):
-            try:
-                if line is None:
-                    raise TOO_LONG
-                if line.strip():
-                    self._take(read_message(line), line.strip())
-            except RpcError as error:
-                self._write(error.encode(None))
+        self._lines = _lines(self.reading)
+        self._add_follower()
+        self._over.wait()
         deadline = time.monotonic() + LAST_ANSWERS_S
         while self._has_calls() and time.monotonic() < deadline:
             time.sleep(0.01)
         with self._lock:
-            for request_id in list(self._flights):
-                self._cancel(request_id)
+            for flight in list(self._flights.values()):
+                self._cancel(flight.id)
 
     def _has_calls(self) -> bool:
         with self._lock:
-            return any(
-                f.message["method"] != "subscriptions/listen" for f in self._flights.values()
-            )
+            return any(f.method != "subscriptions/listen" for f in self._flights.values())
 
-    def _take(self, message: JsonObject, raw: bytes) -> None:
-        method = message.get("method")
-        if method is None:
-            self._start(_Flight("", message, raw))  # the answer to a question of the daemon's
-        elif "id" in message:
-            self._begin(_Flight(message["id"], message, raw))
-        elif method == "notifications/cancelled":
-            request_id = message.get("params", {}).get("requestId")
-            if isinstance(request_id, str | int):
+    def _add_follower(self) -> None:
+        self._followers += 1
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._read_lock:
+                flight = None if self._over.is_set() else self._next_flight()
+                if flight is None:
+                    self._over.set()
+                    return
                 with self._lock:
-                    self._cancel(request_id)
-        elif method == "notifications/initialized" and self._listener is None:
-            self._listener = threading.Thread(target=self._listen, daemon=True)
-            self._listener.start()
+                    self._followers -= 1
+                    if not self._followers:
+                        self._add_follower()
+            try:
+                self._exchange(flight)
+            except (OSError, ValueError, Unavailable) as error:
+                self._fail(flight, error)
+            with self._lock:
+                self._flights.pop(flight.key, None)
+                self._followers += 1
 
-    def _begin(self, flight: _Flight) -> None:
+    # -- what the client says ------------------------------------------------------------
+
+    def _next_flight(self) -> _Flight | None:
+        """Read until a message is for the daemon; None at the end."""
+        for line in self._lines:
+            try:
+                if line is None:
+                    raise TOO_LONG
+                raw = line.strip()
+                message = read_message(raw) if raw else {}
+            except RpcError as error:
+                self._write(error.encode(None))
+                continue
+            if "id" not in message:
+                self._take(message)
+            elif self._enter(flight := _Flight(message, raw)):
+                return flight
+        return None
+
+    def _take(self, notification: JsonObject) -> None:
+        method = notification.get("method")
+        if method == "notifications/cancelled":
+            request_id = notification.get("params", {}).get("requestId")
+            if isinstance(request_id, str | int):
+                self._cancel(request_id)
+        elif method == "notifications/initialized" and not self._listens:
+            self._listens = True
+            threading.Thread(target=self._listen, daemon=True).start()
+
+    def _enter(self, flight: _Flight) -> bool:
+        fault = ""
         with self._lock:
-            fault = ""
-            if flight.id in self._flights:
+            if flight.key in self._flights:
                 fault = "A request with this id is not answered yet."
             elif len(self._flights) >= MAX_REQUESTS:
                 fault = f"There are already {MAX_REQUESTS} requests. Send fewer at a time."
             else:
-                self._flights[flight.id] = flight
-        if fault:
+                self._flights[flight.key] = flight
+        if fault and flight.method is not None:
             self._write(RpcError(INVALID_REQUEST, fault).encode(flight.id))
-        else:
-            self._start(flight)
-
-    def _start(self, flight: _Flight) -> None:
-        """Hand it to a thread that has nothing to do, or to a new one."""
-        with self._lock:
-            has_thread = self._free > 0
-            self._free -= has_thread
-        self._waiting.put(flight)
-        if not has_thread:
-            threading.Thread(target=self._work, daemon=True).start()
+        return not fault
 
     def _cancel(self, request_id: str | int) -> None:
-        flight = self._flights.pop(request_id, None)
-        if flight is not None:
-            flight.is_cancelled = True
-            if flight.connection is not None:
-                flight.connection.abort()
-
-    def _work(self) -> None:
-        while True:
-            flight = self._waiting.get()
-            try:
-                self._exchange(flight)
-            except (OSError, http.client.HTTPException, Unavailable) as error:
-                self._fail(flight, error)
-            with self._lock:
-                self._flights.pop(flight.id, None)
-                self._free += 1
-
-    def _fail(self, flight: _Flight, error: Exception) -> None:
-        if flight.is_cancelled or "method" not in flight.message:
-            return
-        if isinstance(error, Unavailable):
-            words = str(error)
-        else:
-            words = "The connection to the engine broke off before the answer."
-            if flight.message["method"] == "tools/call":
-                words += " It is unknown whether the call took effect: look before you repeat it."
-        self._answer(flight, RpcError(INTERNAL_ERROR, words).encode(flight.id))
+        with self._lock:
+            flight = self._flights.pop((request_id, False), None)
+            if flight is not None:
+                flight.is_cancelled = True
+                if flight.connection is not None:
+                    flight.connection.abort()
 
     # -- one exchange --------------------------------------------------------------------
 
     def _exchange(self, flight: _Flight) -> None:
-        """Send a request and write what comes. Raises OSError, HTTPException, Unavailable."""
+        """Send a message and write what comes. Raises OSError, ValueError, Unavailable."""
         try:
             self._exchange_once(flight)
-        except (OSError, http.client.HTTPException):
+        except OSError:
             connection = flight.connection
-            if connection is not None:
-                connection.close()
             is_stale = connection is not None and connection.is_used
-            if flight.is_cancelled or not is_stale or flight.message.get("method") not in READS:
+            if flight.is_cancelled or not is_stale or flight.method not in READS:
                 raise
             self._exchange_once(flight)
 
     def _exchange_once(self, flight: _Flight) -> None:
+        connection = self._connection()
         with self._lock:
+            flight.connection = connection
             if flight.is_cancelled:
-                return
-            connection = flight.connection = self._idle.pop() if self._idle else None
-        if connection is None or not connection.is_open():
-            connection = self._connected()
-            with self._lock:
-                flight.connection = connection
-                if flight.is_cancelled:
-                    connection.abort()
-        response = self._send(connection, "POST", flight.raw, self._headers_of(flight.message))
-        if flight.message.get("method") == "initialize":
-            self._session = response.getheader("mcp-session-id", "")
-        if _is(response, "text/event-stream"):
-            self._pass_on(response, flight)
-        else:
-            body = response.read()
-            if "method" in flight.message:
-                is_answer = body.startswith(ANSWER)
-                self._answer(flight, body if is_answer else _refused(flight, body))
+                connection.abort()
+        try:
+            response = connection.ask("POST", self.address, self._headers(flight), flight.raw)
+            if flight.method == "initialize":
+                self._session = response.headers.get("mcp-session-id", "")
+            if response.is_stream:
+                self._pass_on(response, flight)
+            else:
+                body = response.read()
+                is_own = body.startswith(ANSWER) and not body.startswith(ANSWER_TO_NOBODY)
+                self._answer(flight, body if is_own else _refused(flight, body))
+        except BaseException:
+            connection.close()
+            raise
         connection.is_used = True
         with self._lock:
             flight.connection = None
             self._idle.append(connection)
 
-    def _pass_on(self, response: http.client.HTTPResponse, flight: _Flight) -> None:
-        """Write each event as it comes; one of them is the response."""
+    def _pass_on(self, response: _Response, flight: _Flight) -> None:
+        """Write each event as it comes; the last one is the response."""
         is_answered = False
-        for event in _events(response):
+        for event in response.events():
             is_answered = event.startswith(ANSWER)
             if is_answered:
                 self._answer(flight, event)
             elif not flight.is_cancelled:
                 self._write(event)
         if not is_answered:
-            raise http.client.IncompleteRead(b"")
+            raise ConnectionError("no response among the events")
 
     def _answer(self, flight: _Flight, answer: bytes) -> None:
-        """Write the response; no other request can have this id before."""
+        """Write the response to a request; from here on another one may have its id."""
         with self._lock:
-            if flight.is_cancelled:
+            if flight.is_cancelled or flight.method is None:
                 return
-            self._flights.pop(flight.id, None)
+            self._flights.pop(flight.key, None)
         self._write(answer)
 
-    def _send(
-        self, connection: _Connection, method: str, body: bytes | None, headers: dict[str, str]
-    ) -> http.client.HTTPResponse:
-        connection.request(method, self.address, body, headers)
-        return connection.getresponse()
+    def _fail(self, flight: _Flight, error: Exception) -> None:
+        words = "The connection to the engine broke off before the answer."
+        if isinstance(error, Unavailable):
+            words = str(error)
+        elif flight.method == "tools/call":
+            words += " It is unknown whether the call took effect: look before you repeat it."
+        self._answer(flight, RpcError(INTERNAL_ERROR, words).encode(flight.id))
 
-    def _connected(self) -> _Connection:
-        """A new connection; a daemon that starts again is waited for. Raises Unavailable."""
+    def _headers(self, flight: _Flight) -> Mapping[str, str]:
+        is_modern = VERSION_KEY in meta_of(flight.message)
+        return JSON if is_modern or not self._session else {**JSON, "mcp-session-id": self._session}
+
+    def _connection(self) -> _Connection:
+        """A kept connection or a new one; a daemon that starts again is waited for.
+
+        Raises:
+            Unavailable: there is none in time.
+        """
+        with self._lock:
+            kept = self._idle.pop() if self._idle else None
+        if kept is not None:
+            if kept.is_open():
+                return kept
+            kept.close()
         deadline = time.monotonic() + RESTART_S
         while True:
-            connection = _Connection(self.path)
             try:
-                connection.connect()
+                return _Connection(self.path)
             except OSError as error:
-                connection.close()
                 if time.monotonic() > deadline or isinstance(error, PermissionError):
                     raise Unavailable(not_reached(self.path, error)) from None
-                time.sleep(PAUSE_S)
-            else:
-                return connection
-
-    def _headers_of(self, message: JsonObject) -> dict[str, str]:
-        version, method = meta_of(message).get(VERSION_KEY), message.get("method", "")
-        if version is None:
-            return self._session_headers()
-        told = {"mcp-protocol-version": str(version), "mcp-method": method}
-        name = message["params"].get(NAMED_BY.get(method, ""))
-        if isinstance(name, str):
-            told["mcp-name"] = name
-        return {**HEADERS, **{key: _header_text(value) for key, value in told.items()}}
-
-    def _session_headers(self) -> dict[str, str]:
-        session = self._session
-        if not session:
-            return HEADERS
-        version = session.partition(".")[0]
-        return {**HEADERS, "mcp-session-id": session, "mcp-protocol-version": version}
+            time.sleep(PAUSE_S)
 
     # -- changes of the list -------------------------------------------------------------
 
@@ -320,22 +378,28 @@ class Bridge:
         """Pass on what the daemon says by itself; after a restart the list may be another."""
         has_followed = False
         while True:
-            connection = _Connection(self.path)
-            with suppress(OSError, http.client.HTTPException):
-                connection.connect()
-                response = self._send(connection, "GET", None, self._session_headers())
+            with suppress(OSError, ValueError):
+                headers = {"mcp-session-id": self._session} if self._session else {}
+                response = _Connection(self.path).ask("GET", self.address, headers)
                 if has_followed:
                     self._write(encode_call(TOOLS_CHANGED))
-                has_followed = _is(response, "text/event-stream")
-                for event in _events(response):
+                has_followed = response.is_stream
+                for event in response.events() if has_followed else ():
                     self._write(event)
-            connection.close()
             time.sleep(RESTART_S / 2)
 
     def _write(self, message: bytes) -> None:
-        with self._writing, suppress(OSError, ValueError):  # a client that has gone reads nothing
-            self.output.write(message + b"\n")
-            self.output.flush()
+        rest = memoryview(message + b"\n")
+        with self._write_lock, suppress(OSError):  # a client that has gone reads nothing
+            while rest:
+                rest = rest[self.writing.write(rest) :]
+
+
+def serve(path: Path, query: Mapping[str, str]) -> None:
+    """Serve the client of this process's standard input and output."""
+    address = f"/mcp?{urlencode(query)}" if query else "/mcp"
+    with FileIO(sys.stdout.fileno(), "w", closefd=False) as writing:
+        Bridge(path, address, sys.stdin.buffer, writing).run()
 
 
 def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = None) -> JsonObject:
@@ -344,16 +408,17 @@ def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = 
     Raises:
         Unavailable: no daemon answers.
     """
-    connection = _Connection(path)
-    content = None if body is None else strict_json.dumps(body)
+    content = b"" if body is None else strict_json.dumps(body)
     try:
-        connection.request(method, address, content, HEADERS if content else {})
-        envelope: JsonObject = strict_json.loads(connection.getresponse().read())
+        connection = _Connection(path)
+        try:
+            answer = connection.ask(method, address, JSON if content else {}, content).read()
+        finally:
+            connection.close()
+        envelope: JsonObject = strict_json.loads(answer)
         return envelope
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise Unavailable(not_reached(path, error)) from None
-    finally:
-        connection.close()
 
 
 def not_reached(path: Path, error: Exception) -> str:
@@ -374,35 +439,12 @@ def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The data of each event; the daemon writes it on one line."""
-    for line in response:
-        if line.startswith(b"data: "):
-            yield line[6:].rstrip(b"\n")
-
-
-def _is(response: http.client.HTTPResponse, media_type: str) -> bool:
-    return response.getheader("content-type", "").partition(";")[0] == media_type
-
-
 def _refused(flight: _Flight, body: bytes) -> bytes:
     """The response to a request that the daemon refused before it was a message."""
     try:
         error = strict_json.loads(body)["error"]
-        words = f"{error['code']}: {error['message']}"
+        is_message = body.startswith(ANSWER)
+        words = error["message"] if is_message else f"{error['code']}: {error['message']}"
     except (ValueError, KeyError, TypeError):
         words = "The server on the socket is not an engine of this version."
     return RpcError(INTERNAL_ERROR, words).encode(flight.id)
-
-
-def _header_text(text: str) -> str:
-    """*Source*: streamable HTTP from 2026-07-28 on: other text than ASCII in base64."""
-    if text == text.strip() and all(ord(c) in PRINTABLE for c in text):
-        return text
-    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
-
-
-def serve(path: Path, query: dict[str, str]) -> None:
-    """Serve the client of this process's standard input and output."""
-    address = f"/mcp?{urlencode(query)}" if query else "/mcp"
-    Bridge(path, address, sys.stdout.buffer).run(sys.stdin.buffer)

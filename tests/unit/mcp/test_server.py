@@ -1,0 +1,153 @@
+"""The server over an engine without a daemon: which tools are listed, and how often that is work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import Config, Engine, ToolDefinition, tool
+from fumehood.core.identity import Principal, Scope
+from fumehood.mcp.messages import HANDSHAKES, MODERN, RpcError
+from fumehood.mcp.server import Client, McpServer
+from fumehood.registry.index import Source
+from fumehood.testing import FakeWall
+from support.definitions import expression_document, rest_document
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("D3")]
+
+CALLER = Principal("uid:1000", frozenset({Scope.CALL}))
+NEW = Client(CALLER, MODERN, False)
+
+
+class Sent:
+    """A request whose messages are kept."""
+
+    def __init__(self) -> None:
+        self.on_cancel: Callable[[], bool] | None = None
+        self.messages: list[Any] = []
+
+    async def send(self, message: bytes) -> None:
+        self.messages.append(json.loads(message))
+
+    def cancel(self) -> None:
+        raise AssertionError("nobody cancels")
+
+
+@tool(sandboxed=False)
+async def list_tools() -> str:
+    """A tool with the name of one of the server's own."""
+    return "mine"
+
+
+@tool(sandboxed=False, requires_auth=True)
+async def payroll() -> str:
+    """Needs a token."""
+    return "paid"
+
+
+@pytest.fixture
+async def engine(home: Path) -> AsyncIterator[Engine]:
+    config = Config(home=home)
+    async with Engine([list_tools, payroll], config=config, interpreter=FakeWall()) as running:
+        yield running
+
+
+async def ask(server: McpServer, client: Client, method: str, **params: Any) -> Any:
+    """The result of one request."""
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    return json.loads(await server.answer(request, client, Sent()))["result"]
+
+
+async def names(server: McpServer, client: Client = NEW) -> list[str]:
+    return [tool["name"] for tool in (await ask(server, client, "tools/list"))["tools"]]
+
+
+async def test_list_has_what_can_be_called_in_a_steady_order(engine: Engine) -> None:
+    server = McpServer(engine)
+    found = await names(server)
+    assert found[:-2] == sorted(found[:-2])
+    assert found.count("list_tools") == 1
+    assert "payroll" not in found
+    assert "fetch_url" not in found  # the configuration has not enabled it
+    assert not {"read_file", "write_file"} & set(found)
+    with_token = replace(NEW, principal=replace(CALLER, token_id="t"))
+    assert "payroll" in await names(server, with_token)
+    in_session = await names(server, replace(NEW, session_id="sess_1"))
+    assert {"read_file", "write_file", "list_files"} <= set(in_session)
+
+
+async def test_tool_that_the_servers_own_hides_is_called_by_its_name(engine: Engine) -> None:
+    server = McpServer(engine)
+    result = await ask(server, NEW, "tools/call", name="run_tool", arguments={"name": "list_tools"})
+    assert result["structuredContent"] == {"value": "mine"}
+
+
+async def test_list_is_made_once_for_each_state_of_the_registry(engine: Engine) -> None:
+    server = McpServer(engine)
+    asked: list[object] = []
+    whole = engine.callable_tools
+    engine.callable_tools = lambda *given: asked.append(given) or whole(*given)  # type: ignore[method-assign, func-returns-value]
+    first = await names(server)
+    assert await names(server) == first
+    assert len(asked) == 1
+    definition = ToolDefinition.model_validate(rest_document())
+    engine._made.registry.register(definition, Source.PROGRAM)
+    assert await names(server) == sorted([*first[:-2], "weather"]) + first[-2:]
+    assert len(asked) == 2
+    engine._made.registry.switch("weather", "1.0.0", is_active=False)
+    assert await names(server) == first
+
+
+async def test_directory_that_is_read_again_unchanged_is_no_change(engine: Engine) -> None:
+    before = engine.tools_state(CALLER)
+    engine._made.registry.replace_source(Source.DIRECTORY, [])
+    assert engine.tools_state(CALLER) == before
+    engine._made.registry.register(
+        ToolDefinition.model_validate(expression_document()), Source.PROGRAM
+    )
+    assert engine.tools_state(CALLER) != before
+
+
+@pytest.mark.parametrize("version", HANDSHAKES)
+async def test_old_versions_get_what_they_know(engine: Engine, version: str) -> None:
+    client = replace(NEW, version=version)
+    server = McpServer(engine)
+    begun = await ask(server, client, "initialize", protocolVersion=version)
+    assert begun["protocolVersion"] == version
+    assert begun["capabilities"]["tools"] == {"listChanged": True}
+    listed = await ask(server, client, "tools/list")
+    assert listed.keys() == {"tools"}
+    has_output = any("outputSchema" in tool for tool in listed["tools"])
+    assert has_output is (version >= "2025-06-18")
+    assert await ask(server, client, "ping") == {}
+
+
+async def test_new_version_has_its_stamps(engine: Engine) -> None:
+    server = McpServer(engine)
+    found = await ask(server, NEW, "server/discover")
+    assert found["supportedVersions"][0] == MODERN
+    for method in ("server/discover", "tools/list", "resources/list"):
+        result = await ask(server, NEW, method)
+        assert (result["resultType"], result["ttlMs"], result["cacheScope"]) == (
+            "complete", 0, "private",
+        )  # fmt: skip
+        assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "fumehood"
+    for method in ("ping", "initialize"):
+        with pytest.raises(RpcError, match="no method"):
+            await ask(server, NEW, method)
+
+
+async def test_call_ends_with_its_options(engine: Engine) -> None:
+    """The text that a model reads is short unless it is a name."""
+    server = McpServer(engine)
+    result = await ask(server, NEW, "tools/call", name="payroll", arguments={})
+    assert result["isError"] is True
+    assert result["content"][0]["text"].startswith("UNAUTHORIZED: ")
+    many = {str(number): 1 for number in range(1001)}
+    refused = await ask(server, NEW, "tools/call", name="calculator", arguments=many)
+    assert refused["content"][0]["text"].startswith("INVALID_PARAMS: ")
