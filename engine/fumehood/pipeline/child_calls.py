@@ -172,7 +172,8 @@ class ChildCalls:
     async def _end_open(self) -> None:
         for handle in self._open.values():
             handle.cancel()
-        await asyncio.wait(self._open)
+        while self._open:
+            await asyncio.wait(self._open)
 
     def _refusal(self, tool: str) -> EngineError | None:
         if self._made > MAX_CALLS:
