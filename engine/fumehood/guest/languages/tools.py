@@ -219,7 +219,7 @@ def _signature(parameters: dict[str, Any]) -> inspect.Signature:
         _parameter(name, properties[name], is_required=name in required)
         for name in sorted(named, key=lambda name: name not in required)
     ]
-    if len(named) < len(properties) or parameters.get("additionalProperties"):
+    if len(named) < len(properties) or parameters.get("additionalProperties", False) is not False:
         others = "others"
         while others in named:
             others += "_"
