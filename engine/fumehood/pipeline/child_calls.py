@@ -149,8 +149,6 @@ class ChildCalls:
 
     def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
         """Begin a call, or refuse it."""
-        if self._is_over:
-            return
         self._made += 1
         refusal = self._refusal(tool)
         if refusal is not None:
@@ -240,7 +238,7 @@ class ChildCalls:
     async def _run(
         self, number: int, request: CallRequest, handle: CallHandle, port: CallPort
     ) -> None:
-        if self._is_over:  # its turn came too late for `handle` to cancel it
+        if self._is_over:  # since its frame came: no handle could cancel it before its turn
             return
         try:
             answer = _answer_of(await self._run_call(request, self._services, handle))

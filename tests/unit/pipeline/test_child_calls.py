@@ -24,6 +24,7 @@ from fumehood.core.call_log import CallQuery
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.executors.handle import CallHandle
+from fumehood.pipeline import child_calls
 from fumehood.pipeline.child_calls import MAX_CALLS, MAX_OPEN, MAX_RESULT_BYTES
 from fumehood.sandbox.wall import RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock, SeenRun
@@ -544,9 +545,18 @@ async def test_long_text_stays_whole_for_a_program_and_is_shortened_for_others(h
     assert "truncated" not in on.seen["data"]
 
 
-async def test_result_that_is_too_large_for_a_program_is_an_error(home: Path) -> None:
+async def test_result_that_is_too_large_for_a_program_is_an_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Walls have a limit of their own, which an operator may have raised beyond this one."""
     async with stage(home) as on:
-        parts = MAX_RESULT_BYTES // 1000 + 200
-        answer = await on.run(lambda guest: guest.code("much", {"size": 0, "parts": parts}), "much")
-    assert answer.success
-    assert on.seen == "OUTPUT_LIMIT_EXCEEDED"
+        over_the_walls = {"size": 0, "parts": MAX_RESULT_BYTES // 1000 + 200}
+        await on.run(lambda guest: guest.code("much", over_the_walls), "much")
+        assert on.seen == "OUTPUT_LIMIT_EXCEEDED"
+        monkeypatch.setattr(child_calls, "MAX_RESULT_BYTES", 10_000)
+        for parts, begins in ((11, "The tool has run, but"), (9, None)):
+            arguments = {"size": 0, "parts": parts}
+            await on.run(lambda guest: guest.call("much", arguments), "much")  # noqa: B023
+            found = on.seen.get("error", {}).get("message")
+            assert (found or "").startswith(begins or "")
+            assert (found is None) is (begins is None)
