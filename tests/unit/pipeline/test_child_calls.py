@@ -554,7 +554,7 @@ async def test_result_that_is_too_large_for_a_program_is_an_error(
         await on.run(lambda guest: guest.code("much", over_the_walls), "much")
         assert on.seen == "OUTPUT_LIMIT_EXCEEDED"
         monkeypatch.setattr(child_calls, "MAX_RESULT_BYTES", 10_000)
-        for parts, begins in ((11, "The tool has run, but"), (9, None)):
+        for parts, begins in ((13, "The tool has run, but"), (9, None)):
             arguments = {"size": 0, "parts": parts}
             await on.run(lambda guest: guest.call("much", arguments), "much")  # noqa: B023
             found = on.seen.get("error", {}).get("message")
