@@ -27,6 +27,7 @@ from fumehood.core.errors import (
     PermissionDenied,
     QuotaExceeded,
     RateLimited,
+    ToolDisabled,
     ToolNotFound,
 )
 from fumehood.core.identity import Principal
@@ -39,6 +40,7 @@ from fumehood.observe.log import log_fault
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.services import PipelineServices
+from fumehood.pipeline.validate import MISFIT
 from fumehood.protocol import strict_json
 from fumehood.sandbox.wall import CallPort
 
@@ -78,6 +80,7 @@ def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonO
 
     Raises:
         InvalidParams: its caller cannot use one of them, or two would have one name.
+        ToolDisabled: the agent's configuration fixes one that the agent cannot use.
     """
     asked = permitted.arguments.get("tools")
     if not asked or permitted.tool.definition.executor != "code:python":
@@ -88,6 +91,9 @@ def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonO
         try:
             definition = _visible(permitted.request, reference, services)
         except EngineError as refusal:
+            binding = permitted.validated.binding
+            if binding is not None and "tools" in binding.fixed:
+                raise ToolDisabled(MISFIT) from None
             raise InvalidParams(
                 f"The program cannot have the tool {reference[:80]!r}: {refusal.message}",
                 fields=[path],

@@ -308,6 +308,27 @@ async def test_agent_has_its_own_tools_and_its_fixed_arguments_stay_hidden(home:
     assert "much" in failure(refused)[1]
 
 
+async def test_agents_configuration_decides_which_tools_its_programs_have(home: Path) -> None:
+    async with stage(home) as on:
+        agents, me = on.engine.agents, on.engine.owner.id
+        await make_agent(agents, "a", me)
+        await bind(agents, "a", ["note"])
+        for tools, code in (([], "OK"), (["note"], "OK"), (["much"], "TOOL_DISABLED")):
+            await bind(agents, "a", ["run_python"], fixed={"tools": tools})
+            caller = on.engine.principal_of_uid(int(me.removeprefix("uid:")))
+
+            async def look(guest: Guest) -> Any:
+                return guest.sinks.call is not None
+
+            on.play, on.seen = look, None
+            body = CallBody(arguments={"code": "1"}, options=CallOptions(agent_id="a"))
+            envelope = await on.engine.run("run_python", body, caller)
+            assert (envelope.error.code if envelope.error else "OK") == code
+            assert on.seen is (bool(tools) if code == "OK" else None)
+            body = CallBody(arguments={"code": "1", "tools": ["note"]}, options=body.options)
+            assert failure(await on.engine.run("run_python", body, caller))[2] == ("tools",)
+
+
 async def test_policy_denies_by_the_arguments_of_each_call(home: Path) -> None:
     file = home / "policy.toml"
     file.write_text(
