@@ -16,6 +16,7 @@ import pytest
 from conftest import Daemon
 from fumehood import Client
 from fumehood.core.envelope import Envelope
+from fumehood.core.errors import EndedBy
 from support.approving import approving_daemon, ran
 from support.attacks import Attack, Harm
 
@@ -128,7 +129,7 @@ def run(client: Client, code: str, **options: Any) -> Envelope:
 def require_harmless(client: Client, daemon: Daemon) -> None:
     """Nothing dangerous was done or asked for, and the next program finds everything in order."""
     assert ran(daemon) == []
-    assert client.approvals.list().items == ()
+    assert client.approvals.list(state="pending").items == ()
     after = run(client, "tools.calculator('2+2')['value']")
     assert after.data["value"] == 4
 
@@ -242,3 +243,26 @@ def test_time_limit_ends_the_call_that_is_open(client: Client) -> None:
     assert envelope.error.code == "TIMEOUT"
     codes = {call.tool_name: call.code for call in client.calls(limit=2).items}
     assert codes == {"run_python": "TIMEOUT", "calculator": "CANCELLED"}
+
+
+def test_program_that_waits_for_a_human_gets_no_more_processor_time(
+    client: Client, daemon: Daemon
+) -> None:
+    """Its clock stands still, and its other threads and processes might compute for nothing."""
+    code = (
+        "import threading\n"
+        "def spin():\n"
+        "    while True:\n"
+        "        pass\n"
+        "if os.fork() == 0:\n"
+        "    spin()\n"
+        "threading.Thread(target=spin, daemon=True).start()\n"
+        "tools.note(text='x')"
+    )
+    envelope = run(client, code, tools=["note"], timeout_seconds=1, wait_for_approval=60)
+    assert envelope.error is not None
+    assert envelope.error.code == "TIMEOUT"
+    assert envelope.metadata.sandbox is not None
+    assert envelope.metadata.sandbox.ended_by is EndedBy.CPU_TIME
+    assert [one.state for one in client.approvals.list(limit=1).items] == ["cancelled"]
+    assert ran(daemon) == []

@@ -56,7 +56,7 @@ MAX_CLAIM_BYTES = 512 * 1024
 MAX_REPLY_BYTES = 3 << 20
 """All that a program may write into that pipe, with its reports; the rest is not read."""
 
-MAX_REPLY_BYTES_WITH_CALLS = 256 << 20
+MAX_REPLY_BYTES_WITH_CALLS = 600 << 20
 """The same for a program that may call tools. One frame is never larger than a claim."""
 
 MAX_UNREAD_BYTES = 16 << 20
