@@ -24,6 +24,7 @@ from benchmarks.bench_budgets import budget_lines
 from benchmarks.bench_cache import cache_lines
 from benchmarks.bench_calls import call_log
 from benchmarks.bench_cli import cli_lines
+from benchmarks.bench_code_mode import code_mode_lines
 from benchmarks.bench_containers import container_lines, small_image_lines
 from benchmarks.bench_daemon import (
     CALL_BODY,
@@ -94,6 +95,7 @@ def measure() -> Iterator[Line]:
     with run_daemon() as daemon:
         yield from container_lines(daemon)
         yield from workshop_lines(daemon)
+        yield from code_mode_lines(daemon)
         yield from javascript_lines(daemon)
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from small_image_lines(daemon)

@@ -50,6 +50,11 @@ sales.plot(x="month", y="amount", kind="bar", title="Sales")
 int(sales["amount"].sum())
 """
 
+CALLS_TOOLS = """\
+degrees = tools.get_weather("Oslo")["degrees"]
+tools.calculator(f"{degrees} * 9 / 5 + 32")["value"]
+"""
+
 SLOW = "pow(7, 10**4200, 10**4200 + 9)"
 
 
@@ -341,6 +346,12 @@ def programs(demo: Demo) -> None:
         shows=lambda data: f"printed {data['stdout'].strip()}", gives="printed 15",
     )  # fmt: skip
     demo.call("run_javascript", {"code": "[3, 4].map(n => n ** 2)"}, gives="value [9, 16]")
+    demo.head("A program that calls two other tools; their results stay inside")
+    demo.call(
+        "run_python", {"code": CALLS_TOOLS, "tools": ["get_weather", "calculator"]},
+        shows=lambda data: f"{value(data)} after {data['tool_calls']['made']} calls",
+        gives="value 26.6 after 2 calls",
+    )  # fmt: skip
 
 
 def draw(demo: Demo) -> None:

@@ -20,7 +20,9 @@ run_python = ToolDefinition(
         "session (session_id): that keeps variables and files. Use it for computing, data, "
         "plots, parsing, converting and generating files, and for code that "
         "run_restricted_python refuses. Not for single sums (calculator), for the network, for "
-        "installing packages, or for anything that must act outside."
+        "installing packages, or for anything that must act outside. Where "
+        "many calls of other tools are needed, name those in tools and call them in the program: "
+        "their results stay there."
     ),
     parameters=argument_schema("code:python"),
     output_schema=CODE_OUTPUT,

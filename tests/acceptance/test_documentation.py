@@ -443,6 +443,30 @@ def test_how_to_make_an_own_image_runs_as_it_stands(home: Path, tmp_path: Path) 
 
 
 @pytest.mark.needs("docker")
+@pytest.mark.row("B3")
+@pytest.mark.usefixtures("python_image")
+def test_how_to_call_tools_from_a_program_runs_as_it_stands(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    daemon = start_daemon()
+    environment = {
+        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }  # fmt: skip
+    page = "docs/howto/call-tools-from-a-program.md"
+    said = []
+    for language, _, text in snippets(page):
+        command = ["bash", "-euo", "pipefail"] if language == "sh" else [sys.executable]
+        done = subprocess.run(
+            [*command, "-c", text], cwd=tmp_path, env=environment, capture_output=True, timeout=120
+        )
+        assert done.returncode == 0, (text, done.stderr.decode())
+        said.append(done.stdout)
+    assert len(said) == 3
+    (shown,) = JSON.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert json.loads(said[0])["data"] == json.loads(shown)
+
+
+@pytest.mark.needs("docker")
 @pytest.mark.row("S6", "S7", "E7")
 def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path: Path) -> None:
     ready_image("python-data")

@@ -64,6 +64,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.messages: list[dict[str, Any]] = []
         self.is_aborted = False
+        self.unsent_bytes = 0
         self._decoder = framing.Decoder(16 << 20)
 
     def write(self, data: Any) -> None:
@@ -71,6 +72,9 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None:
         self.is_aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
 
 class ScriptedGuest:

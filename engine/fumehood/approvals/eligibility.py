@@ -79,13 +79,20 @@ class Eligibility:
 
     def caller_of(self, stored: StoredApproval) -> Principal | None:
         """The caller of a stored call with its present authority; None if it has none left."""
-        approval, request = stored.approval, stored.request
-        token_id = request.token_id
+        request = stored.request
+        return self.present_authority(
+            stored.approval.principal_id, request.token_id, is_program=request.is_program
+        )
+
+    def present_authority(
+        self, principal_id: str, token_id: str | None, *, is_program: bool
+    ) -> Principal | None:
+        """A caller with its present authority; None if it has none left."""
         if token_id is not None:
             return self._tokens.principal_of_id(token_id, self._now())
-        agents = self._agents.spoken_for_by(approval.principal_id)
+        agents = self._agents.spoken_for_by(principal_id)
         scopes = frozenset({Scope.CALL})
-        return Principal(approval.principal_id, scopes, agents, is_program=request.is_program)
+        return Principal(principal_id, scopes, agents, is_program=is_program)
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
         """Which approvers the quorum lacks; None if none."""

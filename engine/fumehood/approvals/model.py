@@ -264,6 +264,8 @@ class StoredRequest:
     """Arguments that the agent's configuration fixes and hides from the caller."""
     is_program: bool = False
     """Whether the program that embeds the engine made it."""
+    parent_id: str | None = None
+    """The call whose program made it."""
 
     @property
     def document(self) -> JsonObject:

@@ -25,6 +25,9 @@ MAX_FILES = 100
 MAX_TOTAL_BYTES = 8 * 1024 * 1024
 """Code, standard input and files together: as much as a request over HTTP can hold."""
 
+MAX_TOOLS = 64
+"""Other tools that one program may call."""
+
 MAX_READ_BYTES = 256 * 1024
 """Of a file in one answer."""
 
@@ -85,6 +88,7 @@ Source = Annotated[
     str, Field(min_length=1, max_length=5 << 20), AfterValidator(_utf8), AfterValidator(_source)
 ]
 Base64 = Annotated[str, AfterValidator(_base64)]
+ToolName = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_utf8)]
 
 
 class Arguments(BaseModel):
@@ -181,6 +185,17 @@ class CodeArguments(ProgramArguments):
     code: Source = Field(description="The program. Print results, or end with an expression.")
 
 
+class PythonArguments(CodeArguments):
+    tools: list[ToolName] | None = Field(
+        None,
+        max_length=MAX_TOOLS,
+        description=(
+            "Other tools that the program may call, as functions of the module 'tools': with "
+            "['calculator'], tools.calculator('2 * 3')['value'] is 6."
+        ),
+    )
+
+
 class CommandArguments(ProgramArguments):
     command: Source = Field(description="What bash is to run; several lines are a script.")
 
@@ -248,6 +263,7 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "expression": ExpressionArguments,
         "restricted_python": RestrictedPythonArguments,
         **{language.executor: _BY_SOURCE[language.source] for language in LANGUAGES.values()},
+        "code:python": PythonArguments,
         "workspace:read": ReadArguments,
         "workspace:write": WriteArguments,
         "workspace:list": ListArguments,

@@ -98,6 +98,8 @@ class CallRequest:
     trace_id: str
     is_fallback: bool = False
     """Whether it is made in place of a call of another tool that failed."""
+    parent_id: str | None = None
+    """The call whose program makes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class CallRecord(BaseModel):
     tokens_used: int
     cache_hit: bool = False
     """Whether it was answered from the result cache."""
+    parent_id: str | None = Field(default=None, exclude_if=lambda parent_id: parent_id is None)
+    """The call whose program made it."""
 
 
 class CallPage(BaseModel):

@@ -132,6 +132,10 @@ CODE_OUTPUT: JsonObject = {
         "images": {"type": "array", "description": "Figures that the program made."},
         "ended_by": _ENDED_BY,
         "session": SESSION_OUTPUT,
+        "tool_calls": {
+            "type": "object",
+            "description": "Calls of other tools that the program made: made, failed.",
+        },
     },
 }  # fmt: skip
 """What every tool with an executor `code:…` answers, but for the shell's; the executor itself

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
@@ -23,7 +24,7 @@ from fumehood.executors.upstreams import Upstreams
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool
-from fumehood.sandbox.wall import Lease
+from fumehood.sandbox.wall import CallPort, Lease
 from fumehood.storage.blobs import BlobStore
 
 
@@ -51,6 +52,28 @@ A_PROCESS_A_CALL = MappingProxyType({"call": True})
 A_SESSION = MappingProxyType({"session": False})
 
 
+class ProgramCalls(Protocol):
+    """The calls of other tools that one program makes."""
+
+    @property
+    def tools(self) -> list[JsonObject]:
+        """The tools that it may call, as the guest describes them to it."""
+        ...
+
+    @property
+    def report(self) -> JsonObject:
+        """What became of its calls."""
+        ...
+
+    def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
+        """Begin a call, or refuse it. Must not wait."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel the calls that are open, and wait for their end."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ToolRun:
     """One admitted call, as its executor gets it."""
@@ -69,6 +92,8 @@ class ToolRun:
     call_id: str
     expected: str | None = None
     """The `base` of the `Effect` that a human approved; the run must find it unchanged."""
+    calls: ProgramCalls | None = None
+    """For a program that may call other tools."""
 
 
 class Executor(ABC):

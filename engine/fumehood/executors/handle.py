@@ -8,11 +8,12 @@ once, and only while a part of it can still be ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 
 from fumehood.core.errors import EngineError
 from fumehood.executors.outcome import Outcome
-from fumehood.sandbox.wall import FileSink, OnEnding, OnOutput, OnProgress, RunSinks
+from fumehood.sandbox.wall import FileSink, OnCall, OnEnding, OnOutput, OnProgress, RunSinks
 
 MAX_REPORTS = 1000
 """Of progress, in one call; what comes after them is dropped."""
@@ -23,8 +24,8 @@ class CallHandle:
 
     __slots__ = (
         "_cancelling_before", "_is_over", "_on_begun", "_on_output", "_on_progress",
-        "_on_retrying", "_reports", "_task", "drained", "has_output", "is_cancelled", "output",
-        "over", "partial",
+        "_on_retrying", "_on_waiting", "_reports", "_task", "drained", "has_output",
+        "is_cancelled", "output", "over", "partial",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +36,7 @@ class CallHandle:
         begun: Callable[[], None] | None = None,
         retrying: Callable[[int, int, EngineError], None] | None = None,
         drained: Callable[[], Awaitable[None]] | None = None,
+        waiting: Callable[[bool], None] | None = None,
     ) -> None:
         self._on_output = output
         self.output = self._pass_on if output is not None else None
@@ -51,6 +53,7 @@ class CallHandle:
         self._on_progress = progress
         self._on_begun = begun
         self._on_retrying = retrying
+        self._on_waiting = waiting
         self._reports = 0
         self._task: asyncio.Task[object] | None = None
         self._cancelling_before = 0
@@ -72,6 +75,18 @@ class CallHandle:
         self._reports += 1
         if self._on_progress is not None and self._reports <= MAX_REPORTS:
             self._on_progress(percent, message)
+
+    @contextlib.contextmanager
+    def waiting_for_human(self) -> Iterator[None]:
+        """Note that the call waits for an approval, and for the answer that follows it."""
+        if self._on_waiting is None:
+            yield
+            return
+        self._on_waiting(True)
+        try:
+            yield
+        finally:
+            self._on_waiting(False)
 
     def _pass_on(self, stream: str, text: str) -> None:
         self.has_output = True
@@ -102,6 +117,7 @@ class CallHandle:
         files: FileSink | None = None,
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
+        call: OnCall | None = None,
     ) -> RunSinks:
         """The sinks for a run behind a wall: the call's own and those of its executor."""
         return RunSinks(
@@ -109,6 +125,7 @@ class CallHandle:
             files=files,
             output=output,
             ending=ending,
+            call=call,
             is_live=self.output is not None or self._on_progress is not None,
         )
 

@@ -20,7 +20,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import Limits
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
-from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
+from fumehood.executors.base import A_SESSION, Executor, Placement, ProgramCalls, ToolRun
 from fumehood.executors.claims import NO_VALUE, FailureClaim, read_failure, read_value
 from fumehood.executors.endings import (
     Subject,
@@ -85,6 +85,7 @@ class ProgramExecutor(Executor):
             run.handle,
             run.redactor,
             run.domain.session_id,
+            run.calls,
         )
 
 
@@ -98,9 +99,10 @@ async def run_code(
     handle: CallHandle,
     redactor: Redactor,
     session_id: str | None = None,
+    calls: ProgramCalls | None = None,
 ) -> Outcome:
     """Run one program in its container, or in its session's, reporting output and progress to
-    `handle`.
+    `handle`. It may make `calls`.
 
     If it fails, `details` hold the same fields as `data` would, with `exception`, and with `limit`
     if a limit ended it.
@@ -109,9 +111,19 @@ async def run_code(
     files = ProgramFiles(blobs, principal_id, sent_files(arguments))
     streams = KeptStreams(blobs, principal_id, limits.output_bytes, redactor, handle.output)
     cancelled: list[RunEnding] = []
-    sinks = handle.sinks(files=files, output=streams.hear, ending=cancelled.append)
+    sent = program_arguments(arguments, language)
+    if calls is not None:
+        sent["tools"] = calls.tools
+    sinks = handle.sinks(
+        files=files, output=streams.hear, ending=cancelled.append,
+        call=calls.on_call if calls is not None else None,
+    )  # fmt: skip
     try:
-        ending = await lease.run(language, program_arguments(arguments, language), limits, sinks)
+        try:
+            ending = await lease.run(language, sent, limits, sinks)
+        finally:
+            if calls is not None:
+                await calls.close()
     except BaseException:
         files.discard()
         if cancelled and handle.is_cancelled:
@@ -119,7 +131,7 @@ async def run_code(
             ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
             with anyio.CancelScope(shield=True):
                 kept = await streams.finish()
-                outcome = _outcome(tool, ending, limits, kept, _Left(), session_id)
+                outcome = _outcome(tool, ending, limits, kept, _Left(), session_id, calls)
                 handle.partial = replace(outcome, redacted=streams.redacted)
         else:
             streams.discard()
@@ -128,7 +140,7 @@ async def run_code(
         entries = await files.entries()
         kept = await streams.finish()
     left = _Left(entries, files.pictures, files.left_out)
-    outcome = _outcome(tool, ending, limits, kept, left, session_id)
+    outcome = _outcome(tool, ending, limits, kept, left, session_id, calls)
     return replace(outcome, redacted=streams.redacted) if streams.redacted else outcome
 
 
@@ -148,6 +160,7 @@ def _outcome(
     kept: dict[str, KeptText],
     left: _Left,
     session_id: str | None,
+    calls: ProgramCalls | None,
 ) -> Outcome:
     language = tool.executor.removeprefix("code:")
     if kept:  # else its wall does not report output while a program runs
@@ -159,6 +172,8 @@ def _outcome(
     fields = _fields(language, ending, left.files, left.pictures, left_out)
     if session_id is not None:
         fields["session"] = session_fields(session_id, ending)
+    if calls is not None:
+        fields["tool_calls"] = calls.report
     error = _error(tool, ending, failure, limits, fields, subject)
     return Outcome(
         ended_by=ending.ended_by,

@@ -123,7 +123,8 @@ async def wait_for(
         if wait_s:
             handle.begin()
             handle.report(0, f"waits for approval: {approval_id}")
-            answer = await approvals.wait(approval_id, wait_s, handle)
+            with handle.waiting_for_human():
+                answer = await approvals.wait(approval_id, wait_s, handle)
             if answer is not None:
                 return answer
         newest = await approvals.newest(approval_id)
@@ -221,6 +222,7 @@ def stored_approval(
         may_exceed_budget=decision.may_exceed_budget,
         hidden=hidden_of(permitted),
         is_program=permitted.principal.is_program,
+        parent_id=request.parent_id,
     )
     return StoredApproval(approval, kept, idempotency_key)
 

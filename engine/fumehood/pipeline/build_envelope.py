@@ -29,6 +29,7 @@ from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.check_result import CheckedData
+from fumehood.pipeline.child_calls import MAX_RESULT_BYTES
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.fallback import with_fallback
 from fumehood.pipeline.plan import Plan
@@ -103,7 +104,10 @@ async def _shorten(
     resolved: ResolvedCall,
     services: PipelineServices,
 ) -> ShapedOutcome:
-    """Shorten long texts. A dry run keeps none of them as blobs."""
+    """Shorten long texts. A dry run keeps none of them as blobs; a program gets longer ones."""
+    is_whole = len(shaped.text) <= MAX_RESULT_BYTES and not shaped.outcome.cuts
+    if request.parent_id is not None and is_whole:
+        return shaped
     is_owned = request.principal is not None and not shaped.outcome.is_dry_run
     return await shorten(
         shaped,

@@ -17,6 +17,7 @@ from fumehood.executors.base import ToolRun
 from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.admit import AdmittedCall
+from fumehood.pipeline.child_calls import ChildCalls, RunCall, tools_of
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.retry import CIRCUIT_OPENED, may_retry, most_retries
@@ -24,10 +25,14 @@ from fumehood.pipeline.services import PipelineServices
 
 
 async def execute(
-    admitted: AdmittedCall, *, call: CallContext, services: PipelineServices
+    admitted: AdmittedCall, *, call: CallContext, services: PipelineServices, run_call: RunCall
 ) -> Outcome:
-    """Hand the call to the executor that its tool names, as often as it may be repeated."""
+    """Hand the call to the executor that its tool names, as often as it may be repeated.
+
+    `run_call` is the pipeline itself, for the calls that a program makes.
+    """
     permitted = admitted.permitted
+    tools = tools_of(permitted, services)
     run = ToolRun(
         tool=permitted.tool,
         arguments=permitted.arguments,
@@ -42,6 +47,7 @@ async def execute(
         trace_id=permitted.request.trace_id,
         call_id=permitted.request.call_id,
         expected=admitted.expected,
+        calls=ChildCalls(call, tools, services, run_call) if tools is not None else None,
     )
     if not may_retry(permitted.tool.definition, permitted.request.options):
         return await _attempt(run, admitted.permit, admitted.plan)

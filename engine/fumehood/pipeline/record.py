@@ -47,6 +47,7 @@ def record_ending(call: CallContext, envelope: Envelope, calls: CallLog) -> None
         cpu_ms=metadata.resources.cpu_ms,
         cost=metadata.usage.cost,
         **({"cache_hit": metadata.cache.hit} if metadata.cache is not None else {}),
+        **({"parent_id": request.parent_id} if request.parent_id is not None else {}),
     )
     is_over = not call.is_parked
     if is_over and request.principal is not None and not request.options.dry_run:
@@ -107,4 +108,5 @@ def _row(
         "output_tokens": usage.output_tokens,
         "tokens_used": usage.tokens_used,
         "cache_hit": True if metadata.cache is not None and metadata.cache.hit else None,
+        "parent_id": request.parent_id,
     }

@@ -28,6 +28,7 @@ from fumehood.pipeline.approve import ApprovedCall, WaitCancelled, approve, wait
 from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.cached import answer_from_cache, land
+from fumehood.pipeline.child_calls import require_for_program, tools_of
 from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed
 from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.dry_run import dry_run
@@ -121,10 +122,14 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
     call.resolved = resolved = trace.passed(
         "resolve", resolve(call.request, services.registry, services.agents, today)
     )
+    if call.request.parent_id is not None:
+        require_for_program(resolved.tool.definition)
     call.validated = validated = trace.passed("validate", validate(resolved))
-    return trace.passed(
+    permitted = trace.passed(
         "authorize", authorize(validated, services.policy, services.over_budget(validated))
     )
+    tools_of(permitted, services)
+    return permitted
 
 
 def _log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
@@ -179,7 +184,7 @@ async def run_approved(
         elif approved.remembered is not None:
             await services.approvals.remembered.use(approved.remembered)
         call.begin()
-        outcome = await execute(admitted, call=call, services=services)
+        outcome = await execute(admitted, call=call, services=services, run_call=run_call)
         is_over = not has_fallback(call, outcome.error)
         if is_over and call.handle.close():  # the tool could not be cancelled, and has ended now
             outcome = Outcome.cancelled(outcome.isolation)

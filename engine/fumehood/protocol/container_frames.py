@@ -5,15 +5,18 @@ here; each kind is small, so a guest cannot make this side hold more than one fr
 
 Host to guest:
     {"op": "part", "id", "text"}        a piece of a long request's JSON, in order, before `run`
-    {"op": "run", "id", "program", "arguments" | null, "keep", "live", "thin", "limits": {wall_s,
-     cpu_s, memory_bytes, output_bytes}}
+    {"op": "run", "id", "program", "arguments" | null, "keep", "live", "thin", "tools",
+     "limits": {wall_s, cpu_s, memory_bytes, output_bytes}}
                                         `arguments` is null where the request came in parts;
                                         `keep` leaves files and variables for the next run;
                                         `live`: somebody listens to output and progress;
                                         `thin`: it seems to need nothing that the image preloads
+                                        `tools`: the program may call tools
+    {"op": "answer", "id", "text"}      to a call: its JSON, or the end of it after some parts
+    {"op": "pause", "id", "paused"}     the program's clock stands still, or goes on
     {"op": "cancel", "id"}
-Guest to host: `ready` once (see `messages`), then for each run any number of `output` and
-`progress`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
+Guest to host: `ready` once (see `messages`), then for each run any number of `output`, `progress`
+and `call`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
 time: the next may be sent when `reset` came and says clean.
 """
 
@@ -25,6 +28,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fumehood.core.call import MAX_TOOL_CHARACTERS
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
@@ -67,6 +71,17 @@ class ContainerProgress(_Frame):
     id: int
     percent: float = Field(ge=0, le=100)
     message: str = Field(max_length=200)
+
+
+class ContainerCall(_Frame):
+    """A program's call of a tool. All of it is untrusted."""
+
+    op: Literal["call"]
+    id: int
+    number: int = Field(ge=0, lt=1 << 31)
+    """Chosen by the program, which gets it back with the answer."""
+    tool: str = Field(max_length=MAX_TOOL_CHARACTERS)
+    arguments: dict[str, Any]
 
 
 class ContainerFile(_Frame):
@@ -135,6 +150,7 @@ ContainerFrame = (
     GuestReady
     | ContainerOutput
     | ContainerProgress
+    | ContainerCall
     | ContainerFile
     | ContainerData
     | ContainerEnding
@@ -145,6 +161,7 @@ _KINDS: dict[str, type[ContainerFrame]] = {
     "ready": GuestReady,
     "output": ContainerOutput,
     "progress": ContainerProgress,
+    "call": ContainerCall,
     "file": ContainerFile,
     "data": ContainerData,
     "ended": ContainerEnding,
@@ -195,6 +212,7 @@ def run_frames(
     keep: bool = False,
     live: bool = False,
     thin: bool = False,
+    tools: bool = False,
 ) -> list[JsonObject]:
     """The frames that start a run: one, or the parts of a long request and then one."""
     if limits.memory_mb is None:
@@ -207,6 +225,7 @@ def run_frames(
         "keep": keep,
         "live": live,
         "thin": thin,
+        "tools": tools,
         "limits": {
             "wall_s": limits.wall_s,
             "cpu_s": limits.cpu_s,
@@ -217,8 +236,17 @@ def run_frames(
     text = strict_json.dumps(arguments).decode()
     if len(text) <= MAX_INLINE_REQUEST_BYTES:
         return [run]
-    parts = [
+    return [*_parts(run_id, text), {**run, "arguments": None}]
+
+
+def answer_frames(run_id: int, answer: bytes) -> list[JsonObject]:
+    """The frames of an answer to a program's call, which is JSON."""
+    *parts, last = _parts(run_id, answer.decode("ascii"))
+    return [*parts, {**last, "op": "answer"}]
+
+
+def _parts(run_id: int, text: str) -> list[JsonObject]:
+    return [
         {"op": "part", "id": run_id, "text": text[start : start + MAX_TEXT_CHARACTERS]}
         for start in range(0, len(text), MAX_TEXT_CHARACTERS)
     ]
-    return [*parts, {**run, "arguments": None}]

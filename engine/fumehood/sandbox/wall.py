@@ -39,6 +39,21 @@ OnOutput = Callable[[str, str], None]
 """Takes the name of a stream (`stdout`, `stderr`) and its next text."""
 
 
+class CallPort(Protocol):
+    """The way back to a program that called a tool. After the run's end it does nothing."""
+
+    def answer(self, answer: bytes) -> None:
+        """Send an answer as JSON; it has the call's number in it."""
+        ...
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Stop the run's clock while it waits for a human, or let it go on."""
+        ...
+
+
+OnCall = Callable[[int, str, JsonObject, CallPort], None]
+"""Takes a program's call: its number, the tool, the arguments, and the way back."""
+
 OnEnding = Callable[["RunEnding"], None]
 """Takes the ending of a run."""
 
@@ -60,6 +75,8 @@ class RunSinks:
     the ending."""
     is_live: bool = False
     """The run is followed: output is passed on at once, instead of in few long pieces."""
+    call: OnCall | None = None
+    """Gets the program's calls of tools. Without it the program cannot make any."""
 
 
 NO_SINKS = RunSinks()

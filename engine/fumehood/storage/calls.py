@@ -36,7 +36,7 @@ _INSERT = insert(CALLS)
 
 _SAME_NAME = (
     "principal_id", "agent_id", "session_id", "trace_id", "code", "ended_by", "cpu_ms", "cost",
-    "currency", "input_tokens", "output_tokens", "tokens_used",
+    "currency", "input_tokens", "output_tokens", "tokens_used", "parent_id",
 )  # fmt: skip
 
 
@@ -64,6 +64,7 @@ class CallRow(TypedDict):
     output_tokens: int
     tokens_used: int
     cache_hit: NotRequired[bool | None]
+    parent_id: NotRequired[str | None]
 
 
 class CallLog:

@@ -128,6 +128,7 @@ CALLS = Table(
     Column("output_tokens", Integer, nullable=False),
     Column("tokens_used", Integer, nullable=False),
     Column("cache_hit", Boolean),
+    Column("parent_id", String),
     # An index for each filter of a list: no combination reads rows in vain.
     Index("calls_by_principal", "principal_id", "seq", "at", "tool", "code", "agent_id"),
 )

@@ -259,7 +259,8 @@ def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
         pid = os.getpid()
         try:
             set_up(request["arguments"])
-            exit_code, claim = program.run(request["arguments"]["code"])
+            arguments = request["arguments"]
+            exit_code, claim = program.run(arguments["code"], arguments.get("tools"))
         except SetUpFailed as fault:
             exit_code = REQUEST_FAILED
             claim = {"error": {"kind": "invalid", "message": str(fault)}}
@@ -274,7 +275,7 @@ def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
 def _run_python(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, dict[str, Any]]:
     set_up(arguments)
     program = python.Program(memory_bytes, _report)
-    ending = program.run(arguments["code"])
+    ending = program.run(arguments["code"], arguments.get("tools"))
     program.finish()
     return ending
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any, NoReturn
 
-from fumehood.guest.container.run import Run
+from fumehood.guest.container.run import Answer, Pause, Run
 from fumehood.guest.core.limits import Limits
 from fumehood.guest.core.pipes import write_all
 from fumehood.protocol import framing
@@ -34,8 +34,8 @@ class Host:
         self._parts_bytes = 0
         self._waiting = b""
 
-    def read(self) -> list[Run | int]:
-        """The requests since: runs to begin, and the ids of those to cancel."""
+    def read(self) -> list[Run | Answer | Pause | int]:
+        """The requests since: runs to begin, the ids of those to cancel, and what a run gets."""
         try:
             chunk = os.read(0, CHUNK_BYTES)
         except BlockingIOError:
@@ -44,7 +44,7 @@ class Host:
             chunk = b""
         if not chunk:
             end()
-        requests: list[Run | int] = []
+        requests: list[Run | Answer | Pause | int] = []
         try:
             for message in self._decoder.feed(chunk):
                 self._read_one(message, requests)
@@ -72,7 +72,9 @@ class Host:
         self.send({"op": "ready", "enforces": {}, "faults": [why[:200]]})
         end()
 
-    def _read_one(self, message: dict[str, Any], requests: list[Run | int]) -> None:
+    def _read_one(
+        self, message: dict[str, Any], requests: list[Run | Answer | Pause | int]
+    ) -> None:
         match message["op"]:
             case "part":
                 self._parts.append(message["text"])
@@ -83,6 +85,16 @@ class Host:
                 requests.append(self._run(message))
             case "cancel":
                 requests.append(int(message["id"]))
+            case "answer":
+                requests.append(self._answer(message))
+            case "pause":
+                requests.append(Pause(int(message["id"]), message["paused"] is True))
+
+    def _answer(self, message: dict[str, Any]) -> Answer:
+        """An answer to a call, which is passed to the child unread."""
+        body = "".join([*self._parts, message["text"]]).encode("ascii")
+        self._parts, self._parts_bytes = [], 0
+        return Answer(int(message["id"]), framing.HEADER.pack(len(body)) + body)
 
     def _run(self, message: dict[str, Any]) -> Run:
         """A run, whose request is passed to the child unread."""
@@ -107,6 +119,7 @@ class Host:
             keep=message["keep"] is True,
             live=message["live"] is True,
             thin=message["thin"] is True,
+            has_tools=message["tools"] is True,
         )
 
 

@@ -17,6 +17,11 @@ from fumehood.guest.container.stream import Stream
 from fumehood.guest.core import progress
 from fumehood.guest.core.endings import decode_status
 
+MAX_CALLS = 1100
+"""Of tools, in one run. The host answers fewer, so a program that makes more does not read."""
+
+MAX_TOOL_CHARACTERS = 256
+
 
 class Reporter:
     """Turns a run into frames."""
@@ -46,6 +51,20 @@ class Reporter:
                 self.output(run, stream)
         if report is not None and run.live and run.reports <= progress.MAX_REPORTS:
             self._host.send({"op": "progress", "id": run.id, **report})
+
+    def call(self, run: Run, claim: Any) -> bool:
+        """Forward a program's call of a tool. False if it made too many, or it is no call."""
+        run.calls += 1
+        if run.calls > MAX_CALLS or not isinstance(claim, dict):
+            return False
+        number, tool, arguments = (claim.get(key) for key in ("number", "tool", "arguments"))
+        if type(number) is not int or not isinstance(tool, str) or not isinstance(arguments, dict):
+            return False
+        if not 0 <= number < 1 << 31 or len(tool) > MAX_TOOL_CHARACTERS:
+            return False
+        call = {"op": "call", "id": run.id, "number": number, "tool": tool, "arguments": arguments}
+        self._host.send(call)
+        return True
 
     def ended(self, run: Run, files_left_out: int, state: str | None) -> None:
         """Send the ending, once nothing of the run is alive."""

@@ -36,6 +36,22 @@ class Measures:
     peak_bytes: int | None
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a call that the program of a run made, as a frame for its child."""
+
+    id: int
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class Pause:
+    """The program of a run waits for a human, or does so no more."""
+
+    id: int
+    is_paused: bool
+
+
 @dataclass
 class Run:
     """One call on its way. `killed_for` is the supervisor's own reason, and it wins."""
@@ -50,6 +66,13 @@ class Run:
     """It is followed: its output is sent at once."""
     thin: bool = False
     """It seems to need nothing that the image preloads."""
+    has_tools: bool = False
+    """Its program may call other tools."""
+    calls: int = 0
+    """Calls that were passed on."""
+    left_s: float | None = None
+    """While its clock stands still: the time that it has left."""
+    was_paused: bool = False
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0

@@ -40,7 +40,7 @@ from fumehood.guest.container.prefork_pool import (
     make_child,
 )
 from fumehood.guest.container.report import Reporter
-from fumehood.guest.container.run import Run, stays
+from fumehood.guest.container.run import Answer, Pause, Run, stays
 from fumehood.guest.container.standby import Standby
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts
@@ -55,6 +55,12 @@ MAX_CLAIM_BYTES = 512 * 1024
 
 MAX_REPLY_BYTES = 3 << 20
 """All that a program may write into that pipe, with its reports; the rest is not read."""
+
+MAX_REPLY_BYTES_WITH_CALLS = 600 << 20
+"""The same for a program that may call tools. One frame is never larger than a claim."""
+
+MAX_UNREAD_BYTES = 16 << 20
+"""Of answers to a program's calls that it does not read."""
 
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
 """By which the kernel stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
@@ -180,8 +186,26 @@ class Supervisor:
                     end()  # one at a time; the host knows that
                 self._run = request
                 self._begin()
-            elif self._run is not None and self._run.id == request:
-                self._stop(self._run, "cancelled")
+                continue
+            run = self._run
+            if run is None or run.id != (request if isinstance(request, int) else request.id):
+                continue  # it has ended meanwhile
+            if isinstance(request, Answer):
+                self._answer(run, request)
+            elif isinstance(request, Pause):
+                _pause(run, is_paused=request.is_paused)
+            else:
+                self._stop(run, "cancelled")
+
+    def _answer(self, run: Run, answer: Answer) -> None:
+        """Pass on the answer to a program's call."""
+        if not _is_running(run):
+            return
+        run.request += answer.frame
+        if len(run.request) > MAX_UNREAD_BYTES:
+            self._stop(run, "policy")
+        else:
+            self._flush_request()
 
     # -- a run --------------------------------------------------------------------
 
@@ -318,18 +342,18 @@ class Supervisor:
         except BlockingIOError:
             return
         run.received_bytes += len(chunk)
-        if not chunk or run.received_bytes > MAX_REPLY_BYTES:
+        most = MAX_REPLY_BYTES_WITH_CALLS if run.has_tools else MAX_REPLY_BYTES
+        if not chunk or run.received_bytes > most:
             self._unwatch(run.child.reply_fd)
             return
         try:
             for message in run.child.decoder.feed(chunk):
-                if "progress" in message:
-                    self._reporter.progress(run, message["progress"])
-                else:
-                    run.claim = message
+                self._on_message(run, message)
         except framing.FrameError:
             run.claim = None
             self._unwatch(run.child.reply_fd)
+            if run.has_tools and _is_running(run):
+                self._stop(run, "policy")  # it would wait for answers until its time is over
         if self._check is not None and run.claim is not None:
             self._check.look_at(run.child.pid, run.claim)
             run.deadline = time.monotonic() + selfcheck.PROBE_WALL_S
@@ -337,6 +361,14 @@ class Supervisor:
             run.stayed = True
             run.largest_bytes = peak_bytes(run.child.pid) or 0
             self._conclude(run)
+
+    def _on_message(self, run: Run, message: dict[str, Any]) -> None:
+        if "progress" in message:
+            self._reporter.progress(run, message["progress"])
+        elif not run.has_tools or "call" not in message:
+            run.claim = message
+        elif _is_running(run) and not self._reporter.call(run, message["call"]):
+            self._stop(run, "policy")
 
     def _fail(self, why: str) -> NoReturn:
         """End the container. A run that took a zygote's memory is reported as out of memory."""
@@ -531,7 +563,7 @@ class Supervisor:
             times.append(run.killed_at + KILL_DEADLINE_S)
         if run is not None and run.child is not None and run.killed_for is None:
             times += [run.deadline, now + MEMORY_LOOK_S]
-            if run.limits.cpu_s < run.limits.wall_s:
+            if _has_cpu_limit(run):
                 left_s = run.limits.cpu_s - (self._meter.cpu_ms(run) or 0.0) / 1e3
                 times.append(now + max(left_s, 0.001))
         return max(0.0, min(times) - now)
@@ -564,8 +596,24 @@ class Supervisor:
             self._stop(run, "memory")
         elif now >= run.deadline:
             self._stop(run, "wall_time")
-        elif (
-            run.limits.cpu_s < run.limits.wall_s
-            and (self._meter.cpu_ms(run) or 0.0) >= run.limits.cpu_s * 1e3
-        ):
+        elif _has_cpu_limit(run) and (self._meter.cpu_ms(run) or 0.0) >= run.limits.cpu_s * 1e3:
             self._stop(run, "cpu_time")
+
+
+def _is_running(run: Run) -> bool:
+    """Whether its first process is alive, as far as is known, and nobody has ended it."""
+    return run.killed_for is None and not run.is_over and run.status is None
+
+
+def _has_cpu_limit(run: Run) -> bool:
+    """Whether its time limit alone would not bound the processor time of all its processes."""
+    return run.was_paused or run.limits.cpu_s < run.limits.wall_s
+
+
+def _pause(run: Run, *, is_paused: bool) -> None:
+    """Stop the clock of a run, or let it go on. The host has its own, which decides."""
+    now = time.monotonic()
+    if is_paused and run.left_s is None:
+        run.left_s, run.deadline, run.was_paused = run.deadline - now, math.inf, True
+    elif not is_paused and run.left_s is not None:
+        run.deadline, run.left_s = now + run.left_s, None

@@ -30,6 +30,7 @@ from fumehood.guest.core.progress import MAX_REPORTS
 from fumehood.guest.languages import figures
 from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show
 from fumehood.guest.languages.late import LateModules
+from fumehood.guest.languages.tools import ToolCalls, make_module
 from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
 
 FILENAME = "<code>"
@@ -148,10 +149,14 @@ class Program:
         self._reports = 0
         self._figures = Figures(memory_bytes)
         catch_show(lambda: self._figures)
+        self._calls: ToolCalls | None = None
 
-    def run(self, code: str) -> tuple[int, Claim]:
-        """Run one program: (exit code, claim). Its threads may still run."""
+    def run(self, code: str, tools: Sequence[dict[str, Any]] | None = None) -> tuple[int, Claim]:
+        """Run one program, which may call these tools: (exit code, claim). Its threads may still
+        run.
+        """
         self._programs += 1
+        self._offer(tools)
         self._reports = 0
         self._figures = Figures(self._memory_bytes)
         builtins.progress = self._progress  # type: ignore[attr-defined]
@@ -169,6 +174,7 @@ class Program:
     def finish(self) -> None:
         """What the interpreter does at its end; no program follows."""
         _finish(self._names)
+        self._end_calls()
 
     def pause(self) -> None:
         """What is to be done so that another process can go on from here: let threads end that
@@ -179,14 +185,36 @@ class Program:
                 step()
             except BaseException as error:
                 _print_briefly(f"{type(error).__name__} while the program ended\n")
+        self._end_calls()
         _flush_streams()
+
+    def _offer(self, tools: Sequence[dict[str, Any]] | None) -> None:
+        """Make the module `tools`, or take away that of the last program."""
+        if tools is None:
+            if self._calls is not None and hasattr(builtins, "tools"):
+                sys.modules.pop("tools", None)
+                del builtins.tools
+            return
+        self._calls = self._calls or ToolCalls()
+        self._calls.open()
+        # As a name, too: a program that forgets to import it needs no second attempt.
+        sys.modules["tools"] = builtins.tools = make_module(  # type: ignore[attr-defined]
+            tools, self._calls.call
+        )
+
+    def _end_calls(self) -> None:
+        if self._calls is not None:
+            self._calls.close()
 
     def _progress(self, percent: float, message: str = "") -> None:
         """Report how far this program is: from 0 to 100, and a few words."""
         self._reports += 1
         # Nobody is told of more, and at some point nobody reads them: who writes would wait then.
         if self._reports <= MAX_REPORTS:
-            self._report(float(percent), str(message))
+            calls = self._calls
+            # No report in the middle of a call's frame.
+            with calls.writing if calls and calls.is_open else contextlib.nullcontext():
+                self._report(float(percent), str(message))
 
 
 def _filename(number: int) -> str:

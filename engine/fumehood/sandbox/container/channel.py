@@ -33,6 +33,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import (
+    ContainerCall,
     ContainerData,
     ContainerEnding,
     ContainerFile,
@@ -40,6 +41,7 @@ from fumehood.protocol.container_frames import (
     ContainerOutput,
     ContainerProgress,
     ContainerReset,
+    answer_frames,
     parse_container_body,
     run_frames,
 )
@@ -64,6 +66,9 @@ RESET_DEADLINE_S = 10.0
 
 MAX_FRAME_BYTES = 4 << 20
 """The largest frame is an ending whose claim is as large as the output limit, escaped in JSON."""
+
+MAX_UNSENT_BYTES = 32 << 20
+"""Of answers to a program's calls. A guest that leaves more unread is none of ours."""
 
 STREAM_ENDED = "its stream ended"
 """The reason if neither side ended the channel on purpose."""
@@ -155,6 +160,7 @@ class Channel(asyncio.Protocol):
         self._resetting: int | None = None
         """The run after which the guest has not yet reported whether it is clean."""
         self._overdue: asyncio.TimerHandle | None = None
+        self._paused_at: float | None = None
 
     @property
     def is_resetting(self) -> bool:
@@ -190,10 +196,13 @@ class Channel(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._answer = answer
-        thin = program == "python" and not needs_preloaded(arguments["code"])
+        tools = sinks.call is not None
+        thin = program == "python" and not needs_preloaded(arguments["code"], has_tools=tools)
+        self._paused_at = None
         for frame in run_frames(
-            received.id, program, arguments, limits, keep=keep, live=sinks.is_live, thin=thin
-        ):
+            received.id, program, arguments, limits,
+            keep=keep, live=sinks.is_live, thin=thin, tools=tools,
+        ):  # fmt: skip
             self._transport.write(framing.encode(frame))
         grace_s = self._clocks.answer_grace_s + (
             PRELOAD_GRACE_S if program == "python" and not thin else 0.0
@@ -274,6 +283,8 @@ class Channel(asyncio.Protocol):
                 run.on_output(frame)
             case ContainerProgress():
                 run.on_progress(frame)
+            case ContainerCall():
+                run.on_call(frame, _CallPort(self, run.id))
             case ContainerFile():
                 if not run.is_collecting:
                     self._expect_by(self._clocks.collect_s, self._give_up)
@@ -289,6 +300,30 @@ class Channel(asyncio.Protocol):
                     answer.set_result(ending)
             case _:
                 raise FrameError("not while a program runs")
+
+    def send_answer(self, run_id: int, answer: bytes) -> None:
+        """Send the answer to a call of this run's program, if it still runs."""
+        if self._run is None or self._run.id != run_id or self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.end("it did not read the answers to its calls")
+            return
+        for frame in answer_frames(run_id, answer):
+            self._transport.write(framing.encode(frame))
+
+    def pause(self, run_id: int, *, is_paused: bool) -> None:
+        """Stop the clocks of this run on both sides, or let them go on, if it still runs."""
+        run, overdue = self._run, self._overdue
+        if run is None or run.id != run_id or run.is_collecting or self._transport is None:
+            return
+        now = asyncio.get_running_loop().time()
+        if is_paused and self._paused_at is None and overdue is not None:
+            overdue.cancel()
+            self._paused_at = now
+        elif not is_paused and self._paused_at is not None and overdue is not None:
+            self._expect_by(overdue.when() - self._paused_at, self._give_up)
+            self._paused_at = None
+        self._transport.write(framing.encode({"op": "pause", "id": run_id, "paused": is_paused}))
 
     def _on_reset(self, frame: ContainerFrame, run_id: int) -> None:
         if not isinstance(frame, ContainerEnding | ContainerReset):
@@ -343,6 +378,22 @@ class Channel(asyncio.Protocol):
             self._overdue = None
 
 
+class _CallPort:
+    """The way back to the program of one run."""
+
+    __slots__ = ("_channel", "_run_id")
+
+    def __init__(self, channel: Channel, run_id: int) -> None:
+        self._channel = channel
+        self._run_id = run_id
+
+    def answer(self, answer: bytes) -> None:
+        self._channel.send_answer(self._run_id, answer)
+
+    def pause(self, *, is_paused: bool) -> None:
+        self._channel.pause(self._run_id, is_paused=is_paused)
+
+
 # -- Docker's multiplexed stream -----------------------------------------------------------
 
 
@@ -387,12 +438,16 @@ class Demultiplexer:
 # -- the choice between two processes ------------------------------------------------------
 
 
-def needs_preloaded(code: str) -> bool:
-    """Whether a Python program may import a module outside the standard library."""
+def needs_preloaded(code: str, *, has_tools: bool = False) -> bool:
+    """Whether a Python program may import a module outside the standard library.
+
+    With `has_tools` the module `tools` is made for it.
+    """
     if len(code) > MAX_SEARCHED_CHARACTERS or _DOUBT.search(code):
         return True
     return any(
         name.partition(".")[0] not in sys.stdlib_module_names
+        and not (has_tools and name == "tools")
         for clause in _IMPORT.finditer(code)
         for name in _modules_of(clause)
     )

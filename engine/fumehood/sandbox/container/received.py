@@ -13,6 +13,7 @@ from fumehood.core.errors import EndedBy
 from fumehood.core.limits import MB, Limits
 from fumehood.protocol.container_frames import (
     MAX_PATH_CHARACTERS,
+    ContainerCall,
     ContainerData,
     ContainerEnding,
     ContainerFile,
@@ -20,7 +21,7 @@ from fumehood.protocol.container_frames import (
     ContainerProgress,
 )
 from fumehood.protocol.framing import FrameError
-from fumehood.sandbox.wall import FileSink, RunEnding, RunSinks
+from fumehood.sandbox.wall import CallPort, FileSink, RunEnding, RunSinks
 
 MAX_NAME_BYTES = 255
 """*Source*: NAME_MAX of Linux."""
@@ -35,6 +36,9 @@ BEGINNING_CHARACTERS = 64 * 1024
 
 MAX_REPORTS = 1000
 """Of progress, in one run; later ones are dropped."""
+
+MAX_CALLS = 1200
+"""Of tools, in one run. The guest ends a program that makes as many."""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """The failures that a program may claim, never a success (ADR 0010). Its output is counted outside,
@@ -76,14 +80,16 @@ class ReceivedRun:
         self._sink: FileSink | None = sinks.files
         self._on_output = sinks.output
         self._on_progress = sinks.progress
+        self._on_call = sinks.call
+        self._calls_left = MAX_CALLS if sinks.call is not None else 0
         self._reports = 0
         self._files = 0
         self._file_left = 0
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """Drop its files and progress from now on. Its output is still passed on."""
-        self._sink = self._on_progress = None
+        """Drop its files, progress and calls from now on. Its output is still passed on."""
+        self._sink = self._on_progress = self._on_call = None
 
     def on_output(self, frame: ContainerOutput) -> None:
         """Keep the next characters of a stream. Raises FrameError."""
@@ -104,6 +110,15 @@ class ReceivedRun:
                 self._on_progress(frame.percent, frame.message)
             except Exception:
                 self._on_progress = None
+
+    def on_call(self, frame: ContainerCall, port: CallPort) -> None:
+        """Pass on a call of a tool. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        self._calls_left -= 1
+        if self._calls_left < 0 or self.is_collecting:
+            raise FrameError("a call of a tool that no program can have made")
+        if self._on_call is not None:
+            self._on_call(frame.number, frame.tool, frame.arguments, port)
 
     def on_file(self, frame: ContainerFile) -> None:
         """A file begins. Raises FrameError."""

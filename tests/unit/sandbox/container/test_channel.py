@@ -17,12 +17,13 @@ from fumehood.protocol import framing
 from fumehood.sandbox.container.channel import (
     MAX_COMPLAINT_BYTES,
     MAX_SEARCHED_CHARACTERS,
+    MAX_UNSENT_BYTES,
     Demultiplexer,
     Lost,
     NotMultiplexed,
     needs_preloaded,
 )
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, CallPort, RunEnding, RunSinks
 from support.scripted_guest import LIMITS, READY, ScriptedGuest, ShortClocks, ended, record, reset
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +37,10 @@ def output(text: str = "x", run_id: int = 1) -> dict[str, Any]:
 
 def file(path: str = "a", size: int = 1) -> dict[str, Any]:
     return {"op": "file", "id": 1, "path": path, "size": size}
+
+
+def call(number: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"op": "call", "id": 1, "number": number, "tool": "t", "arguments": {}} | fields
 
 
 def data(content: bytes = b"x") -> dict[str, Any]:
@@ -119,6 +124,7 @@ DURING_A_RUN: dict[str, list[dict[str, Any]]] = {
     "text-as-number": [ended(exit_code="0")],
     "overlong-text": [output("x" * (64 * 1024 + 1))],
     "unknown-stream": [{**output(), "stream": "stdin"}],
+    "call-without-tools": [call()],
 }
 
 
@@ -137,6 +143,7 @@ AFTER_THE_ENDING: dict[str, dict[str, Any]] = {
     "output": output(),
     "file": file(),
     "data": data(),
+    "call": call(),
     "ready": READY,
     "another-run's-reset": reset(2),
 }
@@ -417,3 +424,111 @@ def test_every_doubt_is_settled_for_the_modules(code: str) -> None:
 )
 def test_a_long_strange_text_is_searched_in_linear_time(code: str, needs: bool) -> None:
     assert needs_preloaded(code) == needs
+
+
+# -- calls of tools --------------------------------------------------------------------------
+
+
+class Callee:
+    """Takes a program's calls, and keeps the way back."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, str, Any]] = []
+        self.port: Any = None
+
+    def on_call(self, number: int, tool: str, arguments: Any, port: CallPort) -> None:
+        self.calls.append((number, tool, arguments))
+        self.port = port
+
+
+@pytest.mark.row("B3")
+async def test_call_is_passed_on_and_its_answer_sent_in_parts() -> None:
+    guest, callee = ScriptedGuest(), Callee()
+    task = await begun(guest, sinks=RunSinks(call=callee.on_call))
+    assert guest.wire.messages[-1]["tools"] is True
+    guest.says(call(7, arguments={"a": 1}))
+    assert callee.calls == [(7, "t", {"a": 1})]
+    callee.port.answer(b'{"call":7}')
+    assert guest.wire.messages[-1] == {"op": "answer", "id": 1, "text": '{"call":7}'}
+    callee.port.answer(b'"' + b"x" * 150_000 + b'"')
+    *parts, last = guest.wire.messages[-3:]
+    assert [part["op"] for part in parts] + [last["op"]] == ["part", "part", "answer"]
+    assert "".join(one["text"] for one in (*parts, last)) == '"' + "x" * 150_000 + '"'
+    guest.says(ended())
+    await task
+    before = len(guest.wire.messages)
+    callee.port.answer(b"{}")
+    callee.port.pause(is_paused=True)
+    assert len(guest.wire.messages) == before
+
+
+WRONG_CALLS = {
+    "of-another-run": [call(id=2)],
+    "negative-number": [call(-1)],
+    "huge-number": [call(1 << 40)],
+    "number-as-text": [call(number="1")],
+    "overlong-name": [call(tool="x" * 300)],
+    "arguments-as-a-list": [call(arguments=[])],
+    "extra-field": [call(more=1)],
+    "while-files-come": [file(), call()],
+    "more-than-a-guest-lets-through": [call() for _ in range(1201)],
+}
+
+
+@pytest.mark.row("B3")
+@pytest.mark.parametrize("name", WRONG_CALLS)
+async def test_call_that_no_guest_of_ours_sends_ends_the_container(name: str) -> None:
+    guest, callee = ScriptedGuest(), Callee()
+    task = await begun(guest, sinks=RunSinks(call=callee.on_call))
+    guest.says(*WRONG_CALLS[name])
+    with pytest.raises(Lost):
+        await task
+    assert guest.heard.ends[0].startswith("it sent what it must not")
+
+
+@pytest.mark.row("B3", "P8")
+async def test_call_of_a_program_that_is_being_cancelled_is_dropped() -> None:
+    guest, callee = ScriptedGuest(), Callee()
+    task = await begun(guest, sinks=RunSinks(call=callee.on_call))
+    task.cancel()
+    await asyncio.sleep(0)
+    guest.says(call(), ended(ended_by="cancelled"))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert callee.calls == []
+    assert guest.heard.ends == []
+
+
+@pytest.mark.row("B3", "S4")
+async def test_hosts_clock_stands_still_while_a_human_is_waited_for() -> None:
+    guest, callee = ScriptedGuest(ShortClocks()), Callee()
+    task = await begun(guest, QUICK, RunSinks(call=callee.on_call))
+    guest.says(call())
+    callee.port.pause(is_paused=True)
+    control = ScriptedGuest(ShortClocks())
+    assert (await (await begun(control, QUICK))).ended_by is EndedBy.WALL_TIME
+    assert not task.done()
+    callee.port.pause(is_paused=False)
+    assert (await task).ended_by is EndedBy.WALL_TIME
+    told = [one["paused"] for one in guest.wire.messages if one["op"] == "pause"]
+    assert told == [True, False]
+
+
+@pytest.mark.row("B3")
+async def test_guest_that_reads_no_answers_is_ended() -> None:
+    guest, callee = ScriptedGuest(), Callee()
+    task = await begun(guest, sinks=RunSinks(call=callee.on_call))
+    guest.says(call())
+    guest.wire.unsent_bytes = MAX_UNSENT_BYTES + 1
+    callee.port.answer(b"{}")
+    with pytest.raises(Lost):
+        await task
+    assert guest.heard.ends == ["it did not read the answers to its calls"]
+
+
+@pytest.mark.row("B3")
+def test_module_of_tools_needs_no_module_of_the_image() -> None:
+    assert needs_preloaded("import tools")
+    assert not needs_preloaded("import tools, json", has_tools=True)
+    assert needs_preloaded("import tools.deeper", has_tools=True)
+    assert needs_preloaded("import numpy, tools", has_tools=True)

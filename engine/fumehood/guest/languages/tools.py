@@ -1,0 +1,253 @@
+"""The module `tools` of a program: other tools of the engine, as functions.
+
+Guest side, in the child. A call goes to the supervisor through the pipe of replies, and its answer
+comes through the pipe of requests. Nothing here is a gate: a program can write the same frames by
+itself, so the host checks each of them. Descriptions and schemas are data; no source is made of
+them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import os
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fumehood.guest.core.pipes import CHUNK_BYTES, REPLY_FD, REQUEST_FD, write_all
+from fumehood.protocol import framing, strict_json
+
+MAX_OPEN = 8
+"""Calls of one program at once; further threads wait. The host accepts no more either."""
+
+MAX_CALL_BYTES = 500 * 1024
+MAX_ANSWER_BYTES = 2 << 20
+MAX_ARGUMENTS_DEPTH = 56
+MAX_ANSWER_DEPTH = 70
+"""More than an envelope's data can have."""
+
+_TYPES = {
+    "string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict,
+}  # fmt: skip
+
+Send = Callable[[str, dict[str, Any]], Any]
+"""Calls a tool by its name with its arguments."""
+
+
+class ToolError(Exception):
+    """A call of a tool that failed or was refused. `error` holds all that the engine says."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        self.error = error
+        self.code = str(error.get("code"))
+        self.message = str(error.get("message"))
+        self.retryable = error.get("retryable") is True
+        self.details = error.get("details")
+        super().__init__(f"{self.code}: {self.message}")
+
+
+ToolError.__module__ = "tools"
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
+"""The default of an argument whose schema has none: it is not sent."""
+
+
+class ToolCalls:
+    """The calls of one program. `open` begins them anew for each program of a session."""
+
+    def __init__(self) -> None:
+        self.writing = threading.Lock()
+        """Held while a frame is written into the pipe of replies."""
+        self._pid = 0
+        self._number = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process may call tools now."""
+        return self._pid == os.getpid()
+
+    def open(self) -> None:
+        """Allow calls from this process."""
+        self.writing = threading.Lock()  # a thread of the last program may hold it for ever
+        self._slots = threading.BoundedSemaphore(MAX_OPEN)
+        self._changed = threading.Condition()
+        self._decoder = framing.Decoder(MAX_ANSWER_BYTES, MAX_ANSWER_DEPTH)
+        self._is_reading = False
+        self._expected: set[int] = set()
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Allow none, once no frame is half written."""
+        if self._pid:
+            with self.writing:
+                self._pid = 0
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool and wait for its answer. From any thread.
+
+        Raises:
+            ToolError: the call failed, or was refused.
+        """
+        if not self.is_open:
+            raise _refused("Tools can be called only while the program runs, from its own process.")
+        with self._slots:
+            number = self._send(tool, arguments)
+            try:
+                answer = self._await(number)
+            finally:
+                self._expected.discard(number)
+        if "error" in answer:
+            raise ToolError(answer["error"])
+        return answer.get("data")
+
+    def _send(self, tool: str, arguments: dict[str, Any]) -> int:
+        with self.writing:
+            if not self.is_open:
+                raise _refused("The program is over.")
+            self._number = number = self._number + 1
+            frame = _frame(number, tool, arguments)
+            self._expected.add(number)
+            write_all(REPLY_FD, frame)
+        return number
+
+    def _await(self, number: int) -> dict[str, Any]:
+        """Whichever thread finds nobody reading reads for all."""
+        with self._changed:
+            while number not in self._answers:
+                if self._is_reading:
+                    self._changed.wait()
+                    continue
+                self._is_reading = True
+                self._changed.release()
+                try:
+                    messages = self._read()
+                finally:
+                    self._changed.acquire()
+                    self._is_reading = False
+                    self._changed.notify_all()
+                for message in messages:
+                    if message["call"] in self._expected:
+                        self._answers[message["call"]] = message
+            return self._answers.pop(number)
+
+    def _read(self) -> list[dict[str, Any]]:
+        chunk = os.read(REQUEST_FD, CHUNK_BYTES)
+        if not chunk:
+            raise _refused("The engine takes no more calls of this program.")
+        return self._decoder.feed(chunk)
+
+
+def _frame(number: int, tool: str, arguments: dict[str, Any]) -> bytes:
+    """The frame of one call, checked as its readers check it. Raises ToolError."""
+    try:
+        body = strict_json.dumps(arguments)
+        strict_json.loads(body, max_depth=MAX_ARGUMENTS_DEPTH)
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise ToolError(
+            _error("INVALID_PARAMS", f"The arguments of {tool} are not JSON: {fault}.")
+        ) from None
+    if len(body) > MAX_CALL_BYTES:
+        raise ToolError(
+            _error(
+                "REQUEST_TOO_LARGE",
+                f"The arguments of {tool} have {len(body)} bytes, {MAX_CALL_BYTES} are allowed.",
+            )
+        )
+    return framing.encode({"call": {"number": number, "tool": tool, "arguments": arguments}})
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"code": code, "message": message, "retryable": False}
+
+
+def _refused(message: str) -> ToolError:
+    return ToolError(_error("PERMISSION_DENIED", message))
+
+
+# -- the module ----------------------------------------------------------------------------
+
+
+def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType:
+    """The module with one function for each of these descriptions."""
+    module = types.ModuleType("tools", "Other tools. A call that fails raises ToolError.")
+    functions = [_function(tool, call) for tool in tools]
+    for function in functions:
+        setattr(module, function.__name__, function)
+    module.__dict__.update(ToolError=ToolError, ABSENT=ABSENT)
+    module.__dict__["__all__"] = [function.__name__ for function in functions] + ["ToolError"]
+    return module
+
+
+def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
+    """A function that sends what it is given; absent arguments are not sent."""
+    name, signature = tool["name"], _signature(tool["parameters"])
+    others = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        try:
+            arguments = dict(signature.bind(*args, **kwargs).arguments)
+        except TypeError as fault:
+            raise TypeError(f"{tool['function']}(): {fault}") from None
+        arguments |= arguments.pop(others, {})
+        try:
+            return call(name, {key: v for key, v in arguments.items() if v is not ABSENT})
+        except ToolError as failed:
+            raise failed.with_traceback(None) from None  # of its way to the host
+
+    function.__name__ = function.__qualname__ = tool["function"]
+    function.__module__ = "tools"
+    function.__doc__ = _documentation(tool)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+def _signature(parameters: dict[str, Any]) -> inspect.Signature:
+    """Required parameters, then optional ones; names that Python does not take as `**others`."""
+    properties = parameters.get("properties") or {}
+    required = parameters.get("required") or ()
+    named = [name for name in properties if _is_plain(name)]
+    made = [
+        _parameter(name, properties[name], is_required=name in required)
+        for name in sorted(named, key=lambda name: name not in required)
+    ]
+    if len(named) < len(properties) or parameters.get("additionalProperties", False) is not False:
+        others = "others"
+        while others in named:
+            others += "_"
+        made.append(inspect.Parameter(others, inspect.Parameter.VAR_KEYWORD))
+    return inspect.Signature(made, return_annotation=dict)
+
+
+def _is_plain(name: str) -> bool:
+    """Python takes other letters for their plain form, so a name of those could not be given."""
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _parameter(name: str, schema: Any, *, is_required: bool) -> inspect.Parameter:
+    schema = schema if isinstance(schema, dict) else {}
+    kind = schema.get("type")
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=inspect.Parameter.empty if is_required else schema.get("default", ABSENT),
+        annotation=_TYPES.get(kind, Any) if isinstance(kind, str) else Any,
+    )
+
+
+def _documentation(tool: dict[str, Any]) -> str:
+    properties = tool["parameters"].get("properties") or {}
+    lines = [
+        f"{name}: {schema['description']}"
+        for name, schema in properties.items()
+        if isinstance(schema, dict) and "description" in schema
+    ]
+    return "\n".join([tool["description"], *(["", *lines] if lines else [])])

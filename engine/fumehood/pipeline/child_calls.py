@@ -1,0 +1,285 @@
+"""Code mode: the calls of other tools that a program in a container makes.
+
+Host side. A call leaves the container as a frame, passes the whole pipeline as a call of the same
+caller, agent and session, and is recorded with the program's call as its parent. Invariants: all
+that comes from the program is hostile, so its list of tools is checked here and not there; the
+caller has only the authority that it has at that moment; tools that run programs or work on a
+session's files cannot be called, so calls never nest and never wait for their own parent's place;
+when the program's call ends, its open calls have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import keyword
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Protocol
+
+from fumehood.approvals.requests import run_to_completion
+from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import (
+    EngineError,
+    InternalError,
+    InvalidParams,
+    OutputLimitExceeded,
+    PermissionDenied,
+    QuotaExceeded,
+    RateLimited,
+    ToolDisabled,
+    ToolNotFound,
+)
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.handle import CallHandle
+from fumehood.identity.agents import seen_by_agent
+from fumehood.observe.log import log_fault
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.resolve import resolve
+from fumehood.pipeline.services import PipelineServices
+from fumehood.pipeline.validate import MISFIT
+from fumehood.protocol import strict_json
+from fumehood.sandbox.wall import CallPort
+
+MAX_CALLS = 1000
+"""Of one program. The guest ends one that goes on for long after that."""
+
+MAX_OPEN = 8
+"""Calls of one program at once. Its own module lets further threads wait."""
+
+MAX_RESULT_BYTES = MB
+"""Of a result that a program gets whole. Longer texts are shortened as for any caller."""
+
+_TAKEN = frozenset({"ToolError", "ABSENT"})
+"""Names in the module `tools` that are no tools."""
+
+RunCall = Callable[[CallRequest, PipelineServices, CallHandle], Awaitable[Envelope]]
+
+
+class ParentCall(Protocol):
+    """The part of a `CallContext` that matters here."""
+
+    request: CallRequest
+    handle: CallHandle
+
+
+def require_for_program(tool: ToolDefinition) -> None:
+    """Raises PermissionDenied if programs cannot call the tool."""
+    if tool.executor.startswith(("code:", "workspace:")):
+        raise PermissionDenied(
+            f"{tool.name} cannot be called from a program: it runs programs, or works on a "
+            "session's files, which the program itself can do. Do not retry."
+        )
+
+
+def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonObject] | None:
+    """The tools that a program may call, as its guest gets them; None if it asks for none.
+
+    Raises:
+        InvalidParams: its caller cannot use one of them, or two would have one name.
+        ToolDisabled: the agent's configuration fixes one that the agent cannot use.
+    """
+    asked = permitted.arguments.get("tools")
+    if not asked or permitted.tool.definition.executor != "code:python":
+        return None
+    tools: dict[str, JsonObject] = {}
+    for index, reference in enumerate(asked):
+        path = f"tools.{index}"
+        try:
+            definition = _visible(permitted.request, reference, services)
+        except EngineError as refusal:
+            binding = permitted.validated.binding
+            if binding is not None and "tools" in binding.fixed:
+                raise ToolDisabled(MISFIT) from None
+            raise InvalidParams(
+                f"The program cannot have the tool {reference[:80]!r}: {refusal.message}",
+                fields=[path],
+            ) from None
+        function = _function_name(definition.name)
+        if function in tools:
+            raise InvalidParams(f"{path} is a second tool {function!r}.", fields=[path])
+        tools[function] = {
+            "name": reference,
+            "function": function,
+            "description": definition.description,
+            "parameters": definition.parameters,
+        }
+    return list(tools.values())
+
+
+def _visible(request: CallRequest, reference: str, services: PipelineServices) -> ToolDefinition:
+    """The tool as this caller and agent see it. Raises EngineError."""
+    today = services.clock.now().date()
+    found = resolve(
+        replace(request, tool=reference, arguments={}), services.registry, services.agents, today
+    )
+    tool = found.tool.definition
+    require_for_program(tool)
+    return tool if found.binding is None else seen_by_agent(tool, found.binding)
+
+
+def _function_name(tool: str) -> str:
+    name = tool.replace("-", "_")
+    is_taken = keyword.iskeyword(name) or name in _TAKEN or name.startswith("__")
+    return f"{name}_" if is_taken else name
+
+
+class ChildCalls:
+    """The calls of one program, from its start to its end."""
+
+    def __init__(
+        self,
+        parent: ParentCall,
+        tools: list[JsonObject],
+        services: PipelineServices,
+        run_call: RunCall,
+    ) -> None:
+        self.tools = tools
+        self._parent = parent
+        self._names = frozenset(tool["name"] for tool in tools)
+        self._services = services
+        self._run_call = run_call
+        self._open: dict[asyncio.Task[None], CallHandle] = {}
+        self._made = self._failed = self._unanswered = 0
+        self._is_over = False
+        self._waiting = 0
+        self._waiting_since = self._waited_s = 0.0
+
+    @property
+    def report(self) -> JsonObject:
+        """How many calls there were, and how many of them failed."""
+        return {"made": self._made, "failed": self._failed}
+
+    def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
+        """Begin a call, or refuse it."""
+        self._made += 1
+        refusal = self._refusal(tool)
+        if refusal is not None:
+            self._answer(number, _refused(refusal), port)
+            return
+        self._unanswered += 1
+        handle = CallHandle(waiting=lambda is_waiting: self._on_waiting(port, is_waiting))
+        request = self._request(self._made, tool, arguments)
+        task = asyncio.create_task(self._run(number, request, handle, port))
+        self._open[task] = handle
+        task.add_done_callback(self._open.pop)
+
+    async def close(self) -> None:
+        """Cancel the calls that are open, and wait until nothing of them runs."""
+        self._is_over = True
+        if self._open:
+            await run_to_completion(self._end_open())
+
+    async def _end_open(self) -> None:
+        for handle in self._open.values():
+            handle.cancel()
+        while self._open:
+            await asyncio.wait(self._open)
+
+    def _refusal(self, tool: str) -> EngineError | None:
+        if self._made > MAX_CALLS:
+            return QuotaExceeded(
+                f"One program can make {MAX_CALLS} calls. Finish it, and go on in another one."
+            )
+        if self._unanswered >= MAX_OPEN:
+            return RateLimited(f"One program can have {MAX_OPEN} calls open.", retry_after_ms=100)
+        if tool not in self._names:
+            return ToolNotFound(
+                f"The program has no tool {tool[:80]!r}; the argument `tools` of its call says "
+                "which it has. Do not retry."
+            )
+        return None
+
+    def _request(self, count: int, tool: str, arguments: JsonObject) -> CallRequest:
+        parent = self._parent.request
+        options = parent.options
+        return CallRequest(
+            tool=tool,
+            arguments=arguments,
+            options=CallOptions(
+                agent_id=options.agent_id,
+                session_id=options.session_id,
+                enable_cache=options.enable_cache,
+                enable_retry=options.enable_retry,
+                max_length=MAX_RESULT_BYTES,  # cached apart from answers that are shortened
+                wait_for_approval=self._patience_s(),
+            ),
+            principal=self._caller(parent.principal),
+            call_id=f"{parent.call_id}_{count}",
+            trace_id=parent.trace_id,
+            parent_id=parent.call_id,
+        )
+
+    def _caller(self, principal: Principal | None) -> Principal | None:
+        """The caller with its present authority: its token may have been revoked since."""
+        if principal is None:
+            return None
+        return self._services.approvals.eligibility.present_authority(
+            principal.id, principal.token_id, is_program=principal.is_program
+        )
+
+    def _patience_s(self) -> float:
+        """How long the program may still wait for humans, of what its own call was given."""
+        approvals, options = self._services.approvals, self._parent.request.options
+        waited_s = self._waited_s
+        if self._waiting:
+            waited_s += self._services.clock.monotonic() - self._waiting_since
+        return max(0.0, approvals.wait_s(options.wait_for_approval) - waited_s)
+
+    def _on_waiting(self, port: CallPort, is_waiting: bool) -> None:
+        """The program's clock stands still while any of its calls waits for a human."""
+        now = self._services.clock.monotonic()
+        self._waiting += 1 if is_waiting else -1
+        if is_waiting and self._waiting == 1:
+            self._waiting_since = now
+            self._parent.handle.report(0, "a tool that the program has called waits for approval")
+            port.pause(is_paused=True)
+        elif not self._waiting:
+            self._waited_s += now - self._waiting_since
+            port.pause(is_paused=False)
+
+    async def _run(
+        self, number: int, request: CallRequest, handle: CallHandle, port: CallPort
+    ) -> None:
+        if self._is_over:  # since its frame came: no handle could cancel it before its turn
+            return
+        try:
+            answer = _answer_of(await self._run_call(request, self._services, handle))
+        except Exception as fault:
+            log_fault(self._services.log, "call.child_failed", fault)
+            answer = _refused(InternalError("The engine failed internally."))
+        self._unanswered -= 1
+        self._answer(number, answer, port)
+
+    def _answer(self, number: int, answer: JsonObject, port: CallPort) -> None:
+        encoded = strict_json.dumps({"call": number, **answer})
+        if len(encoded) > MAX_RESULT_BYTES + MAX_RESULT_BYTES // 8:
+            answer = _refused(
+                OutputLimitExceeded(
+                    f"The tool has run, but its result has {len(encoded)} bytes, and a program "
+                    f"takes {MAX_RESULT_BYTES}. Ask for less."
+                )
+            )
+            encoded = strict_json.dumps({"call": number, **answer})
+        self._failed += "error" in answer
+        port.answer(encoded)
+
+
+def _answer_of(envelope: Envelope) -> JsonObject:
+    if envelope.error is None:
+        return {"data": envelope.data}
+    return {"error": envelope.error.model_dump(mode="json")}
+
+
+def _refused(error: EngineError) -> JsonObject:
+    return {
+        "error": {
+            "code": type(error).code,
+            "message": error.message,
+            "retryable": error.may_retry,
+            "human_review": type(error).human_review,
+        }
+    }

@@ -1,0 +1,10 @@
+"""The call log says which program made a call."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+
+def upgrade(connection: Connection) -> None:
+    """Run the step."""
+    connection.execute(text("ALTER TABLE calls ADD COLUMN parent_id VARCHAR"))

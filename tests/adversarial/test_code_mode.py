@@ -1,0 +1,268 @@
+"""Code mode's boundary: programs that call tools with frames of their own.
+
+Programs go through the socket, as an agent's would. What they have done is seen from outside: in
+the file that the dangerous tool writes, in the list of approvals and in the log of calls.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Daemon
+from fumehood import Client
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import EndedBy
+from support.approving import approving_daemon, ran
+from support.attacks import Attack, Harm
+
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("B3", "S3")]
+
+RAW = """\
+import json, os, struct
+
+def send(body):
+    data = struct.pack("!I", len(body)) + body
+    while data:
+        data = data[os.write(4, data):]
+
+def raw(number, tool, arguments, **more):
+    call = {"number": number, "tool": tool, "arguments": arguments, **more}
+    send(json.dumps({"call": call}).encode())
+
+def take(count):
+    data = b""
+    while len(data) < count:
+        data += os.read(3, count - len(data))
+    return data
+
+def answer():
+    return json.loads(take(struct.unpack("!I", take(4))[0]))
+
+def code(tool, arguments, number=1, **more):
+    raw(number, tool, arguments, **more)
+    told = answer()
+    return told["error"]["code"] if "error" in told else "OK"
+
+SUM = {"expression": "1+1"}
+"""
+
+ONE_CALL = "assert code('calculator', SUM) == 'OK'"
+
+REFUSED = [
+    Attack("unlisted-dangerous-tool", Harm.ESCAPE, "code('note', {'text': 'x'})", "TOOL_NOT_FOUND",
+           "code('calculator', SUM)"),
+    Attack("program-in-a-program", Harm.HOST_DOS, "code('run_python', {'code': '1'})",
+           "TOOL_NOT_FOUND", "code('calculator', SUM)"),
+    Attack("tool-by-its-version", Harm.ESCAPE, "code('note@1.0.0', {'text': 'x'})",
+           "TOOL_NOT_FOUND", "code('calculator', SUM)"),
+    Attack("as-another-agent", Harm.LATERAL,
+           "code('note', {'text': 'x'}, agent_id='admin', principal='approver:owner')",
+           "TOOL_NOT_FOUND", "code('calculator', SUM, agent_id='admin')"),
+    Attack("options-among-the-arguments", Harm.LATERAL,
+           "code('calculator', {**SUM, 'precision': {'wait_for_approval': True}})",
+           "INVALID_PARAMS", "code('calculator', {**SUM, 'precision': 2})"),
+    Attack("nine-calls-at-once", Harm.PEER_DOS,
+           "for n in range(200):\n    raw(n, 'calculator', {'expression': 'comb(9000, 4000) % 7'})\n"
+           "codes = [a.get('error', {}).get('code', 'OK') for a in (answer() for _ in range(200))]\n"
+           "max(codes, key=lambda code: code != 'OK')",
+           "RATE_LIMITED",
+           "for n in range(8):\n    raw(n, 'calculator', SUM)\n[answer() for n in range(8)]\n'OK'"),
+]  # fmt: skip
+
+ENDED = [
+    Attack("frame-of-100-mb", Harm.HOST_DOS,
+           "os.write(4, struct.pack('!I', 100 << 20))\nwhile True:\n    os.write(4, bytes(1 << 16))",
+           "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("length-of-four-gigabytes", Harm.HOST_DOS,
+           "os.write(4, b'\\xff' * 4)\nos.read(3, 1)", "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("no-json", Harm.HOST_DOS, "send(b'{')\nos.read(3, 1)", "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("too-deep", Harm.HOST_DOS,
+           "send(b'{\"call\":' + b'[' * 90 + b']' * 90 + b'}')\nos.read(3, 1)",
+           "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("no-call", Harm.HOST_DOS, "send(b'{\"call\":5}')\nos.read(3, 1)",
+           "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("negative-number", Harm.HOST_DOS, "raw(-1, 'calculator', SUM)\nos.read(3, 1)",
+           "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("number-of-100-digits", Harm.HOST_DOS,
+           "raw(10**99, 'calculator', SUM)\nos.read(3, 1)", "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("overlong-name", Harm.HOST_DOS, "raw(1, 'x' * 300, SUM)\nos.read(3, 1)",
+           "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("calls-without-end", Harm.PEER_DOS,
+           "while True:\n    try:\n        tools.calculator('1')\n    except tools.ToolError:\n        pass",
+           "SANDBOX_VIOLATION", "for _ in range(50):\n    tools.calculator('1')"),
+    Attack("answers-unread", Harm.HOST_DOS,
+           "n = 0\nwhile True:\n    n += 1\n    raw(n, 'calculator', SUM)",
+           "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("over-its-time", Harm.PEER_DOS,
+           "while True:\n    code('calculator', SUM)\n    import time\n    time.sleep(0.2)",
+           "TIMEOUT", ONE_CALL),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def daemon(python_image: Any) -> Iterator[Daemon]:
+    """With an approver, so that a dangerous call that got through would wait for one."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fh-", dir="/tmp") as home,
+        approving_daemon(Path(home)) as running,
+    ):
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client(daemon.socket) as client:
+        yield client
+
+
+def run(client: Client, code: str, **options: Any) -> Envelope:
+    options.setdefault("timeout_seconds", 10)
+    arguments = {"code": RAW + code, "tools": options.pop("tools", ["calculator"])}
+    return client.call("run_python", arguments, **options)
+
+
+def require_harmless(client: Client, daemon: Daemon) -> None:
+    """Nothing dangerous was done or asked for, and the next program finds everything in order."""
+    assert ran(daemon) == []
+    assert client.approvals.list(state="pending").items == ()
+    after = run(client, "tools.calculator('2+2')['value']")
+    assert after.data["value"] == 4
+
+
+@pytest.mark.parametrize("attack", REFUSED, ids=str)
+def test_refused_call_reaches_no_tool(attack: Attack, client: Client, daemon: Daemon) -> None:
+    envelope = run(client, attack.code)
+    assert envelope.data["value"] == attack.ends
+    assert run(client, attack.twin).data["value"] == "OK"
+    require_harmless(client, daemon)
+
+
+@pytest.mark.parametrize("attack", ENDED, ids=str)
+def test_program_that_abuses_the_channel_is_ended(
+    attack: Attack, client: Client, daemon: Daemon
+) -> None:
+    limit = 2 if attack.ends == "TIMEOUT" else 20
+    envelope = run(client, attack.code, timeout_seconds=limit)
+    assert envelope.error is not None
+    assert envelope.error.code == attack.ends
+    assert run(client, attack.twin).success
+    require_harmless(client, daemon)
+    calls = [c for c in client.calls(limit=100).items if c.parent_id is not None]
+    assert len({c.call_id for c in calls}) == len(calls)
+
+
+def test_calls_of_one_program_have_an_end(client: Client) -> None:
+    envelope = run(client, ENDED[8].code, timeout_seconds=30)
+    assert envelope.error is not None
+    assert envelope.error.details is not None
+    made = envelope.error.details["tool_calls"]
+    assert made["failed"] >= made["made"] - 1000
+
+
+def test_program_without_tools_has_no_way_to_any(client: Client, daemon: Daemon) -> None:
+    """The control: the same frames, where nobody listens for them."""
+    code = (
+        "raw(1, 'calculator', SUM)\ntry:\n    import tools\nexcept ImportError:\n    print('none')"
+    )
+    envelope = client.call("run_python", {"code": RAW + code})
+    assert envelope.data["stdout"] == "none\n"
+    newest = client.calls(limit=1).items[0]
+    assert (newest.tool_name, newest.code) == ("run_python", "OK")
+
+
+def test_forged_ending_and_answer_are_the_programs_own_word(client: Client) -> None:
+    forged = (
+        "send(json.dumps({'op': 'answer', 'id': 1, 'text': '{}'}).encode())\n"
+        "send(json.dumps({'op': 'ended', 'id': 1, 'ended_by': 'ok'}).encode())\n"
+        "code('calculator', SUM)"
+    )
+    assert run(client, forged).data["value"] == "OK"
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+def test_process_that_stays_calls_nothing_after_its_program(
+    in_session: bool, client: Client, daemon: Daemon
+) -> None:
+    code = (
+        "readable, writable = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    n = 0\n"
+        "    while True:\n"
+        "        n += 1\n"
+        "        raw(n, 'calculator', SUM)\n"
+        "        answer()\n"
+        "        os.write(writable, b'x')\n"
+        "len(os.read(readable, 1))"
+    )
+    options = {"session_id": client.create_session(image="python").id} if in_session else {}
+    assert run(client, code, **options).data["value"] == 1  # it has begun
+    newest = client.calls(limit=1).items[0].call_id
+    twin = run(client, "code('calculator', SUM)", **options)
+    assert twin.data["value"] == "OK"
+    later = [call.call_id for call in client.calls(limit=3).items]
+    assert later[2] == newest
+    assert later[1].startswith(f"{later[0]}_") or later[0].startswith(f"{later[1]}_")
+
+
+def test_fork_of_a_program_cannot_use_its_tools(client: Client) -> None:
+    code = (
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    try:\n"
+        "        tools.calculator('1')\n"
+        "    except tools.ToolError as error:\n"
+        "        print(error.code, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "tools.calculator('1')['value']"
+    )
+    data = run(client, code).data
+    assert (data["stdout"], data["value"]) == ("PERMISSION_DENIED\n", 1)
+
+
+def test_many_threads_have_their_own_answers(client: Client) -> None:
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(50) as pool:\n"
+        "    found = list(pool.map(lambda n: tools.calculator(f'{n}*2')['value'], range(200)))\n"
+        "found == [n * 2 for n in range(200)]"
+    )
+    assert run(client, code, timeout_seconds=30).data["value"] is True
+
+
+def test_time_limit_ends_the_call_that_is_open(client: Client) -> None:
+    slow = "tools.calculator('pow(7, 10**4200, 10**4200 + 9)')"
+    envelope = run(client, slow, timeout_seconds=1)
+    assert envelope.error is not None
+    assert envelope.error.code == "TIMEOUT"
+    codes = {call.tool_name: call.code for call in client.calls(limit=2).items}
+    assert codes == {"run_python": "TIMEOUT", "calculator": "CANCELLED"}
+
+
+def test_program_that_waits_for_a_human_gets_no_more_processor_time(
+    client: Client, daemon: Daemon
+) -> None:
+    """Its clock stands still, and its other threads and processes might compute for nothing."""
+    code = (
+        "import threading\n"
+        "def spin():\n"
+        "    while True:\n"
+        "        pass\n"
+        "if os.fork() == 0:\n"
+        "    spin()\n"
+        "threading.Thread(target=spin, daemon=True).start()\n"
+        "tools.note(text='x')"
+    )
+    envelope = run(client, code, tools=["note"], timeout_seconds=1, wait_for_approval=60)
+    assert envelope.error is not None
+    assert envelope.error.code == "TIMEOUT"
+    assert envelope.metadata.sandbox is not None
+    assert envelope.metadata.sandbox.ended_by is EndedBy.CPU_TIME
+    assert [one.state for one in client.approvals.list(limit=1).items] == ["cancelled"]
+    assert ran(daemon) == []

@@ -1,0 +1,248 @@
+"""The module `tools` in a program: signatures, what is sent, and calls from many threads."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.guest.languages import tools
+from fumehood.guest.languages.tools import ABSENT, ToolCalls, ToolError, make_module
+from fumehood.protocol import framing
+
+pytestmark = pytest.mark.row("B3")
+
+PROPERTIES = {
+    "limit": {"type": "integer", "default": 10},
+    "query": {"type": "string", "description": "The words."},
+    "from": {"type": "string"},
+    "page": {"type": ["integer", "null"]},
+}
+
+
+def spec(name: str = "search", **fields: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": PROPERTIES, "required": ["query"]}
+    return {
+        "name": name, "function": name.replace("-", "_"), "description": "Search.",
+        "parameters": parameters, **fields,
+    }  # fmt: skip
+
+
+def sent_by(made: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[str, Any]:
+    """The call that a function makes of its arguments."""
+    seen: list[tuple[str, Any]] = []
+    module = make_module([made], lambda name, arguments: seen.append((name, arguments)))
+    getattr(module, made["function"])(*args, **kwargs)
+    return seen[0]
+
+
+def test_function_has_the_schemas_signature_and_words() -> None:
+    function = make_module([spec()], lambda name, arguments: None).search
+    assert str(inspect.signature(function)) == (
+        "(query: str, limit: int = 10, page: Any = ABSENT, **others) -> dict"
+    )
+    assert inspect.getdoc(function) == "Search.\n\nquery: The words."
+    assert (function.__name__, function.__module__) == ("search", "tools")
+
+
+def test_only_given_arguments_are_sent() -> None:
+    assert sent_by(spec(), "a") == ("search", {"query": "a"})
+    assert sent_by(spec(), "a", 5, page=None)[1] == {"query": "a", "limit": 5, "page": None}
+    assert sent_by(spec(), query="a", page=ABSENT)[1] == {"query": "a"}
+    assert sent_by(spec(), "a", **{"from": "b"})[1] == {"query": "a", "from": "b"}
+
+
+def test_name_with_a_version_is_sent_as_it_was_asked_for() -> None:
+    assert sent_by(spec() | {"name": "search@1.2.0"}, "a")[0] == "search@1.2.0"
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), (("a", 1, 2, 3), {}), (("a",), {"query": 1})]
+)
+def test_wrong_arguments_are_a_type_error_that_names_the_function(args: Any, kwargs: Any) -> None:
+    with pytest.raises(TypeError, match=r"search\(\): "):
+        sent_by(spec(), *args, **kwargs)
+
+
+def test_unknown_name_is_refused_where_the_schema_has_only_plain_ones() -> None:
+    closed = spec(parameters={"type": "object", "properties": {"query": {}}})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'x'"):
+        sent_by(closed, "a", x=1)
+    opened = spec(parameters={"properties": {"others": {}}, "additionalProperties": {}})
+    assert sent_by(opened, others=1, x=2)[1] == {"others": 1, "x": 2}
+
+
+HOSTILE = '"""\nimport os; os.environ["CANARY"] = "1"\n"""); raise SystemExit #'
+
+
+def test_words_of_a_definition_are_never_code() -> None:
+    os.environ.pop("CANARY", None)
+    properties = {HOSTILE: {"description": HOSTILE, "default": HOSTILE}, "a": {"default": HOSTILE}}
+    made = spec(description=HOSTILE, parameters={"properties": properties, "required": [HOSTILE]})
+    module = make_module([made], lambda name, arguments: arguments)
+    assert module.search(**{HOSTILE: 1}) == {HOSTILE: 1}
+    assert inspect.signature(module.search).parameters["a"].default == HOSTILE
+    assert HOSTILE in (module.search.__doc__ or "")
+    assert "CANARY" not in os.environ
+
+
+@given(
+    st.dictionaries(st.text(max_size=8), st.one_of(st.none(), st.booleans(), st.integers())),
+    st.data(),
+)
+def test_every_schema_has_a_function_that_sends_what_it_is_given(
+    properties: dict[str, Any], data: st.DataObject
+) -> None:
+    required = data.draw(st.lists(st.sampled_from(sorted(properties)))) if properties else []
+    given_names = {*required, *data.draw(st.sets(st.sampled_from(sorted(properties) or ["x"])))}
+    arguments = dict.fromkeys(given_names & properties.keys(), 1)
+    made = spec(parameters={"properties": properties, "required": required})
+    assert sent_by(made, **arguments) == ("search", arguments)
+
+
+# -- calls ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Supervisor:
+    """The other end of both pipes. It answers a call when the test says so."""
+
+    calls_fd: int
+    answers_fd: int
+    decoder: framing.Decoder = field(default_factory=lambda: framing.Decoder(1 << 20))
+
+    def calls(self, count: int) -> list[dict[str, Any]]:
+        """The next calls."""
+        found: list[dict[str, Any]] = []
+        while len(found) < count:
+            found += [one["call"] for one in self.decoder.feed(os.read(self.calls_fd, 1 << 16))]
+        return found
+
+    def sends(self, message: dict[str, Any]) -> None:
+        body = json.dumps(message).encode()
+        os.write(self.answers_fd, struct.pack("!I", len(body)) + body)
+
+    def answers(self, call: dict[str, Any], data: Any) -> None:
+        self.sends({"call": call["number"], "data": data})
+
+
+@pytest.fixture
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    calls_read, calls_write = os.pipe()
+    answers_read, answers_write = os.pipe()
+    monkeypatch.setattr(tools, "REPLY_FD", calls_write)
+    monkeypatch.setattr(tools, "REQUEST_FD", answers_read)
+    yield Supervisor(calls_read, answers_write)
+    for descriptor in (calls_read, calls_write, answers_read):
+        os.close(descriptor)
+
+
+@pytest.fixture
+def calls() -> ToolCalls:
+    made = ToolCalls()
+    made.open()
+    return made
+
+
+def test_answers_in_another_order_reach_the_threads_that_asked(
+    supervisor: Supervisor, calls: ToolCalls
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        asked = {n: pool.submit(calls.call, "t", {"n": n}) for n in range(8)}
+        for call in reversed(supervisor.calls(8)):
+            supervisor.answers(call, call["arguments"]["n"] * 10)
+        assert {n: one.result(10) for n, one in asked.items()} == {n: n * 10 for n in range(8)}
+
+
+def test_further_threads_wait_until_one_of_few_open_calls_is_answered(
+    supervisor: Supervisor, calls: ToolCalls
+) -> None:
+    with ThreadPoolExecutor(tools.MAX_OPEN + 1) as pool:
+        asked = [pool.submit(calls.call, "t", {}) for _ in range(tools.MAX_OPEN + 1)]
+        first = supervisor.calls(tools.MAX_OPEN)
+        os.set_blocking(supervisor.calls_fd, False)
+        with pytest.raises(BlockingIOError):
+            supervisor.calls(1)
+        os.set_blocking(supervisor.calls_fd, True)
+        supervisor.answers(first[0], None)
+        for call in (*first[1:], *supervisor.calls(1)):
+            supervisor.answers(call, None)
+        assert [one.result(10) for one in asked] == [None] * len(asked)
+
+
+def test_error_is_raised_with_all_that_the_engine_says(
+    supervisor: Supervisor, calls: ToolCalls
+) -> None:
+    told = {"code": "RATE_LIMITED", "message": "Wait.", "retryable": True, "retry_after_ms": 5}
+    supervisor.sends({"call": 1, "error": told})
+    with pytest.raises(ToolError, match=r"RATE_LIMITED: Wait\.") as raised:
+        calls.call("t", {})
+    error = raised.value
+    assert (error.code, error.message, error.retryable) == ("RATE_LIMITED", "Wait.", True)
+    assert error.error == told
+
+
+def test_answer_that_nobody_expects_is_dropped(supervisor: Supervisor, calls: ToolCalls) -> None:
+    supervisor.sends({"call": 99, "data": "another's"})
+    supervisor.sends({"call": 1, "data": "mine"})
+    assert calls.call("t", {}) == "mine"
+
+
+DEEP: Any = []
+for _ in range(100):
+    DEEP = [DEEP]
+
+UNFIT = {
+    "nan": ({"a": float("nan")}, "INVALID_PARAMS"),
+    "bytes": ({"a": b"x"}, "INVALID_PARAMS"),
+    "surrogate": ({"a": "\ud800"}, "INVALID_PARAMS"),
+    "deep": ({"a": DEEP}, "INVALID_PARAMS"),
+    "one-key-twice": ({1: "a", "1": "b"}, "INVALID_PARAMS"),
+    "large": ({"a": "x" * (100 << 20)}, "REQUEST_TOO_LARGE"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_arguments_that_are_no_json_are_an_error_and_the_next_call_works(
+    name: str, supervisor: Supervisor, calls: ToolCalls
+) -> None:
+    arguments, code = UNFIT[name]
+    with pytest.raises(ToolError) as raised:
+        calls.call("t", arguments)
+    assert raised.value.code == code
+    supervisor.sends({"call": 2, "data": 1})
+    assert calls.call("t", {}) == 1
+
+
+def test_no_call_before_the_program_after_it_or_from_another_process(
+    supervisor: Supervisor, calls: ToolCalls
+) -> None:
+    for closed in (ToolCalls(), calls):
+        closed.close()
+        with pytest.raises(ToolError, match="only while the program runs"):
+            closed.call("t", {})
+    calls.open()
+    calls._pid += 1  # as in a fork
+    with pytest.raises(ToolError, match="from its own process"):
+        calls.call("t", {})
+
+
+def test_end_of_the_pipe_ends_every_waiting_call(supervisor: Supervisor, calls: ToolCalls) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(calls.call, "t", {}) for _ in range(4)]
+        supervisor.calls(4)
+        os.close(supervisor.answers_fd)
+        for one in asked:
+            with pytest.raises(ToolError, match="takes no more calls"):
+                one.result(10)
+    assert threading.active_count() < 10

@@ -1,0 +1,583 @@
+"""Code mode: each call that a program makes passes every gate, and none outlives the program.
+
+The program is played by the test: it makes its calls as a hostile guest would, with frames of its
+own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Config, Engine, tool
+from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision
+from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call_log import CallQuery
+from fumehood.core.envelope import Envelope
+from fumehood.core.identity import Principal, Scope
+from fumehood.executors.handle import CallHandle
+from fumehood.pipeline import child_calls
+from fumehood.pipeline.child_calls import MAX_CALLS, MAX_OPEN, MAX_RESULT_BYTES
+from fumehood.sandbox.wall import RunSinks
+from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock, SeenRun
+from support.definitions import expression_document
+from support.identities import ADMIN, NOW, bind, make_agent, new_token
+from support.recording import RecordingLog
+from support.upstreams import gone, upstream_bench, weather
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("B3")]
+
+ALICE = Principal("approver:alice", frozenset({Scope.APPROVE}))
+YES = NewDecision(decision="approve")
+
+
+@dataclass
+class Guest:
+    """The program's side of its run."""
+
+    sinks: RunSinks
+    answers: dict[int, Any] = field(default_factory=dict)
+    pauses: list[bool] = field(default_factory=list)
+    number: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def answer(self, answer: bytes) -> None:
+        message = json.loads(answer)
+        self.answers[message["call"]] = message
+        self.changed.set()
+
+    def pause(self, *, is_paused: bool) -> None:
+        self.pauses.append(is_paused)
+        self.changed.set()
+
+    def begin(self, tool: str, arguments: Any = None) -> int:
+        """Send a call; its number."""
+        self.number += 1
+        assert self.sinks.call is not None
+        self.sinks.call(self.number, tool, arguments or {}, self)
+        return self.number
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        with anyio.fail_after(20):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def call(self, tool: str, arguments: Any = None) -> Any:
+        """Call a tool; the answer."""
+        number = self.begin(tool, arguments)
+        await self.until(lambda: number in self.answers)
+        return self.answers[number]
+
+    async def code(self, tool: str, arguments: Any = None) -> str:
+        """The code of a call's error."""
+        answer = await self.call(tool, arguments)
+        return answer["error"]["code"] if "error" in answer else "OK"
+
+
+Play = Callable[[Guest], Awaitable[Any]]
+
+
+class Stage:
+    """An engine whose programs are played, and the tools that they call."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+        self.ended: list[str] = []
+        self.started = asyncio.Event()
+        self.wall = FakeWall(limits=CONTAINER_LIMITS, meanwhile=self._meanwhile)
+        self.log = RecordingLog()
+        self.clock = ManualClock()
+        self.engine: Engine = None  # type: ignore[assignment]
+        self.play: Play = _nothing
+        self.seen: Any = None
+
+    async def _meanwhile(self, run: SeenRun, sinks: RunSinks) -> None:
+        self.seen = await self.play(Guest(sinks))
+
+    @property
+    def tools(self) -> list[Any]:
+        @tool(sandboxed=False)
+        async def note(text: str, author: str = "") -> dict[str, str]:
+            """Write a line down."""
+            self.noted.append(f"{author}{text}")
+            return {"noted": text}
+
+        @tool(sandboxed=False, dangerous=True)
+        async def send(text: str) -> dict[str, str]:
+            """Send a line."""
+            self.noted.append(text)
+            return {"sent": text}
+
+        @tool(sandboxed=False, rate_limit=2)
+        async def rare() -> None:
+            """Do something rare."""
+
+        @tool(sandboxed=False)
+        async def wait(name: str = "") -> None:
+            """Never end."""
+            self.started.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended.append(name)
+
+        @tool(sandboxed=False, read_only=True, cacheable=True)
+        async def much(size: int, parts: int = 0) -> Any:
+            """Give a long text, or a list of short ones."""
+            return {"text": "x" * size, "parts": ["y" * 1000] * parts}
+
+        return [note, send, rare, wait, much]
+
+    async def run(
+        self, play: Play, *tools: str, principal: Principal | None = None, **options: Any
+    ) -> Envelope:
+        """Run a program with these tools."""
+        self.play = play
+        arguments = {"code": "1", "tools": list(tools) or ["note"]}
+        body = CallBody(arguments=arguments, options=CallOptions(**options))
+        return await self.engine.run("run_python", body, principal or self.engine.owner)
+
+    async def approver(self) -> None:
+        await self.engine.approvers.add("alice", [Scope.APPROVE], by=ADMIN, now=self.engine.now())
+
+    async def pending(self) -> list[Any]:
+        page = await self.engine.approvals.list(ApprovalQuery())
+        return [one for one in page.items if one.state is ApprovalState.PENDING]
+
+
+async def _nothing(guest: Guest) -> None:
+    pass
+
+
+@asynccontextmanager
+async def stage(home: Path, *more: Any, **config: Any) -> AsyncIterator[Stage]:
+    made = Stage()
+    engine = Engine(
+        [*made.tools, *more], config=Config(home=home, **config), interpreter=FakeWall(),
+        container=made.wall, log=made.log, clock=made.clock,
+    )  # fmt: skip
+    async with engine:
+        made.engine = engine
+        yield made
+
+
+def failure(envelope: Envelope) -> tuple[str, str, tuple[str, ...] | None]:
+    assert envelope.error is not None
+    return envelope.error.code, envelope.error.message, envelope.error.fields
+
+
+# -- a call is a call -------------------------------------------------------------------------
+
+
+async def test_call_of_a_program_is_answered_and_recorded_as_its_child(home: Path) -> None:
+    async with stage(home) as on:
+        envelope = await on.run(lambda guest: guest.call("note", {"text": "a"}), trace_id="t")
+        page = await on.engine.list_calls(CallQuery(), on.engine.owner)
+    assert on.seen == {"call": 1, "data": {"noted": "a"}}
+    assert envelope.data["tool_calls"] == {"made": 1, "failed": 0}
+    parent, child = page.items
+    assert (parent.tool_name, parent.parent_id) == ("run_python", None)
+    assert (child.tool_name, child.parent_id) == ("note", parent.call_id)
+    assert (child.trace_id, child.call_id) == ("t", f"{parent.call_id}_1")
+    ended = [values.get("parent_id") for values in on.log.named("call.ended")]
+    assert ended == [parent.call_id, None]
+
+
+async def test_program_without_tools_can_call_none(home: Path) -> None:
+    async with stage(home) as on:
+        for arguments in ({"code": "1"}, {"code": "1", "tools": []}):
+
+            async def look(guest: Guest) -> Any:
+                return guest.sinks.call
+
+            on.play = look
+            envelope = await on.engine.call("run_python", arguments)
+            assert on.seen is None
+            assert "tools" not in on.wall.runs[-1].arguments
+            assert "tool_calls" not in envelope.data
+
+
+async def test_guest_gets_name_description_and_schema_and_no_more(home: Path) -> None:
+    async with stage(home) as on:
+        await on.run(_nothing, "note", "calculator@1.0.0")
+        note, calculator = on.wall.runs[0].arguments["tools"]
+    assert note.keys() == {"name", "function", "description", "parameters"}
+    assert (note["name"], note["description"]) == ("note", "Write a line down.")
+    assert note["parameters"]["required"] == ["text"]
+    assert (calculator["name"], calculator["function"]) == ("calculator@1.0.0", "calculator")
+
+
+async def test_names_that_python_does_not_take_become_others(home: Path) -> None:
+    names = ("a-b", "class", "ToolError", "__doc__")
+    async with stage(home, *(expression_document(name=name) for name in names)) as on:
+        await on.run(_nothing, *names)
+        made = [tool["function"] for tool in on.wall.runs[0].arguments["tools"]]
+        twice = await on.run(_nothing, "note", "note@1.0.0")
+    assert made == ["a_b", "class_", "ToolError_", "__doc___"]
+    assert failure(twice)[0::2] == ("INVALID_PARAMS", ("tools.1",))
+
+
+# -- tools that a program cannot have ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["run_python", "run_shell", "read_file", "delete_files", "unknown", "note@9.9.9"]
+)
+async def test_tool_that_a_program_cannot_have_refuses_it_before_it_runs(
+    name: str, home: Path
+) -> None:
+    async with stage(home) as on:
+        refused = await on.run(_nothing, "note", name)
+        planned = await on.run(_nothing, "note", name, dry_run=True)
+        assert on.wall.runs == []
+    assert failure(refused)[0::2] == ("INVALID_PARAMS", ("tools.1",))
+    assert failure(planned)[0] == "INVALID_PARAMS"
+
+
+@pytest.mark.parametrize(
+    "name", ["send", "run_python", "calculator", "note@1.0.0", "", "../note", "x" * 5000]
+)
+async def test_tool_that_is_not_listed_is_refused_whatever_the_program_sends(
+    name: str, home: Path
+) -> None:
+    async with stage(home) as on:
+
+        async def attack(guest: Guest) -> Any:
+            twin = await guest.code("note", {"text": "twin"})
+            return await guest.code(name, {"text": "x"}), twin
+
+        await on.run(attack)
+        assert on.seen == ("TOOL_NOT_FOUND", "OK")
+    assert on.noted == ["twin"]
+
+
+async def test_program_cannot_be_called_as_a_fallback_either(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = {"type": "object", "properties": {"code": {"type": "string"}}}
+    code = {"name": "code", "description": "Run.", "executor": "code:python"}
+    rest = weather(name="first", retry_count=0, fallback="code", parameters=parameters)
+    async with upstream_bench(home, monkeypatch, rest, {**code, "parameters": parameters}) as made:
+        made.upstream.scripts.update({"first": [gone(), gone()]})
+        engine, seen = made.bench.engine, []
+
+        async def meanwhile(run: SeenRun, sinks: RunSinks) -> None:
+            if sinks.call is not None:
+                seen.append(await Guest(sinks).code("first", {"code": "2"}))
+
+        wall = FakeWall(limits=CONTAINER_LIMITS, meanwhile=meanwhile)
+        monkeypatch.setitem(engine._made.walls.by_name._walls, "container", wall)
+        control = await engine.call("first", {"code": "1"})
+        await engine.call("run_python", {"code": "program", "tools": ["first"]})
+    assert control.success
+    assert seen == ["NETWORK_ERROR"]
+    assert [run.arguments["code"] for run in wall.runs] == ["1", "program"]
+
+
+# -- every gate, as this caller and agent --------------------------------------------------------
+
+
+async def test_agent_has_its_own_tools_and_its_fixed_arguments_stay_hidden(home: Path) -> None:
+    async with stage(home) as on:
+        agents, me = on.engine.agents, on.engine.owner.id
+        await make_agent(agents, "writer", me)
+        await bind(agents, "writer", ["run_python"])
+        await bind(agents, "writer", ["note"], fixed={"author": "ann: "})
+        caller = on.engine.principal_of_uid(int(me.removeprefix("uid:")))
+
+        async def attack(guest: Guest) -> Any:
+            twin = await guest.code("note", {"text": "hi"})
+            return twin, await guest.code("note", {"text": "hi", "author": "bob: "})
+
+        await on.run(attack, "note", agent_id="writer", principal=caller)
+        (spec,) = on.wall.runs[0].arguments["tools"]
+        refused = await on.run(attack, "much", agent_id="writer", principal=caller)
+    assert on.seen == ("OK", "INVALID_PARAMS")
+    assert on.noted == ["ann: hi"]
+    assert list(spec["parameters"]["properties"]) == ["text"]
+    assert failure(refused)[0] == "INVALID_PARAMS"
+    assert "much" in failure(refused)[1]
+
+
+async def test_agents_configuration_decides_which_tools_its_programs_have(home: Path) -> None:
+    async with stage(home) as on:
+        agents, me = on.engine.agents, on.engine.owner.id
+        await make_agent(agents, "a", me)
+        await bind(agents, "a", ["note"])
+        for tools, code in (([], "OK"), (["note"], "OK"), (["much"], "TOOL_DISABLED")):
+            await bind(agents, "a", ["run_python"], fixed={"tools": tools})
+            caller = on.engine.principal_of_uid(int(me.removeprefix("uid:")))
+
+            async def look(guest: Guest) -> Any:
+                return guest.sinks.call is not None
+
+            on.play, on.seen = look, None
+            body = CallBody(arguments={"code": "1"}, options=CallOptions(agent_id="a"))
+            envelope = await on.engine.run("run_python", body, caller)
+            assert (envelope.error.code if envelope.error else "OK") == code
+            assert on.seen is (bool(tools) if code == "OK" else None)
+            body = CallBody(arguments={"code": "1", "tools": ["note"]}, options=body.options)
+            assert failure(await on.engine.run("run_python", body, caller))[2] == ("tools",)
+
+
+async def test_policy_denies_by_the_arguments_of_each_call(home: Path) -> None:
+    file = home / "policy.toml"
+    file.write_text(
+        '[[rules]]\nid = "no-b"\ndecision = "deny"\ntools = ["note"]\n'
+        'when = [{argument = "/text", equals = "b"}]\n'
+    )
+    file.chmod(0o600)
+    async with stage(home, policy_file=file) as on:
+
+        async def attack(guest: Guest) -> Any:
+            return [await guest.code("note", {"text": text}) for text in "abc"]
+
+        await on.run(attack)
+        assert on.seen == ["OK", "PERMISSION_DENIED", "OK"]
+    assert on.noted == ["a", "c"]
+
+
+async def test_rate_limits_and_budgets_count_each_call(home: Path) -> None:
+    budget = {"name": "few", "period": "total", "tools": ["note"], "calls": 3}
+    async with stage(home, budgets=[budget]) as on:
+
+        async def attack(guest: Guest) -> Any:
+            rare = [await guest.code("rare") for _ in range(3)]
+            return rare, [await guest.code("note", {"text": "a"}) for _ in range(4)]
+
+        envelope = await on.run(attack, "rare", "note")
+        assert on.seen == (["OK", "OK", "RATE_LIMITED"], ["OK", "OK", "OK", "QUOTA_EXCEEDED"])
+    assert len(on.noted) == 3
+    assert envelope.data["tool_calls"] == {"made": 7, "failed": 2}
+
+
+async def test_arguments_are_checked_and_the_error_is_the_envelopes(home: Path) -> None:
+    async with stage(home) as on:
+        await on.run(lambda guest: guest.call("note", {"text": 1, "more": 2}))
+        error = on.seen["error"]
+    assert (error["code"], error["fields"]) == ("INVALID_PARAMS", ["text"])
+    assert error["retryable"] is False
+
+
+async def test_token_that_is_revoked_meanwhile_calls_nothing_more(home: Path) -> None:
+    async with stage(home) as on:
+        token, secret = await new_token(on.engine.tokens, Scope.CALL)
+        caller = on.engine.tokens.principal_of(secret, NOW)
+
+        async def attack(guest: Guest) -> Any:
+            twin = await guest.code("note", {"text": "before"})
+            await on.engine.tokens.revoke(token.id, by=ADMIN, now=NOW)
+            return twin, await guest.code("note", {"text": "after"})
+
+        await on.run(attack, principal=caller)
+        assert on.seen == ("OK", "UNAUTHORIZED")
+    assert on.noted == ["before"]
+
+
+# -- approval ----------------------------------------------------------------------------------
+
+
+async def test_dangerous_call_is_parked_and_the_program_told_where_it_may_not_wait(
+    home: Path,
+) -> None:
+    async with stage(home) as on:
+        await on.approver()
+        await on.run(lambda guest: guest.call("send", {"text": "a"}), "send")
+        error = on.seen["error"]
+        (approval,) = await on.pending()
+    assert (error["code"], error["approval_id"]) == ("REQUIRES_HUMAN_APPROVAL", approval.id)
+    assert on.noted == []
+
+
+async def test_program_stands_still_until_a_human_has_approved_and_the_call_has_run(
+    home: Path,
+) -> None:
+    async with stage(home) as on:
+        await on.approver()
+
+        async def wait(guest: Guest) -> Any:
+            number = guest.begin("send", {"text": "a"})
+            await guest.until(lambda: guest.pauses == [True])
+            (approval,) = await on.pending()
+            await on.engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+            await guest.until(lambda: number in guest.answers)
+            return guest.answers[number], guest.pauses
+
+        await on.run(wait, "send", wait_for_approval=60)
+        page = await on.engine.list_calls(CallQuery(tool="send"), on.engine.owner)
+        (parent,) = (
+            await on.engine.list_calls(CallQuery(tool="run_python"), on.engine.owner)
+        ).items
+    assert on.seen == ({"call": 1, "data": {"sent": "a"}}, [True, False])
+    assert [call.parent_id for call in page.items] == [parent.call_id]
+    assert on.noted == ["a"]
+
+
+async def test_program_waits_no_longer_in_all_than_its_call_was_given(home: Path) -> None:
+    async with stage(home) as on:
+        await on.approver()
+
+        async def wait(guest: Guest) -> Any:
+            first = guest.begin("send", {"text": "a"})
+            await guest.until(lambda: guest.pauses == [True])
+            on.clock.advance(59)
+            (approval,) = await on.pending()
+            await on.engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+            await guest.until(lambda: first in guest.answers)
+            on.clock.advance(2)  # the program's own time, which is none of a human's
+            second = guest.begin("send", {"text": "b"})
+            await guest.until(lambda: second in guest.answers)
+            return guest.answers[second]["error"]["code"], guest.pauses
+
+        await on.run(wait, "send", wait_for_approval=59.05)
+    assert on.seen == ("REQUIRES_HUMAN_APPROVAL", [True, False, True, False])
+
+
+async def test_program_that_ends_takes_back_the_call_that_it_waited_for(home: Path) -> None:
+    async with stage(home) as on:
+        await on.approver()
+
+        async def leave(guest: Guest) -> Any:
+            guest.begin("send", {"text": "a"})
+            await guest.until(lambda: guest.pauses == [True])
+
+        await on.run(leave, "send", wait_for_approval=60)
+        page = await on.engine.approvals.list(ApprovalQuery())
+    assert [one.state for one in page.items] == [ApprovalState.CANCELLED]
+    assert on.noted == []
+
+
+# -- no call outlives its program ------------------------------------------------------------------
+
+
+async def test_end_of_the_program_ends_its_calls_before_it_is_answered(home: Path) -> None:
+    async with stage(home) as on:
+
+        async def leave(guest: Guest) -> None:
+            guest.begin("wait", {"name": "a"})
+            guest.begin("wait", {"name": "b"})
+            await on.started.wait()
+            guest.begin("wait", {"name": "never begun"})
+
+        envelope = await on.run(leave, "wait")
+        assert sorted(on.ended) in (["a"], ["a", "b"], ["a", "b", "never begun"])
+        page = await on.engine.list_calls(CallQuery(tool="wait"), on.engine.owner)
+    assert envelope.success
+    assert {call.code for call in page.items} == {"CANCELLED"}
+
+
+async def test_cancelled_program_ends_its_calls(home: Path) -> None:
+    async with stage(home) as on:
+
+        async def stay(guest: Guest) -> None:
+            guest.begin("wait", {"name": "a"})
+            await asyncio.Event().wait()
+
+        on.play = stay
+        handle = CallHandle()
+        body = CallBody(arguments={"code": "1", "tools": ["wait"]})
+        task = asyncio.ensure_future(on.engine.run("run_python", body, on.engine.owner, handle))
+        await on.started.wait()
+        handle.cancel()
+        envelope = await task
+    assert envelope.error is not None
+    assert envelope.error.code == "CANCELLED"
+    assert on.ended == ["a"]
+
+
+async def test_call_after_the_end_does_nothing(home: Path) -> None:
+    async with stage(home) as on:
+        kept: list[Guest] = []
+
+        async def leave(guest: Guest) -> None:
+            kept.append(guest)
+
+        await on.run(leave)
+        kept[0].begin("note", {"text": "late"})
+        await anyio.lowlevel.checkpoint()
+        await on.run(lambda guest: guest.call("note", {"text": "twin"}))
+    assert on.noted == ["twin"]
+    assert kept[0].answers == {}
+
+
+# -- bounds ------------------------------------------------------------------------------------
+
+
+async def test_few_calls_are_open_at_once(home: Path) -> None:
+    async with stage(home) as on:
+
+        async def attack(guest: Guest) -> Any:
+            for _ in range(MAX_OPEN):
+                guest.begin("wait")
+            return await guest.code("note", {"text": "a"})
+
+        await on.run(attack, "wait", "note")
+        assert on.seen == "RATE_LIMITED"
+        twin = await on.run(lambda guest: guest.code("note", {"text": "twin"}))
+        assert twin.success
+    assert on.noted == ["twin"]
+
+
+async def test_calls_of_one_program_are_numbered_to_an_end(home: Path) -> None:
+    async with stage(home) as on:
+
+        async def attack(guest: Guest) -> Any:
+            codes = [await guest.code("other") for _ in range(MAX_CALLS)]
+            return set(codes), await guest.code("note", {"text": "a"})
+
+        await on.run(attack)
+        assert on.seen == ({"TOOL_NOT_FOUND"}, "QUOTA_EXCEEDED")
+        await on.run(lambda guest: guest.code("note", {"text": "another program"}))
+        assert on.seen == "OK"
+    assert on.noted == ["another program"]
+
+
+async def test_forged_and_repeated_numbers_are_the_programs_own_confusion(home: Path) -> None:
+    async with stage(home) as on:
+
+        async def attack(guest: Guest) -> Any:
+            guest.number = 41
+            first = await guest.call("note", {"text": "a"})
+            guest.number, guest.answers = 41, {}
+            return first, await guest.call("note", {"text": "b"})
+
+        await on.run(attack)
+        assert [(one["call"], one["data"]["noted"]) for one in on.seen] == [(42, "a"), (42, "b")]
+        page = await on.engine.list_calls(CallQuery(tool="note"), on.engine.owner)
+    assert len({call.call_id for call in page.items}) == 2
+
+
+async def test_long_text_stays_whole_for_a_program_and_is_shortened_for_others(home: Path) -> None:
+    async with stage(home) as on:
+        before = await on.engine.call("much", {"size": 100_000})
+        await on.run(lambda guest: guest.call("much", {"size": 100_000}), "much")
+        after = await on.engine.call("much", {"size": 100_000})
+    assert before.data["truncated"] is after.data["truncated"] is True
+    assert len(on.seen["data"]["text"]) == 100_000
+    assert "truncated" not in on.seen["data"]
+
+
+async def test_result_that_is_too_large_for_a_program_is_an_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Walls have a limit of their own, which an operator may have raised beyond this one."""
+    async with stage(home) as on:
+        over_the_walls = {"size": 0, "parts": MAX_RESULT_BYTES // 1000 + 200}
+        await on.run(lambda guest: guest.code("much", over_the_walls), "much")
+        assert on.seen == "OUTPUT_LIMIT_EXCEEDED"
+        monkeypatch.setattr(child_calls, "MAX_RESULT_BYTES", 10_000)
+        for parts, begins in ((13, "The tool has run, but"), (9, None)):
+            arguments = {"size": 0, "parts": parts}
+            await on.run(lambda guest: guest.call("much", arguments), "much")  # noqa: B023
+            found = on.seen.get("error", {}).get("message")
+            assert (found or "").startswith(begins or "")
+            assert (found is None) is (begins is None)
