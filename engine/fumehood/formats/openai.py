@@ -1,0 +1,162 @@
+"""OpenAI's two formats: chat completions and responses. Tools are strict where they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fumehood.core.envelope import Envelope
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.formats.base import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    ChatFormat,
+    items_of,
+    losses_of,
+    not_strict,
+    object_of,
+    text_of,
+)
+from fumehood.formats.model import Loss, ModelCall
+from fumehood.formats.schemas import Dialect, fit, without_unions
+from fumehood.formats.text import result_text
+
+# *Source*: the guide to structured outputs, "Supported schemas".
+STRICT = Dialect(
+    keywords=frozenset(
+        {
+            "pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+            "minItems", "maxItems",
+        }
+    ),
+    formats=frozenset(
+        {
+            "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid",
+        }
+    ),
+    is_strict=True,
+    requires_all=True,
+    max_levels=10,
+    max_properties=5000,
+    max_enum_values=1000,
+    max_characters=120_000,
+)  # fmt: skip
+
+
+def _function(tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+    fitted = fit(tool.parameters, STRICT)
+    losses = losses_of(tool, fitted)
+    is_strict = not fitted.faults
+    if not is_strict:
+        loose = without_unions(tool.parameters)
+        losses = [*not_strict(tool, fitted), *losses_of(tool, loose)]
+        fitted = loose
+    function: JsonObject = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": fitted.schema,
+        "strict": is_strict,
+    }
+    return function, losses
+
+
+class OpenAIChat(ChatFormat):
+    """Chat completions."""
+
+    name = "openai"
+    dialect = STRICT
+
+    def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+        """One function."""
+        function, losses = _function(tool)
+        return {"type": "function", "function": function}, losses
+
+    def turn(self, message: Any) -> list[JsonObject]:
+        """A message, or a completion's first."""
+        message = object_of(message, "it")
+        if "choices" in message:
+            choice = next(items_of(message["choices"], "choices"), {})
+            message = object_of(choice.get("message"), "choices.0.message")
+        return [{**message, "role": "assistant"}]
+
+    def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
+        """The message's `tool_calls`. One that calls no function has no name."""
+        return [self._call(item) for m in turn for item in items_of(m.get("tool_calls"), "calls")]
+
+    def _call(self, item: JsonObject) -> ModelCall:
+        call_id = text_of(item.get("id"), "the id of a call")
+        function = item.get("function")
+        if not isinstance(function, dict):
+            return ModelCall(call_id, "", None)
+        name = function.get("name")
+        return ModelCall(call_id, name if isinstance(name, str) else "", function.get("arguments"))
+
+    def results(
+        self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
+    ) -> list[JsonObject]:
+        """One message of the role `tool` for each call."""
+        return [
+            {
+                "role": "tool",
+                "tool_call_id": call.id,
+                "content": result_text(envelope, max_length),
+            }
+            for call, envelope in zip(calls, envelopes, strict=True)
+        ]
+
+    def choice(self, tool_choice: str) -> Any:
+        """The request's `tool_choice`."""
+        if tool_choice in (AUTO, NONE, REQUIRED):
+            return tool_choice
+        return {"type": "function", "function": {"name": tool_choice}}
+
+
+class OpenAIResponses(ChatFormat):
+    """Responses."""
+
+    name = "openai-responses"
+    dialect = STRICT
+
+    def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+        """One function."""
+        function, losses = _function(tool)
+        return {"type": "function", **function}, losses
+
+    def turn(self, message: Any) -> list[JsonObject]:
+        """The output of a response, a list of its items, or one of them."""
+        if isinstance(message, dict):
+            message = message.get("output", [message])
+        return list(items_of(message, "the output"))
+
+    def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
+        """The items of the type `function_call`."""
+        return [
+            ModelCall(
+                text_of(item.get("call_id"), "call_id"),
+                name if isinstance(name := item.get("name"), str) else "",
+                item.get("arguments"),
+            )
+            for item in turn
+            if item.get("type") == "function_call"
+        ]
+
+    def results(
+        self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
+    ) -> list[JsonObject]:
+        """One `function_call_output` for each call."""
+        return [
+            {
+                "type": "function_call_output",
+                "call_id": call.id,
+                "output": result_text(envelope, max_length),
+            }
+            for call, envelope in zip(calls, envelopes, strict=True)
+        ]
+
+    def choice(self, tool_choice: str) -> Any:
+        """The request's `tool_choice`."""
+        if tool_choice in (AUTO, NONE, REQUIRED):
+            return tool_choice
+        return {"type": "function", "name": tool_choice}
