@@ -55,7 +55,6 @@ from fumehood.executors.session_files import SessionFiles
 from fumehood.formats.agent_loop import (
     MAX_TURNS,
     AgentLoop,
-    AgentRun,
     Model,
     ask_model_async,
     message_of,
@@ -64,7 +63,7 @@ from fumehood.formats.agent_loop import (
 )
 from fumehood.formats.base import AUTO
 from fumehood.formats.exports import Exports, is_offered
-from fumehood.formats.model import ExportedTools, FormatName, HandleBody, MessageFormat
+from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandleBody, MessageFormat
 from fumehood.formats.table import FORMATS
 from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
@@ -149,6 +148,7 @@ class Engine:
         self._made = made
         self._life = EngineLife(made)
         self._exports = Exports()
+        self._repairs = anyio.CapacityLimiter(1)
         self.config = made.basis.config
         self.log = made.basis.log
         self.load_faults = made.load_faults
@@ -303,6 +303,7 @@ class Engine:
                 refuse=self.refusal,
                 log=self.log,
             ),
+            self._repairs,
         )
 
     def _finder(self, agent_id: str | None) -> FindTool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from fumehood.answers import (
     AgentTools,
@@ -69,12 +69,9 @@ from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.session import SessionRecord
 from fumehood.core.status import Health, Readiness
 from fumehood.core.tool import ToolDefinition
-from fumehood.formats.model import ExportedTools, FormatName, HandledCalls, MessageFormat
+from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandledCalls, MessageFormat
 from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.protocol.messages import decode_envelope
-
-if TYPE_CHECKING:
-    from fumehood.formats.agent_loop import AgentRun
 
 PAGE = 100
 """Tools of one request while all of them are read: the most that the engine gives."""

@@ -13,13 +13,18 @@ from functools import partial
 from typing import Any, Literal
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict
 
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import InvalidParams, RequiresHumanApproval
+from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.formats.base import AUTO, NONE
-from fumehood.formats.model import MODEL_TEXT_CHARACTERS, HandledCalls, MessageFormat
+from fumehood.formats.model import (
+    MODEL_TEXT_CHARACTERS,
+    AgentRun,
+    HandledCalls,
+    MessageFormat,
+    waits,
+)
 from fumehood.formats.table import CHAT_FORMATS
 
 MAX_TURNS = 10
@@ -27,29 +32,6 @@ MAX_TURNS = 10
 
 Model = Callable[..., Any]
 """`llm(messages, tools=…, tool_choice=…)`: an assistant's message, or the provider's response."""
-
-
-class AgentRun(BaseModel):
-    """Where a run of an agent has ended; it can be stored as JSON, and gone on with.
-
-    `messages` are the whole conversation so far, in the provider's format. Of a run that waits for
-    a human, the last of them say so to the model; `envelopes` are those of the last turn's calls.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: MessageFormat
-    messages: tuple[JsonObject, ...]
-    ended_by: Literal["answer", "max_turns", "approval"]
-    turns: int
-    envelopes: tuple[Envelope, ...] = ()
-    last_turn: int = 0
-    """Where in `messages` the model's last message begins."""
-
-    @property
-    def waiting(self) -> tuple[Envelope, ...]:
-        """The envelopes of the calls that wait for a human."""
-        return tuple(filter(_waits, self.envelopes))
 
 
 class AgentLoop:
@@ -94,7 +76,7 @@ class AgentLoop:
         return [
             (place, envelope.metadata.call_id)
             for place, envelope in enumerate(self.envelopes)
-            if _waits(envelope) and envelope.metadata.call_id is not None
+            if waits(envelope) and envelope.metadata.call_id is not None
         ]
 
     def decided(self, place: int, envelope: Envelope | None) -> None:
@@ -143,7 +125,7 @@ class AgentLoop:
         """Add the results of the calls."""
         self.messages += handled.messages
         self.envelopes = list(handled.envelopes)
-        if any(map(_waits, self.envelopes)):
+        if any(map(waits, self.envelopes)):
             self._ended_by = "approval"
         elif self._turns >= self._max_turns:
             self._ended_by = "max_turns"
@@ -207,12 +189,3 @@ async def ask_model_async(llm: Model, loop: AgentLoop, tools: Sequence[JsonObjec
     )
     answer = ask() if is_async else await anyio.to_thread.run_sync(ask)
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _waits(envelope: Envelope) -> bool:
-    error = envelope.error
-    return (
-        error is not None
-        and error.code == RequiresHumanApproval.code
-        and error.approval_id is not None
-    )

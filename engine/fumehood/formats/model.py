@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fumehood.core.call import CallOptions
 from fumehood.core.envelope import Envelope
+from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.json_types import JsonObject
 
 FormatName = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
@@ -74,6 +75,37 @@ class HandledCalls(_Value):
 
     messages: tuple[JsonObject, ...]
     envelopes: tuple[Envelope, ...]
+
+
+class AgentRun(_Value):
+    """Where a run of an agent has ended; it can be stored as JSON, and gone on with.
+
+    `messages` are the whole conversation so far, in the provider's format. Of a run that waits for
+    a human, the last of them say so to the model; `envelopes` are those of the last turn's calls.
+    """
+
+    format: MessageFormat
+    messages: tuple[JsonObject, ...]
+    ended_by: Literal["answer", "max_turns", "approval"]
+    turns: int
+    envelopes: tuple[Envelope, ...] = ()
+    last_turn: int = 0
+    """Where in `messages` the model's last message begins."""
+
+    @property
+    def waiting(self) -> tuple[Envelope, ...]:
+        """The envelopes of the calls that wait for a human."""
+        return tuple(filter(waits, self.envelopes))
+
+
+def waits(envelope: Envelope) -> bool:
+    """Whether a call waits for a human."""
+    error = envelope.error
+    return (
+        error is not None
+        and error.code == RequiresHumanApproval.code
+        and error.approval_id is not None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
+import anyio.to_thread
+
 from fumehood.core.call import MAX_TOOL_CHARACTERS, BatchOptions, CallBody, CallOptions
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams, ToolNotFound
@@ -28,8 +31,9 @@ from fumehood.pipeline.batch import Batch, Parse
 from fumehood.pipeline.incoming import MAX_KEYS
 from fumehood.protocol import strict_json
 
-MAX_REPAIRED_CHARACTERS = 16_384
-"""Broken JSON of one message that is repaired: the library takes long for some texts."""
+MAX_REPAIRED_CHARACTERS = 8192
+"""Broken JSON of one message that is repaired: for some texts the library's time grows with the
+square of their length, up to some seconds for this many."""
 
 REPAIRED = "the model's arguments were no JSON and were repaired"
 
@@ -40,12 +44,20 @@ OpenBatch = Callable[[Sequence[Any], BatchOptions, Parse], Batch]
 class MessageCalls:
     """The calls of one message. `run` is awaited once; `cancel` may come at any time.
 
+    `repairs` limits how many threads of an engine repair JSON at a time.
+
     Raises:
         InvalidParams: from the constructor; the message cannot be read, has too many calls, or
             asks for repairs without the library.
     """
 
-    def __init__(self, body: HandleBody, find: FindTool, open_batch: OpenBatch) -> None:
+    def __init__(
+        self,
+        body: HandleBody,
+        find: FindTool,
+        open_batch: OpenBatch,
+        repairs: anyio.CapacityLimiter,
+    ) -> None:
         self._format = CHAT_FORMATS[body.format]
         self._calls = self._format.calls(self._format.turn(body.message))
         if len(self._calls) > MAX_CALLS:
@@ -57,8 +69,8 @@ class MessageCalls:
         self._find = find
         self._options = body.options
         self._repair = _repairer() if body.options.repair_arguments else None
-        self._repairable = MAX_REPAIRED_CHARACTERS
-        self._repaired: set[int] = set()
+        self._repairs = repairs
+        self._repaired: dict[int, JsonObject] = {}
         self._call_options = CallOptions.model_validate(
             body.options.model_dump(include=set(CallOptions.model_fields))
         )
@@ -73,6 +85,8 @@ class MessageCalls:
 
     async def run(self) -> HandledCalls:
         """Run the calls, and write their results as the provider takes them."""
+        if self._repair is not None:
+            await self._repair_all(self._repair)
         answers = await self._batch.run()
         envelopes = tuple(
             _flagged(envelope) if place in self._repaired else envelope
@@ -98,43 +112,68 @@ class MessageCalls:
         if allowed is not None and call.name.partition("@")[0] not in allowed:
             raise ToolNotFound(f"There is no tool {call.name[:80]!r} in this conversation.")
         tool = self._find(call.name)
-        arguments = self._arguments(call.arguments, tool, member["place"])
+        arguments = self._arguments(call.arguments, member["place"])
         if tool is not None:
             arguments = restored(arguments, tool.parameters, self._format.dialect)
         if len(arguments) > MAX_KEYS:
             raise InvalidParams(f"The call has more than {MAX_KEYS} arguments.")
         return call.name, CallBody(arguments=arguments, options=self._call_options)
 
-    def _arguments(self, given: Any, tool: ToolDefinition | None, place: int) -> JsonObject:
+    def _arguments(self, given: Any, place: int) -> JsonObject:
         if given is None or given == "":  # some models write nothing where there is nothing to say
             return {}
+        if place in self._repaired:
+            return self._repaired[place]
         if isinstance(given, str):
             try:
-                given = strict_json.loads(given.encode("utf-8", "surrogatepass"))
+                given = _loads(given)
             except strict_json.StrictJsonError as error:
-                given = self._repaired_arguments(given, tool, place)
-                if given is None:
-                    raise InvalidParams(
-                        f"The arguments cannot be read: {error}. Send one JSON object.",
-                        fields=["arguments"],
-                    ) from None
+                raise InvalidParams(
+                    f"The arguments cannot be read: {error}. Send one JSON object.",
+                    fields=["arguments"],
+                ) from None
         if not isinstance(given, dict):
             raise InvalidParams("The arguments must be one JSON object.", fields=["arguments"])
         return given
 
-    def _repaired_arguments(self, text: str, tool: ToolDefinition | None, place: int) -> Any:
-        """What broken JSON probably meant. None where it must not be guessed, or cannot be."""
-        if self._repair is None or tool is None or tool.dangerous or len(text) > self._repairable:
-            return None
-        self._repairable -= len(text)
-        try:
-            found = strict_json.loads(strict_json.dumps(self._repair(text)))
-        except Exception:  # the library is given any text whatsoever
-            return None
-        if not isinstance(found, dict) or not found:
-            return None
-        self._repaired.add(place)
-        return found
+    async def _repair_all(self, repair: Callable[[str], Any]) -> None:
+        """Guess what broken JSON meant, where it may be guessed: never for a dangerous tool."""
+        left = MAX_REPAIRED_CHARACTERS
+        for place, call in enumerate(self._calls):
+            tool = self._find(call.name)
+            if tool is None or tool.dangerous or not _is_broken(call.arguments):
+                continue
+            left -= len(call.arguments)
+            if left < 0:
+                return
+            found = await anyio.to_thread.run_sync(
+                _guess, repair, call.arguments, limiter=self._repairs
+            )
+            if found:
+                self._repaired[place] = found
+
+
+def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
+    """What a text means by the library; empty where it means no object."""
+    try:
+        found = strict_json.loads(strict_json.dumps(repair(text)))
+    except Exception:  # the library is given any text whatsoever
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_broken(arguments: Any) -> bool:
+    if not isinstance(arguments, str) or not arguments:
+        return False
+    try:
+        _loads(arguments)
+    except strict_json.StrictJsonError:
+        return True
+    return False
+
+
+def _loads(text: str) -> Any:
+    return strict_json.loads(text.encode("utf-8", "surrogatepass"))
 
 
 def _members(calls: Sequence[ModelCall]) -> list[JsonObject]:
