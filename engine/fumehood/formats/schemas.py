@@ -34,6 +34,9 @@ _SILENT = frozenset(
     {"$schema", "$comment", "$id", "$anchor", "examples", "deprecated", "readOnly", "writeOnly"}
 )
 _ANNOTATIONS = _SILENT | {"title", "description", "default"}
+_REWRITTEN = frozenset({"allOf", "const", "oneOf", "anyOf", "$ref"})
+"""Keywords of schemas that have a simpler form, or must be looked at as a whole."""
+
 _NOTED = frozenset(
     {
         "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -46,6 +49,9 @@ _NOTED = frozenset(
 _KINDS: Mapping[Any, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
 }  # fmt: skip
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +111,15 @@ def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
     return f"p_{plain}_{mark}"
 
 
-def with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
+def with_aliases(schema: JsonObject, allowed: re.Pattern[str]) -> JsonObject:
     """A schema with an alias for each name of a property that a provider does not take."""
-    if isinstance(node, list):
-        return [with_aliases(child, allowed) for child in node]
-    if not isinstance(node, dict):
-        return node
-    made: JsonObject = {}
-    for keyword, said in node.items():
-        if keyword == "properties" and isinstance(said, dict):
-            made[keyword] = {
-                alias_of(name, allowed): with_aliases(child, allowed)
-                for name, child in said.items()
-            }
-        elif keyword == "required" and isinstance(said, list):
-            made[keyword] = [alias_of(str(name), allowed) for name in said]
-        elif keyword in ("enum", "const", "default", "examples"):
-            made[keyword] = said
-        else:
-            made[keyword] = with_aliases(said, allowed)
-    return made
+    return _with_aliases(schema, allowed) if _aliases(schema, allowed) else schema
 
 
 def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
     """A tool's own arguments with the names that models see; the inverse of `restored`'s."""
-    if dialect.property_name is None:
-        return arguments
-    names = {n: alias_of(n, dialect.property_name) for n in _property_names(parameters)}
-    renamed: JsonObject = _renamed(arguments, names)
+    aliases = _aliases(parameters, dialect.property_name)
+    renamed: JsonObject = _renamed(arguments, aliases) if aliases else arguments
     return renamed
 
 
@@ -141,11 +128,9 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
 
     An explicit null for an optional parameter that takes none counts as left out.
     """
-    if dialect.property_name is not None:
-        aliases = {
-            alias_of(name, dialect.property_name): name for name in _property_names(parameters)
-        }
-        arguments = _renamed(arguments, aliases)
+    aliases = _aliases(parameters, dialect.property_name)
+    if aliases:
+        arguments = _renamed(arguments, {alias: name for name, alias in aliases.items()})
     value: JsonObject = _restored(arguments, parameters, parameters, {})
     return value
 
@@ -156,6 +141,8 @@ class _Fitting:
     def __init__(self, root: JsonObject, dialect: Dialect) -> None:
         self._root = root
         self._dialect = dialect
+        self._kept = dialect.keywords | {"title", "description", "type"}
+        self._formats = dialect.formats or ()
         self._result = Fitted({})
         self._properties = self._values = self._characters = 0
         self._nulls: dict[int, bool] = {}
@@ -207,8 +194,9 @@ class _Fitting:
         schema = self._plain(schema, where)
         made: JsonObject = {}
         notes: list[str] = []
+        kept = self._kept
         for keyword, said in schema.items():
-            if self._keeps(keyword, said):
+            if keyword in kept or (keyword == "format" and said in self._formats):
                 made[keyword] = said
             elif keyword in ("$ref", "anyOf", "items", "enum"):
                 self._part(made, keyword, said, where, level)
@@ -258,6 +246,8 @@ class _Fitting:
             if schema is not True:
                 self._miss(where, "it takes no value", "leave the parameter out")
             return {}
+        if schema.keys().isdisjoint(_REWRITTEN):
+            return schema
         plain = dict(schema)
         alone = plain.get("allOf")
         if isinstance(alone, list) and len(alone) == 1 and isinstance(alone[0], dict):
@@ -324,12 +314,6 @@ class _Fitting:
         if any(isinstance(value, dict | list) for value in values):
             self._miss(f"{where}.enum", "it has objects or arrays", "use texts as its values")
         return list(values)
-
-    def _keeps(self, keyword: str, said: Any) -> bool:
-        formats = self._dialect.formats
-        if keyword == "format" and formats is not None:
-            return said in formats
-        return keyword in self._dialect.keywords or keyword in ("title", "description", "type")
 
     def _typed(self, made: JsonObject, schema: JsonObject, where: str) -> None:
         """Give the schema the type that it does not name; a strict dialect needs one."""
@@ -601,16 +585,42 @@ def _of_kind(rest: JsonObject, kind: str) -> JsonObject:
     }
 
 
-def _property_names(node: Any) -> Iterator[str]:
-    """Every name of a property anywhere in a schema."""
+def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
+    """Name → alias of every property that needs one, wherever it is in a schema."""
+    found: dict[str, str] = {}
+    waiting: list[Any] = [] if allowed is None else [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            for name in node.get("properties") or ():
+                alias = alias_of(name, allowed)
+                if alias is not name:
+                    found[name] = alias
+            waiting += [child for child in node.values() if isinstance(child, dict | list)]
+        else:
+            waiting += [child for child in node if isinstance(child, dict | list)]
+    return found
+
+
+def _with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
     if isinstance(node, list):
-        for child in node:
-            yield from _property_names(child)
-    elif isinstance(node, dict):
-        if isinstance(node.get("properties"), dict):
-            yield from node["properties"]
-        for child in node.values():
-            yield from _property_names(child)
+        return [_with_aliases(child, allowed) for child in node]
+    if not isinstance(node, dict):
+        return node
+    made: JsonObject = {}
+    for keyword, said in node.items():
+        if keyword == "properties" and isinstance(said, dict):
+            made[keyword] = {
+                alias_of(name, allowed): _with_aliases(child, allowed)
+                for name, child in said.items()
+            }
+        elif keyword == "required" and isinstance(said, list):
+            made[keyword] = [alias_of(str(name), allowed) for name in said]
+        elif keyword in ("enum", "const", "default", "examples"):
+            made[keyword] = said
+        else:
+            made[keyword] = _with_aliases(said, allowed)
+    return made
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
@@ -628,5 +638,5 @@ def _union_at_root(keyword: str) -> tuple[str, str, str]:
 
 
 def _short(said: Any) -> str:
-    text = json.dumps(said, ensure_ascii=False)
+    text = str(said) if type(said) is int else _ENCODER.encode(said)
     return text if len(text) <= 200 else text[:200] + "…"
