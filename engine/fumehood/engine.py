@@ -62,9 +62,8 @@ from fumehood.formats.agent_loop import (
     plain,
 )
 from fumehood.formats.base import AUTO
-from fumehood.formats.exports import Exports, is_offered
+from fumehood.formats.exports import FORMATS, Exports, is_offered
 from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandleBody, MessageFormat
-from fumehood.formats.table import FORMATS
 from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.log import Logger

@@ -17,8 +17,6 @@ from fumehood.formats.base import (
     REQUIRED,
     ChatFormat,
     items_of,
-    losses_of,
-    not_strict,
     object_of,
     text_of,
 )
@@ -53,15 +51,15 @@ class Anthropic(ChatFormat):
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
         """One tool, with its examples."""
         made: JsonObject = {"name": tool.name, "description": tool.description}
-        fitted = without_unions(tool.parameters)
+        fitted = without_unions(tool)
         fitted.schema = with_aliases(fitted.schema, PROPERTY_NAME)
-        losses = losses_of(tool, fitted)
+        losses = fitted.losses
         if tool.strict:
-            strict = fit(tool.parameters, STRICT)
+            strict = fit(tool, STRICT)
             if strict.faults:
-                losses = [*not_strict(tool, strict), *losses]
+                losses = [*strict.faults, *losses]
             else:
-                fitted, losses = strict, losses_of(tool, strict)
+                fitted, losses = strict, strict.losses
             made["strict"] = not strict.faults
         made["input_schema"] = fitted.schema
         if tool.input_examples:

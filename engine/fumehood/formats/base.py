@@ -15,7 +15,7 @@ from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats.model import FormatName, Loss, ModelCall
-from fumehood.formats.schemas import Dialect, Fitted
+from fumehood.formats.schemas import Dialect
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 """Values of `tool_choice`; every other one is a tool's name."""
@@ -58,22 +58,6 @@ class ChatFormat(Format):
     @abstractmethod
     def choice(self, tool_choice: str) -> Any:
         """A `tool_choice` as the request takes it."""
-
-
-def losses_of(tool: ToolDefinition, fitted: Fitted) -> list[Loss]:
-    """The losses of a fitted schema, with the tool's name."""
-    return [
-        Loss(tool=tool.name, where=where, what=what, change=change)
-        for where, what, change in fitted.losses
-    ]
-
-
-def not_strict(tool: ToolDefinition, fitted: Fitted) -> list[Loss]:
-    """Why a tool is not strict."""
-    return [
-        Loss(tool=tool.name, where=where, what=f"strict is false: {what}", change=change)
-        for where, what, change in fitted.faults
-    ]
 
 
 def object_of(value: Any, what: str) -> JsonObject:

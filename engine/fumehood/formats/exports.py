@@ -6,14 +6,29 @@ only where its definition is another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
+from fumehood.formats.base import Format
+from fumehood.formats.mcp import tool_to_mcp
 from fumehood.formats.model import ExportedTools, FormatName, Loss
-from fumehood.formats.table import FORMATS
+from fumehood.formats.table import CHAT_FORMATS
 from fumehood.registry.json_schema import CompiledSchema, TooCostly
+
+
+class Mcp(Format):
+    """The Model Context Protocol: tools only; `fumehood mcp` answers its calls."""
+
+    name = "mcp"
+
+    def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+        """One tool; nothing gets lost."""
+        return tool_to_mcp(tool), []
+
+
+FORMATS: Mapping[str, Format] = {**CHAT_FORMATS, "mcp": Mcp()}
 
 _Kept = tuple[ToolDefinition, JsonObject, list[Loss]]
 

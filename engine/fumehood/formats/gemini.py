@@ -10,7 +10,7 @@ from typing import Any
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
-from fumehood.formats.base import AUTO, NONE, REQUIRED, ChatFormat, items_of, losses_of, object_of
+from fumehood.formats.base import AUTO, NONE, REQUIRED, ChatFormat, items_of, object_of
 from fumehood.formats.model import Loss, ModelCall
 from fumehood.formats.schemas import Dialect, fit
 from fumehood.formats.text import result_text
@@ -31,13 +31,13 @@ class Gemini(ChatFormat):
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
         """One function declaration."""
-        schema = fit(tool.parameters, KNOWN)
+        schema = fit(tool, KNOWN)
         declared: JsonObject = {
             "name": tool.name,
             "description": tool.description,
             "parameters_json_schema": schema.schema,
         }
-        return declared, losses_of(tool, schema)
+        return declared, schema.losses
 
     def tools(self, tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
         """One tool of all declarations."""

@@ -14,8 +14,6 @@ from fumehood.formats.base import (
     REQUIRED,
     ChatFormat,
     items_of,
-    losses_of,
-    not_strict,
     object_of,
     text_of,
 )
@@ -46,18 +44,16 @@ STRICT = Dialect(
 
 
 def _function(tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-    fitted = fit(tool.parameters, STRICT)
-    losses = losses_of(tool, fitted)
-    is_strict = not fitted.faults
-    if not is_strict:
-        loose = without_unions(tool.parameters)
-        losses = [*not_strict(tool, fitted), *losses_of(tool, loose)]
-        fitted = loose
+    fitted = fit(tool, STRICT)
+    losses, faults = fitted.losses, fitted.faults
+    if faults:
+        fitted = without_unions(tool)
+        losses = [*faults, *fitted.losses]
     function: JsonObject = {
         "name": tool.name,
         "description": tool.description,
         "parameters": fitted.schema,
-        "strict": is_strict,
+        "strict": not faults,
     }
     return function, losses
 

@@ -11,24 +11,26 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.formats.model import Loss
 
 MAX_HOPS = 32
 """References to references that are followed."""
-
-MAX_LOOKS = 20_000
-"""Parts of a tool's unions that are looked at; beyond it they count as ambiguous."""
 
 MAX_BRANCHES = 50
 """Branches of a union that a value's own is searched among."""
 
 UNION_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "enum")
 """What no provider takes at the root of a tool's parameters."""
+
+AT_ROOT = "no provider takes it at the root; the engine checks it"
+FROM_ROOT = "move it into a property, or split the tool"
 
 _SILENT = frozenset(
     {"$schema", "$comment", "$id", "$anchor", "examples", "deprecated", "readOnly", "writeOnly"}
@@ -80,26 +82,28 @@ class Dialect:
 
 @dataclass(slots=True)
 class Fitted:
-    """A schema in a dialect; `losses` and `faults` are (where, what, change)."""
+    """A schema in a dialect. With `faults`, which say why it is not strict, it must not be used."""
 
     schema: JsonObject
-    losses: list[tuple[str, str, str]] = field(default_factory=list)
-    faults: list[tuple[str, str, str]] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    faults: list[Loss] = field(default_factory=list)
 
 
-def fit(parameters: JsonObject, dialect: Dialect) -> Fitted:
-    """The parameters in a dialect. With faults the schema must not be used."""
-    return _Fitting(parameters, dialect).run()
+def fit(tool: ToolDefinition, dialect: Dialect) -> Fitted:
+    """A tool's parameters in a dialect."""
+    return _Fitting(tool, dialect).run()
 
 
-def without_unions(parameters: JsonObject) -> Fitted:
+def without_unions(tool: ToolDefinition) -> Fitted:
     """The parameters as they are, but for a union at the root, which every provider refuses."""
-    kept = {k: v for k, v in parameters.items() if k not in UNION_KEYWORDS and k != "$schema"}
-    fitted = Fitted({"type": "object", "properties": {}, **kept})
-    for keyword in UNION_KEYWORDS:
-        if keyword in parameters:
-            fitted.losses.append(_union_at_root(keyword))
-    return fitted
+    given = tool.parameters
+    kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}
+    losses = [
+        Loss(tool=tool.name, where=f"parameters.{keyword}", what=AT_ROOT, change=FROM_ROOT)
+        for keyword in UNION_KEYWORDS
+        if keyword in given
+    ]
+    return Fitted({"type": "object", "properties": {}, **kept}, losses)
 
 
 def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
@@ -138,22 +142,22 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
 class _Fitting:
     """One conversion. `fit` makes it and runs it once."""
 
-    def __init__(self, root: JsonObject, dialect: Dialect) -> None:
-        self._root = root
+    def __init__(self, tool: ToolDefinition, dialect: Dialect) -> None:
+        self._tool = tool.name
+        self._root = tool.parameters
         self._dialect = dialect
         self._kept = dialect.keywords | {"title", "description", "type"}
         self._formats = dialect.formats or ()
         self._result = Fitted({})
         self._properties = self._values = self._characters = 0
         self._nulls: dict[int, bool] = {}
-        self._looks = MAX_LOOKS
 
     def run(self) -> Fitted:
         """Convert the root, then its definitions, and check the totals."""
         root, result = dict(self._root), self._result
         for keyword in UNION_KEYWORDS:
             if keyword in root:
-                self._miss(*_union_at_root(keyword))
+                self._miss(f"parameters.{keyword}", AT_ROOT, FROM_ROOT)
                 del root[keyword]
         definitions = {**root.pop("definitions", {}), **root.pop("$defs", {})}
         result.schema = self._node({"type": "object", "properties": {}, **root}, "parameters", 1)
@@ -163,10 +167,6 @@ class _Fitting:
                 name: self._node(schema, f"parameters.$defs.{name}", 2)
                 for name, schema in definitions.items()
             }
-            if not self._dialect.has_recursion and _is_recursive(self._root):
-                self._miss(
-                    "parameters.$defs", "a definition refers to itself", "write its levels out"
-                )
         self._check_totals()
         return result
 
@@ -183,8 +183,14 @@ class _Fitting:
 
     def _miss(self, where: str, what: str, change: str) -> None:
         """Note what cannot be said: a fault where the dialect is strict, else a loss."""
-        into = self._result.faults if self._dialect.is_strict else self._result.losses
-        into.append((where, what, change))
+        if not self._dialect.is_strict:
+            self._lose(where, what, change)
+            return
+        what = f"strict is false: {what}"
+        self._result.faults.append(Loss(tool=self._tool, where=where, what=what, change=change))
+
+    def _lose(self, where: str, what: str, change: str) -> None:
+        self._result.losses.append(Loss(tool=self._tool, where=where, what=what, change=change))
 
     def _node(self, schema: Any, where: str, level: int) -> JsonObject:
         if level > self._dialect.max_levels:
@@ -213,7 +219,7 @@ class _Fitting:
         if notes:
             said, note = made.get("description"), "; ".join(notes)
             made["description"] = f"{said} ({note})" if said else note
-        return made if self._dialect.has_type_lists else _without_type_list(made)
+        return made
 
     def _part(self, made: JsonObject, keyword: str, said: Any, where: str, level: int) -> None:
         """Fit what is below one keyword."""
@@ -231,12 +237,10 @@ class _Fitting:
     def _note(self, keyword: str, said: Any, where: str) -> str:
         """What the description says in the place of a keyword. A default loses nothing."""
         if keyword != "default":
-            self._result.losses.append(
-                (
-                    f"{where}.{keyword}",
-                    f"{keyword} is only a note in the description; the engine checks it",
-                    "use an enum, or expect INVALID_PARAMS for other values",
-                )
+            self._lose(
+                f"{where}.{keyword}",
+                f"{keyword} is only a note in the description; the engine checks it",
+                "use an enum, or expect INVALID_PARAMS for other values",
             )
         return f"{keyword}: {_short(said)}"
 
@@ -269,43 +273,19 @@ class _Fitting:
         for keyword in ("anyOf", "$ref"):
             if keyword in schema and schema.keys() - _ANNOTATIONS - {keyword, "$defs"}:
                 self._miss(where, f"{keyword} has other rules beside it", "move them into it")
-        if not self._dialect.requires_all:
-            return
-        branches = [_resolved(branch, self._root) for branch in schema.get("anyOf", ())]
-        for kind in ("object", "array"):
-            alike = [b for b in branches if kind in _kinds_of(b)]
-            if len(alike) > 1 and any(map(self._has_optional, alike)):
-                self._miss(
-                    f"{where}.anyOf", f"several {kind}s of a union have optional parameters",
-                    "make them required, or split the tool",
-                )  # fmt: skip
-
-    def _has_optional(self, schema: Any) -> bool:
-        """Whether null would be forced for a parameter anywhere below a schema."""
-        seen: set[int] = set()
-        waiting = [schema]
-        while waiting:
-            found = _resolved(waiting.pop(), self._root)
-            self._looks -= 1
-            if self._looks < 0:
-                return True
-            if isinstance(found, list):
-                waiting += found
-            if not isinstance(found, dict) or id(found) in seen:
-                continue
-            seen.add(id(found))
-            properties = found.get("properties", {})
-            for name, said in properties.items():
-                is_optional = name not in found.get("required", ())
-                if is_optional and not takes_null(said, self._root, self._nulls):
-                    return True
-            waiting += [*properties.values(), *(found.get(k) for k in ("items", "anyOf", "oneOf"))]
-        return False
+        branches = [_kinds_of(_resolved(b, self._root)) for b in schema.get("anyOf", ())]
+        for kind in ("object", "array") if self._dialect.requires_all else ():
+            if sum(kind in kinds for kinds in branches) > 1:  # whose null would it be?
+                words = f"a union has several {kind}s"
+                self._miss(f"{where}.anyOf", words, "take one of them, or split the tool")
 
     def _reference(self, target: str, where: str) -> str:
         target = target.replace("#/definitions/", "#/$defs/", 1)
         if target != "#" and not re.fullmatch(r"#/\$defs/[^/]+", target):
             self._miss(f"{where}.$ref", "it refers to a property", "move the target into $defs")
+        elif not self._dialect.has_recursion and (target == "#" or ".$defs." in where):
+            words = "a definition that refers to another one may contain itself"
+            self._miss(f"{where}.$ref", words, "write its levels out")
         return target
 
     def _enum(self, values: list[Any], where: str) -> list[Any]:
@@ -317,19 +297,20 @@ class _Fitting:
 
     def _typed(self, made: JsonObject, schema: JsonObject, where: str) -> None:
         """Give the schema the type that it does not name; a strict dialect needs one."""
-        if made.keys() & {"type", "anyOf", "$ref"}:
-            pass
-        elif "enum" in made:
-            kinds = sorted({_KINDS[type(v)] for v in made["enum"] if type(v) in _KINDS})
-            made["type"] = kinds[0] if len(kinds) == 1 else kinds
-        elif "properties" in schema:
-            made["type"] = "object"
-        elif "items" in schema:
-            made["type"] = "array"
-        elif self._dialect.is_strict:
-            self._miss(where, "it takes values of any type", "say its type")
+        dialect = self._dialect
+        if "enum" in made and not dialect.has_type_lists:
+            made.pop("type", None)
+        elif made.keys().isdisjoint(("type", "anyOf", "$ref")):
+            kinds = {_KINDS[type(v)] for v in made.get("enum", ()) if type(v) in _KINDS}
+            kinds |= _kinds_of(schema)
+            if kinds:
+                made["type"] = kinds.pop() if len(kinds) == 1 else sorted(kinds)
+            elif dialect.is_strict:
+                self._miss(where, "it takes values of any type", "say its type")
+        if isinstance(made.get("type"), list) and not dialect.has_type_lists:
+            self._miss(f"{where}.type", "it has several types", "use anyOf")
         is_array = "array" in _listed(made.get("type"))
-        if self._dialect.is_strict and is_array and not isinstance(schema.get("items"), dict):
+        if dialect.is_strict and is_array and not isinstance(schema.get("items"), dict):
             self._miss(where, "its items may be anything", "say their type in items")
 
     def _object(self, made: JsonObject, schema: JsonObject, where: str, level: int) -> None:
@@ -375,12 +356,8 @@ class _Fitting:
                 "name them in properties and say additionalProperties: false",
             )  # fmt: skip
         elif more is None and not is_root:
-            self._result.losses.append(
-                (
-                    where, "fields that are not named cannot be sent",
-                    "say additionalProperties: false, or name them",
-                )
-            )  # fmt: skip
+            words = "fields that are not named cannot be sent"
+            self._lose(where, words, "say additionalProperties: false, or name them")
         if set(schema.get("required", ())) - properties.keys():
             words = "it requires what properties do not name"
             self._miss(f"{where}.required", words, "name it there")
@@ -394,12 +371,8 @@ class _Fitting:
         if not takes_null(said, self._root, self._nulls):
             return _with_null(made)
         if not (isinstance(said, dict) and said.get("default", 0) is None):
-            self._result.losses.append(
-                (
-                    where, f"{name[:80]} cannot be left out: null is sent as null",
-                    "make it required, or let it take no null",
-                )
-            )  # fmt: skip
+            words = f"{name[:80]} cannot be left out: null is sent as null"
+            self._lose(where, words, "make it required, or let it take no null")
         return made
 
 
@@ -509,36 +482,6 @@ def _listed(kind: Any) -> set[str]:
     return set(kind) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()
 
 
-def _is_recursive(root: JsonObject) -> bool:
-    """Whether a part of the schema refers to itself."""
-    done: set[int] = set()
-
-    def visit(node: JsonObject, above: frozenset[int]) -> bool:
-        if id(node) in above or len(above) > MAX_HOPS:
-            return True
-        if id(node) in done:
-            return False
-        below = above | {id(node)}
-        found = any(visit(target, below) for target in _targets(node, root))
-        done.add(id(node))
-        return found
-
-    return visit(root, frozenset())
-
-
-def _targets(node: Any, root: JsonObject) -> Iterator[JsonObject]:
-    """What the references below a node lead to, without following them."""
-    if isinstance(node, list):
-        for child in node:
-            yield from _targets(child, root)
-    elif isinstance(node, dict):
-        target = _resolved(node, root)
-        if isinstance(node.get("$ref"), str) and isinstance(target, dict):
-            yield target
-        for child in node.values():
-            yield from _targets(child, root)
-
-
 def _with_null(made: JsonObject) -> JsonObject:
     """The fitted schema, accepting null as well."""
     if "$ref" in made:
@@ -559,30 +502,6 @@ def _words(made: JsonObject) -> JsonObject:
 
 def _in_order(kind: Any) -> list[str]:
     return list(kind) if isinstance(kind, list) else [kind] if isinstance(kind, str) else []
-
-
-def _without_type_list(made: JsonObject) -> JsonObject:
-    """The same with a union in place of a list of types."""
-    if "enum" in made:
-        return {key: said for key, said in made.items() if key != "type"}
-    if not isinstance(made.get("type"), list):
-        return made
-    words = _words(made)
-    rest = {key: said for key, said in made.items() if key not in words and key != "type"}
-    branches = [
-        {"type": kind} if kind == "null" else {"type": kind, **_of_kind(rest, kind)}
-        for kind in made["type"]
-    ]
-    return {"anyOf": branches, **words}
-
-
-def _of_kind(rest: JsonObject, kind: str) -> JsonObject:
-    of_objects = {"properties", "required", "additionalProperties"}
-    return {
-        key: said
-        for key, said in rest.items()
-        if (key in of_objects) == (kind == "object") and (key != "items" or kind == "array")
-    }
 
 
 def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
@@ -627,14 +546,6 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {names.get(key, key): _renamed(item, names) for key, item in value.items()}
     return [_renamed(item, names) for item in value] if isinstance(value, list) else value
-
-
-def _union_at_root(keyword: str) -> tuple[str, str, str]:
-    return (
-        f"parameters.{keyword}",
-        f"no provider takes {keyword} at the root; the engine checks it",
-        "move it into a property, or split the tool",
-    )
 
 
 def _short(said: Any) -> str:

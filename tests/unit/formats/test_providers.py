@@ -28,9 +28,9 @@ from fumehood.core.errors import InvalidParams
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats.agent_loop import plain
 from fumehood.formats.base import AUTO, NONE, REQUIRED
-from fumehood.formats.exports import Exports
+from fumehood.formats.exports import FORMATS, Exports
 from fumehood.formats.model import ModelCall
-from fumehood.formats.table import CHAT_FORMATS, FORMATS
+from fumehood.formats.table import CHAT_FORMATS
 from fumehood.formats.text import result_text
 from fumehood.protocol.messages import decode_envelope
 from fumehood.registry.definitions import parse_definition
