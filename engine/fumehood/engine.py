@@ -271,9 +271,7 @@ class Engine:
     ) -> list[JsonObject]:
         """Run all tool calls of an assistant's message; the messages with their results.
 
-        The message is the provider's own object, or the same as JSON; a whole response does, too.
-        Every call has one result, in order, also where it is refused, fails or waits for a human.
-        `options` are those of `HandleOptions`, for all calls.
+        The message and `options` are those of `Client.handle`.
 
         Raises:
             InvalidParams: the message or an option is wrong, so that nothing was run.
@@ -334,15 +332,11 @@ class Engine:
     ) -> AgentRun:
         """Ask a model, run the tool calls of its message, and ask again until it calls no tool.
 
-        `llm(messages, tools=…, tool_choice=…)` returns the assistant's message; it may be
-        asynchronous. `tool_choice` is `auto`, `none`, `required` or a tool's name, and forces the
-        first message only. It also ends after `max_turns` messages of the model, and where a call
-        waits for a human: pass the `AgentRun` in place of the messages to go on.
+        The arguments are those of `Client.run_agent`; `llm` may be asynchronous.
 
         Raises:
             InvalidParams, ResourceNotFound, ToolNotFound: as `export` and `handle`.
-            ValueError: another argument is wrong.
-            TypeError, EngineNotRunning: as `call`.
+            TypeError, ValueError, EngineNotRunning: as `call`; or an argument is wrong.
         """
         chosen = options_of(checked(HandleKeywords, "run_agent", options), agent, tool_choice)
         self._life.require_begun()

@@ -11,7 +11,7 @@ from fumehood.cli.escaping import visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.reach import calling
 from fumehood.cli.show import show_json, wants_json
-from fumehood.formats.skill import FILE_NAME, skill_text
+from fumehood.cli.skill import FILE_NAME, skill_text
 
 
 def export_tools(

@@ -58,6 +58,15 @@ def _function(tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
     return function, losses
 
 
+def _call(call_id: Any, function: JsonObject) -> ModelCall:
+    name = function.get("name")
+    return ModelCall(
+        text_of(call_id, "the id of a call"),
+        name if isinstance(name, str) else "",
+        function.get("arguments"),
+    )
+
+
 class OpenAIChat(ChatFormat):
     """Chat completions."""
 
@@ -79,15 +88,12 @@ class OpenAIChat(ChatFormat):
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
         """The message's `tool_calls`. One that calls no function has no name."""
-        return [self._call(item) for m in turn for item in items_of(m.get("tool_calls"), "calls")]
-
-    def _call(self, item: JsonObject) -> ModelCall:
-        call_id = text_of(item.get("id"), "the id of a call")
-        function = item.get("function")
-        if not isinstance(function, dict):
-            return ModelCall(call_id, "", None)
-        name = function.get("name")
-        return ModelCall(call_id, name if isinstance(name, str) else "", function.get("arguments"))
+        calls = [item for m in turn for item in items_of(m.get("tool_calls"), "tool_calls")]
+        functions = [call.get("function") for call in calls]
+        return [
+            _call(call.get("id"), function if isinstance(function, dict) else {})
+            for call, function in zip(calls, functions, strict=True)
+        ]
 
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
@@ -129,13 +135,7 @@ class OpenAIResponses(ChatFormat):
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
         """The items of the type `function_call`."""
         return [
-            ModelCall(
-                text_of(item.get("call_id"), "call_id"),
-                name if isinstance(name := item.get("name"), str) else "",
-                item.get("arguments"),
-            )
-            for item in turn
-            if item.get("type") == "function_call"
+            _call(item.get("call_id"), item) for item in turn if item.get("type") == "function_call"
         ]
 
     def results(

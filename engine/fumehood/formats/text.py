@@ -17,9 +17,6 @@ from fumehood.core.returned_file import FILE_CONTENT, without_contents
 SHORT_CHARACTERS = 64
 """Texts up to this length are names and codes, and stay whole."""
 
-ATTEMPTS = 3
-"""Escapes make a text longer as JSON than it is, so that the first cut may be too small."""
-
 
 def result_text(envelope: Envelope, max_length: int) -> str:
     """What a model reads of a call: its data as JSON, or `CODE: message` and the details."""
@@ -43,15 +40,8 @@ def fitted(data: JsonObject, max_length: int) -> str:
     lists = {key: _bare(data[key]) for key in ("images", "files") if data.get(key)}
     data = {**data, **lists}
     text = _dumps(data)
-    for _ in range(ATTEMPTS):
-        if len(text) <= max_length:
-            return text
-        long = [len(t) for t in _texts(data) if len(t) > SHORT_CHARACTERS]
-        if not long:
-            break
-        rest = len(text) - sum(long)
-        data = _cut(data, max(SHORT_CHARACTERS, (max_length - rest) // len(long)))
-        text = _dumps(data)
+    if len(text) > max_length:  # a quarter for all that stands around the longest text
+        text = _dumps(_cut(data, max(SHORT_CHARACTERS, max_length * 3 // 4)))
     return text if len(text) <= max_length else head_and_tail(text, max_length)
 
 
@@ -66,17 +56,6 @@ def _bare(listed: Any) -> Any:
 
 def _dumps(data: JsonObject) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-
-
-def _texts(node: Any) -> list[str]:
-    children = node.values() if isinstance(node, dict) else node
-    found: list[str] = []
-    for child in children:
-        if isinstance(child, str):
-            found.append(child)
-        elif isinstance(child, dict | list | tuple):
-            found += _texts(child)
-    return found
 
 
 def _cut(node: Any, limit: int) -> Any:

@@ -9,8 +9,8 @@ import shlex
 import pytest
 import yaml
 
+from fumehood.cli.skill import skill_text
 from fumehood.core.tool import ToolDefinition
-from fumehood.formats.skill import skill_text
 
 pytestmark = pytest.mark.row("T8")
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import unicodedata
 from collections.abc import Sequence
 
-from fumehood.core.json_types import JsonObject
+from fumehood.cli.escaping import printable
 from fumehood.core.tool import ToolDefinition
 
 FILE_NAME = "SKILL.md"
@@ -62,8 +61,9 @@ def _section(tool: ToolDefinition, option: str) -> str:
         )
         if applies
     ]
-    example = tool.input_examples[0] if tool.input_examples else _placeholders(tool.parameters)
-    call = f"fumehood call {tool.name} {shlex.quote(_json(example))}{option}"
+    required = tool.parameters.get("required", ())
+    example = tool.input_examples[0] if tool.input_examples else dict.fromkeys(required, "...")
+    call = f"fumehood call {tool.name} {shlex.quote(json.dumps(example))}{option}"
     parts = [
         f"## {tool.name}\n",
         *([" ".join(notes) + "\n"] if notes else []),
@@ -75,30 +75,8 @@ def _section(tool: ToolDefinition, option: str) -> str:
     return "\n".join(parts)
 
 
-def _placeholders(parameters: JsonObject) -> JsonObject:
-    """Arguments that show the names of the required parameters."""
-    required = parameters.get("required", ())
-    return {name: "..." for name in required if isinstance(name, str)}
-
-
-def _json(value: JsonObject) -> str:
-    """On one line, and in ASCII: no character in it can be invisible."""
-    return json.dumps(value)
-
-
 def _fenced(language: str, text: str) -> str:
-    text = _visible(text)
+    text = printable(text)
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}\n"
-
-
-def _visible(text: str) -> str:
-    """Escape what would not be seen; ends of lines stay, in one form."""
-    text = re.sub(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]", "\n", text)
-    return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character)[0] not in "CZ" or character == " "
-        else f"\\u{{{ord(character):04x}}}"
-        for character in text
-    )
