@@ -40,6 +40,7 @@ from benchmarks.bench_daemon import (
     run_floor,
     written_bytes,
 )
+from benchmarks.bench_formats import format_lines
 from benchmarks.bench_javascript import javascript_lines
 from benchmarks.bench_keys import key_lines
 from benchmarks.bench_mcp import mcp_lines
@@ -73,6 +74,7 @@ def main() -> int:
 def measure() -> Iterator[Line]:
     yield first_answer()
     yield from registry_lines()
+    yield from format_lines()
     yield from policy_lines()
     yield from rate_limit_lines()
     with run_daemon() as daemon, run_floor() as floor:

@@ -30,6 +30,7 @@ NAMES = {
     "aiter_bytes": "iter_bytes",
     "aiter_raw": "iter_raw",
     "anyio": "time",  # which sleeps
+    "ask_model_async": "ask_model",
     "aread": "read",
     "chunks_of_async": "chunks_of",
     "note_async": "note",

@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     from fumehood.core.usage import TokenCounter as TokenCounter
     from fumehood.engine import Engine as Engine
     from fumehood.executors.progress import progress as progress
+    from fumehood.formats.model import AgentRun as AgentRun
     from fumehood.registry.declare import tool as tool
     from fumehood.registry.definitions import InvalidDefinition as InvalidDefinition
     from fumehood.registry.definitions import parse_definition as parse_definition
 
 _HOMES = {
+    "AgentRun": "fumehood.formats.model",
     "AsyncClient": "fumehood.client",
     "AsyncControlClient": "fumehood.client",
     "CODE_OUTPUT": "fumehood.core.tool",

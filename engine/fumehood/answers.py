@@ -16,6 +16,7 @@ from fumehood.core.session import SessionRecord
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace import WorkspaceEntry
+from fumehood.formats.model import ExportedTools
 from fumehood.identity.model import Agent, ApproverInfo, Binding, Change, TokenInfo
 
 
@@ -57,8 +58,8 @@ class AgentTools(_Data):
     pagination: Pagination
 
 
-class AnyToolList(RootModel[ToolList | AgentTools]):
-    """A page of the tools, or with `agent_id` all of that agent's."""
+class AnyToolList(RootModel[ToolList | AgentTools | ExportedTools]):
+    """A page of the tools, with `agent_id` all of that agent's, or with `format` an export."""
 
 
 class ToolDetails(_Data):

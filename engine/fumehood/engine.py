@@ -8,6 +8,7 @@ and everything that runs in them.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -24,7 +25,13 @@ from fumehood.config import Config
 from fumehood.core.call import CallBody, CallOptions, RawBatch
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.core.errors import EngineError, IdempotencyConflict, ResourceNotFound
+from fumehood.core.errors import (
+    EngineError,
+    IdempotencyConflict,
+    InvalidParams,
+    ResourceNotFound,
+    ToolNotFound,
+)
 from fumehood.core.events import Event, last_event
 from fumehood.core.identity import Principal, Scope, uid_principal_id
 from fumehood.core.json_types import JsonObject
@@ -32,6 +39,7 @@ from fumehood.core.keywords import (
     BatchKeywords,
     CallKeywords,
     CallQueryKeywords,
+    HandleKeywords,
     UsageKeywords,
     checked,
     show_keywords,
@@ -43,6 +51,18 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import TokenCounter
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.session_files import SessionFiles
+from fumehood.formats.agent_loop import (
+    MAX_TURNS,
+    AgentLoop,
+    Model,
+    ask_model_async,
+    message_of,
+    options_of,
+    plain,
+)
+from fumehood.formats.base import AUTO
+from fumehood.formats.exports import FORMATS, Exports, is_offered
+from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandleBody, MessageFormat
 from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.log import Logger
@@ -55,10 +75,12 @@ from fumehood.pipeline.incoming import (
     parse_call_query,
     parse_own_batch_call,
     parse_own_call,
+    parse_own_message,
     parse_query,
 )
 from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.stream import StreamedCall, events_of
+from fumehood.pipeline.tool_calls import FindTool, MessageCalls
 from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
@@ -123,6 +145,8 @@ class Engine:
         )
         self._made = made
         self._life = EngineLife(made)
+        self._exports = Exports()
+        self._repairs = anyio.CapacityLimiter(1)
         self.config = made.basis.config
         self.log = made.basis.log
         self.load_faults = made.load_faults
@@ -186,6 +210,150 @@ class Engine:
         self._life.require_begun()
         body = parse_batch({"calls": list(calls), "options": chosen})
         return await self.open_batch(body, self.owner, parse=parse_own_batch_call).run()
+
+    def export(
+        self,
+        format: FormatName,  # noqa: A002 - the name that the clients and HTTP have
+        *,
+        agent_id: str | None = None,
+        tools: Collection[str] | None = None,
+    ) -> list[JsonObject]:
+        """The tools as a model's provider takes them: all, an agent's, or only those of `tools`.
+
+        Raises:
+            InvalidParams: there is no such format.
+            ResourceNotFound: there is no such agent.
+            ToolNotFound: a name of `tools` is none of them.
+        """
+        exported = self.export_for(self.owner, format, agent_id=agent_id, tools=tools)
+        own: list[JsonObject] = copy.deepcopy(list(exported.tools))
+        return own
+
+    def export_for(
+        self,
+        principal: Principal,
+        name: FormatName,
+        *,
+        agent_id: str | None = None,
+        tools: Collection[str] | None = None,
+    ) -> ExportedTools:
+        """The same for a principal, with what gets lost. The values are shared: not to be changed.
+
+        Tools that are disabled or past their sunset are left out.
+        """
+        if name not in FORMATS:
+            raise InvalidParams(f"The format is one of {', '.join(FORMATS)}.", fields=["format"])
+        if agent_id is None:
+            found = [
+                tool.definition for tool in self._made.registry if tool.disabled_because is None
+            ]
+        else:
+            chosen = self.agent_tools(principal, agent_id, exclude_dangerous=False)
+            found = list(chosen.tools)
+        today = self.now().date()
+        found = [tool for tool in found if is_offered(tool, today)]
+        if agent_id is None and tools is None:
+            return self._exports.of_all(name, found)
+        if tools is not None:
+            unknown = sorted(set(tools) - {tool.name for tool in found})
+            if unknown:
+                raise ToolNotFound(f"There is no tool {unknown[0][:80]!r} to export.")
+            found = [tool for tool in found if tool.name in tools]
+        return self._exports.of_some(name, found)
+
+    async def handle(
+        self,
+        message: Any,
+        *,
+        format: MessageFormat,  # noqa: A002 - as in `export`
+        **options: Unpack[HandleKeywords],
+    ) -> list[JsonObject]:
+        """Run all tool calls of an assistant's message; the messages with their results.
+
+        The message and `options` are those of `Client.handle`.
+
+        Raises:
+            InvalidParams: the message or an option is wrong, so that nothing was run.
+            TypeError, EngineNotRunning: as `call`.
+        """
+        chosen = checked(HandleKeywords, "handle", options)
+        self._life.require_begun()
+        body = parse_own_message(plain(message), format, chosen)
+        handled = await self.open_message(body, self.owner).run()
+        return list(handled.messages)
+
+    def open_message(self, body: HandleBody, principal: Principal) -> MessageCalls:
+        """The tool calls of a message of one principal's, to be run.
+
+        Raises:
+            InvalidParams: the message cannot be read.
+        """
+        return MessageCalls(
+            body,
+            self._finder(body.options.agent_id),
+            lambda members, options, parse: Batch(
+                members,
+                options,
+                parse=parse,
+                run=lambda tool, call, live: self.run(tool, call, principal, live),
+                refuse=self.refusal,
+                log=self.log,
+            ),
+            self._repairs,
+        )
+
+    def _finder(self, agent_id: str | None) -> FindTool:
+        """How a model's name of a tool is found, as the agent sees it. It grants nothing."""
+        seen: dict[str, ToolDefinition] = {}
+        if agent_id is not None:
+            if self.agents.find(agent_id) is not None:
+                seen = {t.name: t for t in self.agents.tools(agent_id, self._made.registry)[0]}
+            return lambda name: seen.get(name.partition("@")[0])
+
+        def find(name: str) -> ToolDefinition | None:
+            try:
+                return self._made.registry.get(name, names_others=False).definition
+            except ToolNotFound:
+                return None
+
+        return find
+
+    async def run_agent(
+        self,
+        llm: Model,
+        messages: Sequence[Any] | AgentRun,
+        *,
+        format: MessageFormat = "openai",  # noqa: A002 - as in `export`
+        agent: str | None = None,
+        tool_choice: str = AUTO,
+        max_turns: int = MAX_TURNS,
+        **options: Unpack[HandleKeywords],
+    ) -> AgentRun:
+        """Ask a model, run the tool calls of its message, and ask again until it calls no tool.
+
+        The arguments are those of `Client.run_agent`; `llm` may be asynchronous.
+
+        Raises:
+            InvalidParams, ResourceNotFound, ToolNotFound: as `export` and `handle`.
+            TypeError, ValueError, EngineNotRunning: as `call`; or an argument is wrong.
+        """
+        chosen = options_of(checked(HandleKeywords, "run_agent", options), agent, tool_choice)
+        self._life.require_begun()
+        loop = AgentLoop(
+            messages, format=format, tool_choice=tool_choice, max_turns=max_turns,
+            max_length=options.get("max_length"),
+        )  # fmt: skip
+        for place, call_id in loop.waiting:
+            loop.decided(place, await self.approvals.answer_of(call_id, self.owner))
+        name: MessageFormat = loop.format
+        offered = self.export(name, agent_id=chosen["agent_id"], tools=options.get("tools"))
+        if loop.go_on():
+            while loop.is_running:
+                turn = loop.take(await ask_model_async(llm, loop, offered))
+                if turn is not None:
+                    body = parse_own_message(message_of(turn), name, chosen)
+                    loop.add(await self.open_message(body, self.owner).run())
+        return loop.run
 
     async def fetch_all(
         self,

@@ -38,6 +38,7 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/howto/repeat-a-call-safely.md",
         "docs/howto/cache-results.md",
         "docs/howto/make-many-calls.md",
+        "docs/howto/give-the-tools-to-a-model.md",
         "docs/howto/verify-the-audit-log.md",
         "docs/howto/keep-secrets-out-of-answers.md",
         "docs/howto/check-results.md",
@@ -240,6 +241,33 @@ def test_how_to_import_an_openapi_document_runs_as_it_stands(
     asked = upstream.requests[-1]
     assert asked.target == "/v1/cities/Oslo.json?unit=celsius"
     assert asked.headers["authorization"] == "Bearer key-of-the-weather"
+
+
+@pytest.mark.row("T8", "P10")
+def test_how_to_give_the_tools_to_a_model_shows_what_its_snippets_print(
+    shared_daemon: Daemon,
+) -> None:
+    """The page itself is among those that run as they stand."""
+    page = "docs/howto/give-the-tools-to-a-model.md"
+    shown = [json.loads(text) for text in JSON.findall((ROOT / page).read_text(encoding="utf-8"))]
+    environment = {**shared_daemon.environment, "PATH": f"{FUMEHOOD.parent}:/usr/bin:/bin"}
+    printed = [
+        json.loads(
+            subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", text],
+                env=environment, capture_output=True, timeout=60, check=True,
+            ).stdout
+        )
+        for language, _, text in snippets(page)
+        if language == "sh" and ("curl" in text or "--explain" in text)
+    ]  # fmt: skip
+    answer, losses = printed
+    assert answer["data"]["messages"] == shown[0]["data"]["messages"]
+    envelopes = shown[0]["data"]["envelopes"]
+    pairs = list(zip(envelopes, answer["data"]["envelopes"], strict=True))
+    assert len(pairs) == 2
+    assert all(is_part_of(*pair) for pair in pairs)
+    assert shown[1][0] in losses
 
 
 @pytest.mark.row("T7")

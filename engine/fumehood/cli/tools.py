@@ -1,4 +1,4 @@
-"""`fumehood tools …`: list and show tools; add, replace, remove, enable and disable them."""
+"""`fumehood tools …`: list, show, export, add, replace, remove, enable and disable tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath, ToolName
+from fumehood.cli.options import (
+    AsJson,
+    ControlSocketPath,
+    CredentialStdin,
+    OfAgent,
+    SocketPath,
+    ToolName,
+)
 from fumehood.cli.reach import calling, controlling
 from fumehood.protocol import strict_json
 
@@ -57,6 +64,40 @@ def show_tool(
     if details.circuit is not None:  # not on stdout, where the definition can be used again
         words = circuit_words(details.circuit)
         typer.echo(f"circuit to {details.circuit.upstream}: {words}", err=True)
+
+
+@tools.command("export")
+def export(
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format", help="openai, openai-responses, anthropic, gemini, mcp, or skill."
+        ),
+    ],
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what the format cannot express instead.")
+    ] = False,
+    agent: OfAgent = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only this tool. Repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With skill: the directory for SKILL.md.")
+    ] = None,
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
+    """Print the tools as a model's provider takes them, or write them as a skill."""
+    from fumehood.cli.export import export_skill, export_tools
+
+    if kind == "skill":
+        if explain:
+            fail("--explain is not for a skill, which loses nothing.", ExitCode.USAGE)
+        export_skill(agent, only, out, socket)
+        return
+    if out is not None:
+        fail("--out goes with --format skill.", ExitCode.USAGE)
+    export_tools(kind, agent, only, socket, explain=explain, as_json=as_json)
 
 
 @tools.command("add")

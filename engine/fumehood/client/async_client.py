@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -58,6 +58,7 @@ from fumehood.core.keywords import (
     BatchKeywords,
     CallKeywords,
     CallQueryKeywords,
+    HandleKeywords,
     ToolFilterKeywords,
     ToolPageKeywords,
     UsageKeywords,
@@ -68,6 +69,7 @@ from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.session import SessionRecord
 from fumehood.core.status import Health, Readiness
 from fumehood.core.tool import ToolDefinition
+from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandledCalls, MessageFormat
 from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.protocol.messages import decode_envelope
 
@@ -192,6 +194,102 @@ class AsyncClient(AsyncBaseClient):
             ask("POST", BatchAnswer, "calls", body=body, work_s=work_s)
         )
         return list(found.results)
+
+    async def export(
+        self,
+        format: FormatName,  # noqa: A002 - the name that the engine and HTTP have
+        *,
+        agent_id: str | None = None,
+        tools: Iterable[str] | None = None,
+    ) -> list[JsonObject]:
+        """The tools as a model's provider takes them: all, an agent's, or only those of `tools`.
+
+        Raises:
+            Refused: no such format or agent, or a name of `tools` is none of them.
+        """
+        found = await self.export_with_losses(format, agent_id=agent_id, tools=tools)
+        return list(found.tools)
+
+    async def export_with_losses(
+        self,
+        format: FormatName,  # noqa: A002 - as in `export`
+        *,
+        agent_id: str | None = None,
+        tools: Iterable[str] | None = None,
+    ) -> ExportedTools:
+        """The same with `losses`: what the format cannot express, and what to change.
+
+        Raises:
+            Refused: as `export`.
+        """
+        names = None if tools is None else ",".join(listed(tools))
+        query = {"format": format, "agent_id": agent_id, "tools": names}
+        return await self._transport.send(ask("GET", ExportedTools, "tools", query=query))
+
+    async def handle(
+        self,
+        message: Any,
+        *,
+        format: MessageFormat,  # noqa: A002 - as in `export`
+        **options: Unpack[HandleKeywords],
+    ) -> list[JsonObject]:
+        """Run all tool calls of an assistant's message; the messages with their results.
+
+        The message is the provider's own object, or the same as JSON; a whole response does, too.
+        Every call has one result, in order, also where it is refused, fails or waits for a human.
+        `options` are those of `HandleOptions`, for all calls.
+
+        Raises:
+            TypeError: there is no such option.
+            ValueError: the message or the options are not JSON, so nothing was sent.
+            Refused: the message or an option is wrong, so that nothing was run.
+        """
+        chosen = checked(HandleKeywords, "handle", options)
+        handled = await self._transport.send(handle_request(message, format, chosen))
+        return list(handled.messages)
+
+    async def run_agent(
+        self,
+        llm: Callable[..., Any],
+        messages: Sequence[Any] | AgentRun,
+        *,
+        format: MessageFormat = "openai",  # noqa: A002 - as in `export`
+        agent: str | None = None,
+        tool_choice: str = "auto",
+        max_turns: int = 10,
+        **options: Unpack[HandleKeywords],
+    ) -> AgentRun:
+        """Ask a model, run the tool calls of its message, and ask again until it calls no tool.
+
+        `llm(messages, tools=…, tool_choice=…)` returns the assistant's message. `tool_choice` is
+        `auto`, `none`, `required` or a tool's name, and forces the first message only. It also
+        ends after `max_turns` messages of the model, and where a call waits for a human: pass the
+        `AgentRun` in place of the messages to go on.
+
+        Raises:
+            Refused: as `export` and `handle`.
+            TypeError, ValueError: an argument is wrong.
+        """
+        from fumehood.formats.agent_loop import AgentLoop, ask_model_async, message_of, options_of
+
+        chosen = options_of(checked(HandleKeywords, "run_agent", options), agent, tool_choice)
+        loop = AgentLoop(
+            messages, format=format, tool_choice=tool_choice, max_turns=max_turns,
+            max_length=options.get("max_length"),
+        )  # fmt: skip
+        for place, call_id in loop.waiting:
+            state = await self.call_state(call_id)
+            loop.decided(place, state.envelope)
+        offered = await self.export(
+            loop.format, agent_id=chosen["agent_id"], tools=options.get("tools")
+        )
+        if loop.go_on():
+            while loop.is_running:
+                turn = loop.take(await ask_model_async(llm, loop, offered))
+                if turn is not None:
+                    request = handle_request(message_of(turn), loop.format, chosen)
+                    loop.add(await self._transport.send(request))
+        return loop.run
 
     async def fetch_all(
         self,
@@ -519,6 +617,18 @@ class AsyncClient(AsyncBaseClient):
         """Delete a file of a session, a link itself, or a directory."""
         query, parts = {"recursive": recursive or None}, _file(session_id, path)
         await self._transport.send(ask("DELETE", Deleted, *parts, query=query, work_s=TURN_S))
+
+
+def handle_request(
+    message: Any, name: MessageFormat, options: JsonObject
+) -> ApiRequest[HandledCalls]:
+    """The tool calls of a message. It may take as long as all of its calls, one after another."""
+    from fumehood.formats.agent_loop import how_many_calls, plain
+
+    message = plain(message)
+    calls = [{"options": options}] * how_many_calls(message, name)
+    body: JsonObject = {"format": name, "message": message, "options": options}
+    return ask("POST", HandledCalls, "tool_calls", body=body, work_s=batch_work_s(calls, {}))
 
 
 def usage_request(

@@ -39,6 +39,15 @@ class CallKeywords(TypedDict, total=False):
     isolation: Literal["call", "session", "container_per_call"] | None
 
 
+class HandleKeywords(CallKeywords, total=False):
+    """Of `HandleOptions`."""
+
+    max_parallel: int
+    parallel_tool_calls: bool
+    repair_arguments: bool
+    tools: list[str] | None
+
+
 class BatchKeywords(TypedDict, total=False):
     """Of `BatchOptions`."""
 

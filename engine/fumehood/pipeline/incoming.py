@@ -16,6 +16,7 @@ from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
+from fumehood.formats.model import HandleBody
 from fumehood.protocol import strict_json
 
 M = TypeVar("M", bound=BaseModel)
@@ -73,6 +74,27 @@ def parse_batch(document: Any) -> RawBatch:
     if not isinstance(document, dict):
         raise InvalidParams('The body must be an object: {"calls": [{"tool": …}, …]}.')
     return _parsed(RawBatch, document, "batch")
+
+
+def parse_message(document: Any) -> HandleBody:
+    """The body of `POST /v1/tool_calls`; its message is not read yet.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
+    if not isinstance(document, dict):
+        raise InvalidParams('The body must be an object: {"format": "openai", "message": {…}}.')
+    return _parsed(HandleBody, document, "request")
+
+
+def parse_own_message(message: Any, name: str, options: JsonObject) -> HandleBody:
+    """The same for a message of this process."""
+    try:
+        body = {"format": name, "message": message, "options": options}
+        document = strict_json.loads(strict_json.dumps(body), max_depth=65)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotJson(f"The message is not JSON: {error}.") from None
+    return parse_message(document)
 
 
 def parse_batch_call(document: Any) -> tuple[str, CallBody]:

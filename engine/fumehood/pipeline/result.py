@@ -28,6 +28,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
+from fumehood.core.long_text import INLINE_BYTES, ends_of, head_and_tail
 from fumehood.core.returned_file import FILE_CONTENT, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import Prices, TextKind, TokenCounter, money
@@ -44,12 +45,6 @@ MAX_MESSAGE_CHARACTERS = 2000
 MAX_DATA_DEPTH = 60
 """A little less than readers accept, because data stands inside the envelope."""
 MAX_DETAILS_BYTES = 64 * 1024
-
-INLINE_BYTES = 10 * 1024
-"""The longest text that stays whole, in UTF-8 (mission E6)."""
-
-SIDE_BYTES = 5000
-"""The length of head and tail; the words between them fit in the rest."""
 
 NAME_CHARACTERS = 64
 """Texts up to this length are names and codes rather than prose; `max_length` leaves them whole."""
@@ -283,29 +278,6 @@ def shortened(data: JsonObject) -> JsonObject:
     return short
 
 
-def head_and_tail(text: str, max_length: int | None = None) -> str:
-    """Both ends of a long text, with the number of missing characters between them.
-
-    At most `max_length` characters in all; the head alone where the words between do not fit.
-    """
-    return _ends(text[:SIDE_BYTES], text[-SIDE_BYTES:], len(text), max_length)
-
-
-def _ends(head: str, tail: str, length: int, max_length: int | None) -> str:
-    if max_length is not None:
-        side = (max_length - len(_left_out(length))) // 2
-        if side < 1:
-            return head[:max_length]
-        head, tail = head[:side], tail[-side:]
-    head = head.encode("utf-8", "replace")[:SIDE_BYTES].decode("utf-8", "ignore")
-    tail = tail.encode("utf-8", "replace")[-SIDE_BYTES:].decode("utf-8", "ignore")
-    return f"{head}{_left_out(length - len(head) - len(tail))}{tail}"
-
-
-def _left_out(missing: int) -> str:
-    return f"\n… {missing} characters left out …\n"
-
-
 def _long_values(
     target: JsonObject, *, with_value: bool, max_length: int | None = None
 ) -> Iterator[_Long]:
@@ -323,7 +295,7 @@ def _long_values(
 
 def _long_of(cut: CutText, max_length: int | None) -> _Long:
     """A text that was too long for memory and is already kept."""
-    shown = _ends(cut.head, cut.tail, cut.length, max_length)
+    shown = ends_of(cut.head, cut.tail, cut.length, max_length)
     return _Long((cut.field,), "", shown, PLAIN_TEXT, cut.length)
 
 

@@ -30,6 +30,7 @@ from fumehood.core.names import MAX_COMPARED, did_you_mean
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
+from fumehood.formats.model import HandleOptions
 from fumehood.sandbox.container.settings import LanguageImages
 
 
@@ -58,6 +59,7 @@ def test_only_so_many_names_are_compared() -> None:
 PAIRS = [
     (keywords.CallKeywords, CallOptions, set()),
     (keywords.BatchKeywords, BatchOptions, set()),
+    (keywords.HandleKeywords, HandleOptions, set()),
     (keywords.CallQueryKeywords, CallQuery, set()),
     (keywords.UsageKeywords, UsageQuery, {"by"}),
     (keywords.AllUsageKeywords, AllUsageQuery, {"by"}),

@@ -26,14 +26,18 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.engine import Engine, parse_batch, parse_call_body
 from fumehood.executors.handle import CallHandle
+from fumehood.formats.model import HandleBody, HandledCalls
 from fumehood.http.answers import answer, envelope_response, stopped
 from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import Needs, ParsedBy, endpoint
 from fumehood.http.routes.tools import ToolName
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.batch import Batch
+from fumehood.pipeline.incoming import parse_message
+from fumehood.pipeline.tool_calls import MessageCalls
 
 NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
+NewMessage = Annotated[HandleBody, ParsedBy(parse_message, HandleBody)]
 NewBatch = Annotated[RawBatch, ParsedBy(parse_batch, BatchBody)]
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
@@ -90,6 +94,26 @@ async def call_tools(
     return answer(engine, BatchAnswer(results=tuple(results)))
 
 
+@endpoint("POST", "/v1/tool_calls", Needs.CALLER, errors=[ShuttingDown], data=HandledCalls)
+async def handle_message(
+    request: Request, engine: Engine, body: NewMessage, caller: Principal
+) -> Response:
+    """Run all tool calls of an assistant's message, and answer with the messages for the model.
+
+    Each call has one result and one envelope, in the order of the calls, also where it is refused,
+    fails or waits for approval. Disconnecting cancels the calls that run.
+    """
+    calls = engine.open_message(body, caller)
+    try:
+        async with cancelled_with(request, calls):
+            handled = await calls.run()
+    except asyncio.CancelledError:
+        if not engine.is_draining:
+            raise
+        return envelope_response(stopped(engine, None))
+    return answer(engine, handled)
+
+
 @endpoint("GET", "/v1/calls", Needs.CALLER, errors=[ResourceNotFound])
 async def list_calls(engine: Engine, caller: Principal, query: CallQuery) -> CallList:
     """List the caller's own calls, newest first."""
@@ -140,7 +164,9 @@ def _waiting(approval: Approval, engine: Engine) -> CallRecord:
 
 
 @asynccontextmanager
-async def cancelled_with(request: Request, running: CallHandle | Batch) -> AsyncIterator[None]:
+async def cancelled_with(
+    request: Request, running: CallHandle | Batch | MessageCalls
+) -> AsyncIterator[None]:
     """Cancel what runs as soon as its client disconnects."""
     async with anyio.create_task_group() as group:
         group.start_soon(_cancel_when_gone, request, running)
@@ -148,10 +174,10 @@ async def cancelled_with(request: Request, running: CallHandle | Batch) -> Async
         group.cancel_scope.cancel()
 
 
-async def _cancel_when_gone(request: Request, running: CallHandle | Batch) -> None:
+async def _cancel_when_gone(request: Request, running: CallHandle | Batch | MessageCalls) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     running.cancel()
 
 
-OPERATIONS = [call_tool, call_tools, list_calls, show_call]
+OPERATIONS = [call_tool, call_tools, handle_message, list_calls, show_call]

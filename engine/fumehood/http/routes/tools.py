@@ -31,6 +31,7 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.engine import Engine
+from fumehood.formats.model import ExportedTools, FormatName
 from fumehood.http.endpoint import Needs, ParsedBy, endpoint
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT, ToolFilter
@@ -85,6 +86,12 @@ class ToolQuery(BaseModel):
     max_cost: Annotated[str, AfterValidator(_amount)] | None = Field(
         default=None, description="Only up to this cost per use: `0.05`."
     )
+    format: FormatName | None = Field(
+        default=None, description="All tools as a model's provider takes them, in one answer."
+    )
+    tools: str | None = Field(
+        default=None, description="With `format`: only these, separated by commas."
+    )
     at_most: Annotated[int, Field(ge=0), BeforeValidator(_digits)] | None = Field(
         default=None, description="Only this many."
     )
@@ -92,21 +99,31 @@ class ToolQuery(BaseModel):
     @property
     def taken(self) -> frozenset[str]:
         """The parameters that this query may have."""
+        if self.format is not None:
+            return frozenset({"agent_id", "format", "tools"})
         if self.agent_id is None:
-            return frozenset({"category", "cursor", "limit", "tag", "type"})
+            return frozenset({"category", "cursor", "format", "limit", "tag", "type"})
         return frozenset({"agent_id", "at_most", "categories", "exclude_dangerous", "max_cost"})
 
 
-@endpoint("GET", "/v1/tools", Needs.CALLER, data=AnyToolList, errors=[ResourceNotFound])
-async def list_tools(engine: Engine, caller: Principal, query: ToolQuery) -> ToolList | AgentTools:
+@endpoint(
+    "GET", "/v1/tools", Needs.CALLER, data=AnyToolList, errors=[ResourceNotFound, ToolNotFound]
+)
+async def list_tools(
+    engine: Engine, caller: Principal, query: ToolQuery
+) -> ToolList | AgentTools | ExportedTools:
     """List the preferred version of each matching tool, one page at a time.
 
     Sources are beside the items, so that each item is a definition that could be registered
-    elsewhere unchanged.
+    elsewhere unchanged. With `format`, all tools as a model's provider takes them, and `losses`:
+    what that format cannot express.
     """
     wrong = sorted(query.model_fields_set - query.taken)
     if wrong:
         raise InvalidParams(f"The query takes {', '.join(sorted(query.taken))}.", fields=wrong)
+    if query.format is not None:
+        names = None if query.tools is None else set(filter(None, query.tools.split(",")))
+        return engine.export_for(caller, query.format, agent_id=query.agent_id, tools=names)
     if query.agent_id is not None:
         return _agent_tools(engine, caller, query.agent_id, query)
     page = engine.tools_page(

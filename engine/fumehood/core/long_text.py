@@ -1,0 +1,33 @@
+"""Both ends of a text that is too long."""
+
+from __future__ import annotations
+
+INLINE_BYTES = 10 * 1024
+"""The longest text that stays whole, in UTF-8 (mission E6)."""
+
+SIDE_BYTES = 5000
+"""The length of head and tail; the words between them fit in the rest."""
+
+
+def head_and_tail(text: str, max_length: int | None = None) -> str:
+    """Both ends of a long text, with the number of missing characters between them.
+
+    At most `max_length` characters in all; the head alone where the words between do not fit.
+    """
+    return ends_of(text[:SIDE_BYTES], text[-SIDE_BYTES:], len(text), max_length)
+
+
+def ends_of(head: str, tail: str, length: int, max_length: int | None) -> str:
+    """The same of a text of which only both ends are at hand."""
+    if max_length is not None:
+        side = (max_length - len(_left_out(length))) // 2
+        if side < 1:
+            return head[:max_length]
+        head, tail = head[:side], tail[-side:]
+    head = head.encode("utf-8", "replace")[:SIDE_BYTES].decode("utf-8", "ignore")
+    tail = tail.encode("utf-8", "replace")[-SIDE_BYTES:].decode("utf-8", "ignore")
+    return f"{head}{_left_out(length - len(head) - len(tail))}{tail}"
+
+
+def _left_out(missing: int) -> str:
+    return f"\n… {missing} characters left out …\n"

@@ -1,0 +1,191 @@
+"""The loop of an agent: ask the model, run the calls of its message, ask again.
+
+`AgentLoop` decides and sends nothing; `run_agent` of an engine or a client asks and runs for it. It
+ends with a message without calls, after a number of turns, or when a call waits for a human. Then
+`run_agent` takes the run in place of messages, and goes on with the answers that exist by then.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import anyio.to_thread
+
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import InvalidParams
+from fumehood.core.json_types import JsonObject
+from fumehood.formats.base import AUTO, NONE
+from fumehood.formats.model import (
+    MODEL_TEXT_CHARACTERS,
+    AgentRun,
+    HandledCalls,
+    MessageFormat,
+    waits,
+)
+from fumehood.formats.table import CHAT_FORMATS
+
+MAX_TURNS = 10
+"""How often a model is asked, unless the program says otherwise."""
+
+Model = Callable[..., Any]
+"""`llm(messages, tools=…, tool_choice=…)`: an assistant's message, or the provider's response."""
+
+
+class AgentLoop:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        messages: Sequence[Any] | AgentRun,
+        *,
+        format: MessageFormat,  # noqa: A002 - the public keyword
+        tool_choice: str = AUTO,
+        max_turns: int = MAX_TURNS,
+        max_length: int | None = None,
+    ) -> None:
+        before = messages if isinstance(messages, AgentRun) else None
+        name: MessageFormat = format if before is None else before.format
+        if name not in CHAT_FORMATS:
+            raise ValueError(f"The format is one of {', '.join(CHAT_FORMATS)}, not {name!r}.")
+        if max_turns < 1:
+            raise ValueError("max_turns must be at least 1.")
+        self._name = name
+        self._format = CHAT_FORMATS[name]
+        self._max_turns = max_turns
+        self._max_length = max_length or MODEL_TEXT_CHARACTERS
+        self._first_choice = tool_choice
+        self._turns = 0
+        self._ended_by: Literal["answer", "max_turns", "approval"] | None = None
+        self.messages: list[JsonObject] = (
+            [plain(m) for m in messages] if before is None else list(before.messages)
+        )
+        self._last_turn = len(self.messages) if before is None else before.last_turn
+        self.envelopes: list[Envelope] = [] if before is None else list(before.envelopes)
+
+    @property
+    def format(self) -> MessageFormat:
+        """The name of the format."""
+        return self._name
+
+    @property
+    def waiting(self) -> list[tuple[int, str]]:
+        """Place and call id of each call of an earlier run that waits for a human."""
+        return [
+            (place, envelope.metadata.call_id)
+            for place, envelope in enumerate(self.envelopes)
+            if waits(envelope) and envelope.metadata.call_id is not None
+        ]
+
+    def decided(self, place: int, envelope: Envelope | None) -> None:
+        """Note what became of a call that waited; None where it waits still."""
+        if envelope is not None:
+            self.envelopes[place] = envelope
+
+    def go_on(self) -> bool:
+        """Begin, or begin again with what was decided. False while a call waits still."""
+        if not self.envelopes:
+            return True
+        end = self._last_turn
+        while end < len(self.messages) and self._is_of_model(self.messages[end]):
+            end += 1
+        turn = self.messages[self._last_turn : end]
+        results = self._format.results(self._format.calls(turn), self.envelopes, self._max_length)
+        self.messages[end:] = results
+        if self.waiting:
+            self._ended_by = "approval"
+        return not self.waiting
+
+    @property
+    def choice(self) -> Any:
+        """The `tool_choice` of the next request. A forced one would be forced for ever."""
+        is_first = self._turns == 0 or self._first_choice == NONE
+        return self._format.choice(self._first_choice if is_first else AUTO)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the model is to be asked."""
+        return self._ended_by is None
+
+    def take(self, message: Any) -> list[JsonObject] | None:
+        """Add the model's message. Returns it where it has calls to run."""
+        turn = self._format.turn(plain(message))
+        self._last_turn = len(self.messages)
+        self.messages += turn
+        self._turns += 1
+        self.envelopes = []
+        if self._format.calls(turn):
+            return turn
+        self._ended_by = "answer"
+        return None
+
+    def add(self, handled: HandledCalls) -> None:
+        """Add the results of the calls."""
+        self.messages += handled.messages
+        self.envelopes = list(handled.envelopes)
+        if any(map(waits, self.envelopes)):
+            self._ended_by = "approval"
+        elif self._turns >= self._max_turns:
+            self._ended_by = "max_turns"
+
+    @property
+    def run(self) -> AgentRun:
+        """Where the run has ended."""
+        return AgentRun.model_construct(
+            format=self._name,
+            messages=tuple(self.messages),
+            ended_by=self._ended_by,
+            turns=self._turns,
+            envelopes=tuple(self.envelopes),
+            last_turn=self._last_turn,
+        )
+
+    def _is_of_model(self, message: JsonObject) -> bool:
+        return message.get("role", "assistant") in ("assistant", "model") and (
+            message.get("type") != "function_call_output"
+        )
+
+
+def options_of(options: JsonObject, agent: str | None, tool_choice: str) -> JsonObject:
+    """The options of the calls of a run. With `none` no tool may be called."""
+    chosen = {"agent_id": agent, **options}
+    return {**chosen, "tools": []} if tool_choice == NONE else chosen
+
+
+def message_of(turn: list[JsonObject]) -> Any:
+    """A turn as the message of one request."""
+    return turn[0] if len(turn) == 1 else turn
+
+
+def how_many_calls(message: Any, name: MessageFormat) -> int:
+    """The tool calls of a message, as JSON; at least one, and one where it cannot be read."""
+    chat = CHAT_FORMATS.get(name)
+    try:
+        return max(1, len(chat.calls(chat.turn(message)))) if chat is not None else 1
+    except InvalidParams:  # which the engine says better
+        return 1
+
+
+def plain(message: Any) -> Any:
+    """A message as JSON: the providers' libraries have classes of their own for them."""
+    if isinstance(message, list | tuple):
+        return [plain(item) for item in message]
+    dump = getattr(message, "model_dump", None)
+    return message if dump is None else dump(mode="json", exclude_none=True)
+
+
+def ask_model(llm: Model, loop: AgentLoop, tools: Sequence[JsonObject]) -> Any:
+    """Ask a model. To be called in the thread of the program."""
+    return llm(list(loop.messages), tools=list(tools), tool_choice=loop.choice)
+
+
+async def ask_model_async(llm: Model, loop: AgentLoop, tools: Sequence[JsonObject]) -> Any:
+    """The same of any callable. One that is not asynchronous waits in a thread."""
+    ask = partial(ask_model, llm, loop, tools)
+    is_async = inspect.iscoroutinefunction(llm) or inspect.iscoroutinefunction(
+        getattr(llm, "__call__", None)  # noqa: B004 - of an object that is called
+    )
+    answer = ask() if is_async else await anyio.to_thread.run_sync(ask)
+    return await answer if inspect.isawaitable(answer) else answer

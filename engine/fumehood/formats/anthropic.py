@@ -1,0 +1,110 @@
+"""Anthropic's messages. A tool is strict where its definition says so and its schema allows it:
+a request takes 20 strict tools only, so that they are chosen one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fumehood.core.envelope import Envelope
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.formats.base import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    ChatFormat,
+    items_of,
+    object_of,
+    text_of,
+)
+from fumehood.formats.model import Loss, ModelCall
+from fumehood.formats.schemas import Dialect, aliased, fit, with_aliases, without_unions
+from fumehood.formats.text import result_text
+
+PROPERTY_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+# *Source*: `anthropic.lib._parse._transform`, which keeps what the API takes.
+STRICT = Dialect(
+    keywords=frozenset(),
+    formats=frozenset(
+        {
+            "date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6",
+            "uuid",
+        }
+    ),
+    is_strict=True,
+    has_type_lists=False,
+    has_recursion=False,
+    property_name=PROPERTY_NAME,
+)  # fmt: skip
+
+
+class Anthropic(ChatFormat):
+    """Messages."""
+
+    name = "anthropic"
+    dialect = STRICT
+
+    def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+        """One tool, with its examples."""
+        made: JsonObject = {"name": tool.name, "description": tool.description}
+        fitted = without_unions(tool)
+        fitted.schema = with_aliases(fitted.schema, PROPERTY_NAME)
+        losses = fitted.losses
+        if tool.strict:
+            strict = fit(tool, STRICT)
+            if strict.faults:
+                losses = [*strict.faults, *losses]
+            else:
+                fitted, losses = strict, strict.losses
+            made["strict"] = not strict.faults
+        made["input_schema"] = fitted.schema
+        if tool.input_examples:
+            made["input_examples"] = [
+                aliased(example, tool.parameters, STRICT) for example in tool.input_examples
+            ]
+        return made, losses
+
+    def turn(self, message: Any) -> list[JsonObject]:
+        """The message's role and content; a text is content, too."""
+        content = object_of(message, "it").get("content")
+        if not isinstance(content, str):
+            content = list(items_of(content, "content"))
+        return [{"role": "assistant", "content": content}]
+
+    def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
+        """The blocks of the type `tool_use`."""
+        return [
+            ModelCall(
+                text_of(block.get("id"), "the id of a tool_use"),
+                name if isinstance(name := block.get("name"), str) else "",
+                block.get("input"),
+            )
+            for message in turn
+            if not isinstance(message["content"], str)
+            for block in message["content"]
+            if block.get("type") == "tool_use"
+        ]
+
+    def results(
+        self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
+    ) -> list[JsonObject]:
+        """One message of the user with all results: the API wants them together."""
+        blocks = [
+            {
+                "type": "tool_result",
+                "tool_use_id": call.id,
+                "content": result_text(envelope, max_length),
+                "is_error": not envelope.success,
+            }
+            for call, envelope in zip(calls, envelopes, strict=True)
+        ]
+        return [{"role": "user", "content": blocks}] if blocks else []
+
+    def choice(self, tool_choice: str) -> Any:
+        """The request's `tool_choice`."""
+        kind = {AUTO: "auto", NONE: "none", REQUIRED: "any"}.get(tool_choice)
+        return {"type": kind} if kind is not None else {"type": "tool", "name": tool_choice}

@@ -1,0 +1,103 @@
+"""Exports: tools in a provider's format, each converted once for as long as it does not change.
+
+A definition is a value that a change of the registry replaces, so that a tool is converted again
+only where its definition is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import date
+
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.formats.base import Format
+from fumehood.formats.mcp import tool_to_mcp
+from fumehood.formats.model import ExportedTools, FormatName, Loss
+from fumehood.formats.table import CHAT_FORMATS
+from fumehood.registry.json_schema import CompiledSchema, TooCostly
+
+
+class Mcp(Format):
+    """The Model Context Protocol: tools only; `fumehood mcp` answers its calls."""
+
+    name = "mcp"
+
+    def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+        """One tool; nothing gets lost."""
+        return tool_to_mcp(tool), []
+
+
+FORMATS: Mapping[str, Format] = {**CHAT_FORMATS, "mcp": Mcp()}
+
+_Kept = tuple[ToolDefinition, JsonObject, list[Loss]]
+
+
+class Exports:
+    """What was exported, by format and by the name of the tool."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[str, _Kept]] = {}
+        self._whole: dict[str, tuple[list[ToolDefinition], ExportedTools]] = {}
+
+    def of_all(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
+        """All tools of the registry, to be kept; others that were kept are forgotten."""
+        definitions = list(tools)
+        before = self._whole.get(name)
+        if before is not None and _are_same(before[0], definitions):
+            return before[1]
+        found = [self._one(name, tool) for tool in definitions]
+        self._kept[name] = {kept[0].name: kept for kept in found}
+        exported = _exported(name, found)
+        self._whole[name] = definitions, exported
+        return exported
+
+    def of_some(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
+        """Some tools, or an agent's own view of them."""
+        return _exported(name, [self._one(name, tool) for tool in tools])
+
+    def _one(self, name: FormatName, tool: ToolDefinition) -> _Kept:
+        kept = self._kept.get(name, {}).get(tool.name)
+        return kept if kept is not None and kept[0] is tool else _converted(name, tool)
+
+
+def is_offered(tool: ToolDefinition, today: date) -> bool:
+    """Whether a tool can still be called."""
+    return tool.is_active and (tool.sunset_date is None or tool.sunset_date >= today)
+
+
+def _are_same(before: list[ToolDefinition], now: list[ToolDefinition]) -> bool:
+    pairs = zip(before, now, strict=False)
+    return len(before) == len(now) and all(one is other for one, other in pairs)
+
+
+def _exported(name: FormatName, found: list[_Kept]) -> ExportedTools:
+    tools = FORMATS[name].tools([made for _, made, _ in found])
+    losses = tuple(loss for _, _, losses in found for loss in losses)
+    return ExportedTools.model_construct(format=name, tools=tools, losses=losses)
+
+
+def _converted(name: FormatName, tool: ToolDefinition) -> _Kept:
+    """One tool, without examples that its own schema refuses: a provider would refuse them all."""
+    if not tool.input_examples or name != "anthropic":
+        return tool, *FORMATS[name].tool(tool)
+    schema = CompiledSchema(tool.parameters)
+    sound = tuple(each for each in tool.input_examples if _fits(schema, each))
+    made, losses = FORMATS[name].tool(tool.model_copy(update={"input_examples": sound}))
+    if len(sound) < len(tool.input_examples):
+        losses = [
+            *losses,
+            Loss(
+                tool=tool.name, where="input_examples",
+                what="an example does not fit the parameters and is left out",
+                change="correct the example",
+            ),
+        ]  # fmt: skip
+    return tool, made, losses
+
+
+def _fits(schema: CompiledSchema, example: JsonObject) -> bool:
+    try:
+        return not schema.violations(example)
+    except TooCostly:
+        return False

@@ -1,0 +1,99 @@
+"""Gemini's contents. Schemas go as JSON Schema, of which Gemini knows a part."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fumehood.core.envelope import Envelope
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.formats.base import AUTO, NONE, REQUIRED, ChatFormat, items_of, object_of
+from fumehood.formats.model import Loss, ModelCall
+from fumehood.formats.schemas import Dialect, fit
+from fumehood.formats.text import result_text
+
+# *Source*: google.genai.types.FunctionDeclaration (names), and the API's page of
+# `responseJsonSchema` (keywords), which holds for parameters as well.
+KNOWN = Dialect(
+    keywords=frozenset({"format", "minItems", "maxItems", "minimum", "maximum"}),
+    property_name=re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}"),
+)
+
+
+class Gemini(ChatFormat):
+    """Contents of the Gemini API."""
+
+    name = "gemini"
+    dialect = KNOWN
+
+    def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+        """One function declaration."""
+        schema = fit(tool, KNOWN)
+        declared: JsonObject = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters_json_schema": schema.schema,
+        }
+        return declared, schema.losses
+
+    def tools(self, tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
+        """One tool of all declarations."""
+        return ({"function_declarations": list(tools)},) if tools else ()
+
+    def turn(self, message: Any) -> list[JsonObject]:
+        """A content, or that of a response's first candidate."""
+        message = object_of(message, "it")
+        if "candidates" in message:
+            candidate = next(items_of(message["candidates"], "candidates"), {})
+            message = object_of(candidate.get("content"), "candidates.0.content")
+        return [{**message, "role": "model"}]
+
+    def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
+        """The parts with a function call. Not each has an id; their order stands for it."""
+        found = []
+        for message in turn:
+            for part in items_of(message.get("parts"), "parts"):
+                call = part.get("function_call", part.get("functionCall"))
+                if call is not None:
+                    call = object_of(call, "a function call")
+                    name, call_id = call.get("name"), call.get("id")
+                    found.append(
+                        ModelCall(
+                            call_id if isinstance(call_id, str) else None,
+                            name if isinstance(name, str) else "",
+                            call.get("args", {}),
+                        )
+                    )
+        return found
+
+    def results(
+        self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
+    ) -> list[JsonObject]:
+        """One content with a response for each call."""
+        parts = [
+            {"function_response": _response(call, envelope, max_length)}
+            for call, envelope in zip(calls, envelopes, strict=True)
+        ]
+        return [{"role": "user", "parts": parts}] if parts else []
+
+    def choice(self, tool_choice: str) -> Any:
+        """The `tool_config` of a request."""
+        modes = {AUTO: "AUTO", NONE: "NONE", REQUIRED: "ANY"}
+        config: JsonObject = {"mode": modes.get(tool_choice, "ANY")}
+        if tool_choice not in modes:
+            config["allowed_function_names"] = [tool_choice]
+        return {"function_calling_config": config}
+
+
+def _response(call: ModelCall, envelope: Envelope, max_length: int) -> JsonObject:
+    named = {"name": call.name or "unknown"} | ({} if call.id is None else {"id": call.id})
+    text = result_text(envelope, max_length)
+    if not envelope.success:
+        return {**named, "response": {"error": text}}
+    try:
+        return {**named, "response": {"output": json.loads(text)}}
+    except ValueError:  # it was too long, and is no JSON any more
+        return {**named, "response": {"output": text}}

@@ -1,0 +1,121 @@
+"""Values of the provider formats: losses, exports, requests and answers of `/v1/tool_calls`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fumehood.core.call import CallOptions
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import RequiresHumanApproval
+from fumehood.core.json_types import JsonObject
+
+FormatName = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
+MessageFormat = Literal["openai", "openai-responses", "anthropic", "gemini"]
+
+MAX_CALLS = 1000
+"""Calls of one message, as of one batch."""
+
+MODEL_TEXT_CHARACTERS = 2000
+"""The most characters of one result that a model is given, unless `max_length` says otherwise
+(mission P11)."""
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Loss(_Value):
+    """A part of a tool that a format cannot express: what, where, and what to change."""
+
+    tool: str
+    where: str
+    what: str
+    change: str
+
+
+class ExportedTools(_Value):
+    """Tools as one provider takes them, and what got lost."""
+
+    format: FormatName
+    tools: tuple[JsonObject, ...]
+    losses: tuple[Loss, ...]
+
+
+class HandleOptions(CallOptions):
+    """Options of all calls of a message: those of a call, and how they are read and run."""
+
+    max_parallel: int = Field(default=8, ge=1, le=32)
+    parallel_tool_calls: bool = True
+    repair_arguments: bool = False
+    tools: list[str] | None = Field(default=None, max_length=MAX_CALLS)
+    """Only these may be called; None means every tool."""
+
+    @model_validator(mode="after")
+    def _is_for_all(self) -> Self:
+        if self.idempotency_key is not None:
+            raise ValueError("idempotency_key belongs to one call, and these are several")
+        return self
+
+
+class HandleBody(_Value):
+    """The body of `POST /v1/tool_calls`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: MessageFormat
+    message: Any
+    options: HandleOptions = Field(default_factory=HandleOptions)
+
+
+class HandledCalls(_Value):
+    """The messages with the results, and the envelope of each call, in the order of the calls."""
+
+    messages: tuple[JsonObject, ...]
+    envelopes: tuple[Envelope, ...]
+
+
+class AgentRun(_Value):
+    """Where a run of an agent has ended; it can be stored as JSON, and gone on with.
+
+    `messages` are the whole conversation so far, in the provider's format. Of a run that waits for
+    a human, the last of them say so to the model; `envelopes` are those of the last turn's calls.
+    """
+
+    format: MessageFormat
+    messages: tuple[JsonObject, ...]
+    ended_by: Literal["answer", "max_turns", "approval"]
+    turns: int
+    envelopes: tuple[Envelope, ...] = ()
+    last_turn: int = 0
+    """Where in `messages` the model's last message begins."""
+
+    @property
+    def waiting(self) -> tuple[Envelope, ...]:
+        """The envelopes of the calls that wait for a human."""
+        return tuple(filter(waits, self.envelopes))
+
+
+def waits(envelope: Envelope) -> bool:
+    """Whether a call waits for a human."""
+    error = envelope.error
+    return (
+        error is not None
+        and error.code == RequiresHumanApproval.code
+        and error.approval_id is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One tool call of an assistant message, as the model wrote it.
+
+    `arguments` are its object, or the text of one. `id` is None only where a provider has calls
+    without one.
+    """
+
+    id: str | None
+    name: str
+    arguments: Any

@@ -1,0 +1,158 @@
+"""OpenAI's two formats: chat completions and responses. Tools are strict where they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fumehood.core.envelope import Envelope
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.formats.base import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    ChatFormat,
+    items_of,
+    object_of,
+    text_of,
+)
+from fumehood.formats.model import Loss, ModelCall
+from fumehood.formats.schemas import Dialect, fit, without_unions
+from fumehood.formats.text import result_text
+
+# *Source*: the guide to structured outputs, "Supported schemas".
+STRICT = Dialect(
+    keywords=frozenset(
+        {
+            "pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+            "minItems", "maxItems",
+        }
+    ),
+    formats=frozenset(
+        {
+            "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid",
+        }
+    ),
+    is_strict=True,
+    requires_all=True,
+    max_levels=10,
+    max_properties=5000,
+    max_enum_values=1000,
+    max_characters=120_000,
+)  # fmt: skip
+
+
+def _function(tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+    fitted = fit(tool, STRICT)
+    losses, faults = fitted.losses, fitted.faults
+    if faults:
+        fitted = without_unions(tool)
+        losses = [*faults, *fitted.losses]
+    function: JsonObject = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": fitted.schema,
+        "strict": not faults,
+    }
+    return function, losses
+
+
+def _call(call_id: Any, function: JsonObject) -> ModelCall:
+    name = function.get("name")
+    return ModelCall(
+        text_of(call_id, "the id of a call"),
+        name if isinstance(name, str) else "",
+        function.get("arguments"),
+    )
+
+
+class OpenAIChat(ChatFormat):
+    """Chat completions."""
+
+    name = "openai"
+    dialect = STRICT
+
+    def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+        """One function."""
+        function, losses = _function(tool)
+        return {"type": "function", "function": function}, losses
+
+    def turn(self, message: Any) -> list[JsonObject]:
+        """A message, or a completion's first."""
+        message = object_of(message, "it")
+        if "choices" in message:
+            choice = next(items_of(message["choices"], "choices"), {})
+            message = object_of(choice.get("message"), "choices.0.message")
+        return [{**message, "role": "assistant"}]
+
+    def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
+        """The message's `tool_calls`. One that calls no function has no name."""
+        calls = [item for m in turn for item in items_of(m.get("tool_calls"), "tool_calls")]
+        functions = [call.get("function") for call in calls]
+        return [
+            _call(call.get("id"), function if isinstance(function, dict) else {})
+            for call, function in zip(calls, functions, strict=True)
+        ]
+
+    def results(
+        self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
+    ) -> list[JsonObject]:
+        """One message of the role `tool` for each call."""
+        return [
+            {
+                "role": "tool",
+                "tool_call_id": call.id,
+                "content": result_text(envelope, max_length),
+            }
+            for call, envelope in zip(calls, envelopes, strict=True)
+        ]
+
+    def choice(self, tool_choice: str) -> Any:
+        """The request's `tool_choice`."""
+        if tool_choice in (AUTO, NONE, REQUIRED):
+            return tool_choice
+        return {"type": "function", "function": {"name": tool_choice}}
+
+
+class OpenAIResponses(ChatFormat):
+    """Responses."""
+
+    name = "openai-responses"
+    dialect = STRICT
+
+    def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
+        """One function."""
+        function, losses = _function(tool)
+        return {"type": "function", **function}, losses
+
+    def turn(self, message: Any) -> list[JsonObject]:
+        """The output of a response, a list of its items, or one of them."""
+        if isinstance(message, dict):
+            message = message.get("output", [message])
+        return list(items_of(message, "the output"))
+
+    def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
+        """The items of the type `function_call`."""
+        return [
+            _call(item.get("call_id"), item) for item in turn if item.get("type") == "function_call"
+        ]
+
+    def results(
+        self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
+    ) -> list[JsonObject]:
+        """One `function_call_output` for each call."""
+        return [
+            {
+                "type": "function_call_output",
+                "call_id": call.id,
+                "output": result_text(envelope, max_length),
+            }
+            for call, envelope in zip(calls, envelopes, strict=True)
+        ]
+
+    def choice(self, tool_choice: str) -> Any:
+        """The request's `tool_choice`."""
+        if tool_choice in (AUTO, NONE, REQUIRED):
+            return tool_choice
+        return {"type": "function", "name": tool_choice}

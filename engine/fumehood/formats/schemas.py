@@ -1,0 +1,553 @@
+"""Fit a tool's parameters to what a provider takes, and undo it in the arguments of a call.
+
+A strict mode takes a part of JSON Schema and forces every answer into it. A keyword that it lacks
+becomes a note in the description, with a `Loss`: the engine checks the arguments anyway. What
+cannot be said at all makes the tool not strict. Invariants: arguments that fit the fitted schema
+are, once restored, written as the tool's own schema has them; no schema is ever closed in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.formats.model import Loss
+
+MAX_HOPS = 32
+"""References to references that are followed."""
+
+MAX_BRANCHES = 50
+"""Branches of a union that a value's own is searched among."""
+
+UNION_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "enum")
+"""What no provider takes at the root of a tool's parameters."""
+
+AT_ROOT = "no provider takes it at the root; the engine checks it"
+FROM_ROOT = "move it into a property, or split the tool"
+
+_SILENT = frozenset(
+    {"$schema", "$comment", "$id", "$anchor", "examples", "deprecated", "readOnly", "writeOnly"}
+)
+_ANNOTATIONS = _SILENT | {"title", "description", "default"}
+_REWRITTEN = frozenset({"allOf", "const", "oneOf", "anyOf", "$ref"})
+"""Keywords of schemas that have a simpler form, or must be looked at as a whole."""
+
+_NOTED = frozenset(
+    {
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+        "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems",
+        "minProperties", "maxProperties",
+    }
+)  # fmt: skip
+"""Constraints that a note in the description can stand for."""
+
+_KINDS: Mapping[Any, str] = {
+    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
+}  # fmt: skip
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a provider takes of JSON Schema.
+
+    - `keywords`: constraints that stay as they are; `formats`: values of `format` that do.
+    - `is_strict`: objects are closed, and what cannot be said is a fault.
+    - `requires_all`: every property is required, so that an optional one takes null.
+    - `property_name`: the names that properties may have; others get an alias.
+    - the limits: levels of nesting, properties, enum values, and characters of their names.
+    """
+
+    keywords: frozenset[str]
+    formats: frozenset[str] | None = None
+    is_strict: bool = False
+    requires_all: bool = False
+    has_type_lists: bool = True
+    has_recursion: bool = True
+    property_name: re.Pattern[str] | None = None
+    max_levels: int = MAX_HOPS
+    max_properties: int = 10_000
+    max_enum_values: int = 10_000
+    max_characters: int = 10_000_000
+
+
+@dataclass(slots=True)
+class Fitted:
+    """A schema in a dialect. With `faults`, which say why it is not strict, it must not be used."""
+
+    schema: JsonObject
+    losses: list[Loss] = field(default_factory=list)
+    faults: list[Loss] = field(default_factory=list)
+
+
+def fit(tool: ToolDefinition, dialect: Dialect) -> Fitted:
+    """A tool's parameters in a dialect."""
+    return _Fitting(tool, dialect).run()
+
+
+def without_unions(tool: ToolDefinition) -> Fitted:
+    """The parameters as they are, but for a union at the root, which every provider refuses."""
+    given = tool.parameters
+    kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}
+    losses = [
+        Loss(tool=tool.name, where=f"parameters.{keyword}", what=AT_ROOT, change=FROM_ROOT)
+        for keyword in UNION_KEYWORDS
+        if keyword in given
+    ]
+    return Fitted({"type": "object", "properties": {}, **kept}, losses)
+
+
+def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
+    """The name of a property as a provider takes it. The same name has always the same alias."""
+    if allowed is None or allowed.fullmatch(name):
+        return name
+    plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[:48]
+    mark = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"p_{plain}_{mark}"
+
+
+def with_aliases(schema: JsonObject, allowed: re.Pattern[str]) -> JsonObject:
+    """A schema with an alias for each name of a property that a provider does not take."""
+    return _with_aliases(schema, allowed) if _aliases(schema, allowed) else schema
+
+
+def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
+    """A tool's own arguments with the names that models see; the inverse of `restored`'s."""
+    aliases = _aliases(parameters, dialect.property_name)
+    renamed: JsonObject = _renamed(arguments, aliases) if aliases else arguments
+    return renamed
+
+
+def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
+    """A model's arguments as the tool has them: its own names, and no null that was forced.
+
+    An explicit null for an optional parameter that takes none counts as left out.
+    """
+    aliases = _aliases(parameters, dialect.property_name)
+    if aliases:
+        arguments = _renamed(arguments, {alias: name for name, alias in aliases.items()})
+    value: JsonObject = _restored(arguments, parameters, parameters, {})
+    return value
+
+
+class _Fitting:
+    """One conversion. `fit` makes it and runs it once."""
+
+    def __init__(self, tool: ToolDefinition, dialect: Dialect) -> None:
+        self._tool = tool.name
+        self._root = tool.parameters
+        self._dialect = dialect
+        self._kept = dialect.keywords | {"title", "description", "type"}
+        self._formats = dialect.formats or ()
+        self._result = Fitted({})
+        self._properties = self._values = self._characters = 0
+        self._nulls: dict[int, bool] = {}
+
+    def run(self) -> Fitted:
+        """Convert the root, then its definitions, and check the totals."""
+        root, result = dict(self._root), self._result
+        for keyword in UNION_KEYWORDS:
+            if keyword in root:
+                self._miss(f"parameters.{keyword}", AT_ROOT, FROM_ROOT)
+                del root[keyword]
+        definitions = {**root.pop("definitions", {}), **root.pop("$defs", {})}
+        result.schema = self._node({"type": "object", "properties": {}, **root}, "parameters", 1)
+        if definitions:
+            self._characters += sum(map(len, definitions))
+            result.schema["$defs"] = {
+                name: self._node(schema, f"parameters.$defs.{name}", 2)
+                for name, schema in definitions.items()
+            }
+        self._check_totals()
+        return result
+
+    def _check_totals(self) -> None:
+        for what, count, most in (
+            ("properties", self._properties, self._dialect.max_properties),
+            ("values of enums", self._values, self._dialect.max_enum_values),
+            ("characters of names and values", self._characters, self._dialect.max_characters),
+        ):
+            if count > most:
+                self._miss(
+                    "parameters", f"it has {count} {what}, {most} are taken", "split the tool"
+                )
+
+    def _miss(self, where: str, what: str, change: str) -> None:
+        """Note what cannot be said: a fault where the dialect is strict, else a loss."""
+        if not self._dialect.is_strict:
+            self._lose(where, what, change)
+            return
+        what = f"strict is false: {what}"
+        self._result.faults.append(Loss(tool=self._tool, where=where, what=what, change=change))
+
+    def _lose(self, where: str, what: str, change: str) -> None:
+        self._result.losses.append(Loss(tool=self._tool, where=where, what=what, change=change))
+
+    def _node(self, schema: Any, where: str, level: int) -> JsonObject:
+        if level > self._dialect.max_levels:
+            words = f"it is nested over {self._dialect.max_levels} levels"
+            self._miss(where, words, "flatten the schema")
+            return {}
+        schema = self._plain(schema, where)
+        made: JsonObject = {}
+        notes: list[str] = []
+        kept = self._kept
+        for keyword, said in schema.items():
+            if keyword in kept or (keyword == "format" and said in self._formats):
+                made[keyword] = said
+            elif keyword in ("$ref", "anyOf", "items", "enum"):
+                self._part(made, keyword, said, where, level)
+            elif keyword in _NOTED or keyword == "default":
+                notes.append(self._note(keyword, said, where))
+            elif keyword not in _SILENT and keyword not in _PLACED:
+                self._miss(
+                    f"{where}.{keyword}", f"{keyword} cannot be expressed",
+                    "say it without that keyword, or in the description",
+                )  # fmt: skip
+        self._typed(made, schema, where)
+        if "object" in _listed(made.get("type")):
+            self._object(made, schema, where, level)
+        if notes:
+            said, note = made.get("description"), "; ".join(notes)
+            made["description"] = f"{said} ({note})" if said else note
+        return made
+
+    def _part(self, made: JsonObject, keyword: str, said: Any, where: str, level: int) -> None:
+        """Fit what is below one keyword."""
+        if keyword == "$ref":
+            made[keyword] = self._reference(said, where)
+        elif keyword == "anyOf":
+            made[keyword] = [
+                self._node(branch, f"{where}.anyOf.{i}", level) for i, branch in enumerate(said)
+            ]
+        elif keyword == "enum":
+            made[keyword] = self._enum(said, where)
+        elif isinstance(said, dict):
+            made[keyword] = self._node(said, f"{where}.items", level + 1)
+
+    def _note(self, keyword: str, said: Any, where: str) -> str:
+        """What the description says in the place of a keyword. A default loses nothing."""
+        if keyword != "default":
+            self._lose(
+                f"{where}.{keyword}",
+                f"{keyword} is only a note in the description; the engine checks it",
+                "use an enum, or expect INVALID_PARAMS for other values",
+            )
+        return f"{keyword}: {_short(said)}"
+
+    def _plain(self, schema: Any, where: str) -> JsonObject:
+        """The same without the forms that have a simpler one."""
+        if not isinstance(schema, dict):
+            if schema is not True:
+                self._miss(where, "it takes no value", "leave the parameter out")
+            return {}
+        if schema.keys().isdisjoint(_REWRITTEN):
+            return schema
+        plain = dict(schema)
+        alone = plain.get("allOf")
+        if isinstance(alone, list) and len(alone) == 1 and isinstance(alone[0], dict):
+            del plain["allOf"]
+            if not (plain.keys() & alone[0].keys()) - _ANNOTATIONS:
+                plain = {**alone[0], **plain}
+            else:
+                plain["allOf"] = alone
+        if "const" in plain and "enum" not in plain:
+            plain["enum"] = [plain.pop("const")]
+        if "oneOf" in plain and "anyOf" not in plain:
+            plain["anyOf"] = plain.pop("oneOf")
+        if self._dialect.is_strict:
+            self._check_union(plain, where)
+        return plain
+
+    def _check_union(self, schema: JsonObject, where: str) -> None:
+        """A union or a reference stands alone, and its values tell its branches apart."""
+        for keyword in ("anyOf", "$ref"):
+            if keyword in schema and schema.keys() - _ANNOTATIONS - {keyword, "$defs"}:
+                self._miss(where, f"{keyword} has other rules beside it", "move them into it")
+        branches = [_kinds_of(_resolved(b, self._root)) for b in schema.get("anyOf", ())]
+        for kind in ("object", "array") if self._dialect.requires_all else ():
+            if sum(kind in kinds for kinds in branches) > 1:  # whose null would it be?
+                words = f"a union has several {kind}s"
+                self._miss(f"{where}.anyOf", words, "take one of them, or split the tool")
+
+    def _reference(self, target: str, where: str) -> str:
+        target = target.replace("#/definitions/", "#/$defs/", 1)
+        if target != "#" and not re.fullmatch(r"#/\$defs/[^/]+", target):
+            self._miss(f"{where}.$ref", "it refers to a property", "move the target into $defs")
+        elif not self._dialect.has_recursion and (target == "#" or ".$defs." in where):
+            words = "a definition that refers to another one may contain itself"
+            self._miss(f"{where}.$ref", words, "write its levels out")
+        return target
+
+    def _enum(self, values: list[Any], where: str) -> list[Any]:
+        self._values += len(values)
+        self._characters += sum(len(value) for value in values if isinstance(value, str))
+        if any(isinstance(value, dict | list) for value in values):
+            self._miss(f"{where}.enum", "it has objects or arrays", "use texts as its values")
+        return list(values)
+
+    def _typed(self, made: JsonObject, schema: JsonObject, where: str) -> None:
+        """Give the schema the type that it does not name; a strict dialect needs one."""
+        dialect = self._dialect
+        if "enum" in made and not dialect.has_type_lists:
+            made.pop("type", None)
+        elif made.keys().isdisjoint(("type", "anyOf", "$ref")):
+            kinds = {_KINDS[type(v)] for v in made.get("enum", ()) if type(v) in _KINDS}
+            kinds |= _kinds_of(schema)
+            if kinds:
+                made["type"] = kinds.pop() if len(kinds) == 1 else sorted(kinds)
+            elif dialect.is_strict:
+                self._miss(where, "it takes values of any type", "say its type")
+        if isinstance(made.get("type"), list) and not dialect.has_type_lists:
+            self._miss(f"{where}.type", "it has several types", "use anyOf")
+        is_array = "array" in _listed(made.get("type"))
+        if dialect.is_strict and is_array and not isinstance(schema.get("items"), dict):
+            self._miss(where, "its items may be anything", "say their type in items")
+
+    def _object(self, made: JsonObject, schema: JsonObject, where: str, level: int) -> None:
+        dialect, properties = self._dialect, schema.get("properties", {})
+        required = [name for name in schema.get("required", ()) if isinstance(name, str)]
+        more = schema.get("additionalProperties")
+        if "patternProperties" in schema:
+            self._miss(
+                f"{where}.patternProperties", "names by pattern cannot be expressed",
+                "name them in properties",
+            )  # fmt: skip
+        if dialect.is_strict:
+            self._close(schema, where, is_root=level == 1)
+        self._properties += len(properties)
+        self._characters += sum(map(len, properties))
+        made["properties"] = {
+            alias_of(name, dialect.property_name): self._property(
+                name, said, f"{where}.properties.{name}", level, is_required=name in required
+            )
+            for name, said in properties.items()
+        }
+        if dialect.requires_all:
+            required = list(properties)
+        if required or dialect.is_strict:
+            made["required"] = [alias_of(name, dialect.property_name) for name in required]
+        if dialect.is_strict or more is not None:
+            is_schema = isinstance(more, dict) and not dialect.is_strict
+            made["additionalProperties"] = (
+                self._node(more, f"{where}.additionalProperties", level + 1)
+                if is_schema
+                else more is True and not dialect.is_strict
+            )
+
+    def _close(self, schema: JsonObject, where: str, *, is_root: bool) -> None:
+        """Check that an object can be closed. The root is: the engine takes no unknown parameter.
+
+        An object that names no field and does not say that it is closed is meant to be open.
+        """
+        properties, more = schema.get("properties", {}), schema.get("additionalProperties")
+        if more not in (None, False) or (more is None and not properties and not is_root):
+            self._miss(
+                where, "the object takes fields of any name",
+                "name them in properties and say additionalProperties: false",
+            )  # fmt: skip
+        elif more is None and not is_root:
+            words = "fields that are not named cannot be sent"
+            self._lose(where, words, "say additionalProperties: false, or name them")
+        if set(schema.get("required", ())) - properties.keys():
+            words = "it requires what properties do not name"
+            self._miss(f"{where}.required", words, "name it there")
+
+    def _property(
+        self, name: str, said: Any, where: str, level: int, *, is_required: bool
+    ) -> JsonObject:
+        made = self._node(said, where, level + 1)
+        if is_required or not self._dialect.requires_all:
+            return made
+        if not takes_null(said, self._root, self._nulls):
+            return _with_null(made)
+        if not (isinstance(said, dict) and said.get("default", 0) is None):
+            words = f"{name[:80]} cannot be left out: null is sent as null"
+            self._lose(where, words, "make it required, or let it take no null")
+        return made
+
+
+_PLACED = frozenset(
+    {
+        "properties", "required", "additionalProperties", "patternProperties", "items",
+        "$defs", "definitions",
+    }
+)  # fmt: skip
+"""Keywords that other methods than `_node` read."""
+
+
+def takes_null(schema: Any, root: JsonObject, known: dict[int, bool]) -> bool:
+    """Whether a schema may accept null. A rule that is not looked at counts as accepting it.
+
+    `known` has the answers so far: branches may share their parts, or contain themselves.
+    """
+    schema = _resolved(schema, root)
+    if not isinstance(schema, dict):
+        return schema is not False
+    if id(schema) not in known:
+        known[id(schema)] = False  # a union that contains itself takes nothing more by that
+        known[id(schema)] = _looks_null(schema, root, known)
+    return known[id(schema)]
+
+
+def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool]) -> bool:
+    if "type" in schema and "null" not in _listed(schema["type"]):
+        return False
+    if "enum" in schema and None not in schema["enum"]:
+        return False
+    if "const" in schema and schema["const"] is not None:
+        return False
+    for keyword in ("anyOf", "oneOf"):
+        branches = schema.get(keyword)
+        if branches and not any(takes_null(branch, root, known) for branch in branches):
+            return False
+    return all(takes_null(branch, root, known) for branch in schema.get("allOf", ()))
+
+
+def _restored(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) -> Any:
+    """The recursion of `restored`; its depth is that of the value."""
+    schema = _branch_for(value, schema, root)
+    if not isinstance(schema, dict):
+        return value
+    if isinstance(value, list):
+        items = schema.get("items")
+        if items is None:
+            return value
+        return [_restored(item, items, root, known) for item in value]
+    if not isinstance(value, dict):
+        return value
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    rest = schema.get("additionalProperties")
+    kept: JsonObject = {}
+    for name, item in value.items():
+        said = properties.get(name, rest)
+        is_optional = name in properties and name not in required
+        if item is None and is_optional and not takes_null(said, root, known):
+            continue
+        kept[name] = _restored(item, said, root, known)
+    return kept
+
+
+def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
+    """The schema that describes an object or array: of a union, its only branch of that kind."""
+    kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
+    for _ in range(MAX_HOPS):
+        schema = _resolved(schema, root)
+        if kind is None or not isinstance(schema, dict):
+            return schema
+        if schema.keys() & {"properties", "items"}:
+            return schema
+        branches = [b for key in ("anyOf", "oneOf", "allOf") for b in schema.get(key, ())]
+        if len(branches) > MAX_BRANCHES:
+            return schema
+        alike = [b for b in branches if kind in _kinds_of(_resolved(b, root))]
+        if len(alike) != 1:
+            return schema
+        schema = alike[0]
+    return None
+
+
+def _resolved(schema: Any, root: JsonObject) -> Any:
+    """The schema behind a reference; True, which accepts everything, where it never ends."""
+    for _ in range(MAX_HOPS):
+        target = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(target, str):
+            return schema
+        schema = root
+        for part in target.split("/")[1:]:
+            part = unquote(part).replace("~1", "/").replace("~0", "~")
+            schema = schema.get(part, True) if isinstance(schema, dict) else True
+    return True
+
+
+def _kinds_of(schema: Any) -> set[str]:
+    if not isinstance(schema, dict):
+        return set()
+    if "type" in schema:
+        return _listed(schema["type"])
+    named = {"properties": "object", "items": "array"}
+    return {kind for keyword, kind in named.items() if keyword in schema}
+
+
+def _listed(kind: Any) -> set[str]:
+    return set(kind) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()
+
+
+def _with_null(made: JsonObject) -> JsonObject:
+    """The fitted schema, accepting null as well."""
+    if "$ref" in made:
+        words = _words(made)
+        return {"anyOf": [{"$ref": made["$ref"]}, {"type": "null"}], **words}
+    if "anyOf" in made:
+        return {**made, "anyOf": [*made["anyOf"], {"type": "null"}]}
+    widened = dict(made)
+    if "enum" in made:
+        widened["enum"] = [*made["enum"], None]
+    widened["type"] = [*_in_order(made.get("type")), "null"]
+    return widened
+
+
+def _words(made: JsonObject) -> JsonObject:
+    return {key: said for key, said in made.items() if key in ("title", "description")}
+
+
+def _in_order(kind: Any) -> list[str]:
+    return list(kind) if isinstance(kind, list) else [kind] if isinstance(kind, str) else []
+
+
+def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
+    """Name → alias of every property that needs one, wherever it is in a schema."""
+    found: dict[str, str] = {}
+    waiting: list[Any] = [] if allowed is None else [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            for name in node.get("properties") or ():
+                alias = alias_of(name, allowed)
+                if alias is not name:
+                    found[name] = alias
+            waiting += [child for child in node.values() if isinstance(child, dict | list)]
+        else:
+            waiting += [child for child in node if isinstance(child, dict | list)]
+    return found
+
+
+def _with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
+    if isinstance(node, list):
+        return [_with_aliases(child, allowed) for child in node]
+    if not isinstance(node, dict):
+        return node
+    made: JsonObject = {}
+    for keyword, said in node.items():
+        if keyword == "properties" and isinstance(said, dict):
+            made[keyword] = {
+                alias_of(name, allowed): _with_aliases(child, allowed)
+                for name, child in said.items()
+            }
+        elif keyword == "required" and isinstance(said, list):
+            made[keyword] = [alias_of(str(name), allowed) for name in said]
+        elif keyword in ("enum", "const", "default", "examples"):
+            made[keyword] = said
+        else:
+            made[keyword] = _with_aliases(said, allowed)
+    return made
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {names.get(key, key): _renamed(item, names) for key, item in value.items()}
+    return [_renamed(item, names) for item in value] if isinstance(value, list) else value
+
+
+def _short(said: Any) -> str:
+    text = str(said) if type(said) is int else _ENCODER.encode(said)
+    return text if len(text) <= 200 else text[:200] + "…"

@@ -1,0 +1,205 @@
+"""The tool calls of an assistant's message: each through the pipeline, all of them at once.
+
+Host side, made by the engine; below it `Batch`, and `formats/`, which read the message and write
+the answer. Invariant: every call of the message has exactly one result, in its order: one that is
+malformed, unknown, denied or waits, too. A message that cannot be answered so is refused whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from fumehood.core.call import MAX_TOOL_CHARACTERS, BatchOptions, CallBody, CallOptions
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import InvalidParams, ToolNotFound
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.formats.model import (
+    MAX_CALLS,
+    MODEL_TEXT_CHARACTERS,
+    HandleBody,
+    HandledCalls,
+    ModelCall,
+)
+from fumehood.formats.schemas import restored
+from fumehood.formats.table import CHAT_FORMATS
+from fumehood.pipeline.batch import Batch, Parse
+from fumehood.pipeline.incoming import MAX_KEYS
+from fumehood.protocol import strict_json
+
+MAX_REPAIRED_CHARACTERS = 8192
+"""Broken JSON of one message that is repaired: for some texts the library's time grows with the
+square of their length, up to some seconds for this many."""
+
+REPAIRED = "the model's arguments were no JSON and were repaired"
+
+FindTool = Callable[[str], ToolDefinition | None]
+OpenBatch = Callable[[Sequence[Any], BatchOptions, Parse], Batch]
+
+
+class MessageCalls:
+    """The calls of one message. `run` is awaited once; `cancel` may come at any time.
+
+    `repairs` limits how many threads of an engine repair JSON at a time.
+
+    Raises:
+        InvalidParams: from the constructor; the message cannot be read, has too many calls, or
+            asks for repairs without the library.
+    """
+
+    def __init__(
+        self,
+        body: HandleBody,
+        find: FindTool,
+        open_batch: OpenBatch,
+        repairs: anyio.CapacityLimiter,
+    ) -> None:
+        self._format = CHAT_FORMATS[body.format]
+        self._calls = self._format.calls(self._format.turn(body.message))
+        if len(self._calls) > MAX_CALLS:
+            raise InvalidParams(
+                f"The message has {len(self._calls)} tool calls; at most {MAX_CALLS} are answered. "
+                "Nothing was run.",
+                fields=["message"],
+            )
+        self._find = find
+        self._options = body.options
+        self._repair = _repairer() if body.options.repair_arguments else None
+        self._repairs = repairs
+        self._repaired: dict[int, JsonObject] = {}
+        self._call_options = CallOptions.model_validate(
+            body.options.model_dump(include=set(CallOptions.model_fields))
+        )
+        self._batch = open_batch(
+            _members(self._calls),
+            BatchOptions(
+                max_parallel=body.options.max_parallel,
+                parallel_tool_calls=body.options.parallel_tool_calls,
+            ),
+            self._parse,
+        )
+
+    async def run(self) -> HandledCalls:
+        """Run the calls, and write their results as the provider takes them."""
+        if self._repair is not None:
+            await self._repair_all(self._repair)
+        answers = await self._batch.run()
+        envelopes = tuple(
+            _flagged(envelope) if place in self._repaired else envelope
+            for place, envelope in enumerate(answers)
+        )
+        max_length = self._options.max_length or MODEL_TEXT_CHARACTERS
+        messages = self._format.results(self._calls, envelopes, max_length)
+        return HandledCalls.model_construct(messages=tuple(messages), envelopes=envelopes)
+
+    def cancel(self) -> None:
+        """Cancel the calls that run, and begin no other."""
+        self._batch.cancel()
+
+    def _parse(self, member: JsonObject) -> tuple[str, CallBody]:
+        call: ModelCall = member["call"]
+        if not call.name or len(call.name) > MAX_TOOL_CHARACTERS:
+            raise InvalidParams("The call names no tool, or has no function.", fields=["name"])
+        if member["is_repeated"]:
+            raise InvalidParams(
+                "Another call of this message has the same id. This one was not run.", fields=["id"]
+            )
+        allowed = self._options.tools
+        if allowed is not None and call.name.partition("@")[0] not in allowed:
+            raise ToolNotFound(f"There is no tool {call.name[:80]!r} in this conversation.")
+        tool = self._find(call.name)
+        arguments = self._arguments(call.arguments, member["place"])
+        if tool is not None:
+            arguments = restored(arguments, tool.parameters, self._format.dialect)
+        if len(arguments) > MAX_KEYS:
+            raise InvalidParams(f"The call has more than {MAX_KEYS} arguments.")
+        return call.name, CallBody(arguments=arguments, options=self._call_options)
+
+    def _arguments(self, given: Any, place: int) -> JsonObject:
+        if given is None or given == "":  # some models write nothing where there is nothing to say
+            return {}
+        if place in self._repaired:
+            return self._repaired[place]
+        if isinstance(given, str):
+            try:
+                given = _loads(given)
+            except strict_json.StrictJsonError as error:
+                raise InvalidParams(
+                    f"The arguments cannot be read: {error}. Send one JSON object.",
+                    fields=["arguments"],
+                ) from None
+        if not isinstance(given, dict):
+            raise InvalidParams("The arguments must be one JSON object.", fields=["arguments"])
+        return given
+
+    async def _repair_all(self, repair: Callable[[str], Any]) -> None:
+        """Guess what broken JSON meant, where it may be guessed: never for a dangerous tool."""
+        left = MAX_REPAIRED_CHARACTERS
+        for place, call in enumerate(self._calls):
+            tool = self._find(call.name)
+            if tool is None or tool.dangerous or not _is_broken(call.arguments):
+                continue
+            left -= len(call.arguments)
+            if left < 0:
+                return
+            found = await anyio.to_thread.run_sync(
+                _guess, repair, call.arguments, limiter=self._repairs
+            )
+            if found:
+                self._repaired[place] = found
+
+
+def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
+    """What a text means by the library; empty where it means no object."""
+    try:
+        found = strict_json.loads(strict_json.dumps(repair(text)))
+    except Exception:  # the library is given any text whatsoever
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_broken(arguments: Any) -> bool:
+    if not isinstance(arguments, str) or not arguments:
+        return False
+    try:
+        _loads(arguments)
+    except strict_json.StrictJsonError:
+        return True
+    return False
+
+
+def _loads(text: str) -> Any:
+    return strict_json.loads(text.encode("utf-8", "surrogatepass"))
+
+
+def _members(calls: Sequence[ModelCall]) -> list[JsonObject]:
+    seen: set[str | None] = set()
+    members: list[JsonObject] = []
+    for place, call in enumerate(calls):
+        is_repeated = call.id is not None and call.id in seen
+        seen.add(call.id)
+        members.append(
+            {"tool": call.name, "call": call, "place": place, "is_repeated": is_repeated}
+        )
+    return members
+
+
+def _flagged(envelope: Envelope) -> Envelope:
+    metadata = envelope.metadata
+    warned = metadata.model_copy(update={"warnings": (*metadata.warnings, REPAIRED)})
+    return envelope.model_copy(update={"metadata": warned})
+
+
+def _repairer() -> Callable[[str], Any]:
+    try:
+        import json_repair
+    except ImportError:
+        raise InvalidParams(
+            "repair_arguments needs the extra fumehood[repair], which is not installed here.",
+            fields=["options.repair_arguments"],
+        ) from None
+    return lambda text: json_repair.loads(text, skip_json_loads=True)

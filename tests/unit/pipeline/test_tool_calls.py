@@ -1,0 +1,456 @@
+"""The tool calls of an assistant's message: one result for each, whatever it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import AgentRun, tool
+from fumehood.core.errors import InvalidParams, ToolNotFound
+from fumehood.core.identity import Principal, Scope
+from fumehood.formats.model import HandledCalls
+from fumehood.identity.model import Agent, Binding
+from fumehood.pipeline.incoming import parse_own_message
+from fumehood.pipeline.tool_calls import REPAIRED
+from support.recording import Bench, bench
+
+pytestmark = pytest.mark.anyio
+
+RAN: list[dict[str, Any]] = []
+
+
+@tool(sandboxed=False, read_only=True)
+async def find_city(name: str, limit: int = 3, country: str | None = None) -> dict[str, Any]:
+    """Find a city."""
+    RAN.append({"name": name, "limit": limit, "country": country})
+    if name == "Atlantis":
+        raise ValueError("no such city")
+    return {"city": name, "limit": limit}
+
+
+@tool(sandboxed=False)
+async def tell(length: int) -> dict[str, str]:
+    """Tell something long."""
+    return {"text": "a" + "x" * length + "z"}
+
+
+@tool(sandboxed=False, dangerous=True)
+async def wipe(path: str) -> None:
+    """Wipe a disk."""
+    RAN.append({"path": path})
+    raise AssertionError("a dangerous tool ran without approval")
+
+
+@pytest.fixture
+async def b(home: Path) -> AsyncIterator[Bench]:
+    RAN.clear()
+    async with bench(home, [find_city, tell, wipe]) as made:
+        yield made
+
+
+def call(name: Any, arguments: Any, call_id: str = "id1") -> dict[str, Any]:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def message(*calls: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+async def handled(b: Bench, body: Any, **options: Any) -> HandledCalls:
+    request = parse_own_message(body, "openai", options)
+    return await b.engine.open_message(request, b.engine.owner).run()
+
+
+def codes(answer: HandledCalls) -> list[str]:
+    return ["OK" if e.error is None else e.error.code for e in answer.envelopes]
+
+
+@pytest.mark.row("P10")
+async def test_every_call_has_one_result_in_order_whatever_it_is(b: Bench) -> None:
+    calls = [
+        call("find_city", {"name": "Oslo"}, "1"),
+        call("nothing", {}, "2"),
+        call("find_city", "{no json", "3"),
+        call("wipe", {"path": "/"}, "4"),
+        call("find_city", {"name": "Atlantis"}, "5"),
+        call("find_city", {}, "6"),
+        {"id": "7", "type": "custom", "custom": {"name": "find_city", "input": "x"}},
+        call("find_city", "[1]", "8"),
+        call("find_city", {"name": "Rome"}, "9"),
+        call(7, {}, "10"),
+        call("x" * 300, {}, "11"),
+    ]
+    answer = await handled(b, message(*calls))
+    assert codes(answer) == [
+        "OK", "TOOL_NOT_FOUND", "INVALID_PARAMS", "REQUIRES_HUMAN_APPROVAL", "EXECUTION_ERROR",
+        "INVALID_PARAMS", "INVALID_PARAMS", "INVALID_PARAMS", "OK", "INVALID_PARAMS",
+        "INVALID_PARAMS",
+    ]  # fmt: skip
+    assert [m["tool_call_id"] for m in answer.messages] == [c["id"] for c in calls]
+    assert [e.metadata.tool_name for e in answer.envelopes][:2] == ["find_city", "nothing"]
+    for found, envelope in zip(answer.messages, answer.envelopes, strict=True):
+        assert found["role"] == "tool"
+        if envelope.error is not None:
+            start = f"{envelope.error.code}: {envelope.error.message}"
+            assert found["content"].startswith(start)
+    assert sorted(ran["name"] for ran in RAN) == ["Atlantis", "Oslo", "Rome"]
+
+
+@pytest.mark.row("P10")
+async def test_engine_answers_in_each_format(b: Bench) -> None:
+    arguments = {"name": "Oslo", "limit": None, "country": None}
+    block = {"type": "tool_use", "id": "i", "name": "find_city", "input": arguments}
+    item = {"type": "function_call", "call_id": "i", "name": "find_city"}
+    part = {"function_call": {"name": "find_city", "args": arguments}}
+    text = '{"city":"Oslo","limit":3}'
+    assert await b.engine.handle(message(call("find_city", arguments, "i")), format="openai") == [
+        {"role": "tool", "tool_call_id": "i", "content": text}
+    ]
+    assert await b.engine.handle(
+        [{**item, "arguments": json.dumps(arguments)}], format="openai-responses"
+    ) == [{"type": "function_call_output", "call_id": "i", "output": text}]
+    assert await b.engine.handle({"content": [block]}, format="anthropic") == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "i", "content": text, "is_error": False}
+            ],
+        }
+    ]
+    assert await b.engine.handle({"role": "model", "parts": [part]}, format="gemini") == [
+        {
+            "role": "user",
+            "parts": [
+                {
+                    "function_response": {
+                        "name": "find_city",
+                        "response": {"output": json.loads(text)},
+                    }
+                }
+            ],
+        }
+    ]
+    assert RAN == [{"name": "Oslo", "limit": 3, "country": None}] * 4
+    for name in ("openai", "openai-responses", "anthropic", "gemini"):
+        none = {"content": "Hello.", "parts": [], "output": []}
+        assert await b.engine.handle(none, format=name) == []  # type: ignore[arg-type]
+
+
+async def test_calls_run_in_parallel(home: Path) -> None:
+    arrived, both = [], anyio.Event()
+
+    @tool(sandboxed=False)
+    async def meet() -> int:
+        """Wait for another call."""
+        arrived.append(1)
+        if len(arrived) == 2:
+            both.set()
+        with anyio.fail_after(20):
+            await both.wait()
+        return len(arrived)
+
+    async with bench(home, [meet]) as b:
+        answer = await handled(b, message(call("meet", {}, "1"), call("meet", "", "2")))
+        assert codes(answer) == ["OK", "OK"]
+        arrived.clear()
+        both = anyio.Event()
+
+
+async def test_second_call_of_one_id_is_answered_and_not_run(b: Bench) -> None:
+    twice = [call("find_city", {"name": name}, "same") for name in ("Oslo", "Rome")]
+    answer = await handled(b, message(*twice, call("find_city", {"name": "Bern"}, "other")))
+    assert codes(answer) == ["OK", "INVALID_PARAMS", "OK"]
+    assert "same id" in answer.messages[1]["content"]
+    assert [ran["name"] for ran in RAN] == ["Oslo", "Bern"]
+
+
+async def test_message_with_too_many_calls_is_refused_whole(b: Bench) -> None:
+    many = [call("find_city", {"name": "Oslo"}, str(number)) for number in range(10_000)]
+    with pytest.raises(InvalidParams, match="10000 tool calls; at most 1000"):
+        await handled(b, message(*many))
+    assert RAN == []
+    answer = await handled(b, message(*many[:1000]))
+    assert (len(answer.messages), set(codes(answer))) == (1000, {"OK"})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"name": ' + "[" * 100_000,
+        '{"name": "a", "name": "b"}',
+        '{"name": NaN}',
+        '{"name": "\\ud800"}',
+        '{"name": 1' + "0" * 5000 + "}",
+        '"name"', "null x", "[]", "7", "\x00", "{" * 10_000,
+    ],
+    ids=range(11),
+)  # fmt: skip
+@pytest.mark.parametrize("repair", [False, True])
+async def test_hostile_arguments_are_answered_and_the_next_call_runs(
+    b: Bench, arguments: str, repair: bool
+) -> None:
+    body = message(call("find_city", arguments, "1"), call("find_city", {"name": "Oslo"}, "2"))
+    answer = await handled(b, body, repair_arguments=repair)
+    first, second = codes(answer)
+    assert second == "OK"
+    if first == "OK":  # what can be guessed is, on request
+        assert repair
+        assert REPAIRED in answer.envelopes[0].metadata.warnings
+    else:
+        assert first == "INVALID_PARAMS"
+
+
+# -- Repairs -------------------------------------------------------------------------------------
+
+BROKEN = '{"name": "Oslo", "limit": 2,'
+
+
+@pytest.mark.row("P10")
+async def test_broken_json_is_repaired_only_on_request_and_flagged(b: Bench) -> None:
+    assert codes(await handled(b, message(call("find_city", BROKEN)))) == ["INVALID_PARAMS"]
+    both = message(call("find_city", BROKEN, "1"), call("find_city", {"name": "Rome"}, "2"))
+    answer = await handled(b, both, repair_arguments=True)
+    assert codes(answer) == ["OK", "OK"]
+    assert answer.envelopes[0].data == {"city": "Oslo", "limit": 2}
+    flags = [REPAIRED in envelope.metadata.warnings for envelope in answer.envelopes]
+    assert flags == [True, False]
+
+
+async def test_arguments_of_a_dangerous_or_unknown_tool_are_never_repaired(b: Bench) -> None:
+    broken = '{"path": "/tmp",'
+    answer = await handled(
+        b, message(call("wipe", broken, "1"), call("nothing", broken, "2")), repair_arguments=True
+    )
+    assert codes(answer) == ["INVALID_PARAMS", "INVALID_PARAMS"]
+    twin = await handled(b, message(call("wipe", {"path": "/tmp"})), repair_arguments=True)
+    assert codes(twin) == ["REQUIRES_HUMAN_APPROVAL"]
+
+
+async def test_repairs_of_one_message_are_bounded(b: Bench) -> None:
+    long = '{"name": "' + "x" * 5000
+    answer = await handled(
+        b,
+        message(call("find_city", long, "1"), call("find_city", long, "2")),
+        repair_arguments=True,
+    )
+    assert codes(answer) == ["OK", "INVALID_PARAMS"]
+
+
+async def test_repair_without_the_library_is_refused(
+    b: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "json_repair", None)
+    with pytest.raises(InvalidParams, match=r"fumehood\[repair\]"):
+        await handled(b, message(call("find_city", {"name": "Oslo"})), repair_arguments=True)
+    assert RAN == []
+    assert codes(await handled(b, message(call("find_city", {"name": "Oslo"})))) == ["OK"]
+
+
+# -- Options -------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("P11")
+async def test_text_for_the_model_is_cut_and_the_envelope_is_not(b: Bench) -> None:
+    answer = await handled(b, message(call("tell", {"length": 9000})))
+    assert len(answer.messages[0]["content"]) <= 2000
+    assert len(answer.envelopes[0].data["text"]) == 9002
+    shorter = await handled(b, message(call("tell", {"length": 9000})), max_length=500)
+    assert len(shorter.messages[0]["content"]) <= 500
+    assert len(shorter.envelopes[0].data["text"]) <= 500
+    assert shorter.envelopes[0].data["resource_url"]
+    without = await handled(
+        b, message(call("tell", {"length": 9000})), max_length=500, return_summary=False
+    )
+    assert without.envelopes[0].data["truncation_info"]["summary"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"idempotency_key": "k"}, "belongs to one call"),
+        ({"max_parallel": 0}, "max_parallel"),
+        ({"more": 1}, "more"),
+        ({"tools": "calculator"}, "tools"),
+        ({"max_length": 0}, "max_length"),
+    ],
+)
+async def test_wrong_option_is_refused_before_anything_runs(
+    b: Bench, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidParams, match=words):
+        await handled(b, message(call("find_city", {"name": "Oslo"})), **options)
+    assert RAN == []
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), object(), {1: object()}, {"a": "\ud800"}])
+async def test_message_that_is_no_json_is_refused(b: Bench, wrong: Any) -> None:
+    with pytest.raises(InvalidParams):
+        await b.engine.handle(wrong, format="openai")
+    with pytest.raises(InvalidParams, match="format"):
+        await b.engine.handle(message(), format="mcp")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Did you mean 'max_length'"):
+        await b.engine.handle(message(), format="openai", max_lenght=1)  # type: ignore[call-arg]
+
+
+async def test_only_the_tools_that_were_offered_can_be_called(b: Bench) -> None:
+    body = message(call("find_city", {"name": "Oslo"}, "1"), call("calculator", {}, "2"))
+    assert codes(await handled(b, body, tools=["calculator"])) == [
+        "TOOL_NOT_FOUND",
+        "INVALID_PARAMS",
+    ]
+    assert codes(await handled(b, body, tools=[])) == ["TOOL_NOT_FOUND", "TOOL_NOT_FOUND"]
+    assert RAN == []
+
+
+# -- Agents --------------------------------------------------------------------------------------
+
+
+async def make_agent(b: Bench, agent_id: str, **binding: Any) -> None:
+    by, now = Principal("approver:a", frozenset({Scope.ADMIN})), b.engine.now()
+    agent = Agent(id=agent_id, principals=(b.engine.owner.id,))
+    await b.engine.agents.create(agent, by=by, now=now)
+    await b.engine.agents.bind(agent_id, Binding(tool="find_city", **binding), by=by, now=now)
+
+
+@pytest.mark.row("T8", "P10")
+async def test_agent_sees_and_calls_its_own_tools_only(b: Bench) -> None:
+    await make_agent(b, "guide", fixed={"limit": 7}, defaults={"name": "Oslo"})
+    (exported,) = b.engine.export("openai", agent_id="guide")
+    schema = exported["function"]["parameters"]
+    assert schema["properties"]["name"]["type"] == ["string", "null"]
+    assert "limit" not in schema["properties"]
+    both = message(
+        call("find_city", {"name": None, "country": "NO"}, "1"), call("tell", {"length": 1}, "2")
+    )
+    answer = await handled(b, both, agent_id="guide")
+    assert codes(answer) == ["OK", "PERMISSION_DENIED"]
+    assert answer.envelopes[0].data == {"city": "Oslo", "limit": 7}
+    assert codes(await handled(b, both, agent_id="nobody")) == ["RESOURCE_NOT_FOUND"] * 2
+
+
+async def test_export_is_the_programs_own_to_change(b: Bench) -> None:
+    first = b.engine.export("openai", tools=["find_city"])
+    first[0]["function"]["parameters"]["properties"].clear()
+    whole = b.engine.export("anthropic")
+    for made in whole:
+        made["input_schema"].clear()
+    assert b.engine.export("openai", tools=["find_city"]) != first
+    assert all(made["input_schema"] for made in b.engine.export("anthropic"))
+    assert codes(await handled(b, message(call("find_city", {"nam": "Oslo"})))) == [
+        "INVALID_PARAMS"
+    ]
+    with pytest.raises(ToolNotFound, match="nothing"):
+        b.engine.export("openai", tools=["nothing"])
+    with pytest.raises(InvalidParams, match="openai-responses"):
+        b.engine.export("yaml")  # type: ignore[arg-type]
+
+
+# -- The agent loop ------------------------------------------------------------------------------
+
+
+class Script:
+    """A model that says what it was told to say, and notes what it was asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, messages: list[Any], *, tools: list[Any], tool_choice: Any) -> Any:
+        self.asked.append({"messages": messages, "tools": tools, "choice": tool_choice})
+        return self.answers.pop(0)
+
+
+USER = {"role": "user", "content": "Find Oslo."}
+FINAL = {"role": "assistant", "content": "It is in Norway."}
+
+
+@pytest.mark.row("P10")
+async def test_agent_asks_until_the_model_calls_no_tool(b: Bench) -> None:
+    llm = Script(message(call("find_city", {"name": "Oslo"})), FINAL)
+    run = await b.engine.run_agent(llm, [USER], tools=["find_city"], tool_choice="required")
+    assert (run.ended_by, run.turns, run.waiting) == ("answer", 2, ())
+    assert [m["role"] for m in run.messages] == ["user", "assistant", "tool", "assistant"]
+    assert [asked["choice"] for asked in llm.asked] == ["required", "auto"]
+    assert [len(asked["tools"]) for asked in llm.asked] == [1, 1]
+    assert len(llm.asked[1]["messages"]) == 3
+
+
+@pytest.mark.row("P10")
+async def test_agent_takes_asynchronous_models_and_objects_of_theirs(b: Bench) -> None:
+    script = Script(message(call("find_city", {"name": "Oslo"})), FINAL)
+
+    async def llm(messages: list[Any], **more: Any) -> Any:
+        return script(messages, **more)
+
+    class Model:
+        async def __call__(self, messages: list[Any], **more: Any) -> Any:
+            return script(messages, **more)
+
+    assert (await b.engine.run_agent(llm, [USER])).ended_by == "answer"
+    script.answers = [FINAL]
+    assert (await b.engine.run_agent(Model(), [USER])).ended_by == "answer"
+    script.answers = [FINAL]
+    assert (await b.engine.run_agent(lambda *a, **k: llm(*a, **k), [USER])).ended_by == "answer"
+
+
+async def test_agent_ends_at_its_limit_of_turns_and_can_go_on(b: Bench) -> None:
+    endless = [message(call("find_city", {"name": "Oslo"}, str(n))) for n in range(3)]
+    run = await b.engine.run_agent(Script(*endless), [USER], max_turns=3)
+    assert (run.ended_by, run.turns, len(run.messages)) == ("max_turns", 3, 7)
+    assert len(RAN) == 3
+    again = await b.engine.run_agent(Script(FINAL), run)
+    assert (again.ended_by, len(again.messages)) == ("answer", 8)
+    with pytest.raises(ValueError, match="max_turns"):
+        await b.engine.run_agent(Script(), [USER], max_turns=0)
+
+
+async def test_with_the_choice_none_no_call_runs(b: Bench) -> None:
+    llm = Script(message(call("find_city", {"name": "Oslo"})), FINAL)
+    run = await b.engine.run_agent(llm, [USER], tool_choice="none")
+    assert run.messages[2]["content"].startswith("TOOL_NOT_FOUND")
+    assert [asked["choice"] for asked in llm.asked] == ["none", "none"]
+    assert RAN == []
+
+
+@pytest.mark.parametrize("format_", ["openai-responses", "anthropic", "gemini"])
+async def test_agent_speaks_each_format(b: Bench, format_: Any) -> None:
+    arguments = {"name": "Oslo"}
+    turns: dict[str, Any] = {
+        "openai-responses": {
+            "output": [
+                {"type": "reasoning", "id": "r", "summary": []},
+                {"type": "function_call", "call_id": "i", "name": "find_city",
+                 "arguments": json.dumps(arguments)},
+            ]
+        },
+        "anthropic": {
+            "id": "m", "role": "assistant",
+            "content": [{"type": "tool_use", "id": "i", "name": "find_city", "input": arguments}],
+        },
+        "gemini": {
+            "candidates": [
+                {"content": {"parts": [{"function_call": {"name": "find_city", "args": arguments}}]}}
+            ]
+        },
+    }  # fmt: skip
+    final: dict[str, Any] = {
+        "openai-responses": {"output": [{"type": "message", "role": "assistant", "content": []}]},
+        "anthropic": {"content": [{"type": "text", "text": "There."}]},
+        "gemini": {"parts": [{"text": "There."}]},
+    }
+    llm = Script(turns[format_], final[format_])
+    run = await b.engine.run_agent(llm, [], format=format_)
+    assert (run.ended_by, len(RAN)) == ("answer", 1)
+    assert "Oslo" in json.dumps(run.messages[-2])
+    assert "m" not in json.dumps(run.messages[0].get("id", ""))
+    assert AgentRun.model_validate_json(run.model_dump_json()) == run
+    again = await b.engine.run_agent(Script(final[format_]), run)
+    assert list(again.messages[: len(run.messages)]) == list(run.messages)
+    assert len(RAN) == 1
