@@ -56,6 +56,7 @@ from fumehood.mcp.messages import (
     RpcError,
     encode_call,
     encode_result,
+    meta_of,
 )
 from fumehood.mcp.results import LINK_PREFIX, plain_result, result_of
 from fumehood.pipeline.stream import StreamedCall, events_of
@@ -326,7 +327,7 @@ class McpServer:
             body = self._body(name, arguments, client)
         except EngineError as error:
             return engine.refusal(error, tool=name)
-        token = params.get("_meta", {}).get("progressToken")
+        token = meta_of({"params": params}).get("progressToken")
         try:
             if not isinstance(token, str | int):
                 handle = CallHandle()
