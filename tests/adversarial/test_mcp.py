@@ -119,6 +119,12 @@ def test_wrong_request_has_an_error(
     assert still_answers(raw)
 
 
+@pytest.mark.parametrize("meta", [7, [], {"progressToken": {}}, {"progressToken": None}])
+def test_meta_of_another_form_means_nothing(raw: RawClient, meta: Any) -> None:
+    raw.request(1, "tools/call", name="calculator", arguments=SUM, _meta=meta)
+    assert raw.receive()["result"]["structuredContent"]["value"] == 42
+
+
 def test_id_in_use_is_refused_and_the_first_request_is_answered(raw: RawClient) -> None:
     raw.call(7, "run_restricted_python", code=LOOP)
     raw.call(7, "calculator", **SUM)

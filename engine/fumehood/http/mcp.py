@@ -12,7 +12,7 @@ import base64
 import binascii
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fumehood.core.call import Id
-from fumehood.core.errors import EngineError, InternalError, ResourceNotFound
+from fumehood.core.errors import EngineError, ResourceNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.engine import Engine
 from fumehood.http.answers import SMALL_BODY_BYTES, parse_query, read_raw
@@ -82,24 +82,30 @@ class McpEndpoint:
         self._server = McpServer(engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; internal errors are logged and hidden."""
+        """Answer one request, unless its client has left; internal errors are logged and hidden."""
         scope["app"] = self
+        exchange = _Exchange(scope, receive, send)
         try:
-            response = await self._respond(Request(scope, receive, send))
+            response = await self._respond(Request(scope, receive, send), exchange)
         except RpcError as error:
-            response = _json(error.encode(None), error.http_status)
-        except EngineError as error:
-            refused = RpcError(INVALID_REQUEST, f"{error.code}: {error.message}")
-            response = _json(refused.encode(None), error.http_status)
+            response = exchange.refuse(error, error.http_status if exchange.has_statuses else 200)
+        except EngineError as refusal:
+            refused = RpcError(INVALID_REQUEST, f"{refusal.code}: {refusal.message}")
+            response = exchange.refuse(refused, refusal.http_status)
+        except asyncio.CancelledError:
+            if not exchange.absorbs_cancellation() and not self.engine.is_draining:
+                raise
+            response = exchange.refuse(RpcError(INTERNAL_ERROR, "The request was ended."), 200)
         except Exception as fault:
-            response = _json(self._hidden(fault).encode(None), 500)
-        await response(scope, receive, send)
+            log_fault(self.engine.log, "daemon.internal_error", fault)
+            hidden = RpcError(INTERNAL_ERROR, "INTERNAL_ERROR: The engine failed internally.")
+            response = exchange.refuse(hidden, 200)
+        finally:
+            exchange.close()
+        if not exchange.is_left:
+            await exchange.end(response)
 
-    def _hidden(self, fault: Exception) -> RpcError:
-        log_fault(self.engine.log, "daemon.internal_error", fault)
-        return RpcError(INTERNAL_ERROR, f"{InternalError.code}: The engine failed internally.")
-
-    async def _respond(self, request: Request) -> Response:
+    async def _respond(self, request: Request, exchange: _Exchange) -> Response:
         method = request.method
         if method == "DELETE":
             return Response(status_code=204)  # nothing is kept of a session
@@ -107,86 +113,37 @@ class McpEndpoint:
             return Response(status_code=405, headers={"allow": "GET, POST, DELETE"})
         principal = require_principal(request)
         query = parse_query(McpQuery, request) if request.scope["query_string"] else NO_QUERY
-        if method == "GET":
-            message: JsonObject = {}
-        else:
-            raw = await read_raw(request)
-            is_small = len(raw) <= SMALL_BODY_BYTES
-            message = read_message(raw) if is_small else await _in_thread(raw)
-        try:
-            said = _said(request, message)
-        except RpcError as error:
-            return _json(error.encode(message.get("id")), error.http_status)
-        client = Client(principal, *said, query.agent_id, query.session_id, query.wait)
+        message = await _message(request) if method == "POST" else {}
+        exchange.request_id = message.get("id") if "method" in message else None
+        exchange.has_statuses = exchange.request_id is None or _is_modern(request, message)
+        sender = _sender(request, message)
+        client = Client(principal, *sender, query.agent_id, query.session_id, query.wait)
+        exchange.watch()
         if method == "GET":
             if client.is_modern:
                 return Response(status_code=405, headers={"allow": "POST"})
-            return _Answering(self, lambda e: self._follow(client, e), Response(), begins=True)
-        if "method" not in message or "id" not in message:
+            await exchange.begin()
+            await self._server.follow_changes(client, exchange)
+            return Response()
+        if exchange.request_id is None:
             self._server.take(message, client)
             return Response(status_code=202)
-        ended = RpcError(INTERNAL_ERROR, "The request was ended.").encode(message["id"])
-        return _Answering(self, lambda e: self._answer(message, client, e), _json(ended))
-
-    async def _follow(self, client: Client, exchange: _Exchange) -> Response:
-        await self._server.follow_changes(client, exchange)
-        return Response()
-
-    async def _answer(self, message: JsonObject, client: Client, exchange: _Exchange) -> Response:
-        begins_session = message["method"] == "initialize"
-        headers = {"mcp-session-id": client.session} if begins_session else None
-        try:
-            body = await self._server.answer(message, client, exchange)
-        except RpcError as error:
-            status = error.http_status if client.is_modern else 200
-            return _json(error.encode(message["id"]), status)
-        except Exception as fault:
-            return _json(self._hidden(fault).encode(message["id"]))
-        return Response(body, 200, headers, JSON)
+        body = await self._server.answer(message, client, exchange)
+        begins = message["method"] == "initialize"
+        return Response(body, 200, {"mcp-session-id": client.session} if begins else None, JSON)
 
 
-class _Answering(Response):
-    """The response that `answer` makes, or `ended`; before it the request can send messages.
+class _Exchange:
+    """One request that is answered: what comes before its response, and its early end.
 
     Without a task group, which would cost every call a tenth of its time.
     """
 
-    def __init__(
-        self,
-        endpoint: McpEndpoint,
-        answer: Callable[[_Exchange], Awaitable[Response]],
-        ended: Response,
-        *,
-        begins: bool = False,
-    ) -> None:
-        super().__init__()
-        self._endpoint = endpoint
-        self._answer = answer
-        self._ended = ended
-        self._begins = begins
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; nobody is answered who has left."""
-        response = self._ended
-        exchange = _Exchange(scope, receive, send)
-        try:
-            if self._begins:
-                await exchange.begin()
-            response = await self._answer(exchange)
-        except asyncio.CancelledError:
-            if not exchange.absorbs_cancellation() and not self._endpoint.engine.is_draining:
-                raise
-        finally:
-            exchange.close()
-        if not exchange.is_left:
-            await exchange.end(response)
-
-
-class _Exchange:
-    """One request that is answered: what comes before its response, and its early end."""
-
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.on_cancel: Callable[[], bool] | None = None
+        self.request_id: str | int | None = None
+        self.has_statuses = True
+        """Whether errors have statuses of their own: with a handshake they are always 200."""
         self.is_left = False
         """Whether its client has gone."""
         self._scope = scope
@@ -196,10 +153,12 @@ class _Exchange:
         self._has_begun = False
         self._writing = asyncio.Lock()
         self._task = asyncio.current_task()
-        self._helpers: list[asyncio.Task[None]] = []
-        # A task only for requests that last: most are answered before anybody could leave.
+        self._helpers: list[asyncio.Task[None] | asyncio.TimerHandle] = []
+
+    def watch(self) -> None:
+        """Watch for a client that leaves. Most requests are answered before a task is worth it."""
         loop = asyncio.get_running_loop()
-        self._watching = loop.call_later(WATCHED_AFTER_S, self._help, self._watch)
+        self._helpers.append(loop.call_later(WATCHED_AFTER_S, self._start, self._watch))
 
     def cancel(self) -> None:
         """End the call that runs, which has its answer then; else the request itself."""
@@ -213,9 +172,12 @@ class _Exchange:
         """Whether the task was cancelled by `cancel`, and not from outside as well."""
         return self._is_cancelled and self._task is not None and self._task.uncancel() == 0
 
+    def refuse(self, error: RpcError, status: int) -> Response:
+        """The response with this error."""
+        return Response(error.encode(self.request_id), status, None, JSON)
+
     def close(self) -> None:
         """End what goes on beside the request."""
-        self._watching.cancel()
         for helper in self._helpers:
             helper.cancel()
 
@@ -230,7 +192,7 @@ class _Exchange:
             self._has_begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await self._write(sse.KEEP_ALIVE)
-            self._help(self._keep_alive)
+            self._start(self._keep_alive)
 
     async def end(self, response: Response) -> None:
         """Send the response, or its body as the last event."""
@@ -240,7 +202,7 @@ class _Exchange:
         body = bytes(response.body)
         await self._write(_event(body) if body else b"", more=False)
 
-    def _help(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._helpers.append(asyncio.create_task(function()))
 
     async def _watch(self) -> None:
@@ -264,16 +226,28 @@ class _Exchange:
             self.cancel()
 
 
-def _said(request: Request, message: JsonObject) -> tuple[str, bool, str]:
+async def _message(request: Request) -> JsonObject:
+    raw = await read_raw(request)
+    if len(raw) <= SMALL_BODY_BYTES:
+        return read_message(raw)
+    return await anyio.to_thread.run_sync(read_message, raw)
+
+
+def _is_modern(request: Request, message: JsonObject) -> bool:
+    named = request.headers.get("mcp-protocol-version")
+    return VERSION_KEY in meta_of(message) or named == MODERN
+
+
+def _sender(request: Request, message: JsonObject) -> tuple[str, bool, str]:
     """What a request says of its sender: version, whether it can ask its user, session.
 
     Raises:
         RpcError: the headers and the body do not say the same, or no such version is served.
     """
-    headers, meta = request.headers, meta_of(message)
+    headers = request.headers
     named = headers.get("mcp-protocol-version")
-    if VERSION_KEY in meta or named == MODERN:
-        return _said_each_time(request, message, meta)
+    if _is_modern(request, message):
+        return _modern_sender(request, message)
     if message.get("method") == "initialize":
         params = message.get("params", {})
         wanted, capabilities = params.get("protocolVersion"), params.get("capabilities")
@@ -291,11 +265,10 @@ def _said(request: Request, message: JsonObject) -> tuple[str, bool, str]:
     return found[1], found[2] == "asks", session
 
 
-def _said_each_time(
-    request: Request, message: JsonObject, meta: JsonObject
-) -> tuple[str, bool, str]:
-    """The same from 2026-07-28 on."""
-    headers, version = request.headers, meta.get(VERSION_KEY)
+def _modern_sender(request: Request, message: JsonObject) -> tuple[str, bool, str]:
+    """The same from 2026-07-28 on, where every request says all of it."""
+    headers, meta = request.headers, meta_of(message)
+    version = meta.get(VERSION_KEY)
     if "method" not in message:
         if request.method == "GET":
             return MODERN, False, ""
@@ -343,11 +316,3 @@ def _header_text(text: str) -> str | None:
 
 def _event(message: bytes) -> bytes:
     return b"event: message\ndata: %b\n\n" % message
-
-
-def _json(body: bytes, status: int = 200) -> Response:
-    return Response(body, status, media_type=JSON)
-
-
-async def _in_thread(raw: bytes) -> JsonObject:
-    return await anyio.to_thread.run_sync(read_message, raw)

@@ -17,7 +17,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -56,6 +56,7 @@ from fumehood.mcp.messages import (
     RpcError,
     encode_call,
     encode_result,
+    meta_of,
 )
 from fumehood.mcp.results import LINK_PREFIX, plain_result, result_of
 from fumehood.pipeline.stream import StreamedCall, events_of
@@ -174,8 +175,8 @@ class McpServer:
             "server/discover": self._discover,
             "tools/list": self._list_tools,
             "tools/call": self._call_tool,
-            "resources/list": self._list_resources,
-            "resources/templates/list": self._list_templates,
+            "resources/list": partial(self._list_none, "resources"),
+            "resources/templates/list": partial(self._list_none, "resourceTemplates"),
             "resources/read": self._read_resource,
             "subscriptions/listen": self._listen,
         }
@@ -326,7 +327,7 @@ class McpServer:
             body = self._body(name, arguments, client)
         except EngineError as error:
             return engine.refusal(error, tool=name)
-        token = params.get("_meta", {}).get("progressToken")
+        token = meta_of({"params": params}).get("progressToken")
         try:
             if not isinstance(token, str | int):
                 handle = CallHandle()
@@ -415,11 +416,10 @@ class McpServer:
 
     # -- resources -----------------------------------------------------------------------
 
-    async def _list_resources(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
-        return {"resources": [], **(_UNCACHED if client.is_modern else {})}
-
-    async def _list_templates(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
-        return {"resourceTemplates": [], **(_UNCACHED if client.is_modern else {})}
+    async def _list_none(
+        self, kind: str, _: JsonObject, client: Client, __: Exchange
+    ) -> JsonObject:
+        return {kind: [], **(_UNCACHED if client.is_modern else {})}
 
     async def _read_resource(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
         uri = params.get("uri")

@@ -3,9 +3,9 @@
 Client side, in a process of its own, which must answer within half a second of its start: the
 standard library is all that it needs. One thread reads a line and becomes the thread that answers
 it; another one reads the next. A request has a connection of its own while it is answered;
-connections are kept and used again. Invariants: a request is sent a second time only where the
-daemon cannot have acted on it; a request that the client has cancelled has no response, and its
-connection is closed, which ends the call; nothing but messages is written.
+connections are kept and used again. Invariants: a request is sent once; a request that the client
+has cancelled has no response, and its connection is closed, which ends the call; nothing but
+messages is written.
 """
 
 from __future__ import annotations
@@ -55,9 +55,6 @@ ANSWER = b'{"jsonrpc":"2.0","id":'
 """How `messages.py` begins a response, and nothing else."""
 
 ANSWER_TO_NOBODY = ANSWER + b"null"
-
-READS = frozenset({"initialize", "ping", "server/discover", "tools/list", "resources/read"})
-"""Requests that may be sent twice."""
 
 JSON = {"content-type": "application/json"}
 MAX_HEAD_LINE = 64 << 10
@@ -111,8 +108,6 @@ class _Connection:
     """A connection to a daemon's socket. Raises OSError if there is none."""
 
     def __init__(self, path: Path) -> None:
-        self.is_used = False
-        """Whether a request was answered before."""
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.settimeout(CONNECT_S)
@@ -286,16 +281,6 @@ class Bridge:
 
     def _exchange(self, flight: _Flight) -> None:
         """Send a message and write what comes. Raises OSError, ValueError, Unavailable."""
-        try:
-            self._exchange_once(flight)
-        except OSError:
-            connection = flight.connection
-            is_stale = connection is not None and connection.is_used
-            if flight.is_cancelled or not is_stale or flight.method not in READS:
-                raise
-            self._exchange_once(flight)
-
-    def _exchange_once(self, flight: _Flight) -> None:
         connection = self._connection()
         with self._lock:
             flight.connection = connection
@@ -314,7 +299,6 @@ class Bridge:
         except BaseException:
             connection.close()
             raise
-        connection.is_used = True
         with self._lock:
             flight.connection = None
             self._idle.append(connection)
