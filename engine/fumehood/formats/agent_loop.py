@@ -168,10 +168,12 @@ def how_many_calls(message: Any, name: MessageFormat) -> int:
         return 1
 
 
-def plain(message: Any) -> Any:
-    """A message as JSON: the providers' libraries have classes of their own for them."""
-    if isinstance(message, list | tuple):
-        return [plain(item) for item in message]
+def plain(message: Any, levels: int = 4) -> Any:
+    """A message as JSON: the providers' libraries have classes of their own for its parts."""
+    if isinstance(message, list | tuple) and levels:
+        return [plain(item, levels - 1) for item in message]
+    if isinstance(message, dict) and levels:
+        return {key: plain(part, levels - 1) for key, part in message.items()}
     dump = getattr(message, "model_dump", None)
     return message if dump is None else dump(mode="json", exclude_none=True)
 

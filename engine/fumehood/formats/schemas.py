@@ -385,21 +385,21 @@ _PLACED = frozenset(
 """Keywords that other methods than `_node` read."""
 
 
-def takes_null(schema: Any, root: JsonObject, known: dict[int, bool]) -> bool:
+def takes_null(schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_HOPS) -> bool:
     """Whether a schema may accept null. A rule that is not looked at counts as accepting it.
 
     `known` has the answers so far: branches may share their parts, or contain themselves.
     """
     schema = _resolved(schema, root)
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or hops == 0:
         return schema is not False
     if id(schema) not in known:
         known[id(schema)] = False  # a union that contains itself takes nothing more by that
-        known[id(schema)] = _looks_null(schema, root, known)
+        known[id(schema)] = _looks_null(schema, root, known, hops - 1)
     return known[id(schema)]
 
 
-def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool]) -> bool:
+def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool], hops: int) -> bool:
     if "type" in schema and "null" not in _listed(schema["type"]):
         return False
     if "enum" in schema and None not in schema["enum"]:
@@ -408,9 +408,9 @@ def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool]) ->
         return False
     for keyword in ("anyOf", "oneOf"):
         branches = schema.get(keyword)
-        if branches and not any(takes_null(branch, root, known) for branch in branches):
+        if branches and not any(takes_null(branch, root, known, hops) for branch in branches):
             return False
-    return all(takes_null(branch, root, known) for branch in schema.get("allOf", ()))
+    return all(takes_null(branch, root, known, hops) for branch in schema.get("allOf", ()))
 
 
 def _restored(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) -> Any:

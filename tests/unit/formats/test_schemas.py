@@ -15,6 +15,7 @@ from fumehood.formats import anthropic, gemini, openai
 from fumehood.formats import schemas as module
 from fumehood.formats.schemas import Dialect, Fitted, alias_of, aliased, restored
 from fumehood.formats.table import CHAT_FORMATS
+from fumehood.registry.definitions import parse_definition
 
 OPENAI, ANTHROPIC, GEMINI = openai.STRICT, anthropic.STRICT, gemini.KNOWN
 TEXT = {"type": "string"}
@@ -255,9 +256,9 @@ def test_null_stays_where_the_parameter_takes_it_or_must_be_there() -> None:
 
 
 def test_schema_that_doubles_at_every_reference_takes_no_longer() -> None:
-    """2**40 paths lead through it."""
-    definitions = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)} | {
-        "d40": TEXT
+    """2**28 paths lead through it."""
+    definitions = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(28)} | {
+        "d28": TEXT
     }
     schema = {**parameters(p={"$ref": "#/$defs/d0"}), "$defs": definitions}
     for dialect in (OPENAI, ANTHROPIC, GEMINI):
@@ -267,6 +268,18 @@ def test_schema_that_doubles_at_every_reference_takes_no_longer() -> None:
     for dialect in (OPENAI, ANTHROPIC, GEMINI):
         fit(loop, dialect)
     assert restored({"p": None}, loop, OPENAI) == {"p": None}
+
+
+def test_long_chain_of_definitions_is_followed_a_little_way() -> None:
+    chain = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(2000)}
+    schema = {**parameters(p={"$ref": "#/$defs/d0"}), "$defs": {**chain, "d2000": TEXT}}
+    tool_ = parse_definition(
+        {"name": "t", "type": "MCP", "description": "Do it.", "parameters": schema}
+    )
+    for name in CHAT_FORMATS:
+        CHAT_FORMATS[name].tool(tool_)
+    assert restored({"p": {"a": None}}, schema, OPENAI) == {"p": {"a": None}}
+    assert restored({"p": None}, schema, OPENAI) == {"p": None}
 
 
 def test_definition_is_not_changed_by_any_format() -> None:
