@@ -58,6 +58,7 @@ class StoredCalls:
             principal=self.services.approvals.eligibility.caller_of(stored),
             call_id=approval.call_id,
             trace_id=approval.trace_id,
+            context=request.context,
         )
 
     def context_of(self, stored: StoredApproval, handle: CallHandle | None = None) -> CallContext:

@@ -73,6 +73,10 @@ def call(
             "from the call.",
         ),
     ] = None,
+    new_call: Annotated[
+        bool,
+        typer.Option("--new-call", help="Ask for approval again, even if an equal call waits."),
+    ] = False,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Run it, even if an equal call was answered before.")
     ] = False,
@@ -125,7 +129,7 @@ def call(
     if batch is not None:
         given = (
             tool, local, dry_run, stream, fetch_all, no_cache, debug, timeout, memory, agent,
-            session, idempotency_key, max_length, wait,
+            session, idempotency_key, new_call, max_length, wait,
         )  # fmt: skip
         if arguments != "{}" or any(option not in ("", False, None) for option in given):
             fail("--batch goes with --json and --socket only.", ExitCode.USAGE)
@@ -152,6 +156,7 @@ def call(
         agent_id=agent,
         session_id=session,
         idempotency_key=idempotency_key,
+        new_call=new_call or None,
         wait_for_approval=None if wait is None else _waiting(wait),
     )
     or_else = "\nOr call without a daemon: fumehood call --local …"

@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "Run the engine as a daemon until SIGTERM or Ctrl-C.",
     "call": "Call a tool and show its envelope.",
     "run": "Run a program in a sandbox and show what it printed.",
+    "hook": "Gates before the tools of other agents.",
     "usage": "Show usage: tokens and cost, summed from the call log; and budgets.",
     "doctor": "Check this host.",
     "config": "The configuration: values and their sources.",

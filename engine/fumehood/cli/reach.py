@@ -64,6 +64,26 @@ def call_once(
         return send_once(path, call_read_by(read_answer, tool, arguments, options))
 
 
+def decide_once(
+    tool: str, arguments: JsonObject, context: JsonObject, options: JsonObject, socket: Path | None
+) -> JsonObject:
+    """Ask for one decision, with the same client.
+
+    Raises:
+        ValueError: nothing was decided, because no engine answers, or this cannot be asked.
+    """
+    from fumehood.cli.answers import read_answer
+    from fumehood.client.api_request import DaemonUnavailable, decision_read_by
+    from fumehood.client.once import send_once
+
+    path = find_socket(socket)
+    try:
+        request = decision_read_by(read_answer, tool, arguments, context, options)
+        return send_once(path, request)
+    except DaemonUnavailable as away:
+        raise ValueError(str(away)) from None
+
+
 @contextmanager
 def controlling(
     socket: Path | None, *, credential_stdin: bool, as_json: bool = False, scope: str = ADMIN

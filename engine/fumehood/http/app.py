@@ -33,6 +33,7 @@ from fumehood.http.routes import (
     blobs,
     cache,
     calls,
+    decisions,
     policy,
     sessions,
     stream,
@@ -43,6 +44,7 @@ from fumehood.observe.log import log_fault
 
 OPERATIONS = [
     *calls.OPERATIONS,
+    *decisions.OPERATIONS,
     *stream.OPERATIONS,
     *approvals.OPERATIONS,
     *tools.OPERATIONS,

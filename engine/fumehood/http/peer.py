@@ -121,7 +121,8 @@ class PeerProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask the kernel for the peer before any byte is read."""
         assert isinstance(transport, asyncio.Transport)
-        peer = peer_of(transport.get_extra_info("socket"))
+        connection = transport.get_extra_info("socket")
+        peer = peer_of(connection)
         is_control = transport.get_extra_info("sockname") == type(self).control_path
         self._face = face = Face.CONTROL if is_control else Face.ENGINE
         share = type(self).shares.of(peer.uid)
@@ -131,6 +132,7 @@ class PeerProtocol(H11Protocol):
             "face": face,
             "share": share,
             "abort": transport.abort,
+            "has_left": lambda: transport.is_closing() or _has_left(connection),
         }
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]  # has all methods that are used
         if share.connect(face):

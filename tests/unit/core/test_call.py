@@ -46,6 +46,7 @@ MISSION_DEFAULTS: dict[str, Any] = {
     "trace_id": None,
     "cancel_on_disconnect": False,
     "isolation": None,
+    "new_call": False,
 }
 
 

@@ -24,6 +24,7 @@ from fumehood.core import keywords
 from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.call import BatchOptions, CallOptions
 from fumehood.core.call_log import CallQuery
+from fumehood.core.decision import DecisionOptions
 from fumehood.core.identity import Principal, TrustDomain, uid_principal_id
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import MAX_COMPARED, did_you_mean
@@ -58,6 +59,7 @@ def test_only_so_many_names_are_compared() -> None:
 PAIRS = [
     (keywords.CallKeywords, CallOptions, set()),
     (keywords.BatchKeywords, BatchOptions, set()),
+    (keywords.DecisionKeywords, DecisionOptions, set()),
     (keywords.CallQueryKeywords, CallQuery, set()),
     (keywords.UsageKeywords, UsageQuery, {"by"}),
     (keywords.AllUsageKeywords, AllUsageQuery, {"by"}),
@@ -121,6 +123,8 @@ METHODS = [
     (Engine.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
     (Engine.batch, keywords.BatchKeywords, ["self", "calls"]),
     (AsyncClient.batch, keywords.BatchKeywords, ["self", "calls"]),
+    (Engine.decide, keywords.DecisionKeywords, ["self", "tool", "arguments", "context"]),
+    (AsyncClient.decide, keywords.DecisionKeywords, ["self", "tool", "arguments", "context"]),
     (Engine.calls, keywords.CallQueryKeywords, ["self"]),
     (ControlClient.usage, keywords.AllUsageKeywords, ["self", "by"]),
     (ControlledApprovals.list, keywords.ApprovalQueryKeywords, ["self"]),
