@@ -496,6 +496,10 @@ WEAKNESSES = {
     "a mark is not raised": ("fumehood.budgets.store.CounterTable.reserve", _nothing),
     "a key is not taken": ("fumehood.storage.idempotency.take", lambda *args: None),
     "a repeat is not recognized": ("fumehood.pipeline.run.repeat_key_of", _nothing),
+    "a decision is not used up": (
+        "fumehood.approvals.requests.ApprovalRequests.use_decision",
+        _nothing,
+    ),
 }
 """Promises to leave out, for the controls: a file in `home` names one."""
 

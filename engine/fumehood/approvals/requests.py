@@ -135,6 +135,16 @@ class ApprovalRequests:
         """
         self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
 
+    async def use_decision(self, call_id: str) -> None:
+        """Use up the yes to a call that its caller runs itself, before the caller hears of it.
+
+        Raises:
+            ApprovalExpired: it was told before, to an equal call.
+            WriteFailed: it is not known to be used up, so nobody may hear of it.
+        """
+        if not await self.table.fetched(call_id):
+            raise refusals.used_decision()
+
     async def create(self, stored: StoredApproval) -> str:
         """Store a call that waits; return the id of its approval, or that of the same call's.
 

@@ -45,6 +45,7 @@ from fumehood.approvals.model import (
 from fumehood.approvals.remembered import add_rule
 from fumehood.approvals.states import Step
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL
 from fumehood.protocol import strict_json
 from fumehood.storage import idempotency
 from fumehood.storage.changes import stamp
@@ -130,10 +131,11 @@ class ApprovalTable:
         """
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
-    async def fetched(self, call_id: str) -> None:
+    async def fetched(self, call_id: str) -> bool:
         """Note that the caller has the answer: the next such call is a new one.
 
-        Until a human has resolved it, an interrupted call has no final answer.
+        False: somebody has fetched it before. Until a human has resolved it, an interrupted call
+        has no final answer.
 
         Raises:
             WriteFailed: the answer is not noted as fetched.
@@ -141,7 +143,7 @@ class ApprovalTable:
         over = APPROVALS.c.answer.is_not(None) & APPROVALS.c.repeat_key.is_not(None)
         over &= APPROVALS.c.state != ApprovalState.INTERRUPTED.value
         of_call = over & (APPROVALS.c.call_id == call_id)
-        await self._database.write(lambda connection: _forget_repeats(connection, of_call))
+        return await self._database.write(lambda c: _forget_repeats(c, of_call) > 0)
 
     async def get(self, approval_id: str) -> StoredApproval:
         """Raises UnknownApproval, ReadFailed."""
@@ -302,7 +304,7 @@ class ApprovalTable:
             values.pop("expires_at", None)
         elif to is not None:
             values["state"] = to.value
-            if to in (ApprovalState.EXPIRED, ApprovalState.CANCELLED):  # a repeat asks anew
+            if _undecided(to, approval.tool):  # a repeat asks anew
                 values["repeat_key"] = None
         if step.answer is not None:
             answer = values["answer"] = pack_answer(step.answer)
@@ -351,8 +353,16 @@ def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tupl
     return None if row is None else (row[0], row[1])
 
 
-def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> None:
-    connection.execute(update(APPROVALS).where(which).values(repeat_key=None))
+def _undecided(to: ApprovalState, tool: str) -> bool:
+    """Whether nobody has decided, or, of a decision, nobody can have heard of the yes."""
+    if to is ApprovalState.INTERRUPTED:
+        return tool.startswith(EXTERNAL)
+    return to in (ApprovalState.EXPIRED, ApprovalState.CANCELLED)
+
+
+def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> int:
+    """Let no call repeat these any more; returns their number."""
+    return connection.execute(update(APPROVALS).where(which).values(repeat_key=None)).rowcount
 
 
 def _require(approval: Approval, step: Step) -> None:

@@ -98,7 +98,7 @@ def _decided(
     try:
         answer = decide_once(call["tool_name"], call["tool_input"], context, options, socket)
     except ValueError as fault:
-        raise _NoDecision(f"{fault} The call was not made.") from None
+        raise _NoDecision(f"fumehood decided nothing, so the call must not run. {fault}") from None
     error, data = answer["error"], answer["data"]
     if error is not None:
         raise _NoDecision(f"fumehood decided nothing. {error['code']}: {error['message']}")

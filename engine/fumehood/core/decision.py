@@ -27,6 +27,9 @@ from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN
 
 ExternalName = Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)]
 
+ALLOWED: JsonObject = {"decision": "allow"}
+"""The data of a call that every gate let through."""
+
 _PENDING = frozenset({RequiresHumanApproval.code, CallInProgress.code})
 _DENIALS = frozenset(
     {
@@ -49,7 +52,6 @@ class DecisionOptions(BaseModel):
     wait_for_approval: bool | float | None = None
     session_id: Id | None = None
     agent_id: Id | None = None
-    idempotency_key: str | None = Field(default=None, min_length=1, max_length=255)
     trace_id: Id | None = None
     new_call: bool = False
 
@@ -124,6 +126,8 @@ def decided(envelope: Envelope, tool: str) -> Envelope:
 
 def _decision(envelope: Envelope, tool: str) -> Decision | None:
     error = envelope.error
+    if error is None and envelope.data != ALLOWED:  # a human found out how a crash had ended it
+        return Decision(decision="deny", tool=tool, reason="It is resolved. Ask again if needed.")
     if error is None:
         return Decision(decision="allow", tool=tool, reason="The policy or an approver allows it.")
     details = error.details or {}

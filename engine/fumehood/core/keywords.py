@@ -46,7 +46,6 @@ class DecisionKeywords(TypedDict, total=False):
     wait_for_approval: bool | float | None
     session_id: str | None
     agent_id: str | None
-    idempotency_key: str | None
     trace_id: str | None
     new_call: bool
 

@@ -5,6 +5,7 @@ Host side. A run is the end of a call that every gate let through: its caller ma
 
 from __future__ import annotations
 
+from fumehood.core.decision import ALLOWED
 from fumehood.core.errors import EndedBy
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
@@ -20,4 +21,4 @@ class DecisionExecutor(Executor):
         return _PLACEMENT
 
     async def run(self, run: ToolRun) -> Outcome:
-        return Outcome(EndedBy.OK, "none", data={"decision": "allow"})
+        return Outcome(EndedBy.OK, "none", data=ALLOWED)

@@ -27,6 +27,7 @@ from fumehood.approvals.requests import ApprovalRequests, run_to_completion
 from fumehood.budgets.model import Exceeded
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import CallInProgress, RequiresHumanApproval
+from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall, context_of
@@ -122,20 +123,30 @@ async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalReque
             handle.report(0, f"waits for approval: {approval_id}")
             answer = await approvals.wait(approval_id, wait_s, handle)
             if answer is not None:
-                return _answered(answer, call)
+                return await _answered(answer, call, approvals)
         newest = await approvals.newest(approval_id)
         if newest.has_answer:  # since this moment
-            return _answered(await approvals.stored_answer(newest.id), call)
+            return await _answered(await approvals.stored_answer(newest.id), call, approvals)
         call.request = replace(call.request, call_id=newest.call_id)  # a repeat is that call
         raise waits(newest, approvals)
     except asyncio.CancelledError as cancelling:
         raise WaitCancelled(approval_id, cancelling) from None
 
 
-def _answered(answer: Envelope, call: CallContext) -> Envelope:
-    """The stored answer for this caller, marked if it is that of the call which it repeats."""
-    first, own = answer.metadata.call_id, call.request.call_id
-    call.handle.answered_call = first
+async def _answered(answer: Envelope, call: CallContext, approvals: ApprovalRequests) -> Envelope:
+    """The stored answer for this caller, marked if it is that of the call which it repeats.
+
+    An action is done once, however often its answer is told. A yes for a tool that its caller runs
+    itself is told once, or it would be run more often.
+
+    Raises:
+        ApprovalExpired: such a yes was told before.
+    """
+    first, own = answer.metadata.call_id or "", call.request.call_id
+    if answer.success and call.repeat_key is not None and call.request.tool.startswith(EXTERNAL):
+        await approvals.use_decision(first)
+    else:
+        call.handle.answered_call = first
     if first == own or call.repeat_key is None:
         return answer
     call.trace.tell("call.repeated", first_call_id=first)

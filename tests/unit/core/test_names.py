@@ -28,7 +28,7 @@ from fumehood.core.decision import DecisionOptions
 from fumehood.core.identity import Principal, TrustDomain, uid_principal_id
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import MAX_COMPARED, did_you_mean
-from fumehood.core.tool import ToolDefinition
+from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
 from fumehood.sandbox.container.settings import LanguageImages
@@ -178,7 +178,7 @@ def test_every_language_has_an_image_that_the_operator_can_choose() -> None:
 
 
 def test_every_kind_of_tool_that_can_be_registered_has_an_executor() -> None:
-    assert EXECUTORS.keys() == {*ARGUMENTS, "function", "http", "http:fetch"}
+    assert EXECUTORS.keys() == {*ARGUMENTS, "function", "http", "http:fetch", DECISION}
 
 
 # -- Paths of a workspace ------------------------------------------------------------------

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from fumehood import Config, Engine
@@ -166,6 +167,24 @@ async def test_yes_that_nobody_has_used_in_time_is_none(tmp_path: Path) -> None:
         await here.say(approval_id)
         here.clock.advance(61)
         assert await here.pending() != approval_id
+
+
+async def test_of_two_that_wait_for_one_yes_one_may_run(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        heard: list[Decision] = []
+
+        async def ask() -> None:
+            heard.append(await here.engine.decide("Bash", RM, wait_for_approval=10))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(ask)
+            with anyio.fail_after(10):
+                while not (page := await here.engine.approvals.list(ApprovalQuery())).items:
+                    await anyio.sleep(0.01)
+            await here.say(page.items[0].id)
+        assert sorted(one.decision for one in heard) == ["allow", "deny", "deny"]
+        assert {one.code for one in heard} == {None, "APPROVAL_EXPIRED"}
 
 
 async def test_no_is_a_denial_with_its_reason(tmp_path: Path) -> None:
