@@ -373,7 +373,9 @@ def _waiting_calls(daemon: Daemon) -> dict[str, str]:
     client = daemon.client()
     try:
         return {
-            name: client.call("calculator", ASKED["arguments"]).body["error"]["approval_id"]
+            name: client.call("calculator", ASKED["arguments"], new_call=True).body["error"][
+                "approval_id"
+            ]
             for name in ("first", "second", "third")
         }
     finally:

@@ -19,7 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fumehood.cli.exits import ExitCode
-from fumehood.cli.options import SocketPath
+from fumehood.cli.options import SocketPath, TokenFile
 from fumehood.cli.reach import decide_once
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
@@ -64,6 +64,7 @@ def claude_code(
         bool,
         typer.Option("--print-settings", help="Print what to put into Claude Code's settings."),
     ] = False,
+    token_file: TokenFile = None,
     socket: SocketPath = None,
 ) -> None:
     """Decide about one tool call of Claude Code, as its hook PreToolUse.
@@ -76,18 +77,22 @@ def claude_code(
         return
     try:
         _deny_after(wait + LEAST_ANSWER_S)
-        decision, reason = _decided(_read(), wait, agent, pending, socket)
+        decision, reason = _decided(_read(), wait, agent, pending, (socket, token_file))
     except _NoDecision as fault:
         decision, reason = "deny", str(fault)
     except typer.Exit:
-        decision, reason = "deny", "fumehood is not configured rightly: run `fumehood config show`."
+        decision, reason = "deny", "fumehood's hook is set up wrongly: run it by hand to see how."
     except BaseException as fault:  # a denial also for a bug or a signal
         decision, reason = "deny", f"fumehood's hook failed ({type(fault).__name__})."
     _answer(decision, reason)
 
 
 def _decided(
-    call: JsonObject, wait: float, agent: str | None, pending: Pending, socket: Path | None
+    call: JsonObject,
+    wait: float,
+    agent: str | None,
+    pending: Pending,
+    reach: tuple[Path | None, Path | None],
 ) -> tuple[str, str]:
     options: JsonObject = {"session_id": call["session_id"]}
     if wait:
@@ -96,7 +101,7 @@ def _decided(
         options["agent_id"] = agent
     context = {"client": "claude-code", "cwd": call["cwd"]}
     try:
-        answer = decide_once(call["tool_name"], call["tool_input"], context, options, socket)
+        answer = decide_once(call["tool_name"], call["tool_input"], context, options, *reach)
     except ValueError as fault:
         raise _NoDecision(f"fumehood decided nothing, so the call must not run. {fault}") from None
     error, data = answer["error"], answer["data"]
