@@ -53,8 +53,8 @@ from fumehood.protocol.sockets import SocketSettings, require_named_file
 from fumehood.protocol.sockets import config_file as config_file
 from fumehood.rate_limits.settings import AllRateLimits
 from fumehood.redaction.settings import RedactionSettings
-from fumehood.registry.external import AllExternalTools
 from fumehood.registry.secrets import AllSecrets, RestSettings
+from fumehood.registry.settings import AllExternalTools
 from fumehood.registry.web import WebSettings
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings

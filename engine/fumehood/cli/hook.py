@@ -12,23 +12,26 @@ import os
 import shlex
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from fumehood.cli.exits import ExitCode
+from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import SocketPath, TokenFile
+from fumehood.cli.plain_values import PlainCommand, PlainGroup
 from fumehood.cli.reach import decide_once
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
-hook = typer.Typer(help="Gates before the tools of other agents.", no_args_is_help=True)
+hook = typer.Typer(
+    cls=PlainGroup, help="Gates before the tools of other agents.", no_args_is_help=True
+)
 
 EVENT = "PreToolUse"
 MAX_INPUT_BYTES = 8 * 1024 * 1024
 MAX_REASON = 4000
+MAX_WAIT_S = 3000
 LEAST_ANSWER_S = 15.0
 """For the start of this command and the engine's answer, besides the wait for an approver."""
 
@@ -36,30 +39,24 @@ MARGIN_S = 15
 """How much longer Claude Code waits: its timeout must never come before ours."""
 
 
-class Pending(StrEnum):
-    """What a call that waits for approval is answered with."""
-
-    DENY = "deny"
-    ASK = "ask"
-
-
 class _NoDecision(Exception):
     """There is no decision, so the call must not run; the text is for the model."""
 
 
-@hook.command("claude-code")
+@hook.command("claude-code", cls=PlainCommand)
 def claude_code(
     wait: Annotated[
-        float, typer.Option(min=0, max=3000, help="Seconds to wait for approval if it is needed.")
-    ] = 0,
+        float | None, typer.Option(help="Seconds to wait for approval if it is needed.")
+    ] = None,
     agent: Annotated[str | None, typer.Option(help="The agent to ask for.")] = None,
     pending: Annotated[
-        Pending,
+        str,
         typer.Option(
+            metavar="deny|ask",
             help="The answer while a call waits for approval: deny, or ask the user of Claude "
-            "Code, who then decides instead of the approver."
+            "Code, who then decides instead of the approver.",
         ),
-    ] = Pending.DENY,
+    ] = "deny",
     print_settings: Annotated[
         bool,
         typer.Option("--print-settings", help="Print what to put into Claude Code's settings."),
@@ -72,12 +69,15 @@ def claude_code(
     Reads the hook's JSON on standard input and answers with allow, deny or ask. Without an engine,
     and wherever anything fails, the answer is deny.
     """
+    wait_s = wait or 0.0
+    if not 0 <= wait_s <= MAX_WAIT_S or pending not in ("deny", "ask"):
+        fail("--wait takes 0 to 3000 seconds, and --pending deny or ask.", ExitCode.USAGE)
     if print_settings:
-        print(json.dumps(_settings(wait), indent=2))
+        print(json.dumps(_settings(wait_s), indent=2))
         return
     try:
-        _deny_after(wait + LEAST_ANSWER_S)
-        decision, reason = _decided(_read(), wait, agent, pending, (socket, token_file))
+        _deny_after(wait_s + LEAST_ANSWER_S)
+        decision, reason = _decided(_read(), wait_s, agent, pending, (socket, token_file))
     except _NoDecision as fault:
         decision, reason = "deny", str(fault)
     except typer.Exit:
@@ -89,14 +89,14 @@ def claude_code(
 
 def _decided(
     call: JsonObject,
-    wait: float,
+    wait_s: float,
     agent: str | None,
-    pending: Pending,
+    pending: str,
     reach: tuple[Path | None, Path | None],
 ) -> tuple[str, str]:
     options: JsonObject = {"session_id": call["session_id"]}
-    if wait:
-        options["wait_for_approval"] = wait
+    if wait_s:
+        options["wait_for_approval"] = wait_s
     if agent is not None:
         options["agent_id"] = agent
     context = {"client": "claude-code", "cwd": call["cwd"]}
@@ -112,7 +112,7 @@ def _decided(
     decision, reason = data["decision"], str(data.get("reason"))
     if decision == "pending":
         approve = f"An approver runs: fumehood approvals approve {data.get('approval_id')}"
-        return pending.value, f"{reason} {approve}"
+        return pending, f"{reason} {approve}"
     code = data.get("code")
     return decision, reason if code is None else f"{code}: {reason}"
 
@@ -166,14 +166,14 @@ def _output(decision: str, reason: str) -> str:
     return json.dumps({"hookSpecificOutput": output})
 
 
-def _settings(wait: float) -> JsonObject:
+def _settings(wait_s: float) -> JsonObject:
     """The part of a settings file. `onFailure` needs Claude Code 2.1.295."""
     command = [str(Path(sys.argv[0]).absolute()), "hook", "claude-code"]
     options = [one for one in sys.argv[3:] if one != "--print-settings"]
     entry = {
         "type": "command",
         "command": shlex.join([*command, *options]),
-        "timeout": int(wait + LEAST_ANSWER_S) + MARGIN_S,
+        "timeout": int(wait_s + LEAST_ANSWER_S) + MARGIN_S,
         "onFailure": "block",
     }
     return {"hooks": {EVENT: [{"matcher": "*", "hooks": [entry]}]}}

@@ -76,7 +76,7 @@ def once_delivered(request: Request, response: Response, tell: Callable[[], None
     async def told() -> None:
         tell()
 
-    if not request.scope["state"]["has_left"]():
+    if request.method != "HEAD" and not request.scope["state"]["has_left"]():
         response.background = BackgroundTask(told)
     return response
 

@@ -9,36 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN
-from fumehood.core.tool import DECISION, Money, ToolDefinition
+from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.registry.index import RegisteredTool, Source
 from fumehood.registry.json_schema import CompiledSchema
+from fumehood.registry.settings import ExternalToolSettings
 
 ANY_ARGUMENTS: JsonObject = {"type": "object", "additionalProperties": True}
 MAX_KNOWN = 1024
 """Undeclared tools that are kept: callers choose their names."""
-
-
-class ExternalToolSettings(BaseModel):
-    """What the operator says of one tool."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    dangerous: bool = True
-    description: str = Field(
-        default="A tool that the caller runs itself.", min_length=1, max_length=10_000
-    )
-    cost_per_use: Money = Field(default=0, validate_default=True)
-    rate_limit: int | None = Field(default=None, gt=0)
-
-
-AllExternalTools = dict[Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)], ExternalToolSettings]
 
 
 class ExternalTools:

@@ -19,7 +19,7 @@ from fumehood.core.envelope import CallFailed
 from fumehood.core.errors import InvalidParams
 from fumehood.core.identity import Principal, Scope
 from fumehood.policy.model import PolicyError
-from fumehood.registry.external import ExternalToolSettings
+from fumehood.registry.settings import ExternalToolSettings
 from fumehood.testing import FakeWall, ManualClock
 from support.asking import ALICE, NO, YES
 
