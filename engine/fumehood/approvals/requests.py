@@ -142,7 +142,7 @@ class ApprovalRequests:
             ApprovalExpired: it was told before, to an equal call.
             WriteFailed: it is not known to be used up, so nobody may hear of it.
         """
-        if not await self.table.fetched(call_id):
+        if not await self.table.fetched(call_id, is_decision=True):
             raise refusals.used_decision()
 
     async def create(self, stored: StoredApproval) -> str:

@@ -131,17 +131,21 @@ class ApprovalTable:
         """
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
-    async def fetched(self, call_id: str) -> bool:
+    async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
         """Note that the caller has the answer: the next such call is a new one.
 
         False: somebody has fetched it before. Until a human has resolved it, an interrupted call
-        has no final answer.
+        has no final answer. Who looks at a yes for an `external:` tool has not used it: only
+        `is_decision` does.
 
         Raises:
             WriteFailed: the answer is not noted as fetched.
         """
         over = APPROVALS.c.answer.is_not(None) & APPROVALS.c.repeat_key.is_not(None)
         over &= APPROVALS.c.state != ApprovalState.INTERRUPTED.value
+        if not is_decision:
+            is_yes = APPROVALS.c.state == ApprovalState.DONE.value
+            over &= ~(is_yes & APPROVALS.c.tool.startswith(EXTERNAL))
         of_call = over & (APPROVALS.c.call_id == call_id)
         return await self._database.write(lambda c: _forget_repeats(c, of_call) > 0)
 

@@ -88,8 +88,9 @@ class Batch:
         finally:
             if timer is not None:
                 timer.cancel()
-        for handle in self._ended:  # equal members are one call, so none is fetched before all are
-            self._delivered(handle)
+        if not isinstance(self._ended_by, Cancelled):  # its caller has left
+            for handle in self._ended:  # equal members are one call: none is fetched before all are
+                self._delivered(handle)
         return [self._answers[place] for place in range(len(self._members))]
 
     def cancel(self) -> None:

@@ -123,6 +123,28 @@ async def test_equal_members_of_a_batch_are_one_call_also_one_after_the_other() 
         await desk.parked("a")  # the batch has fetched them
 
 
+async def test_batch_whose_caller_has_left_has_fetched_nothing() -> None:
+    async with asking() as desk:
+        members = [
+            {"tool": "erase", "arguments": {"what": what}, "options": {"wait_for_approval": 10}}
+            for what in ("a", "b")
+        ]
+        batch = desk.engine.open_batch(RawBatch(calls=members), CALLER)
+        async with anyio.create_task_group() as group:
+            group.start_soon(batch.run)
+            with anyio.fail_after(10):
+                while len((page := await desk.engine.approvals.list(ApprovalQuery())).items) < 2:
+                    await anyio.sleep(0.01)
+            (first,) = [one.id for one in page.items if one.arguments == {"what": "a"}]
+            await desk.decide(first)
+            await done(desk, first)
+            batch.cancel()
+        answer = await desk.ask("a")
+        assert answer.success
+        assert answer.metadata.idempotent_replay is True
+        assert desk.deeds.done == ["a"]
+
+
 @pytest.mark.parametrize(
     "other",
     [

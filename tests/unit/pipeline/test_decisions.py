@@ -187,6 +187,15 @@ async def test_of_two_that_wait_for_one_yes_one_may_run(tmp_path: Path) -> None:
         assert {one.code for one in heard} == {None, "APPROVAL_EXPIRED"}
 
 
+async def test_looking_at_a_yes_does_not_use_it(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        approval = await here.say(await here.pending())
+        shown = await here.engine.approvals.answer_of(approval.call_id, here.engine.owner)
+        assert shown is not None
+        assert (await here.engine.decide("Bash", RM)).decision == "allow"
+        assert (await here.engine.decide("Bash", RM)).decision == "pending"
+
+
 async def test_no_is_a_denial_with_its_reason(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         await here.say(await here.pending(), NO)
