@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision, RememberWish
+from fumehood.approvals.model import (
+    ApprovalQuery,
+    ApprovalState,
+    NewDecision,
+    RememberWish,
+    Resolution,
+)
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.call import BatchOptions, RawBatch
 from fumehood.pipeline.claim import repeat_key_of
 from fumehood.pipeline.incoming import parse_own_call
-from support.asking import CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking
+from support.asking import ALICE, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking
 from support.keyed import permitted
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
@@ -275,6 +281,27 @@ async def test_next_engine_knows_the_call_that_waits_and_the_answer_nobody_fetch
     async with asking(tmp_path, deeds=deeds) as desk:
         assert (await desk.ask("a")).data == {"erased": "a"}
         assert deeds.done == ["b", "a"]
+
+
+async def test_repeat_of_an_interrupted_call_is_unknown_until_a_human_has_resolved_it(
+    tmp_path: Path,
+) -> None:
+    async with asking(tmp_path) as desk:
+        approval_id = await desk.parked("a")
+        desk.engine.drain()
+        await desk.decide(approval_id)
+        requests = desk.engine.approvals.requests
+        await requests.begin(await requests.get(approval_id))
+    async with asking(tmp_path) as desk:
+        await desk.state(approval_id, ApprovalState.INTERRUPTED)
+        for _ in range(2):
+            answer = await desk.ask("a")
+            assert answer.error is not None
+            assert answer.error.code == "OUTCOME_UNKNOWN"
+        await desk.engine.approvals.resolve(approval_id, Resolution(outcome="done"), ALICE)
+        assert (await desk.ask("a")).data["resolution"]["outcome"] == "done"
+        assert await desk.parked("a") != approval_id
+        assert desk.deeds.done == []
 
 
 async def test_stream_that_ended_before_its_last_event_was_read_fetched_nothing() -> None:
