@@ -64,6 +64,7 @@ from fumehood.rate_limits.limiter import RateLimits
 from fumehood.rate_limits.store import RateTable
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
+from fumehood.registry.external import ExternalTools
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import SecretBindings
@@ -283,7 +284,8 @@ def compose(
 def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[LoadFault]]:
     """Load the installed tools and the given ones; also the faults of those left out."""
     config = basis.config
-    registry = ToolIndex(SecretBindings(config.secrets, config.rest))
+    secrets = SecretBindings(config.secrets, config.rest)
+    registry = ToolIndex(secrets, ExternalTools(config.external_tools))
     private = (Path.home(), config.state_directory, config_file().parent)
     faults = discover(registry, config.host_tools, private=private, web=config.web)
     for fault in faults:

@@ -24,6 +24,7 @@ an error, and nothing here changes while the engine runs.
 | `web.search` | `search_web` is disabled | – | it asks this service |
 | `cache` | 64 MB of results, each for 300 s | the same | these bounds; `max_mb = 0`: none |
 | `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
+| `external_tools` | tools of others are dangerous | the same | except as these say |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 
@@ -55,6 +56,7 @@ from fumehood.protocol.sockets import config_file as config_file
 from fumehood.rate_limits.settings import AllRateLimits
 from fumehood.redaction.settings import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
+from fumehood.registry.settings import AllExternalTools
 from fumehood.registry.web import WebSettings
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
@@ -100,6 +102,7 @@ class Config(SocketSettings):
     rest: RestSettings = RestSettings()
     secrets: AllSecrets = Field(default_factory=dict)
     web: WebSettings = WebSettings()
+    external_tools: AllExternalTools = Field(default_factory=dict)
 
     @field_validator("host_tools", "result_checkers", mode="before")
     @classmethod

@@ -22,8 +22,9 @@ from fumehood.answers import ToolDetails
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
-from fumehood.core.call import CallBody, CallOptions, RawBatch
+from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
+from fumehood.core.decision import Decision, decided
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.core.errors import (
     EngineError,
@@ -32,13 +33,14 @@ from fumehood.core.errors import (
     ResourceNotFound,
     ToolNotFound,
 )
-from fumehood.core.events import Event, last_event
+from fumehood.core.events import ErrorEvent, Event, ResultEvent, last_event
 from fumehood.core.identity import Principal, Scope, uid_principal_id
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import (
     BatchKeywords,
     CallKeywords,
     CallQueryKeywords,
+    DecisionKeywords,
     HandleKeywords,
     UsageKeywords,
     checked,
@@ -75,6 +77,7 @@ from fumehood.pipeline.incoming import (
     parse_call_query,
     parse_own_batch_call,
     parse_own_call,
+    parse_own_decision,
     parse_own_message,
     parse_query,
 )
@@ -291,14 +294,7 @@ class Engine:
         return MessageCalls(
             body,
             self._finder(body.options.agent_id),
-            lambda members, options, parse: Batch(
-                members,
-                options,
-                parse=parse,
-                run=lambda tool, call, live: self.run(tool, call, principal, live),
-                refuse=self.refusal,
-                log=self.log,
-            ),
+            lambda members, options, parse: self._batch(members, options, principal, parse),
             self._repairs,
         )
 
@@ -377,6 +373,33 @@ class Engine:
             pages.add(answer.raise_for_error().data)
         return pages.items
 
+    async def decide(
+        self,
+        tool: str,
+        arguments: JsonObject | None = None,
+        *,
+        context: JsonObject | None = None,
+        **options: Unpack[DecisionKeywords],
+    ) -> Decision:
+        """Decide about a call of a tool that is not this engine's, as the owner of this process.
+
+        The tool may run only if the decision is `allow`, and then once.
+
+        Raises:
+            CallFailed: nothing was decided, because the engine stops or the request is wrong.
+            TypeError, EngineNotRunning: as `call`.
+        """
+        chosen = checked(DecisionKeywords, "decide", options)
+        self._life.require_begun()
+        asked = {"tool": tool, "arguments": arguments or {}, "context": context or {}}
+        try:
+            body = parse_own_decision({**asked, "options": chosen})
+        except EngineError as error:
+            self.refusal(error).raise_for_error()
+            raise
+        answer = decided(await self.run(body.reference, body.call, self.owner), body.reference)
+        return Decision.model_validate(answer.raise_for_error().data)
+
     @property
     def owner(self) -> Principal:
         """The principal of this process's own calls."""
@@ -401,6 +424,13 @@ class Engine:
         """
         return self._made.calls.run(tool, body, principal, live or CallHandle())
 
+    def delivered(self, live: CallHandle) -> None:
+        """Note that the caller has the answer of a call: one like it is no repeat of it any more.
+
+        Only for a call that is followed, or whose `live` has `is_delivered_later`.
+        """
+        self._made.calls.delivered(live)
+
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
         """Run one call independently of its caller, who may follow its events."""
         return self._made.calls.open_stream(tool, body, principal)
@@ -409,12 +439,18 @@ class Engine:
         self, body: RawBatch, principal: Principal, parse: Parse = parse_batch_call
     ) -> Batch:
         """Many calls of one principal, to be run; each goes through `run`."""
+        return self._batch(body.calls, body.options, principal, parse)
+
+    def _batch(
+        self, members: Sequence[Any], options: BatchOptions, principal: Principal, parse: Parse
+    ) -> Batch:
         return Batch(
-            body.calls,
-            body.options,
+            members,
+            options,
             parse=parse,
             run=lambda tool, call, live: self.run(tool, call, principal, live),
             refuse=self.refusal,
+            delivered=self.delivered,
             log=self.log,
         )
 
@@ -448,10 +484,13 @@ class Engine:
         call = self.open_stream(name, body, self.owner)
         refusal = await call.begun()
         if refusal is not None:
+            self.delivered(call.live)
             yield last_event(refusal)
             return
         try:
             async for event in events_of(call):
+                if isinstance(event, ResultEvent | ErrorEvent):
+                    self.delivered(call.live)
                 yield event
         finally:
             if body.options.cancel_on_disconnect:

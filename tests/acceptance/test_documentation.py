@@ -36,6 +36,7 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/tutorial/first-call.md",
         "README.md",
         "docs/howto/repeat-a-call-safely.md",
+        "docs/howto/gate-the-tools-of-other-agents.md",
         "docs/howto/cache-results.md",
         "docs/howto/make-many-calls.md",
         "docs/howto/give-the-tools-to-a-model.md",

@@ -86,6 +86,7 @@ def test_killed_at_every_commit_nothing_is_lost_and_nothing_acts_twice(
         ("a use is not counted", "remembering", "uses of remembered rules"),
         ("a mark is not raised", "spending", "used, 0 counted"),
         ("a key is not taken", "harmless", "acted 2 times"),
+        ("a repeat is not recognized", "replayed", "acted 2 times"),
     ],
 )
 def test_control_a_promise_that_is_left_out_is_found(

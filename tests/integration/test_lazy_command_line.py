@@ -46,6 +46,16 @@ def test_call_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemo
         assert not names & (HEAVY | HEAVY_OF_OURS)
 
 
+def test_hook_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon) -> None:
+    call = {
+        "hook_event_name": "PreToolUse", "session_id": "s", "cwd": "/", "tool_name": "Bash",
+        "tool_input": {"command": "ls"},
+    }  # fmt: skip
+    code, names = modules_of(shared_daemon, "hook", "claude-code", stdin=json.dumps(call))
+    assert code == 0
+    assert not names & (HEAVY | HEAVY_OF_OURS)
+
+
 def test_call_leaves_a_configuration_file_to_other_commands(
     shared_daemon: Daemon, tmp_path: Path
 ) -> None:

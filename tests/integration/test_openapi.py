@@ -70,6 +70,9 @@ CALLERS = [
     Asked("showTool", "/v1/tools/nothing", code="TOOL_NOT_FOUND"),
     Asked("showTool", "/v1/tools/calculator", code="UNAUTHORIZED", credential="fht_0_0"),
     Asked("callTool", "/v1/tools/calculator/call", SUM),
+    Asked("decide", "/v1/decisions", {"tool": "Bash", "arguments": {"command": "ls"}}),
+    Asked("decide", "/v1/decisions", {"tool": "a b"}, "INVALID_PARAMS"),
+    Asked("decide", "/v1/decisions", {"tool": "Bash"}, "UNAUTHORIZED", "fht_0_0"),
     Asked("callTools", "/v1/calls", {"calls": [{"tool": "calculator", **SUM}, {"tool": "nothing"},
                                                {}, 7]}),
     Asked("callTools", "/v1/calls", {"calls": []}, "INVALID_PARAMS"),
@@ -384,7 +387,9 @@ def _waiting_calls(daemon: Daemon) -> dict[str, str]:
     client = daemon.client()
     try:
         return {
-            name: client.call("calculator", ASKED["arguments"]).body["error"]["approval_id"]
+            name: client.call("calculator", ASKED["arguments"], new_call=True).body["error"][
+                "approval_id"
+            ]
             for name in ("first", "second", "third")
         }
     finally:

@@ -155,8 +155,13 @@ class FakeDesk:
     ) -> None:
         """Nothing is kept here."""
 
-    async def answer_of(self, call_id: str, principal: Principal) -> Envelope | None:
+    async def answer_of(
+        self, call_id: str, principal: Principal, *, is_fetched: bool = True
+    ) -> Envelope | None:
         return self.answers.get(call_id)
+
+    def fetched(self, call_id: str) -> None:
+        self.asked.append(("fetched", {"call_id": call_id}))
 
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
         page = await self.list(ApprovalQuery(call_id=call_id[:128]), principal=principal)

@@ -75,6 +75,7 @@ LIFE_S = (0.02, 0.6)
 """When one that plays many scripts kills itself, after its engine has begun."""
 WORKERS = 4
 PATIENCE_S = 30.0
+REPLAY_ENDS = ("OK", "APPROVAL_DENIED")
 NOTHING_DONE = frozenset({
     "APPROVAL_DENIED", "APPROVAL_EXPIRED", "CANCELLED",
     "EXECUTION_ERROR",  # a human has found that it did not act
@@ -141,7 +142,13 @@ async def fetch(label: str) -> dict[str, str]:
     return await _acted(label)
 
 
-TOOLS = (act, act_of_two, act_again, note, fetch)
+@tool(sandboxed=False, dangerous=True, cost_per_use="0.01")
+async def act_replayed(label: str) -> dict[str, str]:
+    """Act, for a framework that calls anew what it has no answer of."""
+    return await _acted(label)
+
+
+TOOLS = (act, act_of_two, act_again, act_replayed, note, fetch)
 
 
 @asynccontextmanager
@@ -371,6 +378,19 @@ async def several(user: User, name: str) -> None:
         await user.end(label, one)
 
 
+async def replayed(user: User, name: str) -> None:
+    """The caller forgets each time that it has asked; it has its answer at the end."""
+    label = f"{name}-a"
+    approval_id = await user.ask(label, "act_replayed")
+    await user.ask(label, "act_replayed")
+    await user.decide(approval_id)
+    await settled(user, with_pending=False)
+    await user.ask(label, "act_replayed")
+    denied = await user.ask(f"{name}-no", "act_replayed")
+    await user.decide(denied, decision="deny", reason="no")
+    await user.ask(f"{name}-no", "act_replayed")
+
+
 async def start(user: User, name: str) -> None:
     """What waits, and what was interrupted, is there already (`prepare_start`)."""
     await settled(user, with_pending=False)
@@ -435,6 +455,7 @@ SCENES = {
     "remembering": Scene(remembering, least=16, shows=(*ALL_WAYS, "remembered")),
     "of-two": Scene(of_two, least=14, shows=(*ALL_WAYS, "unknown")),
     "several": Scene(several, in_flight=2, least=14, shows=(*ALL_WAYS, "denied")),
+    "replayed": Scene(replayed, least=12, shows=(*ALL_WAYS, "denied", "replayed")),
     "start": Scene(
         start, prepare=prepare_start, from_start=True, crashes=3, least=12,
         shows=(*ALL_WAYS, "unknown"),
@@ -474,6 +495,11 @@ WEAKNESSES = {
     "a use is not counted": ("fumehood.approvals.remembered.RememberedRules.use", _nothing),
     "a mark is not raised": ("fumehood.budgets.store.CounterTable.reserve", _nothing),
     "a key is not taken": ("fumehood.storage.idempotency.take", lambda *args: None),
+    "a repeat is not recognized": ("fumehood.pipeline.run.repeat_key_of", _nothing),
+    "a decision is not used up": (
+        "fumehood.approvals.requests.ApprovalRequests.use_decision",
+        _nothing,
+    ),
 }
 """Promises to leave out, for the controls: a file in `home` names one."""
 
@@ -485,7 +511,7 @@ def weakened(home: Path) -> AbstractContextManager[Any]:
 
 
 MIXED: tuple[Script, ...] = (
-    yes, no, edited, keyed, taken_back, harmless, remembering, of_two, several,
+    yes, no, edited, keyed, taken_back, harmless, remembering, of_two, several, replayed,
 )  # fmt: skip
 MIXED_CALLS = 100_000
 
@@ -651,6 +677,7 @@ async def _finish(user: User, told: Told, found: Aftermath, home: Path) -> None:
     """As users would: who was not answered repeats its call, if it has a key; approvers say
     their word of what waits; a human resolves what was interrupted."""
     before = marks(home)
+    await _replay(user, told, found)
     interrupted = await in_state(user, ApprovalState.INTERRUPTED)
     found.seen["interrupted"] += len(interrupted)
     unknown = {one.arguments["label"] for one in interrupted}
@@ -674,6 +701,16 @@ async def _finish(user: User, told: Told, found: Aftermath, home: Path) -> None:
             user.say("resolved", approval_id=one.id)
     for label in unknown:
         found.require(marks(home)[label] == before[label], f"{label}: interrupted, acted on")
+
+
+async def _replay(user: User, told: Told, found: Aftermath) -> None:
+    """Call anew what was asked without a key and not answered, as a framework does."""
+    answered = {line["label"] for line in told.all("heard") if line["code"] in REPLAY_ENDS}
+    labels = [line["label"] for line in told.all("asks") if line["tool"] == "act_replayed"]
+    for label in dict.fromkeys(labels):
+        if label not in answered:
+            found.seen["replayed"] += 1
+            await user.ask(label, "act_replayed")
 
 
 async def _repeat(user: User, line: dict[str, Any]) -> str:

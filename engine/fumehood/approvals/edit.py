@@ -93,7 +93,7 @@ def asked_again(before: StoredApproval, again: StoredApproval) -> StoredApproval
     kept = {"asked_arguments": was.asked_arguments, "approvers": approvers, "quorum": quorum}
     hidden = tuple(sorted({*before.request.hidden, *again.request.hidden}))
     request = replace(again.request, hidden=hidden)
-    return StoredApproval(now.model_copy(update=kept), request, again.idempotency_key)
+    return replace(again, approval=now.model_copy(update=kept), request=request)
 
 
 def _asked_arguments(before: Approval, edited: Edited) -> JsonObject | None:

@@ -209,7 +209,7 @@ class ApprovalQuery(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     state: ApprovalState | None = None
-    tool: str | None = Field(default=None, max_length=80)
+    tool: str | None = Field(default=None, max_length=160)
     agent: str | None = Field(default=None, max_length=128)
     call_id: str | None = Field(default=None, max_length=128)
     limit: int = Field(default=50, ge=1, le=100)
@@ -266,6 +266,8 @@ class StoredRequest:
     """Whether the program that embeds the engine made it."""
     parent_id: str | None = None
     """The call whose program made it."""
+    context: JsonObject | None = None
+    """Of a call of an `external:` tool."""
 
     @property
     def document(self) -> JsonObject:
@@ -283,6 +285,8 @@ class StoredApproval:
     idempotency_key: str | None = None
     answer: str | None = None
     """The call's envelope, as JSON."""
+    repeat_key: str | None = None
+    """A call with the same key is this call; null if there can be none."""
 
 
 def without_arguments(approval: Approval, hidden: Sequence[str]) -> Approval:

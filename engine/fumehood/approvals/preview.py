@@ -23,6 +23,7 @@ from fumehood.core.usage import money
 from fumehood.executors.effects import Effect
 from fumehood.executors.kinds import executor_of
 from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.claim import context_of
 from fumehood.pipeline.plan import Plan, image_of
 from fumehood.policy.model import Decision
 from fumehood.protocol.canonical import canonical, digest_of
@@ -69,6 +70,7 @@ def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Ac
         "network": "none" if plan.placement.kind != "host" else "of the host",
         "secrets": [],
         "cost_ceiling": money(tool.cost_per_use),
+        **context_of(permitted.request),
     }
     return Action(document, digest_of(document))
 

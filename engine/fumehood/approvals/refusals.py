@@ -82,6 +82,13 @@ def unusable_approval() -> ApprovalExpired:
     )
 
 
+def used_decision() -> ApprovalExpired:
+    """The yes for a tool that its caller runs itself was told to another, equal call."""
+    return ApprovalExpired(
+        "This approval was used for an equal call. Ask again if this call is needed as well."
+    )
+
+
 def interrupted(approval: Approval) -> OutcomeUnknown:
     """The engine ended while the call ran, and its outcome is unknown."""
     return OutcomeUnknown(

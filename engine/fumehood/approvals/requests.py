@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from fumehood.approvals.states import Step
 from fumehood.approvals.store import ApprovalTable, PendingOf, Stale, UnknownApproval, size_of
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal
+from fumehood.core.names import EXTERNAL
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.log import Logger
 from fumehood.pipeline.authorize import PermittedCall
@@ -78,6 +80,8 @@ class ApprovalRequests:
         self._quota = ApprovalQuota(table, settings)
         self._now = now
         self._latest = now()
+        self._fetched: dict[str, asyncio.Future[None]] = {}
+        """By call id; until it is stored."""
 
     def now(self) -> datetime:
         """The time, which never goes back: a clock that is set back revives nothing."""
@@ -116,16 +120,46 @@ class ApprovalRequests:
         """At start: count the calls that wait already."""
         await self._quota.count()
 
-    async def create(self, stored: StoredApproval) -> None:
-        """Store a call that waits. Must not be cancelled: a commit cannot be rolled back half-way.
+    async def same_call(self, repeat_key: str, tool: str) -> str | None:
+        """The approval of the call that a new one repeats.
+
+        That call waits or runs, or it ended a short time ago and nobody has fetched its answer.
+        """
+        found = await self.table.of_repeat(repeat_key, self._repeated_since(tool))
+        return found[0] if found is not None and found[1] not in self._fetched else None
+
+    def fetched(self, call_id: str) -> None:
+        """Note that the caller has the answer of its call; a call like it is a new one again.
+
+        It is stored after the caller has gone on: a crash in between gives the answer once more.
+        """
+        self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
+
+    async def use_decision(self, call_id: str) -> None:
+        """Use up the yes to a call that its caller runs itself, before the caller hears of it.
+
+        Raises:
+            ApprovalExpired: it was told before, to an equal call.
+            WriteFailed: it is not known to be used up, so nobody may hear of it.
+        """
+        if not await self.table.fetched(call_id, is_decision=True):
+            raise refusals.used_decision()
+
+    async def create(self, stored: StoredApproval) -> str:
+        """Store a call that waits; return the id of its approval, or that of the same call's.
+
+        Must not be cancelled: a commit cannot be rolled back half-way.
 
         Raises:
             RateLimited: too many calls wait.
             WriteFailed: it is not stored.
         """
         await self._quota.take(stored)
-        await self.table.create(stored)
-        self._tell(stored.approval)
+        since = self._repeated_since(stored.approval.tool)
+        approval_id = await self.table.create(stored, since)
+        if approval_id == stored.approval.id:
+            self._tell(stored.approval)
+        return approval_id
 
     async def wait(
         self, approval_id: str, seconds: float, handle: CallHandle | None
@@ -266,6 +300,19 @@ class ApprovalRequests:
         self.changes += 1
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
+
+    async def _store_fetched(self, call_id: str) -> None:
+        try:
+            with suppress(WriteFailed):  # the answer is then given once more
+                await self.table.fetched(call_id)
+        finally:
+            self._fetched.pop(call_id, None)
+
+    def _repeated_since(self, tool: str) -> datetime:
+        """A decision is used when it is fetched: in the time that calls have to start in."""
+        settings, is_decision = self.settings, tool.startswith(EXTERNAL)
+        kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds
+        return self.now() - timedelta(seconds=kept_s)
 
     async def _until_stored(self, write: Callable[[], Awaitable[object]]) -> None:
         while True:

@@ -30,6 +30,7 @@ from fumehood.core.errors import (
     WorkspaceChanged,
 )
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
@@ -102,6 +103,12 @@ class CallResumption:
             PermissionDenied: a rule forbids the edited call.
         """
         approval = stored.approval
+        if approval.tool.startswith(EXTERNAL):
+            raise InvalidParams(
+                "The caller runs this tool itself, with its own arguments, so they cannot be "
+                "edited. Deny the call, and say in the reason what should change.",
+                fields=["arguments"],
+            )
         given = _without_fixed(stored, arguments)
         permitted = self._permitted(self.calls.request_of(stored, given))
         effect, action = await self._previewed(permitted)
@@ -174,7 +181,7 @@ class CallResumption:
             approvals, key = services.approvals, stored.idempotency_key
             again = stored_approval(
                 permitted, action, effect, key, approvals.new_id(), approvals.now(),
-                approvals.expiry(), services.exceeded_if_approved(permitted),
+                approvals.expiry(), services.exceeded_if_approved(permitted), stored.repeat_key,
             )  # fmt: skip
             return asked_again(stored, again)
         except EngineError:

@@ -100,12 +100,23 @@ class ApprovalService:
         stored = await self._own_call(call_id, principal)
         return None if stored is None else _own_view(stored.approval, stored.request.hidden)
 
-    async def answer_of(self, call_id: str, principal: Principal) -> Envelope | None:
-        """The envelope of a caller's own call that had to wait, once there is one."""
+    async def answer_of(
+        self, call_id: str, principal: Principal, *, is_fetched: bool = True
+    ) -> Envelope | None:
+        """The envelope of a caller's own call that had to wait, once there is one.
+
+        The caller has fetched it by that, unless `is_fetched` leaves saying so to the face.
+        """
         stored = await self._own_call(call_id, principal)
         if stored is None or stored.answer is None:
             return None
+        if is_fetched:
+            self.fetched(call_id)
         return decode_envelope(stored.answer.encode())
+
+    def fetched(self, call_id: str) -> None:
+        """Note that a caller has the answer of its call; a call like it is a new one again."""
+        self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
         """A number that grows with every change; waits, bounded, until it is beyond `after`."""

@@ -45,6 +45,7 @@ from fumehood.approvals.model import (
 from fumehood.approvals.remembered import add_rule
 from fumehood.approvals.states import Step
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL
 from fumehood.protocol import strict_json
 from fumehood.storage import idempotency
 from fumehood.storage.changes import stamp
@@ -103,13 +104,50 @@ class ApprovalTable:
         self.overdue = asyncio.Event()
         """Never set: old rows can wait for the hourly deletion."""
 
-    async def create(self, stored: StoredApproval) -> None:
-        """Store a new one, which takes over the idempotency key of its call.
+    async def create(self, stored: StoredApproval, since: datetime) -> str:
+        """Store a new one, which takes over the idempotency key of its call; return its id.
+
+        If another one is for the same call (see `of_repeat`), nothing is stored; return its id.
 
         Raises:
             WriteFailed: nothing was stored.
         """
-        await self._database.write(lambda connection: self._create(connection, stored))
+
+        def job(connection: Connection) -> str:
+            if stored.repeat_key is not None:
+                same = _of_repeat(connection, stored.repeat_key, since)
+                if same is not None:
+                    return same[0]
+                _forget_repeats(connection, APPROVALS.c.repeat_key == stored.repeat_key)
+            self._create(connection, stored)
+            return stored.approval.id
+
+        return await self._database.write(job)
+
+    async def of_repeat(self, repeat_key: str, since: datetime) -> tuple[str, str] | None:
+        """The ids of the approval and of the call that a call with this key repeats.
+
+        That call has not ended, or after `since`, and its answer was not fetched.
+        """
+        return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
+
+    async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
+        """Note that the caller has the answer: the next such call is a new one.
+
+        False: somebody has fetched it before. Until a human has resolved it, an interrupted call
+        has no final answer. Who looks at a yes for an `external:` tool has not used it: only
+        `is_decision` does.
+
+        Raises:
+            WriteFailed: the answer is not noted as fetched.
+        """
+        over = APPROVALS.c.answer.is_not(None) & APPROVALS.c.repeat_key.is_not(None)
+        over &= APPROVALS.c.state != ApprovalState.INTERRUPTED.value
+        if not is_decision:
+            is_yes = APPROVALS.c.state == ApprovalState.DONE.value
+            over &= ~(is_yes & APPROVALS.c.tool.startswith(EXTERNAL))
+        of_call = over & (APPROVALS.c.call_id == call_id)
+        return await self._database.write(lambda c: _forget_repeats(c, of_call) > 0)
 
     async def get(self, approval_id: str) -> StoredApproval:
         """Raises UnknownApproval, ReadFailed."""
@@ -270,6 +308,8 @@ class ApprovalTable:
             values.pop("expires_at", None)
         elif to is not None:
             values["state"] = to.value
+            if _undecided(to, approval.tool):  # a repeat asks anew
+                values["repeat_key"] = None
         if step.answer is not None:
             answer = values["answer"] = pack_answer(step.answer)
             if before.idempotency_key is not None:
@@ -308,6 +348,25 @@ def _forget(connection: Connection, before: str) -> int:
     connection.execute(delete(DECISIONS).where(DECISIONS.c.approval_id.in_(ids)))
     connection.execute(delete(APPROVALS).where(APPROVALS.c.id.in_(ids)))
     return len(ids)
+
+
+def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tuple[str, str] | None:
+    lasts = APPROVALS.c.ended_at.is_(None) | (APPROVALS.c.ended_at > stamp(since))
+    ids = select(APPROVALS.c.id, APPROVALS.c.call_id)
+    row = connection.execute(ids.where(APPROVALS.c.repeat_key == repeat_key, lasts)).one_or_none()
+    return None if row is None else (row[0], row[1])
+
+
+def _undecided(to: ApprovalState, tool: str) -> bool:
+    """Whether nobody has decided, or, of a decision, nobody can have heard of the yes."""
+    if to is ApprovalState.INTERRUPTED:
+        return tool.startswith(EXTERNAL)
+    return to in (ApprovalState.EXPIRED, ApprovalState.CANCELLED)
+
+
+def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> int:
+    """Let no call repeat these any more; returns their number."""
+    return connection.execute(update(APPROVALS).where(which).values(repeat_key=None)).rowcount
 
 
 def _require(approval: Approval, step: Step) -> None:
@@ -460,6 +519,7 @@ def _row(stored: StoredApproval) -> dict[str, Any]:
         },
         "state": approval.state.value,
         "idempotency_key": stored.idempotency_key,
+        "repeat_key": stored.repeat_key,
         "warned_at": None,
         "document": _document(stored),
         "answer": stored.answer,
@@ -484,7 +544,8 @@ def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
         has_answer=row["answer"] is not None,
     )
     kept = StoredRequest(**{**request, "hidden": tuple(request["hidden"])})
-    return StoredApproval(approval, kept, row["idempotency_key"], row["answer"])
+    keys = {name: row[name] for name in ("idempotency_key", "answer", "repeat_key")}
+    return StoredApproval(approval, kept, **keys)
 
 
 def _decision_row(approval_id: str, decision: DecisionRecord) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class StoredCalls:
             call_id=approval.call_id,
             trace_id=approval.trace_id,
             parent_id=request.parent_id,
+            context=request.context,
         )
 
     def context_of(self, stored: StoredApproval, handle: CallHandle | None = None) -> CallContext:

@@ -41,6 +41,7 @@ from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import QuotaExceeded
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import TextKind, TokenCounter
 from fumehood.protocol import strict_json
@@ -173,7 +174,9 @@ class Budgets:
         return [
             rule.name
             for rule in self._rules
-            if rule.rule.tools and not any(any_matches(rule.rule.tools, name) for name in names)
+            if rule.rule.tools
+            and not any(tool.startswith(EXTERNAL) for tool in rule.rule.tools)
+            and not any(any_matches(rule.rule.tools, name) for name in names)
         ]
 
     async def prune(self, now: datetime) -> int:

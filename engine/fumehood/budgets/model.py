@@ -158,7 +158,7 @@ class UsageQuery(BaseModel):
 
     agent: Id | None = None
     session: Id | None = None
-    tool: str | None = Field(default=None, min_length=1, max_length=120)
+    tool: str | None = Field(default=None, min_length=1, max_length=160)
     """`name`, or `name@version`."""
 
     @field_validator("by", mode="before")

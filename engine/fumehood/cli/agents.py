@@ -8,8 +8,15 @@ from typing import Annotated
 import typer
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, ToolName
-from fumehood.cli.reach import controlling
+from fumehood.cli.options import (
+    AsJson,
+    ControlSocketPath,
+    CredentialStdin,
+    SocketPath,
+    TokenFile,
+    ToolName,
+)
+from fumehood.cli.reach import calling, controlling
 from fumehood.cli.settings import read_config
 from fumehood.core.identity import uid_principal_id
 from fumehood.core.json_types import JsonObject
@@ -80,6 +87,49 @@ def show(
     with controlling(socket, credential_stdin=credential_stdin) as client:
         details = client.agents.show(agent_id)
     show_json(details.model_dump(mode="json"))
+
+
+@agents.command("filter")
+def filter_tools(
+    agent_id: AgentId,
+    category: Annotated[
+        list[str] | None, typer.Option(help="Only tools of this category; repeatable.")
+    ] = None,
+    include_dangerous: Annotated[
+        bool, typer.Option("--include-dangerous", help="Also dangerous tools.")
+    ] = False,
+    max_cost: Annotated[
+        str | None, typer.Option(help="Only tools up to this cost per use, such as 0.05.")
+    ] = None,
+    at_most: Annotated[int | None, typer.Option(min=0, help="Only so many tools.")] = None,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+    socket: SocketPath = None,
+) -> None:
+    """List the tools that an agent of yours may use, and why it may not use the others."""
+    from decimal import Decimal, InvalidOperation
+
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.cli.tables import Field, show_table
+
+    try:
+        cost = None if max_cost is None else Decimal(max_cost)
+    except InvalidOperation:
+        fail("--max-cost takes an amount such as 0.05.", ExitCode.USAGE)
+    with calling(socket, as_json=as_json, token_file=token_file) as client:
+        found = client.agent_tools(
+            agent_id,
+            categories=category,
+            exclude_dangerous=not include_dangerous,
+            max_cost=cost,
+            at_most=at_most,
+        )
+    if wants_json(as_json):
+        show_json(found.model_dump(mode="json", include={"items", "left_out"}))
+        return
+    rows = [(f"{tool.name}@{tool.version}", "yes", "") for tool in found.items]
+    rows += [(one.name, "no", one.reason) for one in found.left_out]
+    show_table((Field("tool"), Field("may use"), Field("reason")), rows)
 
 
 @agents.command("enable")

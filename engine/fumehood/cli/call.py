@@ -14,7 +14,7 @@ import typer
 from fumehood.cli.answers import document_of
 from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
-from fumehood.cli.options import SocketPath
+from fumehood.cli.options import SocketPath, TokenFile
 from fumehood.cli.plain_values import PlainCommand
 from fumehood.cli.reach import call_once, calling
 from fumehood.core.errors import RequiresHumanApproval
@@ -73,6 +73,10 @@ def call(
             "from the call.",
         ),
     ] = None,
+    new_call: Annotated[
+        bool,
+        typer.Option("--new-call", help="Ask for approval again, even if an equal call waits."),
+    ] = False,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Run it, even if an equal call was answered before.")
     ] = False,
@@ -107,6 +111,7 @@ def call(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
+    token_file: TokenFile = None,
     socket: SocketPath = None,
 ) -> None:
     """Call a tool and show its envelope.
@@ -125,7 +130,7 @@ def call(
     if batch is not None:
         given = (
             tool, local, dry_run, stream, fetch_all, no_cache, debug, timeout, memory, agent,
-            session, idempotency_key, max_length, wait,
+            session, idempotency_key, new_call, max_length, wait, token_file,
         )  # fmt: skip
         if arguments != "{}" or any(option not in ("", False, None) for option in given):
             fail("--batch goes with --json and --socket only.", ExitCode.USAGE)
@@ -136,7 +141,7 @@ def call(
         fail("A tool or --batch FILE is needed: fumehood call TOOL [ARGUMENTS].", ExitCode.USAGE)
     require_tool_name(tool)
     if local:
-        _refuse_where_local(stream, socket, wait, idempotency_key, session)
+        _refuse_where_local(stream, socket, wait, idempotency_key, session, token_file)
     if fetch_all and (local or stream or dry_run or idempotency_key is not None):
         fail("--all goes without --local, --stream, --dry-run, --idempotency-key.", ExitCode.USAGE)
     if timeout is not None and not 0 < timeout < float("inf"):
@@ -152,28 +157,34 @@ def call(
         agent_id=agent,
         session_id=session,
         idempotency_key=idempotency_key,
+        new_call=new_call or None,
         wait_for_approval=None if wait is None else _waiting(wait),
     )
     or_else = "\nOr call without a daemon: fumehood call --local …"
     if fetch_all:
-        answer = _fetch_all(tool, parsed, options, socket, or_else=or_else)
+        answer = _fetch_all(tool, parsed, options, socket, or_else=or_else, token_file=token_file)
     elif local:
         answer = document_of(_call_locally(tool, parsed, options))
     elif stream:
         from fumehood.cli.following import stream_call
 
         out = sys.stderr if wants_json(as_json) else sys.stdout
-        with calling(socket, or_else=or_else, is_call=True) as client:
+        with calling(socket, or_else=or_else, is_call=True, token_file=token_file) as client:
             answer = document_of(stream_call(client, tool, parsed, options, socket, stdout=out))
     else:
-        answer = call_once(tool, parsed, options, socket, or_else=or_else)
+        answer = call_once(tool, parsed, options, socket, or_else=or_else, token_file=token_file)
     show_envelope(answer, as_json=wants_json(as_json))
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
 
 
 def _refuse_where_local(
-    stream: bool, socket: object, wait: object, idempotency_key: object, session: object
+    stream: bool,
+    socket: object,
+    wait: object,
+    idempotency_key: object,
+    session: object,
+    token_file: object,
 ) -> None:
     if stream:
         fail("--stream needs a daemon.", ExitCode.USAGE)
@@ -185,16 +196,21 @@ def _refuse_where_local(
         fail("--local keeps no idempotency keys.", ExitCode.USAGE)
     if session is not None:
         fail("--local has no sessions.", ExitCode.USAGE)
+    if token_file is not None:
+        fail("--local takes no token.", ExitCode.USAGE)
 
 
 def _fetch_all(
-    tool: str, arguments: JsonObject, options: dict[str, Any], socket: SocketPath, *, or_else: str
-) -> JsonObject:
+    tool: str, arguments: JsonObject, options: dict[str, Any], socket: SocketPath, *, or_else: str,
+    token_file: TokenFile,
+) -> JsonObject:  # fmt: skip
     """Print every item on a line of its own, and exit. Returns the envelope of a page that failed,
     after the items of the pages before it; or that of a tool without pages, which has acted."""
     pages, shown = Pages(arguments, MAX_ITEMS), 0
     while not pages.is_over:
-        answer = call_once(tool, pages.arguments, options, socket, or_else=or_else)
+        answer = call_once(
+            tool, pages.arguments, options, socket, or_else=or_else, token_file=token_file
+        )
         if not answer["success"]:
             return answer
         try:

@@ -12,7 +12,7 @@ from fumehood.cli.answers import document_of
 from fumehood.cli.escaping import say
 from fumehood.core.errors import ERROR_CODES, RequiresHumanApproval
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import NAME_PATTERN
+from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN, NAME_PATTERN
 
 if TYPE_CHECKING:
     from fumehood.core.envelope import Envelope
@@ -44,7 +44,9 @@ def exit_code_of(envelope: Envelope | JsonObject) -> int:
 
 def require_tool_name(reference: str) -> None:
     """End with a usage error if this is not a valid tool name."""
-    if not re.fullmatch(NAME_PATTERN.strip("^$") + r"(@[0-9A-Za-z.+-]+)?", reference):
+    name, _, version = reference.removeprefix(EXTERNAL).partition("@")
+    pattern = EXTERNAL_NAME_PATTERN if reference.startswith(EXTERNAL) else NAME_PATTERN
+    if not re.fullmatch(pattern, name) or not re.fullmatch(r"[0-9A-Za-z.+-]*", version):
         fail(f"{reference[:80]!r} is not a tool's name (or name@version).", ExitCode.USAGE)
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "call": "Call a tool and show its envelope.",
     "run": "Run a program in a sandbox and show what it printed.",
     "mcp": "Serve an MCP client over standard input and output.",
+    "hook": "Gates before the tools of other agents.",
     "usage": "Show usage: tokens and cost, summed from the call log; and budgets.",
     "doctor": "Check this host.",
     "config": "The configuration: values and their sources.",

@@ -26,6 +26,14 @@ ControlSocketPath = Annotated[
         "--socket", help="The control socket; default: by configuration, beside the callers' one."
     ),
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="Call with the token in this file, which only you can read. Default: the variable "
+        "FUMEHOOD_TOKEN, if it is set.",
+    ),
+]
 ToolName = Annotated[str, typer.Argument(help="name or name@version")]
 CallId = Annotated[str, typer.Argument(help="The call's id, call_….")]
 OfAgent = Annotated[str | None, typer.Option("--agent", help="Calls made as this agent.")]

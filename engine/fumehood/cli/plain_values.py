@@ -11,11 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 
 class PlainCommand(TyperCommand):
     """A command that does not load pydantic for plain values."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, including `--help`."""
+        return with_plain_values(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """The same for a group and its `--help`."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, including `--help`."""

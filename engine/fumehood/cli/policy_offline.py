@@ -24,6 +24,7 @@ from fumehood.policy.service import PolicyGate
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.discover import discover
+from fumehood.registry.external import ExternalTools
 from fumehood.registry.index import Source, ToolIndex
 from fumehood.registry.secrets import SecretBindings
 
@@ -74,7 +75,8 @@ class Offline:
         warn: Callable[[str], None] = lambda words: _warn(words),
     ) -> None:
         self._config = config
-        self._index = ToolIndex(SecretBindings(config.secrets, config.rest))
+        secrets = SecretBindings(config.secrets, config.rest)
+        self._index = ToolIndex(secrets, ExternalTools(config.external_tools))
         for fault in discover(self._index, config.host_tools, private=(), web=config.web):
             warn(f"{fault.entry_point} was left out: {fault.reason}")
         if tools_directory is not None:

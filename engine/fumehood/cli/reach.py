@@ -1,13 +1,17 @@
 """How a command reaches the daemon: socket, credential, and the exit code if it is unreachable.
 
-A credential is typed on the terminal or read from standard input, for example from a password
-manager; never from the environment, an argument or a file (DESIGN, "Identity").
+A credential with authority is typed on the terminal or read from standard input, for example from a
+password manager; never from the environment, an argument or a file (DESIGN, "Identity"). A caller's
+token may come from the environment or a file, because it can only call.
 """
 
 from __future__ import annotations
 
 import errno
 import getpass
+import os
+import re
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +36,7 @@ EITHER = "approve or admin"
 @contextmanager
 def calling(
     socket: Path | None, *, or_else: str = "", as_json: bool = False, is_payload: bool = False,
-    is_call: bool = False,
+    is_call: bool = False, token_file: Path | None = None,
 ) -> Iterator[Client]:  # fmt: skip
     """Connect to the callers' socket; `or_else` is added to the message if no daemon answers.
 
@@ -46,13 +50,13 @@ def calling(
     with ending:
         if socket is None and not is_call:
             _tell_config_fault(path)
-        with Client(path) as client:
+        with Client(path, credential=caller_token(token_file)) as client:
             yield client
 
 
 def call_once(
     tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
-    or_else: str = "", as_json: bool = False,
+    or_else: str = "", as_json: bool = False, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
     """Make one call, with a client that imports very little."""
     from fumehood.cli.answers import read_answer
@@ -61,7 +65,55 @@ def call_once(
 
     path = find_socket(socket)
     with _ending_the_command(or_else, as_json=as_json):
-        return send_once(path, call_read_by(read_answer, tool, arguments, options))
+        request = call_read_by(read_answer, tool, arguments, options)
+        return send_once(path, request, caller_token(token_file))
+
+
+def decide_once(
+    tool: str, arguments: JsonObject, context: JsonObject, options: JsonObject,
+    socket: Path | None, token_file: Path | None,
+) -> JsonObject:  # fmt: skip
+    """Ask for one decision, with the same client.
+
+    Raises:
+        ValueError: nothing was decided, because no engine answers, or this cannot be asked.
+    """
+    from fumehood.cli.answers import read_answer
+    from fumehood.client.api_request import DaemonUnavailable, decision_read_by
+    from fumehood.client.once import send_once
+
+    path = find_socket(socket)
+    try:
+        request = decision_read_by(read_answer, tool, arguments, context, options)
+        return send_once(path, request, caller_token(token_file))
+    except DaemonUnavailable as away:
+        raise ValueError(str(away)) from None
+
+
+def caller_token(file: Path | None = None) -> str | None:
+    """The token to call with: from a file, or the variable FUMEHOOD_TOKEN; None without both.
+
+    An approver's credential may stand in neither, and is refused.
+    """
+    source, token = "FUMEHOOD_TOKEN", os.environ.get("FUMEHOOD_TOKEN", "").strip()
+    if file is not None:
+        source, token = str(file), _private_line(file)
+    if not token and file is None:
+        return None
+    if not re.fullmatch(r"fht_[!-~]{1,196}", token):
+        fail(f"{source} holds no token: a token begins with fht_.", ExitCode.USAGE)
+    return token
+
+
+def _private_line(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            if not stat.S_ISREG(mode) or mode & 0o077:
+                fail(f"{file} is not a file that only you can read: chmod 600.", ExitCode.USAGE)
+            return opened.read(1000).decode("ascii", "replace").strip()
+    except OSError as error:
+        fail(f"{file} cannot be read: {error.strerror}.", ExitCode.USAGE)
 
 
 @contextmanager

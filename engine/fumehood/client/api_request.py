@@ -109,6 +109,18 @@ def call_read_by(
     return ApiRequest("POST", address("tools", tool, "call"), read, content, _work_s(options))
 
 
+def decision_read_by(
+    read: Callable[[bytes], T],
+    tool: str,
+    arguments: JsonObject | None,
+    context: JsonObject | None,
+    options: JsonObject,
+) -> ApiRequest[T]:
+    """One decision. Raises ValueError where it is not JSON."""
+    body = {"tool": tool, "context": context or {}, **call_body(arguments, options)}
+    return ApiRequest("POST", address("decisions"), read, encode(body), _work_s(options))
+
+
 def call_body(arguments: JsonObject | None, options: JsonObject) -> JsonObject:
     """The body of a call."""
     return {"arguments": arguments if arguments is not None else {}, "options": options}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +18,11 @@ from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S, ApiRe
 T = TypeVar("T")
 
 
-def send_once(path: Path, request: ApiRequest[T]) -> T:
+def send_once(path: Path, request: ApiRequest[T], credential: str | None = None) -> T:
     """The answer to one request. Raises as a `Client` does."""
+    if credential is not None:
+        headers = {**request.headers, "authorization": f"Bearer {credential}"}
+        request = replace(request, headers=headers)
     connection = _Connection(path, request.work_s + ANSWER_GRACE_S)
     try:
         connection.connect()

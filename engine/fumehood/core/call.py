@@ -44,6 +44,7 @@ class CallOptions(BaseModel):
     trace_id: Id | None = None
     cancel_on_disconnect: bool = False
     isolation: Literal["call", "session", "container_per_call"] | None = None
+    new_call: bool = False
 
 
 class CallBody(BaseModel):
@@ -96,6 +97,8 @@ class CallRequest:
     principal: Principal | None
     call_id: str
     trace_id: str
+    context: JsonObject | None = None
+    """What else decides what an `external:` tool will do."""
     is_fallback: bool = False
     """Whether it is made in place of a call of another tool that failed."""
     parent_id: str | None = None

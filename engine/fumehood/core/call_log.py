@@ -84,7 +84,7 @@ class CallQuery(BaseModel):
     """The first moment that is too late."""
 
     agent: Id | None = None
-    tool: str | None = Field(default=None, min_length=1, max_length=120)
+    tool: str | None = Field(default=None, min_length=1, max_length=160)
     """`name`, or `name@version`."""
 
     code: str | None = Field(default=None, pattern="^[A-Z][A-Z0-9_]{1,63}$")

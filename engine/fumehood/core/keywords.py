@@ -37,6 +37,17 @@ class CallKeywords(TypedDict, total=False):
     trace_id: str | None
     cancel_on_disconnect: bool
     isolation: Literal["call", "session", "container_per_call"] | None
+    new_call: bool
+
+
+class DecisionKeywords(TypedDict, total=False):
+    """Of `DecisionOptions`."""
+
+    wait_for_approval: bool | float | None
+    session_id: str | None
+    agent_id: str | None
+    trace_id: str | None
+    new_call: bool
 
 
 class HandleKeywords(CallKeywords, total=False):

@@ -11,6 +11,12 @@ NAME_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$"
 TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
 """`name` or `name@version`."""
 
+EXTERNAL = "external:"
+"""Begins the names of tools that are not this engine's, which no registered tool can have."""
+
+EXTERNAL_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}$"
+"""The rest of such a name. *Source*: the names that MCP allows."""
+
 MAX_COMPARED = 1000
 """Names of similar length that are compared: each one takes tens of microseconds."""
 

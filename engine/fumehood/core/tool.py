@@ -32,6 +32,9 @@ EXECUTOR_PATTERN = (
 )
 
 
+DECISION = "decision"
+"""The executor of `external:` tools, which no definition can name."""
+
 EXPRESSION_OUTPUT: JsonObject = {
     "type": "object",
     "required": ["value", "text"],

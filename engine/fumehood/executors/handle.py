@@ -24,8 +24,8 @@ class CallHandle:
 
     __slots__ = (
         "_cancelling_before", "_is_over", "_on_begun", "_on_output", "_on_progress",
-        "_on_retrying", "_on_waiting", "_reports", "_task", "drained", "has_output",
-        "is_cancelled", "output", "over", "partial",
+        "_on_retrying", "_on_waiting", "_reports", "_task", "answered_call", "drained",
+        "has_output", "is_cancelled", "is_delivered_later", "output", "over", "partial",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,10 @@ class CallHandle:
         """The partial outcome of a cancelled run, if its executor knows it."""
         self.is_cancelled = False
         """Whether its caller has cancelled it."""
+        self.answered_call: str | None = None
+        """The call whose stored answer its caller gets: its own, or the one that it repeats."""
+        self.is_delivered_later = False
+        """Whether the face itself says when the caller has that answer (`Engine.delivered`)."""
         self.over = asyncio.Event()
         """Set when nothing of the call runs any more."""
         self._on_progress = progress

@@ -7,8 +7,9 @@ from types import MappingProxyType
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.languages import LANGUAGES
-from fumehood.core.tool import ToolDefinition
+from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.executors.base import Executor, Placement
+from fumehood.executors.decision import DecisionExecutor
 from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
 from fumehood.executors.fetch import FetchExecutor
 from fumehood.executors.function import FunctionExecutor
@@ -21,6 +22,7 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
         "expression": ExpressionExecutor(),
         "restricted_python": RestrictedPythonExecutor(),
         "function": FunctionExecutor(),
+        DECISION: DecisionExecutor(),
         "http": RestExecutor(),
         "http:fetch": FetchExecutor(),
         "workspace:read": WorkspaceExecutor("read"),

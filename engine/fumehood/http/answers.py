@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -66,6 +68,17 @@ def envelope_response(envelope: Envelope) -> Response:
     return Response(
         encode_envelope(envelope), status, headers=headers, media_type="application/json"
     )
+
+
+def once_delivered(request: Request, response: Response, tell: Callable[[], None]) -> Response:
+    """Call `tell` once the response has left for a client that is still there."""
+
+    async def told() -> None:
+        tell()
+
+    if request.method != "HEAD" and not request.scope["state"]["has_left"]():
+        response.background = BackgroundTask(told)
+    return response
 
 
 async def read_json(request: Request) -> Any:

@@ -35,6 +35,7 @@ from fumehood.http.routes import (
     blobs,
     cache,
     calls,
+    decisions,
     policy,
     sessions,
     stream,
@@ -45,6 +46,7 @@ from fumehood.observe.log import log_fault
 
 OPERATIONS = [
     *calls.OPERATIONS,
+    *decisions.OPERATIONS,
     *stream.OPERATIONS,
     *approvals.OPERATIONS,
     *tools.OPERATIONS,

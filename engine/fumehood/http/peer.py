@@ -141,6 +141,7 @@ class PeerProtocol(H11Protocol):
             "face": face,
             "share": share,
             "abort": transport.abort,
+            "has_left": lambda: transport.is_closing() or _has_left(connection),
         }
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]  # has all methods that are used
         if share.connect(face):

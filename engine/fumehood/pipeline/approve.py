@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from fumehood.approvals.model import Approval, ApprovalState, StoredApproval, StoredRequest
@@ -25,13 +25,12 @@ from fumehood.approvals.preview import (
 from fumehood.approvals.refusals import denial
 from fumehood.approvals.requests import ApprovalRequests, run_to_completion
 from fumehood.budgets.model import Exceeded
-from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import CallInProgress, RequiresHumanApproval
+from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
-from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.claim import ClaimedCall
+from fumehood.pipeline.claim import ClaimedCall, context_of
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import plan_now, until_place_is_known
 from fumehood.pipeline.services import PipelineServices
@@ -100,25 +99,24 @@ async def approve(
     key = claimed.claim.key if claimed.claim is not None else None
     stored = stored_approval(
         permitted, action, effect, key, approvals.new_id(), approvals.now(), approvals.expiry(),
-        services.exceeded_if_approved(permitted),
+        services.exceeded_if_approved(permitted), call.repeat_key,
     )  # fmt: skip
     try:
-        await run_to_completion(_park(stored, claimed, approvals, call))
+        approval_id = await run_to_completion(_park(stored, claimed, approvals, call))
     except asyncio.CancelledError as cancelling:
         raise WaitCancelled(stored.approval.id, cancelling) from None
-    return await wait_for(stored.approval.id, call.request, approvals, call.handle)
+    return await wait_for(approval_id, call, approvals)
 
 
-async def wait_for(
-    approval_id: str, request: CallRequest, approvals: ApprovalRequests, handle: CallHandle
-) -> Envelope:
+async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalRequests) -> Envelope:
     """Wait for the answer of a parked call, as long as its caller asked for.
 
     Raises:
         Parked: it still waits for a human.
         Underway: it runs.
     """
-    wait_s = approvals.wait_s(request.options.wait_for_approval)
+    wait_s = approvals.wait_s(call.request.options.wait_for_approval)
+    handle = call.handle
     try:
         if wait_s:
             handle.begin()
@@ -126,23 +124,46 @@ async def wait_for(
             with handle.waiting_for_human():
                 answer = await approvals.wait(approval_id, wait_s, handle)
             if answer is not None:
-                return answer
+                return await _answered(answer, call, approvals)
         newest = await approvals.newest(approval_id)
         if newest.has_answer:  # since this moment
-            return await approvals.stored_answer(newest.id)
+            return await _answered(await approvals.stored_answer(newest.id), call, approvals)
+        call.request = replace(call.request, call_id=newest.call_id)  # a repeat is that call
         raise waits(newest, approvals)
     except asyncio.CancelledError as cancelling:
         raise WaitCancelled(approval_id, cancelling) from None
 
 
+async def _answered(answer: Envelope, call: CallContext, approvals: ApprovalRequests) -> Envelope:
+    """The stored answer for this caller, marked if it is that of the call which it repeats.
+
+    An action is done once, however often its answer is told. A yes for a tool that its caller runs
+    itself is told once, or it would be run more often.
+
+    Raises:
+        ApprovalExpired: such a yes was told before.
+    """
+    first, own = answer.metadata.call_id or "", call.request.call_id
+    if answer.success and call.repeat_key is not None and call.request.tool.startswith(EXTERNAL):
+        await approvals.use_decision(first)
+    else:
+        call.handle.answered_call = first
+    if first == own or call.repeat_key is None:
+        return answer
+    call.trace.tell("call.repeated", first_call_id=first)
+    metadata = answer.metadata.model_copy(update={"idempotent_replay": True})
+    return answer.model_copy(update={"metadata": metadata})
+
+
 async def _park(
     stored: StoredApproval, claimed: ClaimedCall, approvals: ApprovalRequests, call: CallContext
-) -> None:
-    """Store the call; the approval owns its ending from now on."""
-    await approvals.create(stored)
+) -> str:
+    """Store the call; the approval owns its ending from now on. Returns the approval's id."""
+    approval_id = await approvals.create(stored)
     call.is_parked = True
     if claimed.claim is not None:
-        claimed.claim.handed_over(stored.approval.id)
+        claimed.claim.handed_over(approval_id)
+    return approval_id
 
 
 def approved_by_human(
@@ -183,6 +204,7 @@ def stored_approval(
     now: datetime,
     expires_at: datetime,
     exceeded: Exceeded | None,
+    repeat_key: str | None,
 ) -> StoredApproval:
     """The record of a call that waits for approval."""
     request, decision = permitted.request, permitted.decision
@@ -199,7 +221,7 @@ def stored_approval(
         agent_id=options.agent_id,
         session_id=options.session_id,
         arguments=permitted.arguments,
-        preview=effect.shown if effect is not None else None,
+        preview=effect.shown if effect is not None else context_of(request) or None,
         rule=decision.rule,
         asked_by=decision.asked_by,
         reason=reason_with_budget(decision, exceeded),
@@ -223,8 +245,9 @@ def stored_approval(
         hidden=hidden_of(permitted),
         is_program=permitted.principal.is_program,
         parent_id=request.parent_id,
+        context=request.context,
     )
-    return StoredApproval(approval, kept, idempotency_key)
+    return StoredApproval(approval, kept, idempotency_key, repeat_key=repeat_key)
 
 
 def hidden_of(permitted: PermittedCall) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ class Batch:
         parse: Parse,
         run: Run,
         refuse: Refuse,
+        delivered: Callable[[CallHandle], None],
         log: Logger,
     ) -> None:
         self._members = members
@@ -59,7 +60,9 @@ class Batch:
         self._parse = parse
         self._run = run
         self._refuse = refuse
+        self._delivered = delivered
         self._log = log
+        self._ended: list[CallHandle] = []
         self._answers: dict[int, Envelope] = {}
         self._answer_bytes = 0
         self._running: set[CallHandle] = set()
@@ -85,6 +88,9 @@ class Batch:
         finally:
             if timer is not None:
                 timer.cancel()
+        if not isinstance(self._ended_by, Cancelled):  # its caller has left
+            for handle in self._ended:  # equal members are one call: none is fetched before all are
+                self._delivered(handle)
         return [self._answers[place] for place in range(len(self._members))]
 
     def cancel(self) -> None:
@@ -115,9 +121,12 @@ class Batch:
         if self._ended_by is not None:
             return self._refuse(self._ended_by, tool)
         handle = CallHandle()
+        handle.is_delivered_later = True
         self._running.add(handle)
         try:
-            return await self._run(tool, body, handle)
+            envelope = await self._run(tool, body, handle)
+            self._ended.append(handle)
+            return envelope
         except Exception as fault:  # the other members still have their answers
             log_fault(self._log, "batch.internal_error", fault)
             return self._refuse(InternalError("The engine failed internally."), tool)

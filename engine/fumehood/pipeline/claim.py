@@ -17,12 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
 import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 
+from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     CallInProgress,
@@ -50,6 +51,8 @@ from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
 from fumehood.storage.idempotency import pack_answer, replay_of
 
+T = TypeVar("T")
+
 RETRY_AFTER_MS = 500
 """For callers who repeat a call that is still running."""
 
@@ -67,7 +70,7 @@ DECIDING_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation")
 SHOWING_OPTIONS = frozenset(
     {
         "enable_cache", "enable_streaming", "enable_retry", "debug", "max_length",
-        "return_summary", "wait_for_approval", "trace_id", "cancel_on_disconnect",
+        "return_summary", "wait_for_approval", "trace_id", "cancel_on_disconnect", "new_call",
     }
 )  # fmt: skip
 """Options that change only the form of the answer, or how hard the engine tries."""
@@ -338,6 +341,11 @@ async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCal
             may_repeat=tool.idempotent or tool.read_only,
         )
 
+    return await _hashed(permitted, make)
+
+
+async def _hashed(permitted: PermittedCall, make: Callable[[], T]) -> T:
+    """Make what needs a hash of the arguments, in a thread if they are long."""
     if len(strict_json.dumps(permitted.arguments)) <= MAX_INLINE_BYTES:
         return make()
     return await anyio.to_thread.run_sync(make)
@@ -405,6 +413,16 @@ def key_made_of(permitted: PermittedCall) -> str:
     return f"auto:{_digest(_action(permitted))}"
 
 
+async def repeat_key_of(permitted: PermittedCall) -> str | None:
+    """The key by which a call without an idempotency key is recognized as a repeat.
+
+    None where its caller says that it is no repeat, or sends a key, which then alone decides.
+    """
+    if permitted.request.options.new_call or key_of(permitted) is not None:
+        return None
+    return await _hashed(permitted, lambda: fingerprint(permitted))
+
+
 def _action(permitted: PermittedCall) -> JsonObject:
     """The tool, its effective arguments without the key, the caller, agent and session."""
     tool, options = permitted.tool.definition, permitted.request.options
@@ -415,7 +433,13 @@ def _action(permitted: PermittedCall) -> JsonObject:
         "principal": permitted.principal.id,
         "agent": options.agent_id,
         "session": options.session_id,
+        **context_of(permitted.request),
     }
+
+
+def context_of(request: CallRequest) -> JsonObject:
+    """The context, if the call has one: other calls keep the digests of earlier versions."""
+    return {} if request.context is None else {"context": request.context}
 
 
 def _without_key(permitted: PermittedCall) -> JsonObject:

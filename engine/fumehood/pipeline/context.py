@@ -54,6 +54,8 @@ class CallContext:
     validated: ValidatedCall | None = None
     claim: Claim | None = None
     """Held on its idempotency key until `settle`."""
+    repeat_key: str | None = None
+    """Of a call that needs approval: a call with the same key is this call."""
     flight: Flight | None = None
     """Its answer is for the result cache, and equal calls may wait for it."""
     reservation: Reservation | None = None

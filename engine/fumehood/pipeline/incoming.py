@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody, CallOptions, RawBatch
 from fumehood.core.call_log import CallQuery
+from fumehood.core.decision import DecisionBody
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
@@ -129,6 +130,15 @@ def _meant(fault: ErrorDetails) -> str:
         return ""
     *above, key = map(str, fault["loc"])
     return did_you_mean(key, CallOptions.model_fields if above else CallBody.model_fields)
+
+
+def parse_own_decision(document: JsonObject) -> DecisionBody:
+    """The body of a decision of this process, which is no JSON yet. Raises InvalidParams."""
+    try:
+        raw = strict_json.loads(strict_json.dumps(document), max_depth=65)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotJson(f"The decision is not JSON: {error}.") from None
+    return _parsed(DecisionBody, raw, "decision")
 
 
 def parse_call_query(query: JsonObject) -> CallQuery:

@@ -14,6 +14,7 @@ from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
+from fumehood.core.tool import DECISION
 from fumehood.executors.base import Placement
 from fumehood.executors.kinds import executor_of, place
 from fumehood.pipeline.authorize import PermittedCall
@@ -176,6 +177,8 @@ def _session(
 ) -> SessionRecord | None:
     """The call's session. It has one size, which no call in it can change."""
     tool, options = permitted.tool.definition, permitted.request.options
+    if tool.executor == DECISION:
+        return None  # a session of its caller's
     if options.session_id is None:
         if placement.is_of_session:
             raise InvalidParams(

@@ -13,7 +13,7 @@ from fumehood.pipeline.admit import AdmittedCall
 from fumehood.pipeline.context import CallContext
 from fumehood.storage.calls import CallLog, CallRow
 
-MAX_NAME_CHARACTERS = 80
+MAX_NAME_CHARACTERS = 140
 """Of a name or a version that may be no tool's."""
 
 

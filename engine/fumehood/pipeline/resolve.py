@@ -12,6 +12,7 @@ from datetime import date
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied, ToolDeprecated, ToolDisabled
 from fumehood.core.identity import Scope
+from fumehood.core.names import EXTERNAL
 from fumehood.core.tool import ToolDefinition
 from fumehood.identity.agents import Agents
 from fumehood.identity.model import Binding
@@ -41,8 +42,11 @@ def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: da
     """
     binding = None
     reference = request.tool
-    if request.options.agent_id is not None:
-        binding = _binding(request, request.options.agent_id, agents)
+    agent_id = request.options.agent_id
+    if agent_id is not None and reference.startswith(EXTERNAL):
+        require_agent(request.principal, agent_id, agents.find(agent_id))
+    elif agent_id is not None:
+        binding = _binding(request, agent_id, agents)
         reference = _bound_reference(request, binding)
     tool = registry.get(reference, names_others=_may_see_every_tool(request))
     definition = tool.definition

@@ -29,7 +29,7 @@ from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.cached import answer_from_cache, land
 from fumehood.pipeline.child_calls import require_for_program, tools_of
-from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed
+from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed, repeat_key_of
 from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.execute import execute
@@ -73,7 +73,7 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
             )
             return await conclude(call, trace.passed("dry_run", planned), services)
         _log_shadow(permitted, services)
-        found: Claim | Replay | Waiting | Envelope | None = await _claim(permitted, services)
+        found: Claim | Replay | Waiting | Envelope | None = await _claim(permitted, call, services)
         if found is None and permitted.tool.definition.cacheable:
             found = await answer_from_cache(permitted, call, services)
         if found is not None and not isinstance(found, Claim):
@@ -103,13 +103,24 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
 
 
 async def _claim(
-    permitted: PermittedCall, services: PipelineServices
+    permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Claim | Replay | Waiting | None:
-    """Claim the call's key. A fallback has none: the first tool's call holds one for both."""
+    """Claim the call's key, or find the call that this one repeats: one that needs approval too.
+
+    A fallback has no key: the first tool's call holds one for both.
+    """
     if permitted.request.is_fallback:
         require_no_approval(permitted)
         return None
-    return await services.keys.claim(permitted, permitted.request.call_id, services.clock.now())
+    found = await services.keys.claim(permitted, permitted.request.call_id, services.clock.now())
+    if found is not None or permitted.decision.verdict is not Verdict.ASK:
+        return found
+    call.repeat_key = await repeat_key_of(permitted)
+    if call.repeat_key is None:
+        return None
+    tool = permitted.tool.definition.name
+    approval_id = await services.approvals.same_call(call.repeat_key, tool)
+    return Waiting(approval_id) if approval_id is not None else None
 
 
 def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
@@ -219,7 +230,7 @@ async def _answer_of_another(
         return found.envelope
     call.is_parked = True
     try:
-        return await wait_for(found.approval_id, call.request, services.approvals, call.handle)
+        return await wait_for(found.approval_id, call, services.approvals)
     except WaitCancelled as waiting:
         await _take_back(waiting.approval_id, call, services)
         raise
@@ -264,7 +275,7 @@ def cancelled_ending(call: CallContext) -> Outcome | EngineError:
     outcome, plan = call.handle.partial, call.plan
     if outcome is None and plan is not None:
         isolation = call.request.options.isolation or "call"
-        outcome = Outcome.cancelled("none" if plan.placement.kind == "host" else isolation)
+        outcome = Outcome.cancelled("none" if plan.placement.wall == "host" else isolation)
     return cancelled() if outcome is None else call.trace.passed("execute", outcome)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 
 from fumehood.core.call import CallBody, CallRequest
+from fumehood.core.decision import ExternalCall
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ResourceNotFound, ShuttingDown
 from fumehood.core.identity import Principal
@@ -132,6 +133,7 @@ class Calls:
             timestamp=lambda: timestamp(self._clock.now()),
             redact=self._services.redactor.line,
         )
+        call.live.is_delivered_later = True
         task = asyncio.create_task(self._run_streamed(request, call))
         self.streamed.add(task)
         task.add_done_callback(self.streamed.discard)
@@ -158,6 +160,11 @@ class Calls:
             lambda call: lost_answer(call, services, last_record)
         )
 
+    def delivered(self, live: CallHandle) -> None:
+        """Note that the caller has its answer."""
+        if live.answered_call is not None:
+            self._services.approvals.fetched(live.answered_call)
+
     def drain(self) -> None:
         """Accept no new calls; running calls continue."""
         self._intake.is_draining = True
@@ -182,12 +189,16 @@ class Calls:
             principal=principal,
             call_id=self._ids.call_id(),
             trace_id=body.options.trace_id or self._ids.trace_id(self._clock.now()),
+            context=body.context if isinstance(body, ExternalCall) else None,
         )
 
     async def _run(self, request: CallRequest, live: CallHandle) -> Envelope:
         self.running.enter(request, live)
         try:
-            return await run_call(request, self._services, live)
+            envelope = await run_call(request, self._services, live)
+            if not live.is_delivered_later:
+                self.delivered(live)
+            return envelope
         finally:
             self.running.leave(request.call_id)
             if self._intake.is_draining and not self.running:

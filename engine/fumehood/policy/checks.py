@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fumehood.core.names import compile_glob, suggestion
+from fumehood.core.names import EXTERNAL, compile_glob, suggestion
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.model import Condition, Predicate, Rule, Verdict
 from fumehood.policy.predicates import compile_predicate
@@ -43,7 +43,8 @@ def check_rules(
     tools = _Tools(names, definitions)
     for number, rule in enumerate(rules):
         is_known = _check_tools(number, rule, tools, report)
-        if is_known and definitions and len(definitions) == len(names):
+        is_checked = is_known and len(definitions) == len(names) and not _names_external(rule)
+        if is_checked and definitions:
             _check_definitions(number, rule, definitions, report)
         _check_contradictions(number, rule, report)
     _check_shadowed(rules, report)
@@ -62,11 +63,18 @@ class _Tools:
     def has(self, pattern: str) -> bool:
         """Whether an entry of `tools` matches any of them."""
         name, _, version = pattern.partition("@")
+        if name.startswith(EXTERNAL):
+            return True  # it need not be declared
         if not names_exactly(pattern):
             fits = compile_tool(pattern)
             return any(fits(name, one) for name, all_ in self.versions.items() for one in all_)
         fits_version = compile_glob(version or "*")
         return any(map(fits_version, self.versions.get(name, ())))
+
+
+def _names_external(rule: Rule) -> bool:
+    """Whether it is about tools of which nothing is known."""
+    return any(pattern.startswith(EXTERNAL) for pattern in rule.tools or ())
 
 
 def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool:

@@ -94,7 +94,9 @@ MAX_CONDITIONS = 50
 MAX_TEXT = 4_096
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
-TOOL_PATTERN = re.compile(r"[A-Za-z0-9_*-]{1,64}(@[0-9A-Za-z.+*-]{1,100})?", re.ASCII)
+TOOL_PATTERN = re.compile(
+    r"([A-Za-z0-9_*-]{1,64}|external:[A-Za-z0-9_.*-]{1,128})(@[0-9A-Za-z.+*-]{1,100})?", re.ASCII
+)
 NAME_PATTERN = re.compile(r"[!-~]{1,200}", re.ASCII)
 POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)+", re.DOTALL)
 

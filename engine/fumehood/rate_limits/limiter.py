@@ -27,6 +27,7 @@ from fumehood.budgets.accounts import any_matches
 from fumehood.budgets.model import Spender, Subject, subject_of
 from fumehood.core.errors import RateLimited
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL
 from fumehood.observe.clock import Clock
 from fumehood.rate_limits.settings import Per, RateLimitRule
 from fumehood.rate_limits.store import RateKey, RateTable, unix_ns
@@ -284,7 +285,8 @@ class RateLimits:
         return [
             rule.tool
             for rule in self._rules
-            if not any(any_matches((rule.tool,), name) for name in names)
+            if not rule.tool.startswith(EXTERNAL)
+            and not any(any_matches((rule.tool,), name) for name in names)
         ]
 
     async def prune(self, now: datetime) -> int:

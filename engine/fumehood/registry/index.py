@@ -16,7 +16,7 @@ from typing import Any
 from fumehood.core.call import FunctionAddress, HostFunction
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import did_you_mean
+from fumehood.core.names import EXTERNAL, did_you_mean
 from fumehood.core.tool import CODE_OUTPUT, EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.json_schema import CompiledSchema
@@ -34,6 +34,8 @@ class Source(StrEnum):
     PROGRAM = "program"
     DIRECTORY = "directory"
     API = "api"
+    EXTERNAL = "external"
+    """None of the registered tools: its caller runs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,20 @@ class _Tools:
 
 
 class ToolIndex:
-    """Tools by name and version. Their definitions may refer to these `secrets`."""
+    """Tools by name and version. Their definitions may refer to these `secrets`.
 
-    def __init__(self, secrets: SecretBindings = NO_SECRETS) -> None:
+    `external` makes the tools that are not registered, from names that begin with `external:`.
+    """
+
+    def __init__(
+        self,
+        secrets: SecretBindings = NO_SECRETS,
+        external: Callable[[str], RegisteredTool] | None = None,
+    ) -> None:
         self.secrets = secrets
         self.changes = 0
         """Grows with every change."""
+        self._external = external
         self._now = _Tools()
 
     def register(
@@ -215,6 +225,8 @@ class ToolIndex:
         Raises:
             ToolNotFound: no such name or version.
         """
+        if self._external is not None and reference.startswith(EXTERNAL):
+            return self._external(reference)
         name, at, version = reference.partition("@")
         versions = self._now.by_name.get(name)
         if versions is None:

@@ -190,14 +190,17 @@ APPROVALS = Table(
     Column("code", String),
     Column("document", JSON, nullable=False),
     Column("answer", String),
+    Column("repeat_key", String),
     Index("approvals_by_state", "state", "seq"),
     Index("approvals_by_principal", "principal_id", "seq"),
     Index("approvals_by_call", "call_id"),
     Index("approvals_by_digest", "action_digest", "state"),
+    Index("approvals_by_repeat_key", "repeat_key", unique=True),
 )
 """One row for each approval, ordered by `seq`. `document` holds the fields that no query uses (the
 stored request, the effective arguments, the binding, the preview, decisions' rules); `answer` is
-the call's envelope as JSON.
+the call's envelope as JSON. A call with the same `repeat_key` is this call; it is null once the
+caller has the answer.
 """
 
 DECISIONS = Table(

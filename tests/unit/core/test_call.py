@@ -46,6 +46,7 @@ MISSION_DEFAULTS: dict[str, Any] = {
     "trace_id": None,
     "cancel_on_disconnect": False,
     "isolation": None,
+    "new_call": False,
 }
 
 
@@ -147,7 +148,7 @@ def test_time_is_read_with_its_zone(text: str) -> None:
         {"since": 5}, {"since": "1h"}, {"since": ""}, {"until": "0001-01-01T00:00:00+23:59"},
         {"limit": 0}, {"limit": 101}, {"limit": "many"}, {"limit": ""}, {"limit": -1},
         {"code": "ok"}, {"code": "A" * 70}, {"code": "OK' OR 1=1"}, {"agent": ""},
-        {"agent": "a\nb"}, {"tool": ""}, {"tool": "x" * 121}, {"cursor": ""},
+        {"agent": "a\nb"}, {"tool": ""}, {"tool": "x" * 161}, {"cursor": ""},
         {"cursor": "x" * 200}, {"principal": "uid:0"}, {"principal_id": "uid:0"},
     ],
     ids=str,

@@ -24,10 +24,11 @@ from fumehood.core import keywords
 from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.call import BatchOptions, CallOptions
 from fumehood.core.call_log import CallQuery
+from fumehood.core.decision import DecisionOptions
 from fumehood.core.identity import Principal, TrustDomain, uid_principal_id
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import MAX_COMPARED, did_you_mean
-from fumehood.core.tool import ToolDefinition
+from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
 from fumehood.formats.model import HandleOptions
@@ -60,6 +61,7 @@ PAIRS = [
     (keywords.CallKeywords, CallOptions, set()),
     (keywords.BatchKeywords, BatchOptions, set()),
     (keywords.HandleKeywords, HandleOptions, set()),
+    (keywords.DecisionKeywords, DecisionOptions, set()),
     (keywords.CallQueryKeywords, CallQuery, set()),
     (keywords.UsageKeywords, UsageQuery, {"by"}),
     (keywords.AllUsageKeywords, AllUsageQuery, {"by"}),
@@ -123,6 +125,8 @@ METHODS = [
     (Engine.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
     (Engine.batch, keywords.BatchKeywords, ["self", "calls"]),
     (AsyncClient.batch, keywords.BatchKeywords, ["self", "calls"]),
+    (Engine.decide, keywords.DecisionKeywords, ["self", "tool", "arguments", "context"]),
+    (AsyncClient.decide, keywords.DecisionKeywords, ["self", "tool", "arguments", "context"]),
     (Engine.calls, keywords.CallQueryKeywords, ["self"]),
     (ControlClient.usage, keywords.AllUsageKeywords, ["self", "by"]),
     (ControlledApprovals.list, keywords.ApprovalQueryKeywords, ["self"]),
@@ -176,7 +180,7 @@ def test_every_language_has_an_image_that_the_operator_can_choose() -> None:
 
 
 def test_every_kind_of_tool_that_can_be_registered_has_an_executor() -> None:
-    assert EXECUTORS.keys() == {*ARGUMENTS, "function", "http", "http:fetch"}
+    assert EXECUTORS.keys() == {*ARGUMENTS, "function", "http", "http:fetch", DECISION}
 
 
 # -- Paths of a workspace ------------------------------------------------------------------

@@ -135,7 +135,7 @@ def made(members: list[Any], run: Any, **options: Any) -> module.Batch:
     parsed = parse_batch({"calls": members, "options": options})
     return module.Batch(
         parsed.calls, parsed.options, parse=parse_freely, run=run, refuse=lambda *_: None,  # type: ignore[arg-type, return-value]
-        log=None,  # type: ignore[arg-type]
+        delivered=lambda _: None, log=None,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -568,7 +568,7 @@ def test_everything_that_decides_what_happens_is_in_it(change: str) -> None:
 SHOWN: dict[str, Any] = {
     "enable_cache": False, "enable_streaming": False, "enable_retry": False, "debug": True,
     "max_length": 5, "return_summary": False, "wait_for_approval": True, "trace_id": "t",
-    "cancel_on_disconnect": True,
+    "cancel_on_disconnect": True, "new_call": True,
 }  # fmt: skip
 
 

@@ -53,7 +53,7 @@ REFUSED = {
     "unknown tool": (("nothing", {}), "TOOL_NOT_FOUND", ("nothing", None)),
     "unknown version": (("calculator@9.9.9", {}), "TOOL_NOT_FOUND", ("calculator", "9.9.9")),
     "wrong arguments": (("calculator", {}), "INVALID_PARAMS", ("calculator", "1.0.0")),
-    "a name that is long": (("n" * 500, {}), "TOOL_NOT_FOUND", ("n" * 80, None)),
+    "a name that is long": (("n" * 500, {}), "TOOL_NOT_FOUND", ("n" * 140, None)),
 }
 
 

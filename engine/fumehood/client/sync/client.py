@@ -34,6 +34,8 @@ from fumehood.client.api_request import (
     batch_work_s,
     call_body,
     call_read_by,
+    data_of,
+    decision_read_by,
     encode,
     listed,
     object_of,
@@ -51,6 +53,7 @@ from fumehood.client.files import Source, chunks_of, new_file, opened, size_of
 from fumehood.client.sync.approvals import OwnApprovals
 from fumehood.client.sync.transport import Transport
 from fumehood.core.call_log import CallPage, CallRecord
+from fumehood.core.decision import Decision
 from fumehood.core.envelope import Envelope
 from fumehood.core.events import Event
 from fumehood.core.json_types import JsonObject
@@ -59,6 +62,7 @@ from fumehood.core.keywords import (
     BatchKeywords,
     CallKeywords,
     CallQueryKeywords,
+    DecisionKeywords,
     HandleKeywords,
     ToolFilterKeywords,
     ToolPageKeywords,
@@ -172,6 +176,29 @@ class Client(BaseClient):
         """
         chosen = checked(CallKeywords, "call", options)
         return self._transport.send(call_read_by(decode_envelope, tool, arguments, chosen))
+
+    def decide(
+        self,
+        tool: str,
+        arguments: JsonObject | None = None,
+        *,
+        context: JsonObject | None = None,
+        **options: Unpack[DecisionKeywords],
+    ) -> Decision:
+        """Decide about a call of a tool that this caller runs itself; the engine runs nothing.
+
+        It may run only if the decision is `allow`, and then once. A call that waits for approval
+        is `pending`: repeat the same call to learn the decision. `context` is whatever else
+        decides what the tool will do; `options` are those of `DecisionOptions`.
+
+        Raises:
+            TypeError: there is no such option.
+            ValueError: arguments, context or options are not JSON, so nothing was sent.
+            Refused: nothing was decided, so the tool must not run.
+        """
+        chosen = checked(DecisionKeywords, "decide", options)
+        request = decision_read_by(data_of(Decision), tool, arguments, context, chosen)
+        return self._transport.send(request)
 
     def batch(
         self, calls: Iterable[JsonObject], **options: Unpack[BatchKeywords]

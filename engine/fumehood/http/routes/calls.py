@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from fumehood.answers import BatchAnswer, CallAnswer, CallList, Pagination
 from fumehood.approvals.model import Approval
 from fumehood.core.call import BatchBody, CallBody, RawBatch
 from fumehood.core.call_log import CallQuery, CallRecord
-from fumehood.core.envelope import UsageReport
+from fumehood.core.envelope import Envelope, UsageReport
 from fumehood.core.errors import (
     ERROR_CODES,
     MethodNotAllowed,
@@ -27,7 +27,7 @@ from fumehood.core.identity import Principal
 from fumehood.engine import Engine, parse_batch, parse_call_body
 from fumehood.executors.handle import CallHandle
 from fumehood.formats.model import HandleBody, HandledCalls
-from fumehood.http.answers import answer, envelope_response, stopped
+from fumehood.http.answers import answer, envelope_response, once_delivered, stopped
 from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import Needs, ParsedBy, endpoint
 from fumehood.http.routes.tools import ToolName
@@ -59,19 +59,35 @@ async def call_tool(
 
     Disconnecting does not stop the call, unless `cancel_on_disconnect` is set; its limits do.
     """
+    return await run_plainly(request, engine, name, body, caller)
+
+
+async def run_plainly(
+    request: Request,
+    engine: Engine,
+    tool: str,
+    body: CallBody,
+    caller: Principal | None,
+    shown: Callable[[Envelope], Envelope] = lambda envelope: envelope,
+) -> Response:
+    """Run a call whose answer, as `shown`, is one response."""
+    handle = CallHandle()
+    handle.is_delivered_later = True
     try:
         if body.options.cancel_on_disconnect:
-            handle = CallHandle()
             async with cancelled_with(request, handle):
-                envelope = await engine.run(name, body, caller, handle)
+                envelope = await engine.run(tool, body, caller, handle)
         else:
-            envelope = await engine.run(name, body, caller)
+            envelope = await engine.run(tool, body, caller, handle)
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
         # The time for running calls is over, but the client still gets an answer.
-        envelope = stopped(engine, name)
-    return envelope_response(envelope)
+        return envelope_response(stopped(engine, tool))
+    response = envelope_response(shown(envelope))
+    if handle.answered_call is None:
+        return response
+    return once_delivered(request, response, lambda: engine.delivered(handle))
 
 
 @endpoint("POST", "/v1/calls", Needs.CALLER, errors=[ShuttingDown], data=BatchAnswer)
@@ -122,23 +138,29 @@ async def list_calls(engine: Engine, caller: Principal, query: CallQuery) -> Cal
     return CallList(items=page.items, pagination=pagination)
 
 
-@endpoint("GET", "/v1/calls/{call_id}", Needs.CALLER, errors=[ResourceNotFound])
+@endpoint("GET", "/v1/calls/{call_id}", Needs.CALLER, errors=[ResourceNotFound], data=CallAnswer)
 async def show_call(
-    engine: Engine, caller: Principal, call_id: Annotated[str, "The `call_id` of an envelope."]
-) -> CallAnswer:
+    request: Request,
+    engine: Engine,
+    caller: Principal,
+    call_id: Annotated[str, "The `call_id` of an envelope."],
+) -> Response:
     """Show one of the caller's own calls.
 
     If it needed approval, also the approval and, once the call has ended, its envelope.
     """
     approval = await engine.approvals.of_call(call_id, caller)
-    envelope = await engine.approvals.answer_of(call_id, caller)
+    envelope = await engine.approvals.answer_of(call_id, caller, is_fetched=False)
     try:
         record = await engine.find_call(call_id, caller)
     except ResourceNotFound:  # a call whose caller waits for approval is not in the log yet
         if approval is None:
             raise
         record = _waiting(approval, engine)
-    return CallAnswer(call=record, approval=approval, envelope=envelope)
+    response = answer(engine, CallAnswer(call=record, approval=approval, envelope=envelope))
+    if envelope is None:
+        return response
+    return once_delivered(request, response, lambda: engine.approvals.fetched(call_id))
 
 
 def _waiting(approval: Approval, engine: Engine) -> CallRecord:

@@ -26,7 +26,7 @@ from fumehood.answers import CancelledCall
 from fumehood.core.errors import InvalidParams, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.engine import Engine
-from fumehood.http.answers import envelope_response, stopped
+from fumehood.http.answers import envelope_response, once_delivered, stopped
 from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import Needs, endpoint
 from fumehood.http.routes.calls import CALL_ERRORS, NewCall
@@ -70,7 +70,7 @@ def _refuse_resumption(request: Request) -> None:
     events=sse.MEDIA_TYPE,
 )
 async def stream_tool(
-    engine: Engine, name: ToolName, body: NewCall, caller: Principal | None
+    request: Request, engine: Engine, name: ToolName, body: NewCall, caller: Principal | None
 ) -> Response:
     """Call a tool and stream its events (SSE); the last one is the answer.
 
@@ -89,9 +89,12 @@ async def stream_tool(
             raise
         return envelope_response(stopped(engine, name))
     if refusal is not None:
-        return envelope_response(refusal)
+        response = envelope_response(refusal)
+        return once_delivered(request, response, lambda: engine.delivered(call.live))
     on_end = call.live.cancel if body.options.cancel_on_disconnect else None
-    return EventsResponse(engine, call.reader(), name, on_end)
+    return EventsResponse(
+        engine, call.reader(), name, on_end, on_sent=lambda: engine.delivered(call.live)
+    )
 
 
 class EventsQuery(BaseModel):
@@ -148,7 +151,8 @@ async def cancel_call(
 
 
 class EventsResponse(Response):
-    """The event stream of a call that has begun. `on_end` is called when it ends."""
+    """The event stream of a call that has begun. `on_end` is called when it ends, `on_sent` when a
+    client that is still there has its last event."""
 
     media_type = sse.MEDIA_TYPE
 
@@ -158,12 +162,14 @@ class EventsResponse(Response):
         reader: RecordingReader,
         tool: str | None = None,
         on_end: Callable[[], object] | None = None,
+        on_sent: Callable[[], object] | None = None,
     ) -> None:
         super().__init__()
         self._engine = engine
         self._reader = reader
         self._tool = tool
         self._on_end = on_end
+        self._on_sent = on_sent
         self._last = Record("", "0:0", b"")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,6 +179,10 @@ class EventsResponse(Response):
                 group.start_soon(self._watch, receive, group.cancel_scope)
                 try:
                     await self._send_all(send)
+                    is_here = self._on_sent is not None and not scope["state"]["has_left"]()
+                    await _write(send, b"", more=False)
+                    if self._on_sent is not None and is_here:
+                        self._on_sent()
                 except TimeoutError:  # the client does not read
                     scope["state"]["abort"]()
                     await anyio.lowlevel.checkpoint()  # let the server notice the abort
@@ -209,7 +219,6 @@ class EventsResponse(Response):
                 break
             self._last = records[-1]
             await _write(send, b"".join([sse.encode(*record) for record in records]))
-        await _write(send, b"", more=False)
 
     async def _say_that_it_stops(self, send: Send) -> None:
         sequence, _, offset = self._last.id.partition(":")

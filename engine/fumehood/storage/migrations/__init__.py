@@ -19,6 +19,7 @@ from fumehood.storage.migrations import (
     m0006_cache_hits,
     m0007_rate_limits,
     m0008_code_mode,
+    m0009_repeats,
 )
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -30,5 +31,6 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0006_cache_hits.upgrade,
     m0007_rate_limits.upgrade,
     m0008_code_mode.upgrade,
+    m0009_repeats.upgrade,
 )
 """In order; the schema's version is the number of steps that a database has passed."""

@@ -1,0 +1,179 @@
+"""`fumehood hook claude-code`: the gate before the tools of an agent that is not fumehood's.
+
+Run by the agent before each call of a tool: the call comes in on standard input, the decision goes
+out on standard output. Invariant: whatever goes wrong, the answer is a denial, and in time. Claude
+Code lets a call pass whose hook fails, or takes longer than its settings say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.options import SocketPath, TokenFile
+from fumehood.cli.plain_values import PlainCommand, PlainGroup
+from fumehood.cli.reach import decide_once
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
+
+hook = typer.Typer(
+    cls=PlainGroup, help="Gates before the tools of other agents.", no_args_is_help=True
+)
+
+EVENT = "PreToolUse"
+MAX_INPUT_BYTES = 8 * 1024 * 1024
+MAX_REASON = 4000
+MAX_WAIT_S = 3000
+LEAST_ANSWER_S = 15.0
+"""For the start of this command and the engine's answer, besides the wait for an approver."""
+
+MARGIN_S = 15
+"""How much longer Claude Code waits: its timeout must never come before ours."""
+
+
+class _NoDecision(Exception):
+    """There is no decision, so the call must not run; the text is for the model."""
+
+
+@hook.command("claude-code", cls=PlainCommand)
+def claude_code(
+    wait: Annotated[
+        float | None, typer.Option(help="Seconds to wait for approval if it is needed.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent to ask for.")] = None,
+    pending: Annotated[
+        str,
+        typer.Option(
+            metavar="deny|ask",
+            help="The answer while a call waits for approval: deny, or ask the user of Claude "
+            "Code, who then decides instead of the approver.",
+        ),
+    ] = "deny",
+    print_settings: Annotated[
+        bool,
+        typer.Option("--print-settings", help="Print what to put into Claude Code's settings."),
+    ] = False,
+    token_file: TokenFile = None,
+    socket: SocketPath = None,
+) -> None:
+    """Decide about one tool call of Claude Code, as its hook PreToolUse.
+
+    Reads the hook's JSON on standard input and answers with allow, deny or ask. Without an engine,
+    and wherever anything fails, the answer is deny.
+    """
+    wait_s = wait or 0.0
+    if not 0 <= wait_s <= MAX_WAIT_S or pending not in ("deny", "ask"):
+        fail("--wait takes 0 to 3000 seconds, and --pending deny or ask.", ExitCode.USAGE)
+    if print_settings:
+        print(json.dumps(_settings(wait_s), indent=2))
+        return
+    try:
+        _deny_after(wait_s + LEAST_ANSWER_S)
+        decision, reason = _decided(_read(), wait_s, agent, pending, (socket, token_file))
+    except _NoDecision as fault:
+        decision, reason = "deny", str(fault)
+    except typer.Exit:
+        decision, reason = "deny", "fumehood's hook is set up wrongly: run it by hand to see how."
+    except BaseException as fault:  # a denial also for a bug or a signal
+        decision, reason = "deny", f"fumehood's hook failed ({type(fault).__name__})."
+    _answer(decision, reason)
+
+
+def _decided(
+    call: JsonObject,
+    wait_s: float,
+    agent: str | None,
+    pending: str,
+    reach: tuple[Path | None, Path | None],
+) -> tuple[str, str]:
+    options: JsonObject = {"session_id": call["session_id"]}
+    if wait_s:
+        options["wait_for_approval"] = wait_s
+    if agent is not None:
+        options["agent_id"] = agent
+    context = {"client": "claude-code", "cwd": call["cwd"]}
+    try:
+        answer = decide_once(call["tool_name"], call["tool_input"], context, options, *reach)
+    except ValueError as fault:
+        raise _NoDecision(f"fumehood decided nothing, so the call must not run. {fault}") from None
+    error, data = answer["error"], answer["data"]
+    if error is not None:
+        raise _NoDecision(f"fumehood decided nothing. {error['code']}: {error['message']}")
+    if data.get("decision") not in ("allow", "deny", "pending"):
+        raise _NoDecision("fumehood's answer is no decision.")
+    decision, reason = data["decision"], str(data.get("reason"))
+    if decision == "pending":
+        approve = f"An approver runs: fumehood approvals approve {data.get('approval_id')}"
+        return pending, f"{reason} {approve}"
+    code = data.get("code")
+    return decision, reason if code is None else f"{code}: {reason}"
+
+
+def _read() -> JsonObject:
+    raw = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+    if len(raw) > MAX_INPUT_BYTES:
+        raise _NoDecision("The call is over 8 MB.")
+    try:
+        call = strict_json.loads(raw)
+    except strict_json.StrictJsonError as fault:
+        raise _NoDecision(f"The hook's input cannot be read: {fault}.") from None
+    wanted: dict[str, type] = {
+        "hook_event_name": str, "session_id": str, "cwd": str, "tool_name": str, "tool_input": dict,
+    }  # fmt: skip
+    for name, kind in wanted.items():
+        if not isinstance(call, dict) or not isinstance(call.get(name), kind):
+            raise _NoDecision(f"The hook's input has no {name}: it is not that of {EVENT}.")
+    if call["hook_event_name"] != EVENT:
+        raise _NoDecision(f"This hook is for {EVENT} only.")
+    return dict(call)
+
+
+def _deny_after(seconds: float) -> None:
+    """End this process with a denial, unless it has answered by then."""
+
+    def deny(*_: object) -> NoReturn:
+        answer = _output("deny", "fumehood did not answer in time, so the call must not run.")
+        os.write(1, answer.encode())
+        os._exit(ExitCode.SUCCESS)
+
+    signal.signal(signal.SIGALRM, deny)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _answer(decision: str, reason: str) -> None:
+    """Print the decision; if that fails, exit with the status that blocks the call as well."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        print(_output(decision, reason), flush=True)
+    except (OSError, ValueError, AttributeError):
+        raise typer.Exit(ExitCode.USAGE) from None
+
+
+def _output(decision: str, reason: str) -> str:
+    output = {
+        "hookEventName": EVENT,
+        "permissionDecision": decision,
+        "permissionDecisionReason": reason[:MAX_REASON],
+    }
+    return json.dumps({"hookSpecificOutput": output})
+
+
+def _settings(wait_s: float) -> JsonObject:
+    """The part of a settings file. `onFailure` needs Claude Code 2.1.295."""
+    command = [str(Path(sys.argv[0]).absolute()), "hook", "claude-code"]
+    options = [one for one in sys.argv[3:] if one != "--print-settings"]
+    entry = {
+        "type": "command",
+        "command": shlex.join([*command, *options]),
+        "timeout": int(wait_s + LEAST_ANSWER_S) + MARGIN_S,
+        "onFailure": "block",
+    }
+    return {"hooks": {EVENT: [{"matcher": "*", "hooks": [entry]}]}}

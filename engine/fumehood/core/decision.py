@@ -1,0 +1,153 @@
+"""Decisions about calls of tools that are not this engine's: what is asked, and the answer. Values.
+
+The caller runs such a tool itself, if the decision is `allow`. To the engine a decision is a call
+of the tool `external:NAME` that does nothing: `registry/external` makes the tool, and every gate
+before it decides as about any other call.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fumehood.core.call import CallBody, CallOptions, Id
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import (
+    ApprovalDenied,
+    ApprovalExpired,
+    CallInProgress,
+    PermissionDenied,
+    QuotaExceeded,
+    RateLimited,
+    RequiresHumanApproval,
+)
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN
+
+ExternalName = Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)]
+
+ALLOWED: JsonObject = {"decision": "allow"}
+"""The data of a call that every gate let through."""
+
+_PENDING = frozenset({RequiresHumanApproval.code, CallInProgress.code})
+_DENIALS = frozenset(
+    {
+        ApprovalDenied.code,
+        ApprovalExpired.code,
+        PermissionDenied.code,
+        QuotaExceeded.code,
+        RateLimited.code,
+        RequiresHumanApproval.code,  # without an approval: there is nobody to approve it
+    }
+)
+"""Other errors are no decision: the engine could not decide, or the request is wrong."""
+
+
+class DecisionOptions(BaseModel):
+    """The options of a decision, as those of a call. A session is one of the caller's own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    wait_for_approval: bool | float | None = None
+    session_id: Id | None = None
+    agent_id: Id | None = None
+    trace_id: Id | None = None
+    new_call: bool = False
+
+
+class DecisionBody(BaseModel):
+    """The body of `POST /v1/decisions`.
+
+    `context` is whatever else decides what the tool will do, such as the working directory.
+    Approvers see it, and the decision is for it as for the arguments.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    tool: ExternalName
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    context: dict[str, Any] = Field(default_factory=dict)
+    options: DecisionOptions = DecisionOptions()
+
+    @property
+    def reference(self) -> str:
+        """The tool as the engine names it."""
+        return EXTERNAL + self.tool
+
+    @property
+    def call(self) -> ExternalCall:
+        """The call that the engine decides about."""
+        options = CallOptions(**dict(self.options))
+        return ExternalCall(arguments=self.arguments, context=self.context, options=options)
+
+
+class ExternalCall(CallBody):
+    """A call of a tool that is not this engine's."""
+
+    context: JsonObject
+
+
+class Decision(BaseModel):
+    """The decision about one call. Anything but `allow` means that it must not run now."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    decision: Literal["allow", "deny", "pending"]
+    tool: str
+    """`external:NAME`, as in rules and in the call log."""
+    reason: str
+    """For the model."""
+    code: str | None = None
+    """The error code that a call would have; null if it is allowed."""
+    rule: str | None = None
+    approval_id: str | None = None
+    approval_url: str | None = None
+    expires_at: str | None = None
+    """When the approval expires, if the decision is pending."""
+    retry_after_ms: int | None = None
+
+
+def decided(envelope: Envelope, tool: str) -> Envelope:
+    """The answer to a decision, from that of the call; an error stays where nothing was decided."""
+    decision = _decision(envelope, tool)
+    if decision is None:
+        return envelope
+    return envelope.model_copy(
+        update={
+            "success": True,
+            "status": "success",
+            "data": decision.model_dump(mode="json"),
+            "error": None,
+            "metadata": envelope.metadata.model_copy(update={"sandbox": None}),
+        }
+    )
+
+
+def _decision(envelope: Envelope, tool: str) -> Decision | None:
+    error = envelope.error
+    if error is None and envelope.data != ALLOWED:  # a human found out how a crash had ended it
+        return Decision(decision="deny", tool=tool, reason="It is resolved. Ask again if needed.")
+    if error is None:
+        return Decision(decision="allow", tool=tool, reason="The policy or an approver allows it.")
+    details = error.details or {}
+    known: JsonObject = {
+        "tool": tool, "code": error.code, "rule": details.get("rule"),
+        "approval_id": error.approval_id, "retry_after_ms": error.retry_after_ms,
+    }  # fmt: skip
+    if error.code in _PENDING and error.approval_id is not None:
+        return Decision(
+            decision="pending",
+            reason=f"This call of {tool} waits for approval {error.approval_id} and must not run "
+            "yet. Tell the user what you want to do. Repeat exactly the same call to learn the "
+            "decision; do not try to do the same in another way.",
+            approval_url=error.approval_url,
+            expires_at=details.get("expires_at"),
+            **known,
+        )
+    if error.code not in _DENIALS:
+        return None
+    return Decision(decision="deny", reason=error.message, **known)
+
+
+__all__ = ["Decision", "DecisionBody", "DecisionOptions", "ExternalCall", "decided"]

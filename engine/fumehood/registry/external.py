@@ -1,0 +1,57 @@
+"""Tools that are not this engine's, about whose calls it decides: `external:NAME`.
+
+Host side; the operator may declare them in the configuration. Invariants: a tool that is not
+declared is dangerous; whatever its name, it is never one of the registered tools.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from fumehood.core.errors import ToolNotFound
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN
+from fumehood.core.tool import DECISION, ToolDefinition
+from fumehood.registry.index import RegisteredTool, Source
+from fumehood.registry.json_schema import CompiledSchema
+from fumehood.registry.settings import ExternalToolSettings
+
+ANY_ARGUMENTS: JsonObject = {"type": "object", "additionalProperties": True}
+MAX_KNOWN = 1024
+"""Undeclared tools that are kept: callers choose their names."""
+
+
+class ExternalTools:
+    """The tools of one configuration, by name."""
+
+    def __init__(self, declared: Mapping[str, ExternalToolSettings]) -> None:
+        self._declared = {name: _made(name, settings) for name, settings in declared.items()}
+        self._other = lru_cache(MAX_KNOWN)(lambda name: _made(name, ExternalToolSettings()))
+
+    def __call__(self, reference: str) -> RegisteredTool:
+        """The tool `external:NAME`, or that name with its one version.
+
+        Raises:
+            ToolNotFound: no tool can have this name or version.
+        """
+        name, _, version = reference.removeprefix(EXTERNAL).partition("@")
+        if not re.fullmatch(EXTERNAL_NAME_PATTERN, name):
+            raise ToolNotFound(f"No tool can have the name {reference[:80]!r}. Do not retry.")
+        tool = self._declared.get(name) or self._other(name)
+        if version not in ("", tool.definition.version):
+            raise ToolNotFound(f"{EXTERNAL}{name} has no version {version[:40]!r}.")
+        return tool
+
+
+def _made(name: str, settings: ExternalToolSettings) -> RegisteredTool:
+    definition = ToolDefinition(
+        name="external", parameters=ANY_ARGUMENTS, sandboxed=False, **dict(settings)
+    )
+    # Past the patterns of a definition: no document can define a tool like this one.
+    own = {"id": f"{EXTERNAL}{name}@{definition.version}", "name": f"{EXTERNAL}{name}",
+           "executor": DECISION}  # fmt: skip
+    return RegisteredTool(
+        definition.model_copy(update=own), Source.EXTERNAL, CompiledSchema(ANY_ARGUMENTS), None
+    )

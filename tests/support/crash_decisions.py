@@ -1,0 +1,59 @@
+"""A caller that runs a tool of its own after each yes, and an engine that dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision
+
+from .crash_approvals import (
+    ALICE,
+    CHANNEL,
+    User,
+    engine_in,
+    mark,
+    marks,
+    prepare,
+    settled,
+    weakened,
+)
+from .crash_points import Hook, Say
+
+__all__ = ["examine", "play", "prepare"]
+
+YES = NewDecision(decision="approve")
+
+
+async def ask(user: User, home: Path, *, say: Say) -> str | None:
+    """Ask, and run the tool if that is allowed; else the approval that it waits for."""
+    decision = await user.engine.decide("deploy", {"what": "it"})
+    if decision.decision == "allow":
+        say("allowed")
+        mark(home, "deploy")
+        return None
+    return decision.approval_id
+
+
+async def play(home: Path, hook: Hook, say: Say) -> None:
+    """Ask, get a yes, and ask from two places at once."""
+    with weakened(home):
+        async with engine_in(home, hook) as (engine, _, clock):
+            user = User(engine, clock, lambda _: None)
+            approval_id = await ask(user, home, say=say)
+            assert approval_id is not None
+            await user.desk.decide(approval_id, YES, ALICE, channel=CHANNEL)
+            say("yes")
+            await settled(user, with_pending=False)
+            await asyncio.gather(*(ask(user, home, say=say) for _ in range(2)))
+
+
+async def examine(home: Path) -> tuple[int, int]:
+    """Ask on as the caller would; how often the tool ran, and how many were said yes to."""
+    async with engine_in(home) as (engine, _, clock):
+        user = User(engine, clock, lambda _: None)
+        await settled(user, with_pending=False)
+        for _ in range(2):
+            await ask(user, home, say=lambda _: None)
+        page = await user.desk.list(ApprovalQuery(state=ApprovalState.DONE))
+        return marks(home)["deploy"], len(page.items)

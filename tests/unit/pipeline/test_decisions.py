@@ -1,0 +1,318 @@
+"""Decisions about tools of others: every gate decides, and nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Config, Engine
+from fumehood.approvals.model import Approval, ApprovalQuery, ApprovalState, NewDecision
+from fumehood.approvals.settings import ApprovalSettings
+from fumehood.budgets.settings import BudgetRule
+from fumehood.core.decision import Decision
+from fumehood.core.envelope import CallFailed
+from fumehood.core.errors import InvalidParams
+from fumehood.core.identity import Principal, Scope
+from fumehood.policy.model import PolicyError
+from fumehood.registry.settings import ExternalToolSettings
+from fumehood.testing import FakeWall, ManualClock
+from support.asking import ALICE, NO, YES
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("A1", "A2")]
+
+RULES = """
+[[rules]]
+id = "no-force"
+decision = "deny"
+tools = ["external:Bash"]
+reason = "Nobody forces."
+when = [{ argument = "/command", glob = "*--force*" }]
+
+[[rules]]
+id = "listing"
+decision = "allow"
+tools = ["external:Bash"]
+when = [{ argument = "/command", equals = "ls" }]
+
+[[rules]]
+id = "github-reads"
+decision = "allow"
+tools = ["external:mcp__github__*"]
+"""
+
+LS = {"command": "ls"}
+RM = {"command": "rm -r build"}
+
+
+class Deciding:
+    """An engine, and what approvers do."""
+
+    def __init__(self, engine: Engine, clock: ManualClock) -> None:
+        self.engine = engine
+        self.clock = clock
+
+    async def pending(self, arguments: dict[str, Any] = RM, tool: str = "Bash", **more: Any) -> str:
+        decision = await self.engine.decide(tool, arguments, **more)
+        assert decision.decision == "pending", decision
+        assert decision.approval_id is not None
+        return decision.approval_id
+
+    async def say(self, approval_id: str, decision: NewDecision = YES) -> Approval:
+        desk = self.engine.approvals
+        await desk.decide(approval_id, decision, ALICE, channel="test")
+        seen = 0
+        while not (approval := await desk.show(approval_id)).has_answer:
+            seen = await desk.next_change(seen, within_s=1)
+        return approval
+
+
+@asynccontextmanager
+async def deciding(tmp_path: Path, rules: str = RULES, **config: Any) -> AsyncIterator[Deciding]:
+    clock = ManualClock()
+    policy = tmp_path / "policy.toml"
+    policy.write_text(rules)
+    policy.chmod(0o600)
+    walls = {"interpreter": FakeWall(), "jail": FakeWall(), "container": FakeWall()}
+    settings = Config(policy_file=policy, **config)
+    async with Engine(config=settings, clock=clock, **walls) as engine:
+        admin = Principal("approver:root", frozenset({Scope.ADMIN}))
+        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=engine.now())
+        yield Deciding(engine, clock)
+
+
+async def test_rules_decide_with_their_reason(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        allowed = await here.engine.decide("Bash", LS)
+        assert (allowed.decision, allowed.tool, allowed.code) == ("allow", "external:Bash", None)
+        denied = await here.engine.decide("Bash", {"command": "git push --force"})
+        assert (denied.decision, denied.code, denied.rule) == (
+            "deny", "PERMISSION_DENIED", "no-force",
+        )  # fmt: skip
+        assert "Nobody forces." in denied.reason
+
+
+async def test_tool_that_nobody_declared_is_dangerous_and_waits(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        decision = await here.engine.decide("Write", {"file_path": "a"}, context={"cwd": "/w"})
+        assert (decision.decision, decision.code) == ("pending", "REQUIRES_HUMAN_APPROVAL")
+        assert decision.expires_at is not None
+        (approval,) = (await here.engine.approvals.list(ApprovalQuery())).items
+        assert (approval.tool, approval.arguments) == ("external:Write", {"file_path": "a"})
+        assert approval.preview == {"context": {"cwd": "/w"}}
+        assert approval.dangerous
+
+
+async def test_pattern_allows_no_dangerous_tool_of_others_but_a_harmless_one(
+    tmp_path: Path,
+) -> None:
+    declared = {"mcp__github__get_issue": ExternalToolSettings(dangerous=False)}
+    rules = (
+        RULES + '[[rules]]\nid = "all-ask"\ndecision = "ask"\ntools = ["external:mcp__slack__*"]\n'
+    )
+    async with deciding(tmp_path, rules, external_tools=declared) as here:
+        assert (await here.engine.decide("mcp__github__get_issue")).decision == "allow"
+        assert (await here.engine.decide("mcp__github__delete_repo")).decision == "pending"
+        assert (await here.engine.decide("mcp__slack__post")).decision == "pending"
+
+
+async def test_name_of_a_registered_tool_is_another_tool_here(tmp_path: Path) -> None:
+    rules = '[[rules]]\nid = "sums"\ndecision = "allow"\ntools = ["calculator"]\n'
+    async with deciding(tmp_path, rules) as here:
+        decision = await here.engine.decide("calculator", {"expression": "1"})
+        assert (decision.decision, decision.tool) == ("pending", "external:calculator")
+        assert (await here.engine.call("calculator", {"expression": "1"})).metadata.tool_name
+        unknown = await here.engine.call("Bash", LS)
+        assert unknown.error is not None
+        assert unknown.error.code == "TOOL_NOT_FOUND"
+
+
+async def test_yes_is_good_for_one_call_and_its_repeat_learns_it(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        approval_id = await here.pending()
+        assert await here.pending() == approval_id
+        approval = await here.say(approval_id)
+        assert approval.state is ApprovalState.DONE
+        assert (await here.engine.decide("Bash", RM)).decision == "allow"
+        assert await here.pending() != approval_id
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"arguments": {"command": "rm -r /"}},
+        {"context": {"cwd": "/elsewhere"}},
+        {"session_id": "s2"},
+        {"tool": "PowerShell"},
+        {"new_call": True},
+    ],
+)
+async def test_yes_is_for_no_other_call(tmp_path: Path, other: dict[str, Any]) -> None:
+    same: dict[str, Any] = {"context": {"cwd": "/w"}, "session_id": "s1"}
+    async with deciding(tmp_path) as here:
+        approval_id = await here.pending(**same)
+        await here.say(approval_id)
+        assert await here.pending(**{**same, **other}) != approval_id
+        assert (await here.engine.decide("Bash", RM, **same)).decision == "allow"  # the twin
+
+
+async def test_yes_that_nobody_has_used_in_time_is_none(tmp_path: Path) -> None:
+    approvals = ApprovalSettings(start_within_seconds=60, repeat_seconds=3600)
+    async with deciding(tmp_path, approvals=approvals) as here:
+        approval_id = await here.pending()
+        await here.say(approval_id)
+        here.clock.advance(61)
+        assert await here.pending() != approval_id
+
+
+async def test_of_two_that_wait_for_one_yes_one_may_run(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        heard: list[Decision] = []
+
+        async def ask() -> None:
+            heard.append(await here.engine.decide("Bash", RM, wait_for_approval=10))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(ask)
+            with anyio.fail_after(10):
+                while not (page := await here.engine.approvals.list(ApprovalQuery())).items:
+                    await anyio.sleep(0.01)
+            await here.say(page.items[0].id)
+        assert sorted(one.decision for one in heard) == ["allow", "deny", "deny"]
+        assert {one.code for one in heard} == {None, "APPROVAL_EXPIRED"}
+
+
+async def test_looking_at_a_yes_does_not_use_it(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        approval = await here.say(await here.pending())
+        shown = await here.engine.approvals.answer_of(approval.call_id, here.engine.owner)
+        assert shown is not None
+        assert (await here.engine.decide("Bash", RM)).decision == "allow"
+        assert (await here.engine.decide("Bash", RM)).decision == "pending"
+
+
+async def test_no_is_a_denial_with_its_reason(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        await here.say(await here.pending(), NO)
+        for _ in range(2):
+            decision = await here.engine.decide("Bash", RM)
+            assert (decision.decision, decision.code) == ("deny", "APPROVAL_DENIED")
+            assert "needed tomorrow" in decision.reason
+
+
+async def test_edit_is_refused_because_the_caller_would_not_run_it(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        approval_id = await here.pending()
+        with pytest.raises(InvalidParams, match="runs this tool itself"):
+            await here.say(approval_id, NewDecision(decision="approve", arguments=LS))
+        assert (await here.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
+
+
+async def test_allowed_call_counts_in_budgets_and_a_denied_or_waiting_one_does_not(
+    tmp_path: Path,
+) -> None:
+    budgets = (BudgetRule(name="calls", period="total", calls=2, per=("session",)),)
+    async with deciding(tmp_path, budgets=budgets) as here:
+        await here.engine.decide("Bash", {"command": "x --force"}, session_id="s")
+        await here.pending(session_id="s")
+        for _ in range(2):
+            assert (await here.engine.decide("Bash", LS, session_id="s")).decision == "allow"
+        over = await here.engine.decide("Bash", LS, session_id="s")
+        assert (over.decision, over.code) == ("deny", "QUOTA_EXCEEDED")
+        assert (await here.engine.decide("Bash", LS, session_id="t")).decision == "allow"
+
+
+async def test_rate_limit_of_a_declared_tool_denies_and_says_when(tmp_path: Path) -> None:
+    declared = {"Read": ExternalToolSettings(dangerous=False, rate_limit=1)}
+    async with deciding(tmp_path, external_tools=declared) as here:
+        assert (await here.engine.decide("Read")).decision == "allow"
+        over = await here.engine.decide("Read")
+        assert (over.decision, over.code) == ("deny", "RATE_LIMITED")
+        assert over.retry_after_ms
+
+
+async def test_decisions_are_in_the_call_log_and_in_the_audit_chain(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        await here.engine.decide("Bash", LS)
+        await here.engine.decide("Bash", {"command": "x --force"})
+        page = await here.engine.calls(tool="external:Bash")
+        assert [one.code for one in page.items] == ["PERMISSION_DENIED", "OK"]
+
+
+async def test_long_name_is_whole_in_the_call_log(tmp_path: Path) -> None:
+    name = "m" * 128
+    declared = {name: ExternalToolSettings(dangerous=False)}
+    async with deciding(tmp_path, external_tools=declared) as here:
+        await here.engine.decide(name)
+        assert (await here.engine.calls()).items[0].tool_name == f"external:{name}"
+
+
+@pytest.mark.parametrize(
+    ("tool", "more"),
+    [
+        ("", {}),
+        ("a b", {}),
+        ("external:Bash", {}),
+        ("Bash@1.0.0", {}),
+        ("x" * 129, {}),
+        ("Bash", {"context": {"a": {1}}}),
+        ("Bash", {"session_id": "a b"}),
+    ],
+)
+async def test_what_is_no_request_for_a_decision_is_an_error(
+    tmp_path: Path, tool: str, more: dict[str, Any]
+) -> None:
+    async with deciding(tmp_path) as here:
+        with pytest.raises(CallFailed) as refused:
+            await here.engine.decide(tool, LS, **more)
+        assert refused.value.envelope.error is not None
+        assert refused.value.envelope.error.code == "INVALID_PARAMS"
+
+
+async def test_engine_that_stops_decides_nothing(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        here.engine.drain()
+        with pytest.raises(CallFailed) as refused:
+            await here.engine.decide("Bash", LS)
+        assert refused.value.envelope.error is not None
+        assert refused.value.envelope.error.code == "SHUTTING_DOWN"
+
+
+async def test_call_of_an_external_tool_is_the_same_decision_and_runs_nothing(
+    tmp_path: Path,
+) -> None:
+    async with deciding(tmp_path) as here:
+        assert (await here.engine.call("external:Bash", LS)).data == {"decision": "allow"}
+        waits = await here.engine.call("external:Bash", RM)
+        assert waits.error is not None
+        assert waits.error.code == "REQUIRES_HUMAN_APPROVAL"
+        details = here.engine.tool("external:Bash")
+        assert (details.source, details.tool.dangerous) == ("external", True)
+
+
+async def test_definition_cannot_take_the_place_of_one(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        admin = Principal("approver:root", frozenset({Scope.ADMIN}))
+        for document in ({"name": "external:Bash"}, {"name": "bash", "executor": "decision"}):
+            with pytest.raises(InvalidParams):
+                await here.engine.registrations.register(
+                    {"type": "REST", "description": "x", "endpoint": "https://e.example/", **document},
+                    by=admin, now=here.engine.now(),
+                )  # fmt: skip
+
+
+async def test_rule_with_an_impossible_name_is_refused(tmp_path: Path) -> None:
+    rules = '[[rules]]\nid = "a"\ndecision = "allow"\ntools = ["externa:Bash"]\n'
+    with pytest.raises(PolicyError):
+        async with deciding(tmp_path, rules):
+            pass
+
+
+def test_decision_is_one_of_three() -> None:
+    with pytest.raises(ValueError, match="decision"):
+        Decision(decision="maybe", tool="external:x", reason="")  # type: ignore[arg-type]
