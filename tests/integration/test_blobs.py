@@ -182,6 +182,32 @@ def test_engine_that_has_no_room_says_so_and_goes_on(home: Path) -> None:
         http.close()
 
 
+def test_newest_output_is_kept_however_much_a_principal_had_kept_before(home: Path) -> None:
+    with running_scripted_daemon(home, blobs_kept_mb="8") as daemon:
+        http = daemon.client()
+        urls = [run(http, files={"a": LARGE})["files"][0]["url"] for _ in range(3)]
+        data = run(http, stdout="b" * 1_000_000)
+        assert http.get(data["resource_url"]).body == b"b" * 1_000_000
+        assert [http.get(url).status for url in urls] == [404, 404, 200]
+        http.close()
+
+
+def test_blobs_of_a_session_go_with_it(home: Path) -> None:
+    with running_scripted_daemon(home) as daemon, Client(daemon.socket) as client:
+        script = {"code": told(files={"a": LARGE}, stdout="b" * 50_000)}
+        session = client.create_session()
+        inside = client.call("run_python", script, session_id=session.id).data
+        outside = client.call("run_python", script).data
+        assert client.blob(inside["resource_url"]) == b"b" * 50_000
+        client.end_session(session.id)
+        wait_until(lambda: len(os.listdir(home / "blobs")) == 2)
+        for url in (inside["files"][0]["url"], inside["resource_url"]):
+            with pytest.raises(Refused, match="its session has ended"):
+                client.blob(url)
+        assert len(client.blob(outside["files"][0]["url"])) == LARGE
+        assert client.blob(outside["resource_url"]) == b"b" * 50_000
+
+
 def test_client_that_leaves_in_the_middle_takes_no_descriptor_with_it(scripted: Daemon) -> None:
     http = scripted.client()
     (entry,) = run(http, files={"a": 20_000_000})["files"]

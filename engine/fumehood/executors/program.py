@@ -106,8 +106,10 @@ async def run_code(
     if a limit ended it.
     """
     language = tool.executor.removeprefix("code:")
-    files = ProgramFiles(blobs, principal_id, sent_files(arguments))
-    streams = KeptStreams(blobs, principal_id, limits.output_bytes, redactor, handle.output)
+    files = ProgramFiles(blobs, principal_id, sent_files(arguments), session_id)
+    streams = KeptStreams(
+        blobs, principal_id, limits.output_bytes, redactor, handle.output, session_id
+    )
     cancelled: list[RunEnding] = []
     sinks = handle.sinks(files=files, output=streams.hear, ending=cancelled.append)
     try:

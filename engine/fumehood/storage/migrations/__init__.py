@@ -18,6 +18,7 @@ from fumehood.storage.migrations import (
     m0005_anchors_by_webhook,
     m0006_cache_hits,
     m0007_rate_limits,
+    m0008_blobs_of_sessions,
 )
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -28,5 +29,6 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0005_anchors_by_webhook.upgrade,
     m0006_cache_hits.upgrade,
     m0007_rate_limits.upgrade,
+    m0008_blobs_of_sessions.upgrade,
 )
 """In order; the schema's version is the number of steps that a database has passed."""
