@@ -140,6 +140,24 @@ def test_clients_fetch_save_and_pass_on(kind: str, scripted: Daemon, tmp_path: P
                 client.blob(other)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_read_a_long_text_whole(kind: str, scripted: Daemon) -> None:
+    texts = {"stdout": "ä" * 50_000, "stderr": "short"}
+    value = list(range(5000))
+    with client_of(kind, scripted.socket) as client:
+        answer = client.call("run_python", {"code": told(**texts, value=value)})
+        failed = client.call(
+            "run_python", {"code": told(**texts, ended_by="exit", exit_code=2)}, max_length=70
+        )
+        for envelope in (answer, failed):
+            assert client.whole(envelope, "stdout") == texts["stdout"]
+            assert client.whole(envelope, "stderr") == "short"
+        assert answer.data["value"] is None
+        assert client.whole(answer, "value") == value
+        with pytest.raises(ValueError, match="has no files"):
+            client.whole(answer, "files.0.content")
+
+
 @pytest.mark.row("D6")
 def test_blobs_outlive_a_killed_daemon_and_nothing_else_stays(home: Path) -> None:
     with running_scripted_daemon(home) as daemon:
