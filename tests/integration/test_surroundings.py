@@ -22,7 +22,7 @@ WORDS = ["a b", "$HOME", "-x", "", "it's", "ä\n"]
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with workshop("python", "node") as running:
+    with workshop("python", "node", "python-data") as running:
         yield running
 
 
@@ -83,6 +83,21 @@ def test_python_takes_them_for_one_call_and_variables_stay(session: Session) -> 
     assert before["value"] == after["value"] == [[], "/workspace", None, "sandbox"]
     assert inside["value"] == [WORDS, "/workspace/d", "x", "y", 256]
     assert after["session"]["state"] == "kept"
+
+
+def test_files_that_nobody_wants_stay_in_the_session(session: Session, daemon: Daemon) -> None:
+    writes = {"command": "echo x > f; echo y > g"}
+    assert data(session.call("run_shell", **writes, return_files=False))["files"] == []
+    assert session.shell("cat f; echo z > h")["files"][0]["filename"] == "h"
+    once_only = once(
+        daemon, "run_javascript", code="require('fs').writeFileSync('f', 'x')", return_files=False
+    )
+    assert data(once_only)["files"] == []
+    drawn = "open('f', 'w').write('x'); import matplotlib.pyplot as p; p.plot([1, 2]); p.show()"
+    made = Session(daemon, image="python-data")
+    ran = data(made.call("run_python", code=drawn, return_files=False))
+    assert (ran["files"], len(ran["images"])) == ([], 1)
+    made.end()
 
 
 def test_directory_and_environment_that_a_program_changed_stay_so(session: Session) -> None:

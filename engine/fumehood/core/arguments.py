@@ -197,6 +197,10 @@ class ProgramArguments(Arguments):
         description="Files to put into the working directory before it starts.",
     )
 
+    return_files: bool | None = Field(
+        None, description="Whether files that it writes are in the answer; absent: true."
+    )
+
     def further_faults(self) -> Iterator[tuple[str, str]]:
         sent = self.files or []
         paths: set[str] = set()

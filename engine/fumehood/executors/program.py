@@ -106,7 +106,13 @@ async def run_code(
     if a limit ended it.
     """
     language = tool.executor.removeprefix("code:")
-    files = ProgramFiles(blobs, principal_id, sent_files(arguments), session_id)
+    files = ProgramFiles(
+        blobs,
+        principal_id,
+        sent_files(arguments),
+        session_id,
+        with_files=arguments.get("return_files") is not False,
+    )
     streams = KeptStreams(
         blobs, principal_id, limits.output_bytes, redactor, handle.output, session_id
     )
@@ -267,7 +273,7 @@ def sent_files(arguments: JsonObject) -> list[SentFile]:
 def program_arguments(arguments: JsonObject, language: str = "python") -> JsonObject:
     """The arguments as guests take them. `further` ones are only there if they are given."""
     source = LANGUAGES[language].source
-    further = ("stdin_base64", "argv", "env", "working_directory")
+    further = ("stdin_base64", "argv", "env", "working_directory", "return_files")
     return {
         source: arguments.get(source),
         "stdin": arguments.get("stdin"),

@@ -205,10 +205,14 @@ class ProgramFiles:
         principal_id: str,
         sent: list[SentFile],
         session_id: str | None = None,
+        *,
+        with_files: bool = True,
     ) -> None:
+        """Without `with_files` only figures are taken."""
         self._blobs = blobs
         self._principal_id = principal_id
         self._session_id = session_id
+        self._with_files = with_files
         self._sent = {file.path: file.content for file in sent}
         self._coming: _Coming | None = None
         self._done: list[_Coming] = []
@@ -222,6 +226,8 @@ class ProgramFiles:
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         """A file begins."""
         self._end_file()
+        if kind == "file" and not self._with_files:
+            return
         if path_fault(path) is not None or (kind, path) in self._names:
             self.left_out += 1
             return

@@ -10,7 +10,8 @@ Host to guest:
                                         `arguments` is null where the request came in parts;
                                         `keep` leaves files and variables for the next run;
                                         `live`: somebody listens to output and progress;
-                                        `thin`: it seems to need nothing that the image preloads
+                                        `thin`: it seems to need nothing that the image preloads;
+                                        `quiet`, where it is there: nobody wants its files
     {"op": "cancel", "id"}
 Guest to host: `ready` once (see `messages`), then for each run any number of `output` and
 `progress`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
@@ -214,6 +215,8 @@ def run_frames(
             "output_bytes": limits.output_bytes,
         },
     }
+    if arguments.get("return_files") is False:
+        run["quiet"] = True
     text = strict_json.dumps(arguments).decode()
     if len(text) <= MAX_INLINE_REQUEST_BYTES:
         return [run]

@@ -107,6 +107,7 @@ class Host:
             keep=message["keep"] is True,
             live=message["live"] is True,
             thin=message["thin"] is True,
+            quiet=message.get("quiet") is True,
         )
 
 

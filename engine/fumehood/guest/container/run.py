@@ -50,6 +50,8 @@ class Run:
     """It is followed: its output is sent at once."""
     thin: bool = False
     """It seems to need nothing that the image preloads."""
+    quiet: bool = False
+    """Nobody wants its files, only its figures."""
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0

@@ -146,6 +146,11 @@ def has_changed(since_ns: int) -> bool:
                         waiting.append(entry.path)
         except OSError:
             return True
+    return has_figures()
+
+
+def has_figures() -> bool:
+    """Whether a program has drawn any."""
     return os.path.lexists(PICTURES)
 
 
