@@ -31,6 +31,7 @@ NAMES = {
     "aiter_raw": "iter_raw",
     "anyio": "time",  # which sleeps
     "aread": "read",
+    "enter_async_context": "enter_context",
     "chunks_of_async": "chunks_of",
     "note_async": "note",
 }

@@ -36,6 +36,9 @@ from upstream import Upstream, running_upstream
 gc.set_threshold(50_000)
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
+FRAMEWORKS = Path(sys.executable).parents[1] / "frameworks" / "bin" / "python"
+"""Of the environment that `make frameworks` makes."""
+
 CLEAN_ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "HOME": os.environ.get("HOME", "/"),
@@ -164,6 +167,7 @@ AVAILABLE = {
     "root": is_root_with_users,
     "systemd": has_systemd_analyze,
     "node": has_node,
+    "frameworks": FRAMEWORKS.exists,
 }
 
 
