@@ -6,10 +6,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FRAMEWORKS := $(VENV)/frameworks
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: demo test lint bench soak docker image lock clean
+.PHONY: demo test lint bench soak docker image lock clean frameworks
 
 demo: $(STAMP) docker
 	@$(BIN)/python scripts/demo.py $(DEMO_ARGS)
@@ -41,10 +42,23 @@ $(STAMP): pyproject.toml requirements/dev.lock scripts/setup
 	@scripts/setup "$(PYTHON)" "$(VENV)"
 	@touch $(STAMP)
 
+# For the tests of the adapters: the frameworks would not fit the developers' pins.
+frameworks: $(FRAMEWORKS)/.installed
+
+$(FRAMEWORKS)/.installed: requirements/frameworks.lock | $(STAMP)
+	$(BIN)/python -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--no-compile --require-hashes --requirement requirements/frameworks.lock
+	@touch $@
+
 # Needs the package `uv`; everybody else only reads the result.
 lock:
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --upgrade -o requirements/dev.lock
+	uv pip compile pyproject.toml --group frameworks --extra autogen --extra deepagents \
+		--extra openai_agents --extra pydantic_ai --extra smolagents --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
+		--upgrade -o requirements/frameworks.lock
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

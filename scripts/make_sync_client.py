@@ -32,6 +32,7 @@ NAMES = {
     "anyio": "time",  # which sleeps
     "ask_model_async": "ask_model",
     "aread": "read",
+    "enter_async_context": "enter_context",
     "chunks_of_async": "chunks_of",
     "note_async": "note",
 }

@@ -37,6 +37,9 @@ gc.set_threshold(50_000)
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 NPM = Path(sys.prefix) / "npm" / "node_modules" / ".bin"
+FRAMEWORKS = Path(sys.executable).parents[1] / "frameworks" / "bin" / "python"
+"""Of the environment that `make frameworks` makes."""
+
 CLEAN_ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "HOME": os.environ.get("HOME", "/"),
@@ -171,6 +174,7 @@ AVAILABLE = {
     "systemd": has_systemd_analyze,
     "node": has_node,
     "npm": has_npm_programs,
+    "frameworks": FRAMEWORKS.exists,
 }
 
 

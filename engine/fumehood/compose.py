@@ -209,7 +209,8 @@ def compose(
     for pattern in state.rates.unmatched({tool.definition.name for tool in registry}):
         log.warning("rate_limit.covers_no_tool", rate_limit=pattern)
     intake = Intake()
-    sessions = _make_sessions(basis, database, walls.container, state.agents, intake, on_event)
+    session_rows = SessionTable(database, state.blobs.overdue.set)
+    sessions = _make_sessions(basis, session_rows, walls.container, state.agents, intake, on_event)
 
     def facts_of(query: ExplainWish) -> CallFacts:
         return facts_to_explain(query, registry, state.agents, clock.now().date())
@@ -355,7 +356,7 @@ def _read_state(
 
 def _make_sessions(
     basis: Basis,
-    database: Database,
+    rows: SessionTable,
     wall: Wall,
     agents: Agents,
     intake: Intake,
@@ -377,7 +378,6 @@ def _make_sessions(
                 "The engine is stopping. Repeat the call when it runs again.", retry_after_ms=2000
             )
 
-    rows = SessionTable(database)
     with understood("sessions"):
         kept = rows.all_now()
     return SessionKeeper(

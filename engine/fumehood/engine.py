@@ -699,6 +699,20 @@ class Engine:
         with file:
             return await anyio.to_thread.run_sync(file.read)
 
+    async def whole(self, envelope: Envelope, field: str) -> Any:
+        """A text of an answer whole, such as `stdout`, also where the answer has its ends only.
+
+        `field` is its path in dots, in `data` or in `error.details`.
+
+        Raises:
+            ValueError: the answer has no such field, or its whole was not kept.
+            ResourceNotFound, ReadFailed: as `blob`.
+        """
+        url = envelope.shortened(field)
+        if url is None:
+            return envelope.at(field)
+        return envelope.read_whole(field, await self.blob(url))
+
     def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
         """The files of a session of this process's owner, or of another principal."""
         return SessionFiles(self.sessions, self._made.cursors, principal or self.owner, session_id)

@@ -118,6 +118,20 @@ def test_nearest_harmless_things_are_read_and_written(session: Session) -> None:
     assert session.shell("cat a d/b")["stdout"] == "1two2"
 
 
+def test_modes_stay_as_the_program_left_them(session: Session) -> None:
+    """What its owner closed is handed over all the same, and stays closed; nothing gains a right."""
+    made = session.shell(
+        "mkdir d e; for f in d/a e/b c; do echo x > $f; done; chmod 4000 c; chmod 0 d; chmod 400 e"
+    )
+    assert {file["filename"] for file in made["files"]} == {"d/a", "e/b", "c"}
+    modes = "stat -c '%a %n' c d e"
+    assert session.shell(modes)["stdout"] == "4000 c\n0 d\n400 e\n"
+    session.shell("echo y > f")  # another walk over them
+    assert session.shell(modes)["stdout"] == "4000 c\n0 d\n400 e\n"
+    shown = session.shell("cat c 2>&1; ls d 2>&1; true")["stdout"]
+    assert shown.count("Permission denied") == 2
+
+
 def test_link_is_deleted_itself_and_nothing_behind_it(session: Session) -> None:
     session.shell(
         "mkdir /tmp/out; touch /tmp/out/kept; ln -s /tmp/out d; mkdir e; ln -s /tmp/out e/f"

@@ -250,7 +250,11 @@ def test_script_approves_and_the_answer_is_fetched(daemon: Daemon) -> None:
     assert administer(daemon, "approvals", "list")[0]["id"] == approval_id
     assert administer(daemon, "approvals", "show", approval_id)["state"] == "pending"
     waiting = run(daemon, "calls", "answer", call_id)
-    assert (waiting.exit_code, waiting.stdout) == (3, "")
+    assert waiting.exit_code == 3
+    state = json.loads(waiting.stdout)
+    assert (state["call"]["code"], state["approval"]["state"]) == (
+        "REQUIRES_HUMAN_APPROVAL", "pending",
+    )  # fmt: skip
     approved = administer(daemon, "approvals", "approve", approval_id, "--yes", "--version", "1")
     assert approved["state"] in ("approved", "started", "done")
     wait_until(lambda: run(daemon, "calls", "answer", call_id).exit_code == 0)

@@ -140,6 +140,24 @@ def test_clients_fetch_save_and_pass_on(kind: str, scripted: Daemon, tmp_path: P
                 client.blob(other)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_read_a_long_text_whole(kind: str, scripted: Daemon) -> None:
+    texts = {"stdout": "ä" * 50_000, "stderr": "short"}
+    value = list(range(5000))
+    with client_of(kind, scripted.socket) as client:
+        answer = client.call("run_python", {"code": told(**texts, value=value)})
+        failed = client.call(
+            "run_python", {"code": told(**texts, ended_by="exit", exit_code=2)}, max_length=70
+        )
+        for envelope in (answer, failed):
+            assert client.whole(envelope, "stdout") == texts["stdout"]
+            assert client.whole(envelope, "stderr") == "short"
+        assert answer.data["value"] is None
+        assert client.whole(answer, "value") == value
+        with pytest.raises(ValueError, match="has no files"):
+            client.whole(answer, "files.0.content")
+
+
 @pytest.mark.row("D6")
 def test_blobs_outlive_a_killed_daemon_and_nothing_else_stays(home: Path) -> None:
     with running_scripted_daemon(home) as daemon:
@@ -180,6 +198,32 @@ def test_engine_that_has_no_room_says_so_and_goes_on(home: Path) -> None:
         assert len(http.get(twin["url"]).body) == 2_000_000
         assert run(http, stdout="fine")["stdout"] == "fine"
         http.close()
+
+
+def test_newest_output_is_kept_however_much_a_principal_had_kept_before(home: Path) -> None:
+    with running_scripted_daemon(home, blobs_kept_mb="8") as daemon:
+        http = daemon.client()
+        urls = [run(http, files={"a": LARGE})["files"][0]["url"] for _ in range(3)]
+        data = run(http, stdout="b" * 1_000_000)
+        assert http.get(data["resource_url"]).body == b"b" * 1_000_000
+        assert [http.get(url).status for url in urls] == [404, 404, 200]
+        http.close()
+
+
+def test_blobs_of_a_session_go_with_it(home: Path) -> None:
+    with running_scripted_daemon(home) as daemon, Client(daemon.socket) as client:
+        script = {"code": told(files={"a": LARGE}, stdout="b" * 50_000)}
+        session = client.create_session()
+        inside = client.call("run_python", script, session_id=session.id).data
+        outside = client.call("run_python", script).data
+        assert client.blob(inside["resource_url"]) == b"b" * 50_000
+        client.end_session(session.id)
+        wait_until(lambda: len(os.listdir(home / "blobs")) == 2)
+        for url in (inside["files"][0]["url"], inside["resource_url"]):
+            with pytest.raises(Refused, match="its session has ended"):
+                client.blob(url)
+        assert len(client.blob(outside["files"][0]["url"])) == LARGE
+        assert client.blob(outside["resource_url"]) == b"b" * 50_000
 
 
 def test_client_that_leaves_in_the_middle_takes_no_descriptor_with_it(scripted: Daemon) -> None:

@@ -78,11 +78,11 @@ def show_answer(
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """Show the answer of a call of yours that needed approval.
+    """Show the answer of a call of yours that needed approval; as JSON its state while it waits.
 
     Exit status: that of the call; 3 while it waits.
     """
-    from fumehood.cli.show import show_envelope, wants_json
+    from fumehood.cli.show import show_envelope, show_json, wants_json
 
     with calling(socket, as_json=as_json) as client:
         found = client.call_state(call_id)
@@ -91,6 +91,8 @@ def show_answer(
         raise typer.Exit(exit_code_of(found.envelope))
     if found.approval is None:
         fail("Answers are kept only for calls that needed approval.", ExitCode.TOOL_FAILED)
+    if wants_json(as_json):
+        show_json(found.model_dump(mode="json", exclude_none=True))
     state = found.approval.state.value
     say(f"There is no answer yet: {found.approval.id} is {state}.", to_stderr=True)
     raise typer.Exit(ExitCode.WAITING_FOR_APPROVAL)

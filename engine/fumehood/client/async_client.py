@@ -523,6 +523,20 @@ class AsyncClient(AsyncBaseClient):
         await self._transport.download(_blob(url), content.extend)
         return bytes(content)
 
+    async def whole(self, envelope: Envelope, field: str) -> Any:
+        """A text of an answer whole, such as `stdout`, also where the answer has its ends only.
+
+        `field` is its path in dots, in `data` or in `error.details`.
+
+        Raises:
+            ValueError: the answer has no such field, or its whole was not kept.
+            Refused: it has expired.
+        """
+        url = envelope.shortened(field)
+        if url is None:
+            return envelope.at(field)
+        return envelope.read_whole(field, await self.blob(url))
+
     async def save_blob(self, url: str, path: Path | str) -> None:
         """A blob into a new file, piece by piece; nothing is left where it fails.
 

@@ -38,6 +38,14 @@ MAX_PATHS = 100
 MAX_LIMIT = 100
 """Entries of one page (mission E5)."""
 
+MAX_WORDS = 4096
+MAX_VARIABLES = 256
+MAX_WORD_BYTES = 100 * 1024
+"""Of one argument or variable of a program. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
+
+MAX_WORDS_BYTES = 1 << 20
+"""Of all of them. *Source*: execve(2), a quarter of the stack, which is 2 MB here."""
+
 _MAX_OFFSET = 1 << 50
 _SHOWN_CHARACTERS = 80
 
@@ -65,6 +73,14 @@ def _source(text: str) -> str:
     return text
 
 
+def _word(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("contains a NUL character")
+    if len(text.encode()) > MAX_WORD_BYTES:
+        raise ValueError(f"has more than {MAX_WORD_BYTES} bytes")
+    return text
+
+
 def _base64(text: str) -> str:
     try:
         base64.b64decode(text.encode("ascii"), validate=True)
@@ -89,6 +105,7 @@ Source = Annotated[
 ]
 Base64 = Annotated[str, AfterValidator(_base64)]
 ToolName = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_utf8)]
+Word = Annotated[str, AfterValidator(_utf8), AfterValidator(_word)]
 
 
 class Arguments(BaseModel):
@@ -98,6 +115,8 @@ class Arguments(BaseModel):
     model_config = ConfigDict(
         frozen=True, strict=True, json_schema_extra={"additionalProperties": False}
     )
+    one_of: ClassVar[tuple[str, ...]] = ()
+    """Of these a call needs one."""
     is_checked_here: ClassVar[bool] = True
     """False where the sandbox's own program checks its arguments."""
 
@@ -146,16 +165,44 @@ class SentFile(BaseModel):
         return self
 
 
+class Variable(BaseModel):
+    """One environment variable."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    name: str = Field(max_length=255, pattern="^[A-Za-z_][A-Za-z0-9_]*$")
+    value: Word
+
+
 class ProgramArguments(Arguments):
     """What all languages take beside the program."""
 
+    source: ClassVar[str] = "code"
+    """The argument that holds the program."""
+
     stdin: Text | None = Field(
         None, description="What the program reads from standard input; absent: nothing."
+    )
+    stdin_base64: Base64 | None = Field(
+        None, description="Or the input as base64, if it is no text."
+    )
+    argv: list[Word] | None = Field(
+        None, max_length=MAX_WORDS, description="Arguments that the program gets."
+    )
+    env: list[Variable] | None = Field(
+        None, max_length=MAX_VARIABLES, description="Environment variables to set for it."
+    )
+    working_directory: PathOrRoot | None = Field(
+        None, description="A directory of the working directory to start it in."
     )
     files: list[SentFile] | None = Field(
         None,
         max_length=MAX_FILES,
         description="Files to put into the working directory before it starts.",
+    )
+
+    return_files: bool | None = Field(
+        None, description="Whether files that it writes are in the answer; absent: true."
     )
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
@@ -169,16 +216,16 @@ class ProgramArguments(Arguments):
             if any(above in paths for above in _above(file.path)):
                 shown = file.path[:_SHOWN_CHARACTERS]
                 yield f"files.{index}.path", f"({shown!r}) lies below another file"
-        source = type(self).source_name()
-        texts = [getattr(self, source), self.stdin or ""]
+        if self.stdin is not None and self.stdin_base64 is not None:
+            yield "stdin", "and stdin_base64 cannot both be given"
+        source = self.source
+        texts = [getattr(self, source) or "", self.stdin or self.stdin_base64 or ""]
         texts += [file.content or file.content_base64 for file in sent]
         if sum(len(text.encode()) for text in texts) > MAX_TOTAL_BYTES:
             yield "files", f"and {source} and stdin have more than {MAX_TOTAL_BYTES} bytes together"
-
-    @classmethod
-    def source_name(cls) -> str:
-        """The argument that holds the program."""
-        return next(name for name, field in cls.model_fields.items() if field.is_required())
+        words = [*(self.argv or []), *(one.name + one.value for one in self.env or [])]
+        if sum(len(word.encode()) for word in words) > MAX_WORDS_BYTES:
+            yield "argv", f"and env have more than {MAX_WORDS_BYTES} bytes together"
 
 
 class CodeArguments(ProgramArguments):
@@ -197,7 +244,24 @@ class PythonArguments(CodeArguments):
 
 
 class CommandArguments(ProgramArguments):
-    command: Source = Field(description="What bash is to run; several lines are a script.")
+    source: ClassVar[str] = "command"
+    one_of: ClassVar[tuple[str, ...]] = ("command", "argv")
+
+    command: Source | None = Field(
+        None, description="What bash is to run; several lines are a script."
+    )
+    argv: list[Word] | None = Field(
+        None,
+        max_length=MAX_WORDS,
+        description="Or a program and its arguments, which run without a shell; one of the two.",
+    )
+
+    def further_faults(self) -> Iterator[tuple[str, str]]:
+        if (self.command is None) == (self.argv is None):
+            yield "command", "or argv is needed, one of the two"
+        if self.argv is not None and not (self.argv and self.argv[0]):
+            yield "argv", "names no program"
+        yield from super().further_faults()
 
 
 class ReadArguments(Arguments):
@@ -255,7 +319,7 @@ class DeleteArguments(Arguments):
 
 
 _BY_SOURCE: Mapping[str, type[ProgramArguments]] = {
-    model.source_name(): model for model in (CodeArguments, CommandArguments)
+    model.source: model for model in (CodeArguments, CommandArguments)
 }
 
 ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(

@@ -6,7 +6,8 @@ configuration both allow it. A figure that was not measured for this call is nul
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import json
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -182,6 +183,38 @@ class Envelope(_Value):
     def files(self) -> tuple[ReturnedFile, ...]:
         """The files that a program wrote, also where it failed."""
         return returned_files(self._result.get("files"))
+
+    def shortened(self, field: str) -> str | None:
+        """The address of a whole text of `data` or `error.details`; None if it was not shortened.
+        `field` is its path in dots.
+
+        Raises:
+            ValueError: there is no such field, or its whole was not kept.
+        """
+        for one in (self._result.get("truncation_info") or {}).get("fields", ()):
+            if one["field"] == field:
+                if "resource_url" not in one:
+                    reason = one.get("not_kept", "too many texts are long")
+                    raise ValueError(f"The whole {field} was not kept: {reason}.")
+                address: str = one["resource_url"]
+                return address
+        self.at(field)
+        return None
+
+    def at(self, field: str) -> Any:
+        """A value of `data` or `error.details`, by its path in dots. Raises ValueError."""
+        found: Any = self._result
+        for name in field.split("."):
+            try:
+                found = found[int(name) if isinstance(found, list) else name]
+            except (LookupError, TypeError, ValueError):
+                raise ValueError(f"The answer has no {field}.") from None
+        return found
+
+    def read_whole(self, field: str, content: bytes) -> Any:
+        """A field from its blob: a text, or a `value` that was too long for the answer."""
+        text = content.decode("utf-8", "replace")
+        return json.loads(text) if field == "value" and self.at(field) is None else text
 
     @property
     def _result(self) -> JsonObject:

@@ -108,8 +108,16 @@ async def run_code(
     if a limit ended it.
     """
     language = tool.executor.removeprefix("code:")
-    files = ProgramFiles(blobs, principal_id, sent_files(arguments))
-    streams = KeptStreams(blobs, principal_id, limits.output_bytes, redactor, handle.output)
+    files = ProgramFiles(
+        blobs,
+        principal_id,
+        sent_files(arguments),
+        session_id,
+        with_files=arguments.get("return_files") is not False,
+    )
+    streams = KeptStreams(
+        blobs, principal_id, limits.output_bytes, redactor, handle.output, session_id
+    )
     cancelled: list[RunEnding] = []
     sent = program_arguments(arguments, language)
     if calls is not None:
@@ -257,7 +265,9 @@ def _error(
         return session_lost(details) if subject.in_session else container_lost(tool, details)
     if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
         message = failure_message(ending, failure, subject)
-        return InvalidParams(message, fields=["files"], details=details)
+        is_directory = failure.message.startswith("the working directory")
+        fields_at_fault = ["working_directory" if is_directory else "files"]
+        return InvalidParams(message, fields=fields_at_fault, details=details)
     return program_error(ending, limits, failure, subject, details)
 
 
@@ -276,12 +286,14 @@ def sent_files(arguments: JsonObject) -> list[SentFile]:
 
 
 def program_arguments(arguments: JsonObject, language: str = "python") -> JsonObject:
-    """The arguments as guests take them: no key is missing."""
+    """The arguments as guests take them. `further` ones are only there if they are given."""
     source = LANGUAGES[language].source
+    further = ("stdin_base64", "argv", "env", "working_directory", "return_files")
     return {
-        source: arguments[source],
+        source: arguments.get(source),
         "stdin": arguments.get("stdin"),
         "files": arguments.get("files") or [],
+        **{name: arguments[name] for name in further if arguments.get(name) is not None},
     }
 
 

@@ -12,6 +12,7 @@ import asyncio
 import base64
 import hashlib
 import mimetypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,11 +57,13 @@ class KeptStreams:
         most_characters: int,
         redactor: Redactor,
         output: OnOutput | None = None,
+        session_id: str | None = None,
     ) -> None:
         self._has_heard = False
         self._output = output
         self._streams = {
-            name: _Stream(blobs, principal_id, most_characters) for name in ("stdout", "stderr")
+            name: _Stream(blobs, lambda: blobs.draft(principal_id, session_id), most_characters)
+            for name in ("stdout", "stderr")
         }
         self._redactors = {name: redactor.stream() for name in self._streams}
 
@@ -94,9 +97,11 @@ class KeptStreams:
 
 
 class _Stream:
-    def __init__(self, blobs: BlobStore, principal_id: str, most_characters: int) -> None:
+    def __init__(
+        self, blobs: BlobStore, make_draft: Callable[[], Draft], most_characters: int
+    ) -> None:
         self._blobs = blobs
-        self._principal_id = principal_id
+        self._make_draft = make_draft
         self._left = most_characters
         self._length = 0
         self._parts: list[str] = []
@@ -123,7 +128,7 @@ class _Stream:
         text = "".join(self._parts)
         self._parts, self._unfed = [], 0
         if self._draft is None:
-            self._draft = self._blobs.draft(self._principal_id)
+            self._draft = self._make_draft()
             self._head = text[:SIDE_CHARACTERS]
         self._tail = (self._tail + text[-SIDE_CHARACTERS:])[-SIDE_CHARACTERS:]
         self._draft.feed(text.encode("utf-8", "replace"))
@@ -194,9 +199,20 @@ class _Coming:
 class ProgramFiles:
     """Takes files as they come. Afterwards `entries`, or `discard`."""
 
-    def __init__(self, blobs: BlobStore, principal_id: str, sent: list[SentFile]) -> None:
+    def __init__(
+        self,
+        blobs: BlobStore,
+        principal_id: str,
+        sent: list[SentFile],
+        session_id: str | None = None,
+        *,
+        with_files: bool = True,
+    ) -> None:
+        """Without `with_files` only figures are taken."""
         self._blobs = blobs
         self._principal_id = principal_id
+        self._session_id = session_id
+        self._with_files = with_files
         self._sent = {file.path: file.content for file in sent}
         self._coming: _Coming | None = None
         self._done: list[_Coming] = []
@@ -210,6 +226,8 @@ class ProgramFiles:
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         """A file begins."""
         self._end_file()
+        if kind == "file" and not self._with_files:
+            return
         if path_fault(path) is not None or (kind, path) in self._names:
             self.left_out += 1
             return
@@ -263,7 +281,7 @@ class ProgramFiles:
         return size >= MAX_INLINE_BYTES or total > MAX_INLINE_TOTAL_BYTES
 
     def _to_draft(self, coming: _Coming) -> None:
-        coming.draft = self._blobs.draft(self._principal_id)
+        coming.draft = self._blobs.draft(self._principal_id, self._session_id)
         coming.draft.feed(bytes(coming.start))
         coming.start = bytearray()
 

@@ -260,7 +260,7 @@ class RelayedText:
         self._values = values
         self._kept = KeptStreams(
             run.blobs, run.domain.principal_id, run.upstreams.stream_bytes, run.redactor,
-            run.handle.output,
+            run.handle.output, run.domain.session_id,
         )  # fmt: skip
         self._pieces = Pieces(partial(self._kept.hear, "stdout"))
         self._drains = (run.blobs.drained, run.handle.drained)

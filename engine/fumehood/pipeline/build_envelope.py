@@ -113,6 +113,7 @@ async def _shorten(
         shaped,
         blobs=services.blobs,
         principal_id=request.principal.id if request.principal is not None and is_owned else None,
+        session_id=request.options.session_id,
         with_value=resolved.tool.definition.executor.startswith("code:"),
         with_summary=request.options.return_summary,
         max_length=request.options.max_length,

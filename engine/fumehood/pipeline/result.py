@@ -234,11 +234,13 @@ async def shorten(
     *,
     blobs: BlobStore,
     principal_id: str | None,
+    session_id: str | None = None,
     with_value: bool = False,
     with_summary: bool = True,
     max_length: int | None = None,
 ) -> ShapedOutcome:
-    """Shorten long texts and keep the whole ones as blobs. Without a principal nothing is kept.
+    """Shorten long texts and keep the whole ones as blobs, of the session if there is one. Without
+    a principal nothing is kept.
 
     `with_value` also replaces a long `value` of any other type by null. `max_length` is the
     caller's own limit, in characters; the smaller one counts.
@@ -260,7 +262,7 @@ async def shorten(
     if not found and not cuts:
         return shaped
     with anyio.CancelScope(shield=True):  # bounded by the disk; the tool has already acted
-        links = [await _link(long, blobs, principal_id) for long in found[:MAX_FIELDS]]
+        links = [await _link(long, blobs, principal_id, session_id) for long in found[:MAX_FIELDS]]
     links += [{} for _ in found[MAX_FIELDS:]]
     found = [_long_of(cut, max_length) for cut in cuts] + found
     links = [cut.link for cut in cuts] + links
@@ -322,10 +324,12 @@ def _is_long(text: str) -> bool:
     return len(text) > INLINE_BYTES or len(text.encode("utf-8", "replace")) > INLINE_BYTES
 
 
-async def _link(long: _Long, blobs: BlobStore, principal_id: str | None) -> JsonObject:
+async def _link(
+    long: _Long, blobs: BlobStore, principal_id: str | None, session_id: str | None
+) -> JsonObject:
     if principal_id is None:
         return {}
-    draft = blobs.draft(principal_id)
+    draft = blobs.draft(principal_id, session_id)
     draft.feed(long.whole.encode("utf-8", "replace"))
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in long.name)
     suffix = ".json" if long.content_type == "application/json" else ".txt"

@@ -10,8 +10,9 @@ Host to guest:
                                         `arguments` is null where the request came in parts;
                                         `keep` leaves files and variables for the next run;
                                         `live`: somebody listens to output and progress;
-                                        `thin`: it seems to need nothing that the image preloads
-                                        `tools`: the program may call tools
+                                        `thin`: it seems to need nothing that the image preloads;
+                                        `tools`: the program may call tools;
+                                        `quiet`, where it is there: nobody wants its files
     {"op": "answer", "id", "text"}      to a call: its JSON, or the end of it after some parts
     {"op": "pause", "id", "paused"}     the program's clock stands still, or goes on
     {"op": "cancel", "id"}
@@ -233,6 +234,8 @@ def run_frames(
             "output_bytes": limits.output_bytes,
         },
     }
+    if arguments.get("return_files") is False:
+        run["quiet"] = True
     text = strict_json.dumps(arguments).decode()
     if len(text) <= MAX_INLINE_REQUEST_BYTES:
         return [run]

@@ -204,7 +204,10 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
     parameters = document.get("parameters")
     properties = parameters.get("properties", {}) if isinstance(parameters, dict) else {}
     if isinstance(properties, dict):
-        known = ARGUMENTS[executor].model_fields
+        known, one_of = ARGUMENTS[executor].model_fields, ARGUMENTS[executor].one_of
+        if one_of and not properties.keys() & set(one_of):
+            names = " or ".join(map(repr, one_of))
+            faults.append(f"parameters: the executor {executor!r} needs a parameter {names}")
         faults += [
             f"parameters: the executor {executor!r} needs a parameter {name!r}"
             for name, field in known.items()

@@ -1,9 +1,10 @@
 """Blobs: content too large for an answer, kept in files for a limited time.
 
 Host side. Written by the executors and `pipeline/result`, read by the faces. A blob belongs to one
-principal; to any other principal it does not exist. Invariants: a file is complete before its row
-is inserted, and its row is deleted before its file, so a crash leaves at most a file without a row;
-the next start removes that, and any row without a file. The event loop never writes to the disk:
+principal; to any other principal it does not exist. It ends with its session, at its expiry, or
+when a newer one needs its space: the oldest go first. Invariants: a file is complete before its row
+is inserted; a file without a row and a row without a file are no blob, and the next start removes
+them. The event loop never writes to the disk:
 one thread does, and a blob is not kept if the thread falls behind. Bytes are reserved before they
 are written, so the disk never holds more than is allowed. A signed address proves that this engine
 made it for this blob, principal and expiry; the key lies beside the database, not in it.
@@ -19,12 +20,13 @@ import secrets
 import stat
 import tempfile
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -32,11 +34,12 @@ import anyio.to_thread
 from sqlalchemy import ColumnElement, delete, insert, select, true
 
 from fumehood.core.errors import ResourceNotFound
+from fumehood.core.session import SessionStatus
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.directory import PRIVATE_FILE, private_directory
 from fumehood.storage.errors import StoreError
-from fumehood.storage.schema import BLOBS
+from fumehood.storage.schema import BLOBS, SESSIONS
 from fumehood.storage.writer import Job
 
 T = TypeVar("T")
@@ -54,7 +57,10 @@ MIN_FREE_BYTES = 64 << 20
 PRUNED_AT_ONCE = 200
 NO_STORE = "the engine keeps nothing now"
 NO_SUCH_BLOB = "You have no such blob. Copy its complete address from an answer."
-EXPIRED = "This blob has expired and is no longer there. Make the call again to get a new one."
+EXPIRED = (
+    "This blob has expired and is no longer there: its time is over, its session has ended, or "
+    "newer ones took its place. Make the call again to get a new one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +82,10 @@ class NotKept(Exception):
 class Draft:
     """A blob that is being written. Fed from the event loop, written by the store's thread."""
 
-    def __init__(self, store: BlobStore, principal_id: str) -> None:
+    def __init__(self, store: BlobStore, principal_id: str, session_id: str | None) -> None:
         self.id = f"blob_{secrets.token_hex(16)}"
         self.principal_id = principal_id
+        self.session_id = session_id
         self.size = 0
         """Bytes fed so far."""
         self.fault = None if store.is_open else NO_STORE
@@ -105,7 +112,7 @@ class Draft:
         try:
             if self._file is None:
                 self._file = self._store.new_file(self.id)
-            self._store.room.take(self.principal_id, len(data), self._store.directory)
+            self._store.take(self.principal_id, len(data))
             self._written += len(data)
             self._file.write(data)
         except NoRoom as reason:
@@ -123,6 +130,8 @@ class Draft:
             if self.fault is None:
                 path = self._store.directory / self.id
                 path.with_suffix(DRAFT_SUFFIX).rename(path)
+                self._store.add(self.principal_id, self.id, self._written)
+                self._written = 0
         except OSError:
             self.fault = "the engine's disk is full or failing"
         if self.fault is not None:
@@ -133,10 +142,9 @@ class Draft:
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
-        path = self._store.directory / self.id
-        for name in (path, path.with_suffix(DRAFT_SUFFIX)):
-            with suppress(OSError):
-                name.unlink(missing_ok=True)
+        self._store.remove(self.principal_id, self.id)
+        with suppress(OSError):
+            (self._store.directory / self.id).with_suffix(DRAFT_SUFFIX).unlink(missing_ok=True)
         self._store.room.give_back(self.principal_id, self._written)
         self._written = 0
 
@@ -145,7 +153,7 @@ class BlobStore:
     """The blobs of one engine. Call `open` before the first and `close` after the last.
 
     Without a `state` directory they lie in a temporary one, which is removed with the engine.
-    `overdue` is set when there was no space, so that expired blobs are removed soon.
+    `overdue` is set when there was no space, or a session has ended, so that `prune` runs soon.
     """
 
     def __init__(
@@ -168,6 +176,11 @@ class BlobStore:
         self._thread: ThreadPoolExecutor | None = None
         self._own: tempfile.TemporaryDirectory[str] | None = None
         self._pending = 0
+        self._kept: dict[str, dict[str, int]] = {}
+        """The sizes of all blobs by principal and id, the oldest first. Only the thread uses it."""
+        self._replaced: deque[str] = deque()
+        """Blobs that made room for newer ones, and whose rows are still there."""
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def is_open(self) -> bool:
@@ -185,6 +198,7 @@ class BlobStore:
                 self.directory = private_directory(self._state / DIRECTORY_NAME)
                 self._links = BlobLinks(load_key(self._state / KEY_NAME))
                 await self._sweep()
+            self._loop = asyncio.get_running_loop()
             self._thread = ThreadPoolExecutor(1, "blobs")
         except OSError as error:
             raise StoreError(f"The blobs cannot be kept: {error.strerror}.") from None
@@ -198,9 +212,9 @@ class BlobStore:
             self._own.cleanup()
             self._own = None
 
-    def draft(self, principal_id: str) -> Draft:
-        """A new blob of a principal, to be fed and then kept or discarded."""
-        return Draft(self, principal_id)
+    def draft(self, principal_id: str, session_id: str | None = None) -> Draft:
+        """A new blob of a principal or of its session, to be fed and then kept or discarded."""
+        return Draft(self, principal_id, session_id)
 
     async def keep(self, draft: Draft, filename: str, content_type: str) -> Blob:
         """Turn a draft into a blob. The draft is used up even if that fails.
@@ -221,6 +235,7 @@ class BlobStore:
         row = {
             "id": draft.id,
             "principal_id": draft.principal_id,
+            "session_id": draft.session_id,
             "filename": filename,
             "content_type": content_type,
             "size": draft.size,
@@ -261,7 +276,7 @@ class BlobStore:
         return self._blob(rows[0]), file
 
     async def prune(self, now: datetime) -> int:
-        """Remove expired blobs; returns their number.
+        """Remove blobs that have expired, or whose session is over; returns their number.
 
         Raises:
             ReadFailed, WriteFailed: the rest stays until the next run.
@@ -269,7 +284,13 @@ class BlobStore:
         self.overdue.clear()
         if self._thread is None:
             return 0
-        has_ended = BLOBS.c.expires_at <= int(now.timestamp())
+        active = select(SESSIONS.c.id).where(SESSIONS.c.state == SessionStatus.ACTIVE.value)
+        replaced = [self._replaced.popleft() for _ in range(len(self._replaced))]
+        has_ended = (
+            (BLOBS.c.expires_at <= int(now.timestamp()))
+            | (BLOBS.c.session_id.is_not(None) & BLOBS.c.session_id.not_in(active))
+            | BLOBS.c.id.in_(replaced)
+        )
         rows = await self._database.read(_matching(has_ended))
         for start in range(0, len(rows), PRUNED_AT_ONCE):
             await self._delete(rows[start : start + PRUNED_AT_ONCE])
@@ -302,6 +323,41 @@ class BlobStore:
         if written is not None:
             await asyncio.wrap_future(written)
 
+    def take(self, principal_id: str, size: int) -> None:
+        """In the thread: reserve bytes. Older blobs of the principal make room, or where others
+        have used up the total, those of the principal that has most.
+
+        Raises:
+            NoRoom, OSError: as `BlobRoom.take`; there is no such blob left.
+        """
+        while True:
+            try:
+                return self.room.take(principal_id, size, self.directory)
+            except NoRoom as reason:
+                whose = self.room.largest if isinstance(reason, NoTotal) else principal_id
+                oldest = next(iter(self._kept.get(whose, ())), None)
+                if oldest is None:
+                    raise
+                self.remove(whose, oldest)
+                self._replaced.append(oldest)
+                if self._loop is not None:
+                    with suppress(RuntimeError):  # the loop has ended; the next start removes rows
+                        self._loop.call_soon_threadsafe(self.overdue.set)
+
+    def add(self, principal_id: str, blob_id: str, size: int) -> None:
+        """In the thread: count a complete blob, whose bytes are reserved."""
+        self._kept.setdefault(principal_id, {})[blob_id] = size
+
+    def remove(self, principal_id: str, blob_id: str) -> None:
+        """In the thread: remove the file of a blob, and give its bytes back."""
+        size = self._kept.get(principal_id, {}).pop(blob_id, None)
+        if size is None:
+            return
+        if not self._kept[principal_id]:
+            del self._kept[principal_id]
+        _unlink(self.directory, [blob_id])
+        self.room.give_back(principal_id, size)
+
     def new_file(self, blob_id: str) -> BinaryIO:
         """In the thread: a draft's file."""
         if self._state is None and self._own is None:
@@ -326,15 +382,15 @@ class BlobStore:
             await self._database.write(_deletion(batch))
         kept = rows.keys() - {row["id"] for row in lost}
         await anyio.to_thread.run_sync(_unlink, self.directory, found.keys() - kept)
-        for blob_id in kept:
-            self.room.restore(rows[blob_id]["principal_id"], rows[blob_id]["size"])
+        for row in sorted((rows[blob_id] for blob_id in kept), key=lambda row: row["created_at"]):
+            self.room.restore(row["principal_id"], row["size"])
+            self.add(row["principal_id"], row["id"], row["size"])
 
     async def _delete(self, rows: list[dict[str, Any]]) -> None:
-        ids = [row["id"] for row in rows]
-        await self._database.write(_deletion(ids))
-        await anyio.to_thread.run_sync(_unlink, self.directory, ids)
+        await self._database.write(_deletion([row["id"] for row in rows]))
         for row in rows:
-            self.room.give_back(row["principal_id"], row["size"])
+            self.submit(partial(self.remove, row["principal_id"], row["id"]))
+        await self.drained()
 
     def _blob(self, row: dict[str, Any]) -> Blob:
         return Blob(
@@ -395,6 +451,10 @@ class NoShare(NoRoom):
     """One principal has used up its share."""
 
 
+class NoTotal(NoRoom):
+    """All principals together have used up the total."""
+
+
 class BlobRoom:
     """The bytes reserved, in all and by principal. One principal may have half of the total.
 
@@ -410,7 +470,7 @@ class BlobRoom:
         """Reserve bytes.
 
         Raises:
-            NoRoom: the disk, the principal's share (NoShare) or the total is used up.
+            NoRoom: the disk, the principal's share (NoShare) or the total (NoTotal) is used up.
             OSError: the file system's free space cannot be read.
         """
         disk = os.statvfs(directory)
@@ -420,7 +480,7 @@ class BlobRoom:
             if self._taken[principal_id] + size > self.max_bytes // 2:
                 raise NoShare("your share of the engine's storage is used up")
             if self._taken.total() + size > self.max_bytes:
-                raise NoRoom("the engine's storage is used up")
+                raise NoTotal("the engine's storage is used up")
             self._taken[principal_id] += size
 
     def restore(self, principal_id: str, size: int) -> None:
@@ -434,6 +494,12 @@ class BlobRoom:
             self._taken[principal_id] -= size
             if self._taken[principal_id] <= 0:
                 del self._taken[principal_id]
+
+    @property
+    def largest(self) -> str:
+        """The principal that has most."""
+        with self._lock:
+            return max(self._taken, key=self._taken.__getitem__, default="")
 
     @property
     def taken(self) -> int:

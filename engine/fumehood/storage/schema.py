@@ -144,9 +144,11 @@ BLOBS = Table(
     Column("size", Integer, nullable=False),
     Column("created_at", String, nullable=False),
     Column("expires_at", Integer, nullable=False),
+    Column("session_id", String),
     Index("blobs_by_end", "expires_at"),
 )
-"""One row for each blob, whose id is its file name; `expires_at` in whole Unix seconds."""
+"""One row for each blob, whose id is its file name; `expires_at` in whole Unix seconds. One with a
+`session_id` ends with that session."""
 
 SESSIONS = Table(
     "sessions",

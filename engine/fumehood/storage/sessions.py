@@ -7,6 +7,7 @@ few, and each accompanies the start of a container, which takes a hundred times 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,10 +22,11 @@ _SAME_NAME = ("id", "why", "image", "agent_id", "memory_mb", "calls")
 
 
 class SessionTable:
-    """The table of sessions."""
+    """The table of sessions. `on_over` is told when rows say that sessions have ended."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, on_over: Callable[[], None] = lambda: None) -> None:
         self._database = database
+        self._on_over = on_over
 
     def all_now(self) -> list[KeptSession]:
         """Every row, read in this thread, during the start.
@@ -43,6 +45,8 @@ class SessionTable:
         """
         rows = [_row(one) for one in put]
         await self._database.write(lambda connection: _change(connection, rows, delete))
+        if any(one.finished_at is not None for one in put):
+            self._on_over()
 
 
 def _all(connection: Connection) -> list[KeptSession]:

@@ -303,7 +303,16 @@ async def test_cancelled_run_is_cancelled(home: Any) -> None:
         ({"code": ""}, ["code"]),
         ({"code": "\n"}, ["code"]),
         ({"code": "a\0b"}, ["code"]),
-        ({"code": "1", "argv": []}, ["argv"]),
+        ({"code": "1", "args": []}, ["args"]),
+        ({"code": "1", "argv": ["a\0"]}, ["argv.0"]),
+        ({"code": "1", "argv": ["a" * 103_000]}, ["argv.0"]),
+        ({"code": "1", "argv": ["a" * 100_000] * 11}, ["argv"]),
+        ({"code": "1", "env": [{"name": "A=B", "value": ""}]}, ["env.0.name"]),
+        ({"code": "1", "env": [{"name": "A", "value": "\0"}]}, ["env.0.value"]),
+        ({"code": "1", "working_directory": "../a"}, ["working_directory"]),
+        ({"code": "1", "working_directory": "/etc"}, ["working_directory"]),
+        ({"code": "1", "stdin_base64": "!"}, ["stdin_base64"]),
+        ({"code": "1", "stdin": "a", "stdin_base64": "YQ=="}, ["stdin"]),
         ({"code": "1", "stdin": 1}, ["stdin"]),
         ({"code": "1", "files": [{"path": "/a", "content": ""}]}, ["files.0.path"]),
         ({"code": "1", "files": [{"path": "a"}]}, ["files.0"]),
@@ -437,6 +446,26 @@ def test_all_faults_are_found_at_once() -> None:
 def test_a_fault_shows_no_more_than_the_beginning_of_a_path() -> None:
     (said,) = _faults(files=[_file("/" + "a" * 5000)]).values()
     assert len(said) < 200
+
+
+def test_command_is_a_line_for_bash_or_a_program_with_its_arguments() -> None:
+    def faults(**arguments: Any) -> dict[str, str]:
+        return dict(argument_faults("code:shell", arguments))
+
+    assert faults(command="ls") == faults(argv=["ls", "-l", ""]) == {}
+    assert faults() == {"command": "or argv is needed, one of the two"}
+    assert faults(command="ls", argv=["ls"]).keys() == {"command"}
+    for argv in ([], [""]):
+        assert faults(argv=argv) == {"argv": "names no program"}
+
+
+def test_surroundings_of_a_program_are_passed_on_where_they_are_given() -> None:
+    given = {
+        "argv": ["a"], "env": [{"name": "A", "value": "b"}], "working_directory": "d",
+        "stdin_base64": "AP8=",
+    }  # fmt: skip
+    asked = program_arguments({"command": None, **given}, "shell")
+    assert asked == {"command": None, "stdin": None, "files": [], **given}
 
 
 def test_guest_gets_each_key_and_the_bytes_are_those_that_were_meant() -> None:

@@ -343,6 +343,8 @@ async def test_any_tool_of_an_embedded_engine_is_shortened_and_the_whole_is_ther
         envelope = await engine.call("talk", {"n": 50_000})
         assert envelope.data["truncated"] is True
         assert await engine.blob(envelope.data["resource_url"]) == b"w" * 50_000
+        (field,) = envelope.data["truncation_info"]["fields"]
+        assert await engine.whole(envelope, field["field"]) == "w" * 50_000
         assert envelope.metadata.usage.output_tokens < 4000
         with pytest.raises(ValueError, match="not the address"):
             await engine.blob("/v1/health")

@@ -241,9 +241,18 @@ def test_code_takes_its_own_arguments_and_no_others() -> None:
     assert _faults(_code({"stdin": {}})) == [
         "parameters: the executor 'code:python' needs a parameter 'code'"
     ]
-    assert _faults(_code({**every, "env": {}, "argv": {}})) == [
-        "parameters: the executor 'code:python' knows no parameter 'argv'",
-        "parameters: the executor 'code:python' knows no parameter 'env'",
+    assert _faults(_code({**every, "cwd": {}, "args": {}})) == [
+        "parameters: the executor 'code:python' knows no parameter 'args'",
+        "parameters: the executor 'code:python' knows no parameter 'cwd'",
+    ]
+
+
+@pytest.mark.row("S7", "T6")
+def test_command_is_taken_in_one_of_two_ways() -> None:
+    for name in ("command", "argv"):
+        parse_definition({**_code({name: {}}), "executor": "code:shell"})
+    assert _faults({**_code({"stdin": {}}), "executor": "code:shell"}) == [
+        "parameters: the executor 'code:shell' needs a parameter 'command' or 'argv'"
     ]
 
 

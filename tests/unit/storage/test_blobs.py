@@ -11,16 +11,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from sqlalchemy import func, select
 
 from fumehood.core.errors import ResourceNotFound
+from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.protocol.blob_urls import BlobUrl, parse_blob_url
 from fumehood.storage import blobs
 from fumehood.storage.blobs import KEY_BYTES, Blob, BlobLinks, BlobStore, Draft, NotKept, load_key
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import BLOBS
+from fumehood.storage.sessions import SessionTable
 from fumehood.testing import ManualClock
 from support.state import set_full, set_roomy
 
@@ -89,6 +92,16 @@ def rows(database: Database) -> int:
     )
 
 
+def kept_session(session_id: str, clock: ManualClock) -> KeptSession:
+    now = clock.now()
+    record = SessionRecord(
+        id=session_id, state=SessionStatus.ACTIVE, why=None, image="python", languages=("python",),
+        agent_id=None, memory_mb=128, created_at=now, last_used_at=now, expires_at=now, calls=0,
+        is_busy=False,
+    )  # fmt: skip
+    return KeptSession(OWNER, record)
+
+
 @pytest.mark.parametrize("content", [b"", b"abc", bytes(range(256)) * 100])
 async def test_what_was_fed_is_what_is_read(store: BlobStore, home: Path, content: bytes) -> None:
     blob = await keep(store, content)
@@ -152,28 +165,84 @@ async def test_discarded_draft_leaves_nothing(store: BlobStore, home: Path) -> N
     assert store.room.taken == 3
 
 
-async def test_no_more_is_kept_than_is_allowed_and_the_rest_stays(
+async def test_the_oldest_of_a_principal_make_room_for_its_newest(
+    store: BlobStore, home: Path, clock: ManualClock
+) -> None:
+    twin = await keep(store, b"x" * 40 * KB, OTHER)
+    old = [await keep(store, b"%d" % number * 20 * KB) for number in range(2)]
+    new = await keep(store, b"n" * 20 * KB)
+    assert files(home) == sorted([twin.id, old[1].id, new.id])
+    assert store.room.taken == 80 * KB
+    with anyio.fail_after(20):
+        await store.overdue.wait()
+    assert await store.prune(clock.now()) == rows(store._database) - 2 == 1
+    with pytest.raises(ResourceNotFound, match="newer ones took its place"):
+        await read(store, old[0].url)
+    for blob, owner in ((old[1], OWNER), (new, OWNER), (twin, OTHER)):
+        assert await read(store, blob.url, owner)
+
+
+async def test_content_beyond_the_share_is_not_kept_and_the_total_is_never_exceeded(
     store: BlobStore, home: Path
 ) -> None:
-    kept = await keep(store, b"x" * 40 * KB)
     with pytest.raises(NotKept, match="your share"):
-        await keep(store, b"x" * 11 * KB)
+        await keep(store, b"x" * 51 * KB)
     assert store.overdue.is_set()
-    assert files(home) == [kept.id]
-    assert store.room.taken == 40 * KB
-    await keep(store, b"x" * 50 * KB, OTHER)
-    with pytest.raises(NotKept, match="is used up"):
-        await keep(store, b"x" * 11 * KB, "uid:3")
-    await keep(store, b"x" * 10 * KB, "uid:3")
+    assert (files(home), store.room.taken) == ([], 0)
+    drafts = [fed(store, b"x" * 50 * KB, owner) for owner in (OWNER, OTHER)]
+    with pytest.raises(NotKept, match="is used up"):  # what is not yet a blob does not go
+        await keep(store, b"x", "uid:3")
+    for draft in drafts:
+        assert (await store.keep(draft, "a", "text/plain")).size == 50 * KB
+
+
+async def test_who_has_most_makes_room_where_the_total_is_used_up(
+    store: BlobStore, home: Path
+) -> None:
+    most = [await keep(store, b"x" * 10 * KB, OTHER) for _ in range(5)]
+    own = [await keep(store, b"x" * 20 * KB) for _ in range(2)]
+    new = [await keep(store, b"x" * 10 * KB, "uid:3") for _ in range(2)]
+    assert files(home) == sorted(blob.id for blob in (*most[1:], *own, *new))
     assert store.room.taken == 100 * KB
+
+
+async def test_blobs_of_a_session_end_with_it(store: BlobStore, clock: ManualClock) -> None:
+    table = SessionTable(store._database, store.overdue.set)
+    here, there = (kept_session(f"sess_{name}", clock) for name in "ab")
+    await table.change([here, there], [])
+    assert not store.overdue.is_set()
+    blobs_of = {}
+    for session_id in ("sess_a", "sess_b", None):
+        draft = store.draft(OWNER, session_id)
+        draft.feed(b"abc")
+        blobs_of[session_id] = await store.keep(draft, "a", "text/plain")
+    assert await store.prune(clock.now()) == 0
+    over = here.record.model_copy(update={"state": SessionStatus.ENDED})
+    await table.change([KeptSession(OWNER, over, clock.now())], [])
+    assert store.overdue.is_set()
+    assert await store.prune(clock.now()) == 1
+    assert store.room.taken == 6
+    with pytest.raises(ResourceNotFound, match="its session has ended"):
+        await read(store, blobs_of["sess_a"].url)
+    assert await read(store, blobs_of["sess_b"].url) == await read(store, blobs_of[None].url)
+
+
+async def test_next_start_knows_which_blobs_are_the_oldest(home: Path, clock: ManualClock) -> None:
+    async with opened(home, clock) as store:
+        kept = []
+        for _ in range(5):
+            kept.append(await keep(store, b"x" * 10 * KB))
+            clock.advance(1)
+    async with opened(home, clock) as store:
+        new = await keep(store, b"x" * 20 * KB)
+        assert files(home) == sorted(blob.id for blob in (*kept[2:], new))
 
 
 async def test_room_comes_back_with_what_has_expired(store: BlobStore, clock: ManualClock) -> None:
     await keep(store, b"x" * 50 * KB)
-    with pytest.raises(NotKept):
-        await keep(store)
     clock.advance(60)
     await store.prune(clock.now())
+    assert store.room.taken == 0
     await keep(store, b"x" * 50 * KB)
 
 

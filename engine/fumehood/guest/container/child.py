@@ -21,7 +21,13 @@ from typing import Any
 from fumehood.guest.container import files, link, probe
 from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.container.forks import HOOKS
-from fumehood.guest.container.request import WORKSPACE, SetUpFailed, read_request, set_up
+from fumehood.guest.container.request import (
+    WORKSPACE,
+    SetUpFailed,
+    memory_file,
+    read_request,
+    set_up,
+)
 from fumehood.guest.container.user import REQUEST_FAILED, become_user
 from fumehood.guest.core import kernel, seccomp
 from fumehood.guest.core.pipes import (
@@ -258,9 +264,10 @@ def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
     while True:
         pid = os.getpid()
         try:
-            set_up(request["arguments"])
+            restore = set_up(request["arguments"])
             arguments = request["arguments"]
             exit_code, claim = program.run(arguments["code"], arguments.get("tools"))
+            restore()
         except SetUpFailed as fault:
             exit_code = REQUEST_FAILED
             claim = {"error": {"kind": "invalid", "message": str(fault)}}
@@ -282,14 +289,14 @@ def _run_python(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, dict
 
 def _run_shell(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     set_up(arguments)
-    shell.become_bash(arguments["command"])
+    shell.become_bash(arguments["command"], arguments.get("argv"))
 
 
 def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, dict[str, Any]]:
     if arguments.get("standby"):
-        javascript.become_waiting_node(memory_bytes)
-    set_up(arguments)
-    javascript.become_node(arguments["code"], memory_bytes)
+        javascript.become_node(REQUEST_FD, memory_bytes)
+    request = framing.encode({"arguments": arguments})
+    javascript.become_node(memory_file("request", request), memory_bytes)
 
 
 def _report(percent: float, message: str) -> None:

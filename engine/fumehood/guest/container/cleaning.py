@@ -99,7 +99,8 @@ class Cleaner:
         if not run.keep:
             return keep_house(run.id, self._mounts)
         # The owner knows which files it has changed.
-        if run.program == "files" or not workspace.has_changed(run.since_ns):
+        is_quiet = run.program == "files" or (run.quiet and not workspace.has_figures())
+        if is_quiet or not workspace.has_changed(run.since_ns):
             return NOTHING_DONE
         return keep_house(run.id, self._mounts, since_ns=run.since_ns)
 

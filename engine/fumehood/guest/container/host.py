@@ -120,6 +120,7 @@ class Host:
             live=message["live"] is True,
             thin=message["thin"] is True,
             has_tools=message["tools"] is True,
+            quiet=message.get("quiet") is True,
         )
 
 

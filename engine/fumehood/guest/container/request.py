@@ -1,4 +1,5 @@
-"""A request as its child reads it, and the files and input that its program begins with.
+"""A request as its child reads it, and the surroundings that its program begins in: files, standard
+input, arguments, environment and working directory.
 
 Guest side, in the child, which is the programs' user by now: files are written and read with that
 user's rights alone.
@@ -8,8 +9,12 @@ from __future__ import annotations
 
 import base64
 import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import Any
 
+from fumehood.guest.container.walk import Refused, directory_at
 from fumehood.guest.core.pipes import CHUNK_BYTES, REQUEST_FD, write_all
 from fumehood.protocol import framing
 
@@ -28,26 +33,69 @@ def read_request() -> dict[str, Any]:
     return framing.parse_body(_read_exactly(length))
 
 
-def set_up(arguments: dict[str, Any]) -> None:
-    """Put the caller's files into the workspace, and its text on standard input.
+def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
+    """Put the caller's files into the workspace, its input on standard input, and set arguments,
+    environment and working directory. Returns the function that restores these three, which only
+    a session needs.
 
     Raises:
-        SetUpFailed: a file cannot be written.
+        SetUpFailed: a file cannot be written, or there is no such directory.
     """
     for file in arguments.get("files") or []:
         _put(file)
-    if arguments.get("stdin"):  # without any it is the null device, which ends at once
-        stdin = memory_file("stdin", arguments["stdin"])
-    else:
-        stdin = os.open("/dev/null", os.O_RDONLY)
+    given = (arguments.get("stdin") or "").encode("utf-8")
+    given = given or base64.b64decode(arguments.get("stdin_base64") or "")
+    # Without any it is the null device, which ends at once.
+    stdin = memory_file("stdin", given) if given else os.open("/dev/null", os.O_RDONLY)
     os.dup2(stdin, 0)
     os.close(stdin)
+    return _surround(arguments)
 
 
-def memory_file(name: str, text: str) -> int:
-    """A text as a file that has no name, to be read from its beginning."""
+def _surround(arguments: dict[str, Any]) -> Callable[[], None]:
+    restoring = ExitStack()
+    path, argv = arguments.get("working_directory"), arguments.get("argv")
+    if path is not None:
+        earlier = _enter(path)
+        restoring.callback(os.close, earlier)
+        restoring.callback(os.fchdir, earlier)
+    if argv is not None:
+        restoring.callback(setattr, sys, "argv", sys.argv)
+        sys.argv = [*sys.argv[:1], *argv]
+    for one in arguments.get("env") or []:
+        restoring.callback(_set_variable, one["name"], os.environ.get(one["name"]))
+        os.environ[one["name"]] = one["value"]
+
+    def restore() -> None:
+        with suppress(Exception):  # the program may have put anything in their place
+            restoring.close()
+
+    return restore
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _enter(path: str) -> int:
+    """Go to a directory of the workspace. Returns the one before, open."""
+    earlier = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        with directory_at(path) as directory:
+            os.fchdir(directory)
+    except (Refused, OSError) as fault:
+        os.close(earlier)
+        raise SetUpFailed(f"the working directory cannot be entered: {fault}") from None
+    return earlier
+
+
+def memory_file(name: str, content: bytes) -> int:
+    """Content as a file that has no name, to be read from its beginning."""
     descriptor = os.memfd_create(name, 0)
-    write_all(descriptor, text.encode("utf-8"))
+    write_all(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
 

@@ -73,6 +73,8 @@ class Run:
     left_s: float | None = None
     """While its clock stands still: the time that it has left."""
     was_paused: bool = False
+    quiet: bool = False
+    """Nobody wants its files, only its figures."""
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0

@@ -13,6 +13,7 @@ import os
 import select
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +146,11 @@ def has_changed(since_ns: int) -> bool:
                         waiting.append(entry.path)
         except OSError:
             return True
+    return has_figures()
+
+
+def has_figures() -> bool:
+    """Whether a program has drawn any."""
     return os.path.lexists(PICTURES)
 
 
@@ -171,21 +177,21 @@ class _Handing:
                 and len(path) <= MAX_PATH_CHARACTERS
                 and _is_text(path)
             )
-            if wanted and self._one(path, directory, name, found.st_size, kind):
+            if wanted and self._one(path, directory, name, found, kind):
                 self._files += 1
                 self._bytes += found.st_size
             else:
                 self.left_out += 1
 
-    def _one(self, path: str, directory: int, name: str, size: int, kind: str) -> bool:
+    def _one(self, path: str, directory: int, name: str, found: os.stat_result, kind: str) -> bool:
         try:
-            descriptor = _open(name, directory, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = _open(name, directory, found)
         except OSError:
             return False
         try:
-            _hand_over(self._run_id, self._tell, path, descriptor, size, kind)
+            _hand_over(self._run_id, self._tell, path, descriptor, found.st_size, kind)
         finally:
-            os.close(descriptor)
+            _close(descriptor, found)
         return True
 
 
@@ -202,22 +208,23 @@ def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
     directory that cannot be walked stands for what is in it.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    open_directories = [("", top, _names(top))]
+    open_directories = [("", top, os.fstat(top), _names(top))]
     seen = 0
     while open_directories:
-        prefix, directory, names = open_directories[-1]
+        prefix, directory, status, names = open_directories[-1]
         if not names or seen > MAX_ENTRIES:
-            os.close(directory)
+            _close(directory, status)
             open_directories.pop()
             continue
         name = names.pop()
         seen += 1
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if not stat.S_ISDIR(found.st_mode):
-            yield prefix + name, directory, name, found
-        elif len(open_directories) < MAX_DEPTH:
-            below = _open(name, directory, os.O_RDONLY | os.O_DIRECTORY)
-            open_directories.append((f"{prefix}{name}/", below, _names(below)))
+        below = -1
+        if stat.S_ISDIR(found.st_mode) and len(open_directories) < MAX_DEPTH:
+            with suppress(OSError):
+                below = _open(name, directory, found)
+        if below >= 0:
+            open_directories.append((f"{prefix}{name}/", below, found, _names(below)))
         else:
             yield prefix + name, directory, name, found
 
@@ -227,15 +234,28 @@ def _names(directory: int) -> list[str]:
     return sorted(os.listdir(directory), reverse=True)
 
 
-def _open(name: str, directory: int, flags: int) -> int:
-    """Open one name, giving its owner the right to where he took it away. Raises OSError."""
-    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(name, flags, dir_fd=directory)
-    except PermissionError:
+def _open(name: str, directory: int, found: os.stat_result) -> int:
+    """Open a file or directory to read, even if its owner removed its own permission. Use `_close`,
+    which restores the mode. Raises OSError.
+    """
+    is_directory = stat.S_ISDIR(found.st_mode)
+    if _is_closed(found):
         # No process is left that could put a link in its place.
         os.chmod(name, 0o700, dir_fd=directory)
-        return os.open(name, flags, dir_fd=directory)
+    flags = os.O_DIRECTORY if is_directory else os.O_NONBLOCK
+    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=directory)
+
+
+def _close(descriptor: int, found: os.stat_result) -> None:
+    if _is_closed(found):
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+    os.close(descriptor)
+
+
+def _is_closed(found: os.stat_result) -> bool:
+    """Whether the mode keeps its owner from reading it, or a directory's owner from entering it."""
+    needed = 0o500 if stat.S_ISDIR(found.st_mode) else 0o400
+    return found.st_mode & needed != needed
 
 
 def _is_text(path: str) -> bool:
@@ -259,8 +279,8 @@ def _empty(mount: str) -> None:
             if not _is_directory(name, top):
                 os.unlink(name, dir_fd=top)
                 continue
-            directory = _open(name, top, os.O_RDONLY | os.O_DIRECTORY)
-            os.fchmod(directory, 0o700)
+            os.chmod(name, 0o700, dir_fd=top)
+            directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
             for inner in os.listdir(directory):
                 if _is_directory(inner, directory):
                     os.chmod(inner, 0o700, dir_fd=directory)

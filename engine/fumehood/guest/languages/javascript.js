@@ -1,8 +1,7 @@
 // Runs one JavaScript program and tells what became of it. Guest side, in the child.
 //
-// Called as `node javascript.js program PROGRAM_FD REPLY_FD`, or `… request REQUEST_FD REPLY_FD` to
-// wait for a request first, and do then what `container/request` does elsewhere. The claim has the form of languages/python:
-// one frame (four bytes of length, big-endian, then JSON) at the very end, after the event loop is
+// Called as `node javascript.js REQUEST_FD REPLY_FD`. It waits for a request, and does then what
+// `container/request` does elsewhere. The claim has the form of languages/python: one frame (four bytes of length, big-endian, then JSON) at the very end, after the event loop is
 // empty. How the run ended is told by the exit status, which this file sets and nobody believes
 // more than the kernel.
 "use strict";
@@ -38,8 +37,7 @@ const REASONS = {
   ENOTDIR: "Not a directory",
 };
 
-const [sourceFd, replyFd] = process.argv.slice(3, 5).map(Number);
-const waits = process.argv[2] === "request";
+const [requestFd, replyFd] = process.argv.slice(2, 4).map(Number);
 const workspace = process.cwd();
 process.argv = [process.argv[0], path.join(workspace, FILENAME)];
 
@@ -77,12 +75,31 @@ function writeAll(fd, data) {
   for (let at = 0; at < data.length; ) at += fs.writeSync(fd, data, at, data.length - at, at);
 }
 
+function refuse(message) {
+  tell({ error: { kind: "invalid", message } });
+  process.reallyExit(REQUEST_FAILED);
+}
+
+// Go to a directory of the workspace, over no link.
+function enter(directory) {
+  const place = path.join(workspace, directory);
+  try {
+    if (fs.realpathSync(place) !== place) refuse("the working directory cannot be entered: it is a link");
+    process.chdir(place);
+  } catch (fault) {
+    refuse(`the working directory cannot be entered: ${REASONS[fault.code] || fault.message}`);
+  }
+}
+
 // The program of the request, when everything that it asks for is there.
 function awaitProgram() {
-  const body = readExactly(sourceFd, readExactly(sourceFd, 4).readUInt32BE(0));
+  const body = readExactly(requestFd, readExactly(requestFd, 4).readUInt32BE(0));
   const { arguments: wanted } = JSON.parse(body.toString("utf8"));
-  if (wanted.stdin) {
-    writeAll(0, Buffer.from(wanted.stdin, "utf8"));
+  const input = wanted.stdin
+    ? Buffer.from(wanted.stdin, "utf8")
+    : Buffer.from(wanted.stdin_base64 || "", "base64");
+  if (input.length) {
+    writeAll(0, input);
   } else {
     fs.closeSync(0);
     fs.openSync("/dev/null", "r"); // gets the lowest number, which is 0
@@ -91,12 +108,12 @@ function awaitProgram() {
     try {
       put(file);
     } catch (fault) {
-      const said = REASONS[fault.code] || fault.message;
-      const message = `the file ${file.path} could not be written: ${said}`;
-      tell({ error: { kind: "invalid", message } });
-      process.reallyExit(REQUEST_FAILED);
+      refuse(`the file ${file.path} could not be written: ${REASONS[fault.code] || fault.message}`);
     }
   }
+  if (wanted.working_directory) enter(wanted.working_directory);
+  for (const { name, value } of wanted.env || []) process.env[name] = value;
+  process.argv.push(...(wanted.argv || []));
   return wanted.code;
 }
 
@@ -222,10 +239,10 @@ function fail(error) {
 }
 
 // What every program needs is loaded and compiled by Node when it is first used.
-if (waits) new vm.Script("[1]", { filename: FILENAME }).runInThisContext();
-if (waits) plain(util.inspect([1]));
-const code = waits ? awaitProgram() : fs.readFileSync(sourceFd, "utf8");
-fs.closeSync(sourceFd);
+new vm.Script("[1]", { filename: FILENAME }).runInThisContext();
+plain(util.inspect([1]));
+const code = awaitProgram();
+fs.closeSync(requestFd);
 
 let reports = 0;
 globalThis.progress = function progress(percent, message = "") {

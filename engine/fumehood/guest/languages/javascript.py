@@ -1,8 +1,7 @@
 """JavaScript: become Node with one program, run by `javascript.js` beside this file.
 
 Guest side, in the child. What that script tells at the end is a claim, in the same form as that of
-a Python program; it finds the program, or the request that has it, and the way to tell on two
-descriptors.
+a Python program; it finds the request and the way to tell on two descriptors.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 from typing import NoReturn
 
 from fumehood.guest.container.request import SetUpFailed, memory_file
-from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
+from fumehood.guest.core.pipes import REPLY_FD
 from fumehood.guest.languages.shell import become
 
 NODE = "/usr/bin/node"
@@ -19,28 +18,22 @@ COUNTED = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory
 HARNESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.js")
 
 
-def become_node(code: str, memory_bytes: int) -> NoReturn:
-    """Raises SetUpFailed where there is no Node here."""
-    _become("program", memory_file("program", code), memory_bytes)
+def become_node(request: int, memory_bytes: int) -> NoReturn:
+    """`request` is the descriptor to read one from, now or when there is one.
 
-
-def become_waiting_node(memory_bytes: int) -> NoReturn:
-    """The same without a program: the request comes when Node has started."""
-    stdin = memory_file("stdin", "")
+    Raises SetUpFailed where there is no Node here.
+    """
+    stdin = memory_file("stdin", b"")
     os.dup2(stdin, 0)
     os.close(stdin)
-    _become("request", REQUEST_FD, memory_bytes)
-
-
-def _become(what: str, descriptor: int, memory_bytes: int) -> NoReturn:
     # Its own limit would end it with a signal. Where the kernel counts this container's memory,
     # that limit comes first, and is named; elsewhere it would take the whole container with it.
     heap_mb = max(64, memory_bytes >> 20) * (2 if any(map(os.path.exists, COUNTED)) else 1)
     arguments = [
-        "node", f"--max-old-space-size={heap_mb}", "--no-deprecation", HARNESS, what,
-        str(descriptor), str(REPLY_FD),
+        "node", f"--max-old-space-size={heap_mb}", "--no-deprecation", HARNESS,
+        str(request), str(REPLY_FD),
     ]  # fmt: skip
     try:
-        become(NODE, arguments, keep=(descriptor, REPLY_FD))
+        become(NODE, arguments, keep=(request, REPLY_FD))
     except FileNotFoundError:
         raise SetUpFailed("there is no Node in this image") from None

@@ -1,4 +1,4 @@
-"""Shell: become bash with one command, as `bash -c` would be called.
+"""Shell: become bash with one command, as `bash -c` would be called, or a program by bash's search.
 
 Guest side, in the child. From here on the process is bash: nothing of the guest is left in it, and
 it makes no claims; its exit status says how it ended.
@@ -20,11 +20,17 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Which a program would inherit: `yes | head` would never end as it should."""
 
 
-def become_bash(command: str) -> NoReturn:
-    """Raises OSError where there is no bash here."""
+RUN_ARGUMENTS = 'exec -- "$@"'
+"""Finds the program, and says so in the usual way where there is none."""
+
+
+def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:
+    """Run a command, or a program with its arguments. Raises OSError where there is no bash."""
+    if command is None:
+        become(BASH, ["bash", "-c", RUN_ARGUMENTS, "bash", *(argv or [])])
     if len(command.encode("utf-8")) <= MAX_ARGUMENT_BYTES:
         become(BASH, ["bash", "-c", "--", command])
-    script = memory_file("command", command)
+    script = memory_file("command", command.encode("utf-8"))
     become(BASH, ["bash", f"/dev/fd/{script}"], keep=(script,))
 
 

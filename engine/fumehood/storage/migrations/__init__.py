@@ -20,6 +20,7 @@ from fumehood.storage.migrations import (
     m0007_rate_limits,
     m0008_code_mode,
     m0009_repeats,
+    m0010_blobs_of_sessions,
 )
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -32,5 +33,6 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0007_rate_limits.upgrade,
     m0008_code_mode.upgrade,
     m0009_repeats.upgrade,
+    m0010_blobs_of_sessions.upgrade,
 )
 """In order; the schema's version is the number of steps that a database has passed."""

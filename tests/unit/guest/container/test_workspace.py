@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,20 @@ def test_however_deep_or_closed_everything_is_removed(place: Path) -> None:
     assert files == {"closed/file": b"y"}
     assert left_out == 1  # a directory deeper than the walk goes stands for what is in it
     assert os.listdir(place) == []
+
+
+@pytest.mark.row("S6")
+@pytest.mark.parametrize("mode", [0o000, 0o200, 0o640, 0o4000, 0o2711, 0o1755], ids=oct)
+def test_modes_of_a_session_stay_as_the_program_left_them(place: Path, mode: int) -> None:
+    (place / "d").mkdir()
+    (place / "d" / "file").write_text("y")
+    (place / "d" / "file").chmod(mode)
+    (place / "d").chmod(mode)
+    told: list[dict[str, Any]] = []
+    assert workspace.keep_house(7, told.append, [str(place)], since_ns=1) == 0
+    assert [frame["path"] for frame in told if frame["op"] == "file"] == ["d/file"]
+    for path in (place / "d", place / "d" / "file"):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 @pytest.mark.row("S5")

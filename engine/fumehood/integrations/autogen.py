@@ -1,0 +1,104 @@
+"""AutoGen: a code executor for Python, shell and JavaScript.
+
+Needs the extra `autogen`. Variables of Python stay from block to block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+from autogen_core import CancellationToken, Component
+from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
+from pydantic import BaseModel
+
+from fumehood.client.async_client import AsyncClient
+from fumehood.client.async_session import AsyncSession
+from fumehood.core.json_types import JsonObject
+
+TOOLS = {
+    "python": "run_python", "py": "run_python", "sh": "run_shell", "bash": "run_shell",
+    "shell": "run_shell", "javascript": "run_javascript", "js": "run_javascript",
+}  # fmt: skip
+"""The languages of code blocks, in lower case."""
+
+
+class FumehoodCodeExecutorConfig(BaseModel):
+    """What a component's configuration keeps. A session is none of it."""
+
+    timeout: float = 60
+    image: str | None = None
+
+
+class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
+    """Runs code blocks in one session. `timeout` is in seconds, for each block."""
+
+    component_config_schema = FumehoodCodeExecutorConfig
+    component_provider_override = "fumehood.integrations.autogen.FumehoodCodeExecutor"
+
+    def __init__(
+        self,
+        timeout: float = 60,
+        *,
+        image: str | None = None,
+        client: AsyncClient | None = None,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `AsyncSession`. Nothing is sent yet."""
+        self._config = FumehoodCodeExecutorConfig(timeout=timeout, image=image)
+        self._session = AsyncSession(client, image=image, timeout_seconds=timeout, **options)
+
+    async def execute_code_blocks(
+        self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
+    ) -> CodeResult:
+        """Run the blocks until one fails; the output is that of all.
+
+        Raises:
+            ValueError: a block of another language; nothing ran.
+            TimeoutError: a block took too long.
+            asyncio.CancelledError: by the token; the block that ran was ended.
+            CallFailed: the engine refused a block.
+        """
+        for block in code_blocks:
+            if block.language.lower() not in TOOLS:
+                raise ValueError(f"There is no sandbox for {block.language[:80]!r}.")
+        running = asyncio.ensure_future(self._run(code_blocks))
+        cancellation_token.link_future(running)
+        return await running
+
+    async def start(self) -> None:
+        """Make the session, which the first block would do as well."""
+        await self._session.start()
+
+    async def stop(self) -> None:
+        """End the session if it was made here."""
+        await self._session.close()
+
+    async def restart(self) -> None:
+        """End the session and make another one."""
+        await self.stop()
+        await self.start()
+
+    def _to_config(self) -> FumehoodCodeExecutorConfig:
+        return self._config
+
+    @classmethod
+    def _from_config(cls, config: FumehoodCodeExecutorConfig) -> Self:
+        return cls(config.timeout, image=config.image)
+
+    async def _run(self, code_blocks: list[CodeBlock]) -> CodeResult:
+        output = ""
+        for block in code_blocks:
+            tool = TOOLS[block.language.lower()]
+            source = "command" if tool == "run_shell" else "code"
+            arguments: JsonObject = {source: block.code, "return_files": False}
+            envelope = await self._session.call(tool, arguments)
+            ran = await self._session.finish(envelope)
+            output += ran.output
+            if ran.is_timeout:
+                raise TimeoutError(ran.message)
+            if ran.exit_code:
+                return CodeResult(exit_code=ran.exit_code, output=output)
+            if envelope.data.get("value_repr") not in (None, "None"):
+                output += f"{await self._session.whole(envelope, 'value_repr')}\n"
+        return CodeResult(exit_code=0, output=output)

@@ -1,0 +1,117 @@
+"""deepagents: a sandbox backend. Its file operations are deepagents' own, through commands.
+
+Needs the extra `deepagents`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+from deepagents.backends.protocol import (
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileUploadResponse,
+)
+from deepagents.backends.sandbox import BaseSandbox
+
+from fumehood.client.api_request import Refused
+from fumehood.client.finished import Finished
+from fumehood.client.sync.client import Client
+from fumehood.client.sync.session import Session
+from fumehood.core.envelope import CallFailed
+
+WORKSPACE = "/workspace/"
+
+_WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+_READ = 'base64 < "$1"'
+_ERRORS = (
+    ("No such file", "file_not_found"),
+    ("Is a directory", "is_directory"),
+    ("denied", "permission_denied"),
+    ("Read-only", "permission_denied"),
+)
+"""What the shell says → what deepagents calls it."""
+
+_FAULTS = {"RESOURCE_NOT_FOUND": "file_not_found", "INVALID_PARAMS": "invalid_path"}
+
+
+class FumehoodBackend(BaseSandbox):
+    """A session as an agent's sandbox: `create_deep_agent(…, backend=FumehoodBackend())`.
+
+    Files belong into `/workspace`, where commands start; it and `/tmp` can be written.
+    """
+
+    def __init__(self, client: Client | None = None, **options: Any) -> None:
+        """`options` are those of `Session`. Nothing is sent yet."""
+        self._session = Session(client, **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session if it was made here."""
+        self._session.close()
+
+    @property
+    def id(self) -> str:
+        """The id of the session, which is made if there is none yet."""
+        return self._session.start()
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a command. A refusal is an answer, too: the model reads why, and goes on."""
+        try:
+            ran = self._session.run(command, timeout_s=timeout)
+        except CallFailed as failed:
+            return ExecuteResponse(output=f"{failed.code}: {failed.message}", exit_code=1)
+        is_cut = ran.code == "OUTPUT_LIMIT_EXCEEDED"
+        return ExecuteResponse(output=ran.output, exit_code=ran.exit_code, truncated=is_cut)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Write files; each has an answer of its own."""
+        answers = []
+        for path, content in files:
+            _, error = self._tried(partial(self._put, path, content))
+            answers.append(FileUploadResponse(path=path, error=error))
+        return answers
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """Read files; each has an answer of its own."""
+        answers = []
+        for path in paths:
+            content, error = self._tried(partial(self._get, path))
+            answers.append(FileDownloadResponse(path=path, content=content, error=error))
+        return answers
+
+    def _tried(self, act: Callable[[], Any]) -> tuple[Any, str | None]:
+        try:
+            return act(), None
+        except (CallFailed, Refused) as failed:
+            return None, _FAULTS.get(failed.code, failed.message)
+        except ValueError:
+            return None, "invalid_path"
+        except OSError as failed:
+            return None, str(failed)
+
+    def _put(self, path: str, content: bytes) -> None:
+        if path.startswith(WORKSPACE):
+            self._session.put(path.removeprefix(WORKSPACE), content)
+        else:
+            self._done(self._session.run(["sh", "-c", _WRITE, "sh", path], stdin=content))
+
+    def _get(self, path: str) -> bytes:
+        if path.startswith(WORKSPACE):
+            return self._session.get(path.removeprefix(WORKSPACE))
+        return base64.b64decode(self._done(self._session.run(["sh", "-c", _READ, "sh", path])))
+
+    def _done(self, ran: Finished) -> str:
+        """What it printed. Raises OSError with deepagents' word where it failed."""
+        if ran.exit_code:
+            said = (word for part, word in _ERRORS if part in ran.stderr)
+            raise OSError(next(said, ran.output[:200]))
+        return ran.stdout

@@ -1,0 +1,121 @@
+"""Pydantic AI: a workspace backend. Files go through its commands.
+
+Needs the extra `pydantic_ai`. *Source*: the contract in `pydantic_ai.workspaces.protocol`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic_ai.workspaces import (
+    CommandResult,
+    SupportsCommands,
+    WorkspaceBackend,
+    WorkspaceOutputLimitError,
+    WorkspaceRef,
+    WorkspaceTimeoutError,
+    WorkspaceUnavailableError,
+)
+from pydantic_ai.workspaces.protocol import WorkspaceCommand
+
+from fumehood.client.api_request import Refused
+from fumehood.client.async_client import AsyncClient
+from fumehood.client.async_session import AsyncSession
+from fumehood.core.envelope import CallFailed
+
+PROVIDER = "fumehood"
+WORKING_DIRECTORY = "/workspace"
+
+
+class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
+    """A session as the workspace of an agent: `agent.run(…, workspace=FumehoodWorkspace())`.
+
+    With a `ref` or `session_id` it attaches to that session. As the protocol says, the session
+    stays when a run ends; `close`, or leaving `async with`, ends one that was made here.
+    """
+
+    def __init__(
+        self,
+        ref: WorkspaceRef | None = None,
+        *,
+        client: AsyncClient | None = None,
+        session_id: str | None = None,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `AsyncSession`. Nothing is sent yet."""
+        if ref is not None:
+            if ref.provider != PROVIDER:
+                raise ValueError(f"This is no workspace of {PROVIDER}: {ref.provider[:80]!r}.")
+            session_id = ref.id
+        self._session = AsyncSession(client, session_id=session_id, **options)
+        self._is_attached = session_id is None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the session if it was made here."""
+        await self._session.close()
+
+    @property
+    def ref(self) -> WorkspaceRef | None:
+        """The session, once there is one."""
+        return (
+            None
+            if self._session.id is None
+            else WorkspaceRef(provider=PROVIDER, id=self._session.id)
+        )
+
+    async def working_dir(self) -> str:
+        """The directory in which commands start."""
+        await self._attach()
+        return WORKING_DIRECTORY
+
+    async def run(
+        self,
+        command: WorkspaceCommand,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # the protocol's
+    ) -> CommandResult:
+        """Run a command. Without a `timeout` it is the engine's longest."""
+        if isinstance(command, str) != shell:
+            raise TypeError("A text needs shell=True, and a list of arguments shell=False.")
+        if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
+            raise ValueError("timeout must be a number of seconds over 0, or None.")
+        await self._attach()
+        try:
+            ran = await self._session.run(command, env=env, timeout_s=timeout)
+        except (CallFailed, Refused) as failed:
+            await self._raise_if_over(failed)
+            raise
+        if ran.is_timeout:
+            raise WorkspaceTimeoutError(ran.message, stdout=ran.stdout, stderr=ran.stderr)
+        if ran.code == "OUTPUT_LIMIT_EXCEEDED":
+            longest = max(len(text.encode()) for text in (ran.stdout, ran.stderr))
+            raise WorkspaceOutputLimitError(
+                ran.message, limit=longest, stdout=ran.stdout, stderr=ran.stderr
+            )
+        stderr = ran.stderr if ran.code is None else f"{ran.stderr}{ran.message}\n"
+        return CommandResult(exit_code=ran.exit_code, stdout=ran.stdout, stderr=stderr)
+
+    async def _attach(self) -> None:
+        """Make the session, or see once that the one that was named can be used."""
+        if not self._is_attached:
+            await self._raise_if_over(None)
+            self._is_attached = True
+        await self._session.start()
+
+    async def _raise_if_over(self, cause: Exception | None) -> None:
+        try:
+            if await self._session.is_active():
+                return
+        except Refused as refused:
+            cause = cause or refused
+        raise WorkspaceUnavailableError(f"The session {self._session.id} is over.") from cause

@@ -1,0 +1,108 @@
+"""smolagents: the Python executor of a `CodeAgent`.
+
+Needs the extra `smolagents`. Everything goes in and out as JSON; nothing is unpickled. Tools go
+into the sandbox as source, as with smolagents' own remote executors, and run there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any, Self
+
+import PIL.Image
+from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, PythonExecutor
+from smolagents.tools import Tool, get_tools_definition_code
+
+from fumehood.client.finished import Finished
+from fumehood.client.sync.client import Client
+from fumehood.client.sync.session import Session
+from fumehood.core.envelope import Envelope
+
+ANSWER = ".final_answer.json"
+"""The file of the workspace in which `final_answer` leaves its argument, however long it is."""
+
+_FINAL_ANSWER = f"""
+def _finally(tool):
+    def final_answer(*args, **kwargs):
+        import json
+        answer = tool(*args, **kwargs)
+        with open("/workspace/{ANSWER}", "w") as file:
+            json.dump(answer, file, default=lambda value: value.tolist())  # of NumPy
+        raise SystemExit(0)
+    return final_answer
+final_answer = _finally(final_answer)
+"""
+
+
+class FumehoodExecutor(PythonExecutor):
+    """Runs an agent's code in one session: `CodeAgent(…, executor=FumehoodExecutor())`."""
+
+    def __init__(self, client: Client | None = None, **options: Any) -> None:
+        """`options` are those of `Session`. Nothing is sent yet."""
+        self._session = Session(client, **options)
+        self.state: dict[str, Any] = {"_print_outputs": ""}
+        """What the last code printed, which agents show if it failed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.cleanup()
+
+    def cleanup(self) -> None:
+        """End the session if it was made here. Agents call it at their own end."""
+        self._session.close()
+
+    def send_tools(self, tools: dict[str, Tool]) -> None:
+        """Define tools in the session.
+
+        Raises:
+            TypeError: one of them is no tool, but an agent, for example.
+        """
+        for name, tool in tools.items():
+            if not isinstance(tool, Tool):
+                raise TypeError(f"{name} cannot be sent into the sandbox: it is no Tool.")
+        code = get_tools_definition_code(tools)
+        self._run(code + (_FINAL_ANSWER if "final_answer" in tools else ""))
+
+    def send_variables(self, variables: dict[str, Any]) -> None:
+        """Define variables in the session. Raises TypeError for one that JSON cannot hold."""
+        if variables:
+            sent = json.dumps(json.dumps(variables))
+            self._run(f"import json as _json\nglobals().update(_json.loads({sent}))\ndel _json")
+
+    def __call__(self, code_action: str) -> CodeOutput:
+        """Run code: its value, what it printed, and whether it called `final_answer`.
+
+        Raises:
+            ExecutionTimeoutError: it took too long.
+            RuntimeError: it failed, in words for the model.
+            CallFailed: the engine refused it.
+        """
+        ran = self._run(code_action)
+        envelope = ran.envelope
+        if any(file.filename == ANSWER for file in envelope.files):
+            answer = json.loads(self._session.get(ANSWER))
+            self._session.delete(ANSWER)
+            return CodeOutput(output=answer, logs=ran.stdout, is_final_answer=True)
+        return CodeOutput(output=self._value(envelope), logs=ran.stdout, is_final_answer=False)
+
+    def _run(self, code: str) -> Finished:
+        ran = self._session.finish(self._session.call("run_python", {"code": code}))
+        self.state["_print_outputs"] = ran.stdout
+        if ran.is_timeout:
+            raise ExecutionTimeoutError(ran.message)
+        if ran.exit_code:
+            raise RuntimeError(f"{ran.message}\n{ran.stderr}")
+        return ran
+
+    def _value(self, envelope: Envelope) -> Any:
+        if envelope.data["value_repr"] is None and envelope.images:
+            picture = envelope.images[0]
+            content = picture.data
+            if content is None and picture.url is not None:
+                content = self._session.client().blob(picture.url)
+            return PIL.Image.open(io.BytesIO(content or b""))
+        value = self._session.whole(envelope, "value")
+        return envelope.data["value_repr"] if value is None else value

@@ -1,0 +1,58 @@
+"""Tests of the adapters, with the frameworks themselves and scripted models.
+
+They run in an environment of their own (`make frameworks`), whose pins would not fit the
+developers' one, against the daemon that `tests/integration/test_frameworks.py` has started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import Client
+
+collect_ignore_glob = [] if find_spec("deepagents") else ["test_*.py"]
+
+PAGES = Path(__file__).parents[2] / "docs" / "howto"
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def page() -> Callable[[str], dict[str, Any]]:
+    """The names that the one snippet of a page defines."""
+
+    def run(name: str) -> dict[str, Any]:
+        (snippet,) = FENCE.findall((PAGES / f"{name}.md").read_text(encoding="utf-8"))
+        names: dict[str, Any] = {"__name__": "page"}
+        exec(compile(snippet, name, "exec"), names)
+        return names
+
+    return run
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client() as client:
+        yield client
+
+
+@pytest.fixture
+def sessions(client: Client) -> Iterator[Callable[[], set[str]]]:
+    """The sessions that are active now. Afterwards there are none that were not there before."""
+
+    def active() -> set[str]:
+        return {one.id for one in client.sessions() if one.state == "active"}
+
+    before = active()
+    yield active
+    assert active() == before

@@ -1,0 +1,95 @@
+"""AutoGen: a code executor, by itself and in an agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from autogen_core import CancellationToken
+from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
+
+from fumehood import CallFailed, Client
+from fumehood.integrations.autogen import FumehoodCodeExecutor
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[FumehoodCodeExecutor]:
+    async with FumehoodCodeExecutor(timeout=20, image="python") as made:
+        yield made
+
+
+async def run(executor: FumehoodCodeExecutor, *blocks: tuple[str, str]) -> CodeResult:
+    made = [CodeBlock(code=code, language=language) for language, code in blocks]
+    return await executor.execute_code_blocks(made, CancellationToken())
+
+
+async def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> None:
+    text = "Do it.\n```python\nn = 6\nprint(n * 7)\n```\n```sh\necho and shell\n```\n"
+    answer = await page("use-from-autogen")["answer"](text)
+    assert answer.chat_message.content == "42\nand shell\n"
+
+
+async def test_blocks_share_files_and_variables_and_the_first_failure_ends_them(
+    executor: FumehoodCodeExecutor,
+) -> None:
+    done = await run(
+        executor, ("python", "n = 1; open('f', 'w').write('x')"), ("bash", "cat f"), ("py", "n + 1")
+    )
+    assert (done.exit_code, done.output) == (0, "1\nx2\n")
+    failed = await run(executor, ("python", "print('a'); 1 / 0"), ("sh", "touch never"))
+    assert failed.exit_code == 1
+    assert failed.output.startswith("a\nTraceback")
+    assert (await run(executor, ("sh", "exit 7"))).exit_code == 7
+    assert "never" not in (await run(executor, ("sh", "ls"))).output
+    assert len((await run(executor, ("sh", "seq 20000"))).output) == 108_894
+    with pytest.raises(ValueError, match="no sandbox for 'cobol'"):
+        await run(executor, ("sh", "touch never"), ("cobol", "x"))
+    assert "never" not in (await run(executor, ("sh", "ls"))).output
+
+
+async def test_time_limit_is_the_frameworks_own_error() -> None:
+    async with FumehoodCodeExecutor(timeout=0.5, image="python") as executor:
+        with pytest.raises(asyncio.TimeoutError):
+            await run(executor, ("python", "while True: pass"))
+        assert (await run(executor, ("python", "1 + 1"))).output == "2\n"
+
+
+async def test_cancelled_token_ends_the_block(
+    executor: FumehoodCodeExecutor, client: Client
+) -> None:
+    token = CancellationToken()
+    block = CodeBlock(code="sleep 3600", language="sh")
+    running = asyncio.ensure_future(executor.execute_code_blocks([block], token))
+    while not any(one.is_busy for one in client.sessions()):
+        await asyncio.sleep(0.01)
+    token.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    looks = "grep -qx sleep /proc/[0-9]*/comm || echo gone"
+    assert (await run(executor, ("sh", looks))).output == "gone\n"
+
+
+async def test_restart_is_a_new_session(executor: FumehoodCodeExecutor) -> None:
+    await run(executor, ("python", "n = 1"))
+    await executor.restart()
+    assert "NameError" in (await run(executor, ("python", "n"))).output
+
+
+async def test_component_is_made_again_from_its_configuration() -> None:
+    made = FumehoodCodeExecutor(timeout=7, image="python").dump_component()
+    assert made.provider == "fumehood.integrations.autogen.FumehoodCodeExecutor"
+    again = CodeExecutor.load_component(made)
+    assert isinstance(again, FumehoodCodeExecutor)
+    assert again.dump_component() == made
+
+
+async def test_what_the_engine_refuses_is_raised(client: Client) -> None:
+    session = client.create_session(image="python")
+    client.end_session(session.id)
+    async with FumehoodCodeExecutor(session_id=session.id) as executor:
+        with pytest.raises(CallFailed, match="has ended"):
+            await run(executor, ("sh", "true"))

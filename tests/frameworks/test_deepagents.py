@@ -1,0 +1,98 @@
+"""deepagents: a sandbox backend, by its own file operations and an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+
+from fumehood import Client
+from fumehood.integrations.deepagents import FumehoodBackend
+
+
+class Scripted(GenericFakeChatModel):
+    """Says one message after the other; it is told of tools and knows them already."""
+
+    def bind_tools(self, tools: Any, **named: Any) -> Any:
+        return self
+
+
+def scripted(*calls: tuple[str, dict[str, Any]]) -> Scripted:
+    messages = [
+        AIMessage(content="", tool_calls=[{"name": name, "args": args, "id": f"call_{n}"}])
+        for n, (name, args) in enumerate(calls)
+    ]
+    return Scripted(messages=iter([*messages, AIMessage(content="Done.")]))
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[FumehoodBackend]:
+    with FumehoodBackend(image="python-data") as made:
+        yield made
+
+
+def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> None:
+    model = scripted(
+        ("write_file", {"file_path": "/workspace/a.py", "content": "print(6 * 7)\n"}),
+        ("execute", {"command": "python3 a.py; no-such-program"}),
+        ("edit_file", {"file_path": "/workspace/a.py", "old_string": "6", "new_string": "8"}),
+        ("execute", {"command": "python3 a.py"}),
+        ("write_file", {"file_path": "/etc/a", "content": "x"}),
+    )
+    answer = page("use-from-deepagents")["ask"](model, "6 * 7?")
+    said = [str(message.content) for message in answer["messages"] if message.type == "tool"]
+    assert "42\n" in said[1]
+    assert "command not found" in said[1]
+    assert "56" in said[3]
+    assert "permission_denied" in said[4]
+    assert answer["messages"][-1].content == "Done."
+
+
+def test_files_are_written_found_read_and_edited(backend: FumehoodBackend) -> None:
+    assert backend.write("/workspace/d/a.txt", "one\ntwo\n").error is None
+    assert backend.read("/workspace/d/a.txt", offset=1).file_data["content"].startswith("two")
+    assert backend.edit("/workspace/d/a.txt", "two", "2").occurrences == 1
+    large = "x" * 200_000  # more than fits a command: deepagents sends it as files in /tmp
+    assert backend.edit("/workspace/d/a.txt", "one", large).error is None
+    assert backend.download_files(["/workspace/d/a.txt"])[0].content == f"{large}\n2\n".encode()
+    assert [one["path"] for one in backend.ls("/workspace").entries] == ["/workspace/d"]
+    assert [one["path"] for one in backend.glob("*.txt", "/workspace").matches] == [
+        "/workspace/d/a.txt"
+    ]
+    assert backend.grep("2", "/workspace").matches[0]["line"] == 2
+
+
+def test_every_byte_goes_and_comes_and_failures_are_named(backend: FumehoodBackend) -> None:
+    content = bytes(range(256)) * 20_000
+    paths = ["/workspace/u/a.bin", "/tmp/u/b.bin"]
+    sent = backend.upload_files([(path, content[: 1 << 19]) for path in paths] + [("/etc/x", b"x")])
+    assert [one.error for one in sent] == [None, None, "permission_denied"]
+    assert backend.upload_files([("/workspace/u/big", content)])[0].error is None
+    missing = ["/workspace/none", "/tmp/none", "/workspace/../etc/passwd", "/tmp"]
+    got = backend.download_files([*paths, "/workspace/u/big", *missing])
+    assert [one.content for one in got[:3]] == [content[: 1 << 19]] * 2 + [content]
+    assert [one.error for one in got[3:]] == [
+        "file_not_found", "file_not_found", "invalid_path", "is_directory",
+    ]  # fmt: skip
+    assert [one.path for one in got[3:]] == missing
+
+
+def test_commands_end_as_the_framework_expects(backend: FumehoodBackend) -> None:
+    late = backend.execute("echo a; sleep 60", timeout=1)
+    assert (late.exit_code, late.output.startswith("a\n")) == (124, True)
+    long = backend.execute("yes | head -c 3000000")
+    assert long.truncated
+    whole = backend.execute("seq 20000; echo err >&2")
+    assert (len(whole.output), whole.exit_code, whole.truncated) == (108_898, 0, False)
+
+
+def test_refusal_is_an_answer_that_the_model_reads(client: Client) -> None:
+    session = client.create_session(image="python")
+    client.end_session(session.id)
+    with FumehoodBackend(session_id=session.id) as backend:
+        refused = backend.execute("echo a")
+        assert (refused.exit_code, refused.output[:20]) == (1, "RESOURCE_NOT_FOUND: ")
+        assert backend.upload_files([("/workspace/a", b"")])[0].error == "file_not_found"

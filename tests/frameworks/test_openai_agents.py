@@ -1,0 +1,113 @@
+"""OpenAI Agents SDK: a shell tool whose commands run in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from agents import (
+    Agent,
+    Model,
+    ModelResponse,
+    RunContextWrapper,
+    Runner,
+    ShellActionRequest,
+    ShellCallData,
+    ShellCommandRequest,
+    ShellTool,
+    Usage,
+)  # fmt: skip
+from agents.tracing import set_tracing_disabled
+from openai.types.responses import ResponseOutputMessage, ResponseOutputText
+from openai.types.responses.response_function_shell_tool_call import (
+    Action,
+    ResponseFunctionShellToolCall,
+)
+
+from fumehood import CallFailed, Client
+from fumehood.integrations.openai_agents import FumehoodShell
+
+pytestmark = pytest.mark.anyio
+
+set_tracing_disabled(True)
+
+
+class Scripted(Model):
+    """Asks for commands once, and then repeats what they gave."""
+
+    def __init__(self, *commands: str) -> None:
+        self.commands = list(commands)
+        self.seen: list[Any] = []
+
+    async def get_response(
+        self,
+        system_instructions: Any,
+        input: Any,  # noqa: A002
+        *args: Any,
+        **named: Any,
+    ) -> Any:
+        self.seen = (
+            [item for item in input if dict(item).get("type") == "shell_call_output"]
+            if isinstance(input, list)
+            else []
+        )
+        if not self.seen:
+            action = Action(commands=self.commands, max_output_length=None, timeout_ms=None)
+            output: Any = ResponseFunctionShellToolCall(
+                id="sh_1", call_id="call_1", action=action, status="completed", type="shell_call"
+            )
+        else:
+            text = ResponseOutputText(
+                text=str(self.seen[0]["output"]), type="output_text", annotations=[]
+            )
+            output = ResponseOutputMessage(
+                id="msg_1", content=[text], role="assistant", status="completed", type="message"
+            )
+        return ModelResponse(output=[output], usage=Usage(), response_id=None)
+
+    def stream_response(self, *args: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+
+def request(*commands: str, timeout_ms: int | None = None) -> ShellCommandRequest:
+    action = ShellActionRequest(list(commands), timeout_ms)
+    return ShellCommandRequest(RunContextWrapper(None), ShellCallData("c", action))
+
+
+async def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> None:
+    result = await page("use-from-openai-agents")["ask"](
+        Scripted("echo $((6 * 7)) > a", "cat a; exit 3"), "6 * 7?"
+    )
+    assert "42" in result.final_output
+    assert "'exit_code': 3" in result.final_output
+
+
+async def test_each_command_has_its_own_output_whole(sessions: Any) -> None:
+    async with FumehoodShell(image="python") as shell:
+        done = await shell(
+            request("seq 20000", "echo oops >&2; exit 4", "kill -9 $$", "cat missing")
+        )
+        assert done.output[0].stdout == "".join(f"{n}\n" for n in range(1, 20001))
+        assert (done.output[1].stderr, done.output[1].exit_code) == ("oops\n", 4)
+        assert done.output[2].exit_code == 137
+        assert [one.outcome.type for one in done.output] == ["exit"] * 4
+        assert [one.command for one in done.output][3] == "cat missing"
+
+
+async def test_time_limit_is_an_outcome_and_the_next_command_runs(sessions: Any) -> None:
+    async with FumehoodShell(image="python") as shell:
+        late, twin = (await shell(request("echo a; sleep 60", "echo b", timeout_ms=500))).output
+        assert (late.outcome.type, late.stdout, late.exit_code) == ("timeout", "a\n", None)
+        assert (twin.outcome.type, twin.stdout) == ("exit", "b\n")
+
+
+async def test_what_is_refused_runs_nothing_and_is_told_to_the_model(client: Client) -> None:
+    session = client.create_session(image="python")
+    client.end_session(session.id)
+    shell = FumehoodShell(session_id=session.id)
+    with pytest.raises(CallFailed, match="has ended"):
+        await shell(request("echo a"))
+    agent = Agent(name="a", model=Scripted("echo a"), tools=[ShellTool(executor=shell)])
+    assert "has ended" in (await Runner.run(agent, "Go.")).final_output
+    await shell.close()

@@ -1,0 +1,147 @@
+"""Pydantic AI: a workspace backend, by its own conformance suite and an agent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from pydantic_ai import ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.workspaces import (
+    WorkspaceOutputLimitError,
+    WorkspaceRef,
+    WorkspaceTimeoutError,
+    WorkspaceUnavailableError,
+)
+from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
+
+from fumehood import AsyncClient, Client
+from fumehood.integrations.pydantic_ai import FumehoodWorkspace
+
+pytestmark = pytest.mark.anyio
+
+ALIVE = "grep -qx sleep /proc/[0-9]*/comm"
+"""Whether any such program runs."""
+
+
+@pytest.fixture(scope="module")
+def session_id() -> Iterator[str]:
+    """One for all: each test of the suite works in a directory of its own."""
+    with Client() as client:
+        session = client.create_session(image="python")
+        yield session.id
+        client.end_session(session.id)
+
+
+@pytest.fixture
+async def workspace(session_id: str) -> AsyncIterator[FumehoodWorkspace]:
+    async with FumehoodWorkspace(session_id=session_id) as made:
+        yield made
+
+
+async def destroy(backend: Any) -> None:
+    async with AsyncClient() as client:
+        await client.end_session(backend.ref.id)
+
+
+class TestConformance(WorkspaceBackendSuite):
+    """All of it, but for what supposes that programs outlive their command, or run beside it."""
+
+    @pytest.fixture
+    def backend(self, workspace: FumehoodWorkspace) -> FumehoodWorkspace:
+        return workspace
+
+    @pytest.fixture
+    def fresh_backend(self) -> Callable[[], FumehoodWorkspace]:
+        return lambda: FumehoodWorkspace(image="python")
+
+    @pytest.fixture
+    def attach_backend(self) -> Callable[[WorkspaceRef], FumehoodWorkspace]:
+        return FumehoodWorkspace
+
+    @pytest.fixture
+    def destroy_environment(self) -> Callable[[Any], Awaitable[None]]:
+        return destroy
+
+    async def test_background_child_does_not_hold_up_completed_command(
+        self, workspace: Any
+    ) -> None:
+        """The child ends with its command, so nothing of it is waited for."""
+        with anyio.fail_after(20):
+            done = await workspace.run("(sleep 3600; touch late) & printf done", shell=True)
+        assert (done.exit_code, done.stdout) == (0, "done")
+        assert (await workspace.run(ALIVE, shell=True)).exit_code == 1
+
+    async def test_a_backend_attached_by_ref_reaches_a_detached_process(
+        self, workspace: Any
+    ) -> None:
+        """Neither does a detached one stay."""
+        await workspace.run("setsid sleep 3600 > /dev/null 2>&1 &", shell=True)
+        attached = FumehoodWorkspace(workspace.ref)
+        assert (await attached.run(ALIVE, shell=True)).exit_code == 1
+        await attached.close()
+
+    async def test_cancellation_stops_foreground_work(self, workspace: Any) -> None:
+        """A look into the session has to wait for the command; its log says that it began."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(workspace.run, ["sh", "-c", "echo > began; exec sleep 3600"])
+            await until_busy(workspace)
+            group.cancel_scope.cancel()
+        with anyio.fail_after(20):
+            assert (await workspace.run(f"test -e began && {ALIVE}", shell=True)).exit_code == 1
+
+    async def test_destroying_environment_during_command_raises_unavailable(self) -> None:
+        backend = FumehoodWorkspace(image="python")
+        await backend.working_dir()
+
+        async def command() -> None:
+            with pytest.raises(WorkspaceUnavailableError):
+                await backend.run(["sleep", "3600"], timeout=30)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                group.start_soon(command)
+                await until_busy(backend)
+                await destroy(backend)
+
+
+async def until_busy(workspace: FumehoodWorkspace) -> None:
+    """Until the engine says that a call is in the session."""
+    assert workspace.ref is not None or await workspace.working_dir()
+    async with AsyncClient() as client:
+        with anyio.fail_after(20):
+            while workspace.ref is None or not (await client.session(workspace.ref.id)).is_busy:
+                await anyio.sleep(0.01)
+
+
+async def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> None:
+    def script(messages: Any, info: Any) -> ModelResponse:
+        last = messages[-1].parts[-1]
+        if last.part_kind == "tool-return":
+            return ModelResponse(parts=[TextPart(f"It gave {last.content}")])
+        return ModelResponse(parts=[ToolCallPart("shell", {"command": "echo $((6 * 7)); cat no"})])
+
+    result = await page("use-from-pydantic-ai")["ask"](FunctionModel(script), "6 * 7?")
+    assert result.output == "It gave 42\ncat: no: No such file or directory\n"
+
+
+async def test_limits_are_the_frameworks_own_errors(workspace: FumehoodWorkspace) -> None:
+    with pytest.raises(WorkspaceTimeoutError) as late:
+        await workspace.run("echo a; sleep 60", shell=True, timeout=0.5)
+    assert late.value.stdout == "a\n"
+    with pytest.raises(WorkspaceOutputLimitError) as long:
+        await workspace.run(["sh", "-c", "yes | head -c 3000000"])
+    assert len(long.value.stdout) == long.value.limit == 1 << 20
+    for timeout in (0, -1, float("inf")):
+        with pytest.raises(ValueError, match="timeout"):
+            await workspace.run(["true"], timeout=timeout)
+
+
+async def test_ref_of_another_provider_and_of_no_session_are_refused() -> None:
+    with pytest.raises(ValueError, match="no workspace of fumehood"):
+        FumehoodWorkspace(WorkspaceRef(provider="local", id="/"))
+    async with FumehoodWorkspace(session_id="sess_0123456789abcdef0123456789abcdef") as none:
+        with pytest.raises(WorkspaceUnavailableError):
+            await none.run(["true"])

@@ -1,0 +1,173 @@
+"""Where a program begins: its arguments, environment, working directory and binary input."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conftest import Daemon
+from support.http import Answer
+from support.workshop import Session, workshop
+
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S7")]
+
+BYTES = base64.b64encode(bytes(range(256))).decode()
+FILES = [{"path": "d/e/a.txt", "content": "a"}]
+WORDS = ["a b", "$HOME", "-x", "", "it's", "ä\n"]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with workshop("python", "node", "python-data") as running:
+        yield running
+
+
+@pytest.fixture
+def session(daemon: Daemon) -> Iterator[Session]:
+    made = Session(daemon, image="python", memory_mb=128)
+    yield made
+    made.end()
+
+
+def env(**variables: str) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def once(daemon: Daemon, tool: str, **arguments: Any) -> Answer:
+    """One call outside of sessions."""
+    with contextlib.closing(daemon.client()) as http:
+        return http.call(tool, arguments)
+
+
+def data(answer: Answer) -> Any:
+    assert answer.status == 200, answer.body["error"]
+    return answer.body["data"]
+
+
+def test_program_with_arguments_runs_without_a_shell(session: Session) -> None:
+    ran = data(session.call("run_shell", argv=["printf", "<%s>", *WORDS]))
+    assert ran["stdout"] == "".join(f"<{word}>" for word in WORDS)
+    assert session.call("run_shell", argv=["sh", "-c", "exit 7"]).body["error"]["details"][
+        "exit_code"
+    ] == 7  # fmt: skip
+    missing = session.call("run_shell", argv=["no-such-program"])
+    assert missing.body["error"]["details"]["exit_code"] == 127
+
+
+def test_command_takes_environment_directory_and_bytes(session: Session) -> None:
+    ran = data(
+        session.call(
+            "run_shell", command='pwd; echo "$A$HOME"; sha256sum', files=FILES,
+            env=env(A="x y", HOME="/tmp"), working_directory="d/e", stdin_base64=BYTES,
+        )
+    )  # fmt: skip
+    digest = "40aff2e9d2d8922e47afd4648e6967497158785fbd1da870e7110266bf944880"
+    assert ran["stdout"] == f"/workspace/d/e\nx y/tmp\n{digest}  -\n"
+
+
+def test_python_takes_them_for_one_call_and_variables_stay(session: Session) -> None:
+    """The next call of the session is where it would have been without them."""
+    shows = "[sys.argv[1:], os.getcwd(), os.getenv('A'), os.getenv('USER')]"
+    before = data(session.call("run_python", code=f"import os, sys; n = 1; {shows}", files=FILES))
+    inside = data(
+        session.call(
+            "run_python", code=f"{shows} + [len(sys.stdin.buffer.read())]", argv=WORDS,
+            env=env(A="x", USER="y"), working_directory="d", stdin_base64=BYTES,
+        )
+    )  # fmt: skip
+    after = data(session.call("run_python", code=f"n; {shows}"))
+    assert before["value"] == after["value"] == [[], "/workspace", None, "sandbox"]
+    assert inside["value"] == [WORDS, "/workspace/d", "x", "y", 256]
+    assert after["session"]["state"] == "kept"
+
+
+def test_files_that_nobody_wants_stay_in_the_session(session: Session, daemon: Daemon) -> None:
+    writes = {"command": "echo x > f; echo y > g"}
+    assert data(session.call("run_shell", **writes, return_files=False))["files"] == []
+    assert session.shell("cat f; echo z > h")["files"][0]["filename"] == "h"
+    once_only = once(
+        daemon, "run_javascript", code="require('fs').writeFileSync('f', 'x')", return_files=False
+    )
+    assert data(once_only)["files"] == []
+    drawn = "open('f', 'w').write('x'); import matplotlib.pyplot as p; p.plot([1, 2]); p.show()"
+    made = Session(daemon, image="python-data")
+    ran = data(made.call("run_python", code=drawn, return_files=False))
+    assert (ran["files"], len(ran["images"])) == ([], 1)
+    made.end()
+
+
+def test_directory_and_environment_that_a_program_changed_stay_so(session: Session) -> None:
+    session.python("import os; os.mkdir('d'); os.chdir('d'); os.environ['A'] = 'x'")
+    data(session.call("run_python", code="1", working_directory="d", env=env(A="y", B="z")))
+    shown = session.python("os.getcwd(), os.environ.get('A'), os.environ.get('B')")
+    assert shown["value"] == ["/workspace/d", "x", None]
+
+
+@pytest.mark.parametrize("is_second", [False, True], ids=["fresh", "standby"])
+def test_javascript_takes_them_whether_or_not_node_waits(daemon: Daemon, is_second: bool) -> None:
+    code = (
+        "[process.argv.slice(2), process.cwd(), process.env.A, process.execArgv.join(), "
+        "require('fs').readFileSync(0).length]"
+    )
+    if is_second:
+        data(once(daemon, "run_javascript", code="1"))
+    ran = data(
+        once(
+            daemon, "run_javascript", code=code, argv=WORDS, files=FILES,
+            env=env(A="x", NODE_OPTIONS="--no-such-option"), working_directory="d/e",
+            stdin_base64=BYTES,
+        )
+    )  # fmt: skip
+    words, directory, variable, _, size = ran["value"]
+    assert (words, directory, variable, size) == (WORDS, "/workspace/d/e", "x", 256)
+
+
+@pytest.mark.parametrize("tool", ["run_shell", "run_python", "run_javascript"])
+def test_directory_that_cannot_be_entered_is_named_and_nothing_runs(
+    daemon: Daemon, tool: str
+) -> None:
+    program = {"command": "touch ran"} if tool == "run_shell" else {"code": "1"}
+    for place in ("no/such", "d/e/a.txt"):
+        refused = once(daemon, tool, **program, files=FILES, working_directory=place)
+        assert refused.code == "INVALID_PARAMS", refused.body
+        assert refused.body["error"]["fields"] == ["working_directory"]
+        assert (
+            "was not started: the working directory cannot be entered"
+            in refused.body["error"]["message"]
+        )
+    assert once(daemon, tool, **program, files=FILES, working_directory="d").status == 200
+
+
+@pytest.mark.parametrize("tool", ["run_shell", "run_python"])
+def test_link_as_the_working_directory_is_not_followed(session: Session, tool: str) -> None:
+    session.shell("ln -s /etc away; mkdir real; ln -s real near")
+    program = {"command": "pwd"} if tool == "run_shell" else {"code": "1"}
+    for place in ("away", "near"):
+        refused = session.call(tool, **program, working_directory=place)
+        assert refused.code == "INVALID_PARAMS", refused.body
+    assert data(session.call(tool, **program, working_directory="real"))["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LD_PRELOAD": "/workspace/none.so"},
+        {"PATH": "/none", "BASH_ENV": "/none", "PYTHONPATH": "/none", "HOME": "/none"},
+        {"TMPDIR": "/none", "LD_LIBRARY_PATH": "/workspace", "PYTHONHASHSEED": "no"},
+    ],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_environment_hurts_its_own_program_only(session: Session, variables: Any) -> None:
+    """The guest reads none of it: limits, endings, files and the next call are as ever."""
+    given = env(**variables)
+    ran = data(session.call("run_shell", command="builtin echo hi > f; builtin exit 0", env=given))
+    assert [file["filename"] for file in ran["files"]] == ["f"]
+    endless = {"command": "builtin : ; while builtin true; do builtin :; done", "env": given}
+    late = session.http.call("run_shell", endless, session_id=session.id, timeout_seconds=0.5)
+    assert late.code == "TIMEOUT"
+    assert session.python("6 * 7")["value"] == 42
+    assert session.shell("cat f; echo $LD_PRELOAD$BASH_ENV")["stdout"] == "hi\n\n"
