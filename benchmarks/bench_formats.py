@@ -35,8 +35,11 @@ def format_lines() -> Iterator[Line]:
                 new_ms <= TARGET_MS,
             )  # fmt: skip
         engine.export_for(engine.owner, "openai")
-        again_ms = _median_ms(lambda: engine.export_for(engine.owner, "openai"))
-        yield Line("the same again", "≤ 10 ms", f"{again_ms:.2f} ms", again_ms <= 10)
+        again_ms = _median_ms(lambda: engine.export("openai"))
+        yield Line(
+            "the same again, as a program's own to change", f"≤ {TARGET_MS} ms",
+            f"{again_ms:.1f} ms", again_ms <= TARGET_MS,
+        )  # fmt: skip
         answer_ms = _median_ms(lambda: _answer(engine))
         yield Line(
             "the same again, as the bytes of the answer", f"≤ {TARGET_MS} ms",

@@ -8,7 +8,7 @@ and everything that runs in them.
 
 from __future__ import annotations
 
-import copy
+import json
 import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -229,7 +229,7 @@ class Engine:
             ToolNotFound: a name of `tools` is none of them.
         """
         exported = self.export_for(self.owner, format, agent_id=agent_id, tools=tools)
-        own: list[JsonObject] = copy.deepcopy(list(exported.tools))
+        own: list[JsonObject] = json.loads(json.dumps(exported.tools))  # the fastest way to copy
         return own
 
     def export_for(
