@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
 
+from fumehood.client.api_request import Refused
 from fumehood.client.async_client import AsyncClient
 from fumehood.client.finished import (
     AsyncTurn,
@@ -91,7 +92,8 @@ class AsyncSession:
                 if self._is_own and self.id is not None:
                     session_id, self.id = self.id, None
                     client = await self.client()
-                    await client.end_session(session_id)
+                    with suppress(Refused):  # it is long over
+                        await client.end_session(session_id)
             finally:
                 await self._resources.aclose()
                 self._resources, self._client = AsyncExitStack(), self._given

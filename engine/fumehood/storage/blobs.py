@@ -334,7 +334,9 @@ class BlobStore:
             try:
                 return self.room.take(principal_id, size, self.directory)
             except NoRoom as reason:
-                whose = self.room.largest if isinstance(reason, NoTotal) else principal_id
+                whose = principal_id
+                if isinstance(reason, NoTotal):
+                    whose = max(self._kept, key=self.room.taken_by, default=principal_id)
                 oldest = next(iter(self._kept.get(whose, ())), None)
                 if oldest is None:
                     raise
@@ -495,11 +497,10 @@ class BlobRoom:
             if self._taken[principal_id] <= 0:
                 del self._taken[principal_id]
 
-    @property
-    def largest(self) -> str:
-        """The principal that has most."""
+    def taken_by(self, principal_id: str) -> int:
+        """Bytes reserved by one principal."""
         with self._lock:
-            return max(self._taken, key=self._taken.__getitem__, default="")
+            return self._taken[principal_id]
 
     @property
     def taken(self) -> int:

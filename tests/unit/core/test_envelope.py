@@ -201,6 +201,33 @@ def test_failure_is_raised_with_its_envelope() -> None:
 
 INLINE = {"filename": "a.png", "content_type": "image/png", "size": 3, "content_base64": "UE5H"}
 FAR = {"filename": "b.png", "content_type": "image/png", "size": 2_000_000, "url": "/v1/blobs/b"}
+TRUNCATED = {
+    "stdout": "a…z", "a": {"b": ["x", "y…"]}, "value": None,
+    "truncation_info": {
+        "fields": [
+            {"field": "stdout", "resource_url": "/v1/blobs/x"},
+            {"field": "a.b.1", "not_kept": "the disk is full"},
+            {"field": "value", "resource_url": "/v1/blobs/y"},
+        ]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.row("E6")
+def test_shortened_field_names_its_whole_and_any_other_is_here() -> None:
+    envelope = _success(data=TRUNCATED)
+    assert envelope.shortened("stdout") == "/v1/blobs/x"
+    assert envelope.shortened("a.b.0") is None
+    assert envelope.at("a.b.0") == "x"
+    assert envelope.read_whole("stdout", b"[1]") == "[1]"
+    assert envelope.read_whole("value", b"[1]") == [1]
+    with pytest.raises(ValueError, match="not kept: the disk is full"):
+        envelope.shortened("a.b.1")
+    for missing in ("no", "a.b.2", "a.b.x", "stdout.a", ""):
+        with pytest.raises(ValueError, match="has no"):
+            envelope.shortened(missing)
+
+
 LOST = {"filename": "c.bin", "content_type": "application/x", "size": 5, "not_kept": "no room"}
 
 

@@ -206,6 +206,15 @@ async def test_who_has_most_makes_room_where_the_total_is_used_up(
     assert store.room.taken == 100 * KB
 
 
+async def test_what_is_still_being_written_keeps_nobody_from_making_room(store: BlobStore) -> None:
+    kept = await keep(store, b"x" * 40 * KB, OTHER)
+    growing = fed(store, b"x" * 50 * KB)  # has most, and no blob that could go
+    await keep(store, b"x" * 20 * KB, "uid:3")
+    with pytest.raises(ResourceNotFound):
+        await read(store, kept.url, OTHER)
+    assert (await store.keep(growing, "a", "text/plain")).size == 50 * KB
+
+
 async def test_blobs_of_a_session_end_with_it(store: BlobStore, clock: ManualClock) -> None:
     table = SessionTable(store._database, store.overdue.set)
     here, there = (kept_session(f"sess_{name}", clock) for name in "ab")

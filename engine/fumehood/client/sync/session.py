@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 
+from fumehood.client.api_request import Refused
 from fumehood.client.finished import (
     Finished,
     Turn,
@@ -90,7 +91,8 @@ class Session:
                 if self._is_own and self.id is not None:
                     session_id, self.id = self.id, None
                     client = self.client()
-                    client.end_session(session_id)
+                    with suppress(Refused):  # it is long over
+                        client.end_session(session_id)
             finally:
                 self._resources.close()
                 self._resources, self._client = ExitStack(), self._given
