@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import FUMEHOOD, Daemon
-from fumehood import Client, Config, ControlClient, Engine
+from fumehood import Client, Config, ControlClient, Engine, Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.sandbox.images.catalog import Image
 from support.approving import approving_daemon, ran
@@ -106,9 +106,14 @@ def test_tools_are_there_in_the_calls_of_a_session_that_ask_for_them(http: Socke
 
 
 @pytest.mark.row("A1", "A5", "S4")
-def test_program_stands_still_while_a_human_decides(daemon: Daemon, python_image: Image) -> None:
+def test_program_stands_still_while_a_human_decides_and_no_longer(daemon: Daemon) -> None:
     """The control has the same limit and computes: it is over while the other one waits."""
-    code = "tools.note(text='waited')['noted']"
+    code = (
+        "import time\n"
+        "print(tools.note(text='waited')['noted'], flush=True)\n"
+        "while True:\n"
+        "    time.sleep(0.01)"
+    )
     with (
         Client(daemon.socket) as caller,
         ControlClient(daemon.control, credential=daemon.credential) as control,
@@ -119,16 +124,23 @@ def test_program_stands_still_while_a_human_decides(daemon: Daemon, python_image
         wait_until(lambda: control.approvals.list(state="pending").items != ())
         with Client(daemon.socket) as other:
             late = other.call("run_python", {"code": "while True: pass"}, timeout_seconds=1)
-        assert late.metadata.sandbox is not None
-        assert late.metadata.sandbox.ended_by in (EndedBy.WALL_TIME, EndedBy.CPU_TIME)
+        assert ended_by(late) in (EndedBy.WALL_TIME, EndedBy.CPU_TIME)
         assert not waits.done()
         (asked,) = control.approvals.list(state="pending").items
         control.approvals.approve(asked.id, version=asked.version)
         answer = waits.result(30)
-        assert answer.data["value"] == "waited", answer.error
+        assert ended_by(answer) is EndedBy.WALL_TIME
+        assert answer.error is not None
+        assert answer.error.details is not None
+        assert answer.error.details["stdout"] == "waited\n"
         child = caller.call_state(asked.call_id).call
     assert child.parent_id == answer.metadata.call_id
     assert ran(daemon) == ["'waited' 1"]
+
+
+def ended_by(envelope: Envelope) -> EndedBy:
+    assert envelope.metadata.sandbox is not None
+    return envelope.metadata.sandbox.ended_by
 
 
 def test_command_line_runs_a_program_with_tools(daemon: Daemon) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from fumehood.approvals.requests import run_to_completion
 from fumehood.core.call import CallOptions, CallRequest
-from fumehood.core.envelope import Envelope
+from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     EngineError,
     InternalError,
@@ -39,6 +39,7 @@ from fumehood.identity.agents import seen_by_agent
 from fumehood.observe.log import log_fault
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.resolve import resolve
+from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.services import PipelineServices
 from fumehood.pipeline.validate import MISFIT
 from fumehood.protocol import strict_json
@@ -52,6 +53,9 @@ MAX_OPEN = 8
 
 MAX_RESULT_BYTES = MB
 """Of a result that a program gets whole. Longer texts are shortened as for any caller."""
+
+ANSWER_BYTES = 1024
+"""Of an answer, around its result."""
 
 _TAKEN = frozenset({"ToolError", "ABSENT"})
 """Names in the module `tools` that are no tools."""
@@ -158,7 +162,7 @@ class ChildCalls:
         self._made += 1
         refusal = self._refusal(tool)
         if refusal is not None:
-            self._answer(number, _refused(refusal), port)
+            self._answer(number, refusal, port)
             return
         self._unanswered += 1
         handle = CallHandle(waiting=lambda is_waiting: self._on_waiting(port, is_waiting))
@@ -246,40 +250,35 @@ class ChildCalls:
     ) -> None:
         if self._is_over:  # since its frame came: no handle could cancel it before its turn
             return
+        ended: Envelope | EngineError
         try:
-            answer = _answer_of(await self._run_call(request, self._services, handle))
+            ended = await self._run_call(request, self._services, handle)
         except Exception as fault:
             log_fault(self._services.log, "call.child_failed", fault)
-            answer = _refused(InternalError("The engine failed internally."))
+            ended = InternalError("The engine failed internally.")
         self._unanswered -= 1
-        self._answer(number, answer, port)
+        self._answer(number, ended, port)
 
-    def _answer(self, number: int, answer: JsonObject, port: CallPort) -> None:
-        encoded = strict_json.dumps({"call": number, **answer})
-        if len(encoded) > MAX_RESULT_BYTES + MAX_RESULT_BYTES // 8:
-            answer = _refused(
+    def _answer(self, number: int, ended: Envelope | EngineError, port: CallPort) -> None:
+        """Send what the program gets: the data, or the error."""
+        data: JsonObject = {}
+        if isinstance(ended, EngineError):
+            error: ErrorInfo | None = shape_error(ended)
+        else:
+            data, error = ended.data, ended.error
+        answer = _encoded(number, data, error)
+        if len(answer) > MAX_RESULT_BYTES + ANSWER_BYTES:
+            error = shape_error(
                 OutputLimitExceeded(
-                    f"The tool has run, but its result has {len(encoded)} bytes, and a program "
+                    f"The tool has run, but its result has {len(answer)} bytes, and a program "
                     f"takes {MAX_RESULT_BYTES}. Ask for less."
                 )
             )
-            encoded = strict_json.dumps({"call": number, **answer})
-        self._failed += "error" in answer
-        port.answer(encoded)
+            answer = _encoded(number, data, error)
+        self._failed += error is not None
+        port.answer(answer)
 
 
-def _answer_of(envelope: Envelope) -> JsonObject:
-    if envelope.error is None:
-        return {"data": envelope.data}
-    return {"error": envelope.error.model_dump(mode="json")}
-
-
-def _refused(error: EngineError) -> JsonObject:
-    return {
-        "error": {
-            "code": type(error).code,
-            "message": error.message,
-            "retryable": error.may_retry,
-            "human_review": type(error).human_review,
-        }
-    }
+def _encoded(number: int, data: JsonObject, error: ErrorInfo | None) -> bytes:
+    told = {"data": data} if error is None else {"error": error.model_dump(mode="json")}
+    return strict_json.dumps({"call": number, **told})
