@@ -27,6 +27,7 @@ from fumehood.core.call_log import CallPage, CallQuery, CallRecord
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.core.errors import EngineError, IdempotencyConflict, ResourceNotFound
 from fumehood.core.events import Event, last_event
+from fumehood.core.finding import Finding
 from fumehood.core.identity import Principal, Scope, uid_principal_id
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import (
@@ -63,6 +64,8 @@ from fumehood.pipeline.stream import StreamedCall, events_of
 from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
+from fumehood.registry.index import RegisteredTool, Source
+from fumehood.registry.lint import poison
 from fumehood.registry.listing import (
     DEFAULT_LIMIT,
     Selection,
@@ -352,7 +355,15 @@ class Engine:
             versions=tuple(tool.definition.version for tool in versions),
             source=found.source.value,
             circuit=self._made.circuits.status_of(found.definition),
+            findings=self.findings(found),
         )
+
+    def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
+        """The rules that a tool breaks which protect the models that read it."""
+        if tool.source is Source.BUILTIN:  # a name like a built-in one's is the other's fault
+            return ()
+        names = (other.definition.name for other in self._made.registry)
+        return tuple(poison(tool.definition.model_dump(mode="json"), names))
 
     def ready(self) -> Readiness:
         """Whether calls are served, and the limits that each wall in use enforces."""
