@@ -44,6 +44,7 @@ from fumehood.engine_approvals import (
     make_channels,
     make_requests,
 )
+from fumehood.executors.mcp_servers import McpServers
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
@@ -222,6 +223,9 @@ def compose(
             audit.connect(_owe_anchor, channel.wake)
     redactor = Redactor(config.redaction)
     redact_events(log, lambda event: redactor.value(event)[0])
+    upstreams.mcp = McpServers(
+        config.mcp_servers, registry, registrations, upstreams, redactor, walls.container, log
+    )
     requests = _make_requests(basis, database, state, channels, intake)
     circuits = Circuits(config.circuits, clock.monotonic, log)
     services = PipelineServices(
@@ -449,6 +453,8 @@ class EngineLife:
         await enter(made.sessions)
         await made.policy.start()
         await self._follow_files()
+        if made.upstreams.mcp is not None:
+            await enter(made.upstreams.mcp.run())
         self._stack.push_async_callback(made.upstreams.close)
         self._stack.callback(made.state.blobs.close)
         self._stack.callback(made.state.recordings.close)

@@ -23,6 +23,7 @@ an error, and nothing here changes while the engine runs.
 | `web.search` | `search_web` is disabled | – | it asks this service |
 | `cache` | 64 MB of results, each for 300 s | the same | these bounds; `max_mb = 0`: none |
 | `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
+| `mcp_servers` | no tools of MCP servers | the same | the tools of these |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 
@@ -45,6 +46,7 @@ from fumehood.cache.settings import CacheSettings
 from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
+from fumehood.executors.mcp_settings import AllMcpServers
 from fumehood.identity.settings import AllPrincipals
 from fumehood.protocol.sockets import ConfigError as ConfigError
 from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
@@ -97,6 +99,7 @@ class Config(SocketSettings):
     rest: RestSettings = RestSettings()
     secrets: AllSecrets = Field(default_factory=dict)
     web: WebSettings = WebSettings()
+    mcp_servers: AllMcpServers = Field(default_factory=dict)
 
     @field_validator("host_tools", "result_checkers", mode="before")
     @classmethod

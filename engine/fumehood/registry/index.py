@@ -34,6 +34,7 @@ class Source(StrEnum):
     PROGRAM = "program"
     DIRECTORY = "directory"
     API = "api"
+    MCP = "mcp"
 
 
 @dataclass(frozen=True, slots=True)
