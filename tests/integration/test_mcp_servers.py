@@ -273,9 +273,7 @@ async def test_nothing_of_a_server_outlives_its_engine(tmp_path: Path) -> None:
     async with serving(tester=server(SCRIPTED, "forks", str(note))):
         child = int(note.read_text())
         assert psutil.pid_exists(child)
-    await until(
-        lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
-    )
+    await until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
 
 
 async def test_an_address_that_is_not_public_needs_the_operators_word(address: str) -> None:

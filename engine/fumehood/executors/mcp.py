@@ -34,6 +34,7 @@ from fumehood.executors.mcp_wire import Request, RpcError
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.rest import concluded, trace_parent
 from fumehood.executors.upstreams import BodyTooLarge
+from fumehood.registry.index import Source
 
 MAX_TEXT_SHOWN = 4096
 """Characters of a failed tool's own text in `error.message`."""
@@ -66,7 +67,10 @@ class McpExecutor(Executor):
     def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
         name = run.tool.definition.name
         servers = run.upstreams.mcp
-        server = servers.of_tool(name) if servers is not None else None
+        # A tool of another source could say itself that it is harmless.
+        server = None
+        if servers is not None and run.tool.source is Source.MCP:
+            server = servers.of_tool(name)
         if server is None:
             raise SandboxUnavailable(
                 f"No MCP server of the configuration (mcp_servers) has the tool {name}. Do not "

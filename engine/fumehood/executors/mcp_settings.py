@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from fumehood.core.tool import SECRET_REFERENCE
-from fumehood.registry.definitions import header_faults, url_faults
 
 SEPARATOR = "__"
 """Between the name of a server and that of its tool. No name of a server has it."""
@@ -52,10 +51,14 @@ class McpServerSettings(BaseModel):
             foreign |= given & {"image", "memory_mb"}
         if foreign:
             raise ValueError(f"{', '.join(sorted(foreign))}: does not fit this kind of server")
-        faults = list(url_faults(self.url)) if self.url is not None else []
+        if self.url is None:
+            return self
+        from fumehood.registry.definitions import header_faults, url_faults  # with its libraries
+
+        faults = list(url_faults(self.url))
         for name, value in self.headers.items():
             faults += header_faults(name, value)
-        if self.url is not None and SECRET_REFERENCE.search(self.url):
+        if SECRET_REFERENCE.search(self.url):
             faults.append("url: a secret can stand in a header only")
         if faults:
             raise ValueError("; ".join(faults))
