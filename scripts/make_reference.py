@@ -91,8 +91,8 @@ field that is refused is not registered.
 
 NOT_YET_NOTE = """\
 Of the executors, only {executors} exist in this version. A tool with the
-executor `mcp` whose server is not in the configuration can be registered; a call to it is answered with
-`SANDBOX_UNAVAILABLE`.
+executor `mcp` whose server is not in the configuration can be registered; a call to it is
+answered with `SANDBOX_UNAVAILABLE`.
 """
 
 

@@ -287,7 +287,7 @@ def compose(
 def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[LoadFault]]:
     """Load the installed tools and the given ones; also the faults of those left out."""
     config = basis.config
-    registry = ToolIndex(SecretBindings(config.secrets, config.rest))
+    registry = ToolIndex(SecretBindings(config.secrets, config.rest), config.mcp_servers)
     private = (Path.home(), config.state_directory, config_file().parent)
     faults = discover(registry, config.host_tools, private=private, web=config.web)
     for fault in faults:

@@ -19,7 +19,11 @@ TESTER = Path(__file__).parents[1] / "support" / "mcp_upstream" / "tester.py"
 def test_a_servers_tool_passes_every_gate(start_daemon: StartDaemon, home: Path) -> None:
     credential = make_first_approver(home)
     server = {"command": [sys.executable, str(TESTER)], "place": "host", "harmless": ["add"]}
-    daemon = start_daemon(mcp_servers=json.dumps({"tester": server}))
+    rules = home / "rules.toml"
+    rules.write_text('[[rules]]\nid = "no-figures"\ntools = ["tester__draw"]\ndecision = "deny"\n')
+    rules.chmod(0o600)
+    servers = json.dumps({"tester": server})
+    daemon = start_daemon(mcp_servers=servers, policy_file=str(rules))
     client = daemon.client()
     listed = "/v1/tools?type=MCP&limit=100"
     wait_until(lambda: client.get(listed).body["data"]["items"], deadline_s=15)
@@ -31,6 +35,7 @@ def test_a_servers_tool_passes_every_gate(start_daemon: StartDaemon, home: Path)
     added = client.call("tester__add", {"a": 1, "b": 2}).body
     assert added["data"] == {"result": 3}
     assert added["metadata"]["sandbox"]["placement"] == "host"
+    assert client.call("tester__draw").code == "PERMISSION_DENIED"
     wrong = client.call("tester__add", {"a": "much", "b": 2})
     assert wrong.code == "INVALID_PARAMS"
     asked = client.call("tester__say", {"text": "hi"})

@@ -208,6 +208,22 @@ async def test_a_server_that_does_not_speak_mcp_is_tried_again_and_has_no_tools(
     assert not any(psutil.pid_exists(pid) for pid in tries)
 
 
+@pytest.mark.parametrize("mode", ["lists-ever", "lists-large"])
+async def test_a_list_without_end_is_cut(mode: str) -> None:
+    async with serving(tester=server(SCRIPTED, mode)) as engine:
+        assert len(names(engine)) == mcp_servers.MAX_PAGES
+        assert "tester__large" not in names(engine)
+
+
+async def test_a_list_that_is_too_large_is_no_list() -> None:
+    config = Config(mcp_servers={"tester": server(SCRIPTED, "lists-much")})
+    async with Engine(config=config) as engine:
+        mcp = engine._made.upstreams.mcp
+        assert mcp is not None
+        await until(lambda: "lists tools of over" in mcp.servers["tester"]._why)
+        assert names(engine) == []
+
+
 async def test_a_server_is_no_caller(tmp_path: Path) -> None:
     async with serving(tester=server(SCRIPTED, "asks")) as engine:
         answer = await engine.call("tester__echo")

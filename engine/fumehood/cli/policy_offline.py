@@ -74,7 +74,7 @@ class Offline:
         warn: Callable[[str], None] = lambda words: _warn(words),
     ) -> None:
         self._config = config
-        self._index = ToolIndex(SecretBindings(config.secrets, config.rest))
+        self._index = ToolIndex(SecretBindings(config.secrets, config.rest), config.mcp_servers)
         for fault in discover(self._index, config.host_tools, private=(), web=config.web):
             warn(f"{fault.entry_point} was left out: {fault.reason}")
         if tools_directory is not None:
@@ -99,7 +99,7 @@ class Offline:
     def check(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
         """Load the policy, with notices of probable mistakes."""
         try:
-            return check_policy(path.absolute(), self.definitions())
+            return check_policy(path.absolute(), [*self.definitions(), *self._index.coming])
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 

@@ -27,6 +27,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition, ToolType
 from fumehood.executors.mcp_settings import SEPARATOR, McpServerSettings
 from fumehood.executors.mcp_wire import (
+    MAX_MESSAGE,
     MODERN,
     HostProgram,
     HttpWire,
@@ -39,6 +40,7 @@ from fumehood.executors.mcp_wire import (
 )
 from fumehood.executors.upstreams import BodyTooLarge, Upstreams
 from fumehood.observe.log import Logger, log_fault
+from fumehood.protocol import strict_json
 from fumehood.protocol.files import one_line
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
@@ -53,13 +55,18 @@ LIST_S = 20.0
 POLL_S = 10.0
 """Between two lists of an HTTP server, which has no channel of its own for changes."""
 
+CHANGE_PAUSE_S = 1.0
+"""Between two lists of a program."""
+
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
 STABLE_S = 30.0
 """After which a server that dies is started again at once."""
 
 MAX_TOOLS = 1000
 MAX_PAGES = 50
+MAX_LOGGED, MAX_LOGGED_AT_ONCE = 10_000, 20
 MAX_NAME = 64
+MAX_DEFINITION = 128 * 1024
 
 OpenContainer = Callable[..., Awaitable[Streams]]
 
@@ -81,7 +88,7 @@ class McpServers:
         self._registrations = registrations
         self._log = log
         self._tools: dict[str, list[RegisteredTool]] = {}
-        self._left_out: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str, str]] = set()
         self.servers = {
             name: McpServer(name, each, upstreams, redactor, container, self._put, log)
             for name, each in settings.items()
@@ -102,8 +109,8 @@ class McpServers:
             finally:
                 group.cancel_scope.cancel()
 
-    def _put(self, server: str, tools: list[RegisteredTool], left_out: dict[str, str]) -> None:
-        """Replace the tools of one server. Each one left out is logged once."""
+    def _put(self, server: str, tools: list[RegisteredTool], faults: dict[str, str]) -> None:
+        """Replace the tools of one server."""
         self._tools[server] = []
         for tool in tools:
             name = tool.definition.name
@@ -111,24 +118,30 @@ class McpServers:
             if owner is None:
                 self._tools[server].append(tool)
             else:
-                left_out[name] = f"the name belongs to another source ({owner.value})"
+                faults[name] = f"left out: the name belongs to another source ({owner.value})"
+        self._log_faults(server, faults)
         every = [tool for name in sorted(self._tools) for tool in self._tools[name]]
         self._registry.replace_source(Source.MCP, every)
         self._registrations.apply_switches()
-        for name, why in left_out.items():
-            if (name, why) not in self._left_out:
-                self._left_out.add((name, why))
-                self._log.warning("mcp.tool_left_out", server=server, tool=name, reason=why)
         self._log.info("mcp.tools_listed", server=server, tools=len(self._tools[server]))
+
+    def _log_faults(self, server: str, faults: dict[str, str]) -> None:
+        """Log what is wrong with its tools: each fault once, and only so many of them."""
+        if len(self._logged) > MAX_LOGGED:
+            self._logged.clear()
+        for name, why in list(faults.items())[:MAX_LOGGED_AT_ONCE]:
+            if (server, name, why) not in self._logged:
+                self._logged.add((server, name, why))
+                self._log.warning("mcp.tool_fault", server=server, tool=name, fault=why)
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The tools of a server: their own names by the engine's, the tools, and those left out."""
+    """The tools of a server, their own names by the engine's, and their faults."""
 
     own_names: dict[str, str]
     tools: list[RegisteredTool]
-    left_out: dict[str, str]
+    faults: dict[str, str]
 
 
 class McpServer:
@@ -153,6 +166,8 @@ class McpServer:
         self._log = log
         self._wire: Wire | None = None
         self._own_names: dict[str, str] = {}
+        self._found: list[Any] | None = None
+        """Its last list, as it came."""
         self._why = "it has not answered yet"
         self._skip_probe = False
         for key, value in settings.env.items():
@@ -251,7 +266,7 @@ class McpServer:
                 await wire.changed.wait()
                 wire.changed.clear()
                 await self._list(wire)
-                await anyio.sleep(MIN_PAUSE_S)  # a server that says so all the time
+                await anyio.sleep(CHANGE_PAUSE_S)  # a server that says so all the time
         finally:
             listening.cancel()
 
@@ -273,18 +288,25 @@ class McpServer:
         """List its tools, and register them."""
         found: list[Any] = []
         params: JsonObject = {}
+        size = 0
         with anyio.fail_after(LIST_S):
             for _ in range(MAX_PAGES):
                 page = await wire.ask("tools/list", params)
                 items = page.get("tools")
                 found += items if isinstance(items, list) else []
+                size += len(strict_json.dumps(items))
+                if size > MAX_MESSAGE:
+                    raise Lost(f"it lists tools of over {MAX_MESSAGE} bytes")
                 cursor = page.get("nextCursor")
                 if not isinstance(cursor, str) or len(found) >= MAX_TOOLS:
                     break
                 params = {"cursor": cursor}
+        if found == self._found:
+            return
+        self._found = found
         listed = await anyio.to_thread.run_sync(self._read_tools, found[:MAX_TOOLS])
         self._own_names = listed.own_names
-        self._put(self.name, listed.tools, listed.left_out)
+        self._put(self.name, listed.tools, listed.faults)
 
     def _read_tools(self, found: list[Any]) -> Listed:
         """Make tools of the server's. In a thread: checking many schemas takes a while."""
@@ -292,23 +314,27 @@ class McpServer:
         for each in found:
             own = each.get("name") if isinstance(each, dict) else None
             if not isinstance(own, str) or not own:
-                listed.left_out[""] = "a tool without a name"
+                listed.faults[""] = "left out: a tool without a name"
                 continue
             name = engine_name(self.name, own)
             if name in listed.own_names:
-                listed.left_out[own[:80]] = f"another of its tools is {name}, too"
+                listed.faults[own[:80]] = f"left out: another of its tools is {name}, too"
                 continue
             try:
-                tool = self._tool(name, own, each)
+                tool = self._tool(name, own, each, listed.faults)
             except InvalidDefinition as fault:
-                listed.left_out[name] = "; ".join(fault.faults)[:500]
+                listed.faults[name] = f"left out: {'; '.join(fault.faults)[:500]}"
                 continue
             listed.own_names[name] = own
             listed.tools.append(tool)
         return listed
 
-    def _tool(self, name: str, own: str, listed: JsonObject) -> RegisteredTool:
+    def _tool(
+        self, name: str, own: str, listed: JsonObject, noted: dict[str, str]
+    ) -> RegisteredTool:
         """Raises InvalidDefinition."""
+        if len(strict_json.dumps(listed)) > MAX_DEFINITION:
+            raise InvalidDefinition(name, [f"definition: over {MAX_DEFINITION} bytes"])
         text = str(listed.get("description") or listed.get("title") or f"The tool {own}.")
         document: JsonObject = {
             "name": name,
@@ -325,7 +351,7 @@ class McpServer:
         tool = tool_of_document(document, Source.MCP)
         if findings:
             rules = sorted({finding.rule for finding in findings})
-            self._log.warning("mcp.tool_is_poisoned", server=self.name, tool=name, rules=rules)
+            noted[name] = f"dangerous, because its definition attacks models: {', '.join(rules)}"
         if self._settings.place == "host" and self._settings.url is None:
             definition = tool.definition.model_copy(update={"sandboxed": False})
             return replace(tool, definition=definition)

@@ -44,6 +44,9 @@ MAX_MESSAGE = 4 << 20
 MAX_DROPPED = 64 << 20
 """Bytes of a longer message, which is not read but passed over. One still longer ends a program."""
 
+MAX_NUMBER = 100
+"""Characters of the number of a server's own request, which its answer repeats."""
+
 NUMBER_WITHIN = 200
 """Bytes at either end of a message that is passed over, in which its number is looked for."""
 
@@ -163,7 +166,7 @@ class Wire(ABC):
         params = params if isinstance(params, dict) else {}
         if not isinstance(method, str):
             _settle(message, waiting.get(number) if isinstance(number, int) else None)
-        elif "id" in message:
+        elif isinstance(number, str | int) and len(str(number)) <= MAX_NUMBER:
             # Sampling, elicitation and roots are not offered: a server is no caller.
             reply: JsonObject = {"jsonrpc": "2.0", "id": number}
             error = {"code": METHOD_NOT_FOUND, "message": "not offered"}

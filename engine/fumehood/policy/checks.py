@@ -34,15 +34,17 @@ def check_rules(
     names: Collection[tuple[str, str]],
     definitions: Collection[ToolDefinition],
     report: Report,
+    coming: tuple[str, ...] = (),
 ) -> None:
     """Report every fault of the rules among themselves and against the tools.
 
-    `names` has the name and version of every tool. Without `definitions`, the tools' categories,
-    tags and arguments are not checked.
+    `names` has the name and version of every tool, `coming` how those begin of tools that are
+    listed later: a rule that names one is not checked against the tools. Without `definitions`,
+    the tools' categories, tags and arguments are not checked.
     """
     tools = _Tools(names, definitions)
     for number, rule in enumerate(rules):
-        is_known = _check_tools(number, rule, tools, report)
+        is_known = _check_tools(number, rule, tools, report, coming)
         if is_known and definitions and len(definitions) == len(names):
             _check_definitions(number, rule, definitions, report)
         _check_contradictions(number, rule, report)
@@ -69,11 +71,15 @@ class _Tools:
         return any(map(fits_version, self.versions.get(name, ())))
 
 
-def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool:
+def _check_tools(
+    number: int, rule: Rule, tools: _Tools, report: Report, coming: tuple[str, ...]
+) -> bool:
     """Whether every entry of `tools` matches a registered tool."""
     unknown = [pattern for pattern in rule.tools or () if not tools.has(pattern)]
     for pattern in unknown:
         name = pattern.partition("@")[0]
+        if name.startswith(coming):
+            continue
         if name in tools.versions:
             known = ", ".join(sorted(tools.versions[name])[:10])
             hint = f"; {name} has {known}"

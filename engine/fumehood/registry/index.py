@@ -106,8 +106,12 @@ class _Tools:
 class ToolIndex:
     """Tools by name and version. Their definitions may refer to these `secrets`."""
 
-    def __init__(self, secrets: SecretBindings = NO_SECRETS) -> None:
+    def __init__(
+        self, secrets: SecretBindings = NO_SECRETS, mcp_servers: Iterable[str] = ()
+    ) -> None:
         self.secrets = secrets
+        self.coming = tuple((f"{server}__", "") for server in mcp_servers)
+        """How the names begin of tools that are listed later, as a policy knows tools."""
         self._now = _Tools()
 
     def register(

@@ -30,6 +30,15 @@ def tools():
     return listed
 
 
+def page(number, cursor):
+    """Lists that never end: of many pages, or of large ones."""
+    text = "x" * (900_000 if MODE == "lists-much" else 1)
+    listed = [{"name": f"t{cursor}", "description": text, "inputSchema": PARAMETERS}]
+    if MODE == "lists-large" and cursor == 0:
+        listed += [{**listed[0], "name": "large", "description": "x" * 200_000}]
+    send(id=number, result={"tools": listed, "nextCursor": str(cursor + 1)})
+
+
 def call(number, arguments):
     asked.append(arguments)
     if MODE == "dies":
@@ -80,6 +89,8 @@ for line in sys.stdin:
         send(id=number, result={
             "protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info,
         })  # fmt: skip
+    elif method == "tools/list" and MODE.startswith("lists"):
+        page(number, int(message["params"].get("cursor", "0")))
     elif method == "tools/list":
         send(id=number, result={"tools": tools()})
     elif method == "tools/call":
