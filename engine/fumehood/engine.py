@@ -65,7 +65,6 @@ from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
 from fumehood.registry.index import RegisteredTool, Source
-from fumehood.registry.lint import poison
 from fumehood.registry.listing import (
     DEFAULT_LIMIT,
     Selection,
@@ -362,6 +361,8 @@ class Engine:
         """The rules that a tool breaks which protect the models that read it."""
         if tool.source is Source.BUILTIN:  # a name like a built-in one's is the other's fault
             return ()
+        from fumehood.registry.lint import poison  # its patterns take a while to compile
+
         names = (other.definition.name for other in self._made.registry)
         return tuple(poison(tool.definition.model_dump(mode="json"), names))
 

@@ -56,6 +56,14 @@ async def until(condition: Any) -> None:
             await anyio.sleep(0.01)
 
 
+def speak_the_older_era(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real server speaks both eras; it is not asked about the newer one."""
+    negotiate = mcp_wire.Wire.negotiate
+    monkeypatch.setattr(
+        mcp_wire.Wire, "negotiate", lambda wire, skip_probe: negotiate(wire, skip_probe=True)
+    )
+
+
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """The real server over HTTP."""
@@ -79,11 +87,8 @@ async def test_a_real_servers_tools_are_tools_of_the_engine(
     kind: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = kind.endswith("old")
-    if old:  # the same server speaks both eras, and is not asked about the newer one
-        negotiate = mcp_wire.Wire.negotiate
-        monkeypatch.setattr(
-            mcp_wire.Wire, "negotiate", lambda wire, skip_probe: negotiate(wire, skip_probe=True)
-        )
+    if old:
+        speak_the_older_era(monkeypatch)
     web = {"url": address, "harmless": EVERY}
     settings = {"rest": {"allowed_hosts": [address.split("/")[2]]}}
     one = web if kind.startswith("http") else server(TESTER)
@@ -177,9 +182,17 @@ async def test_a_server_that_never_answers_costs_the_call_its_time_and_is_told(
         await until(lambda: note.exists() and "requestId" in note.read_text())
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["stdio", "http", "http-old"])
+async def test_a_cancelled_call_is_cancelled_at_the_server(
+    kind: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     note = tmp_path / "note"
-    async with serving(tester=server(TESTER)) as engine:
+    if kind == "http-old":
+        speak_the_older_era(monkeypatch)
+    web = {"url": address, "harmless": EVERY}
+    settings = {"rest": {"allowed_hosts": [address.split("/")[2]]}}
+    one = web if kind.startswith("http") else server(TESTER)
+    async with serving(settings=settings, tester=one) as engine:
         call = asyncio.ensure_future(engine.call("tester__wait", {"marker": str(note)}))
         await until(lambda: note.exists() and note.read_text() == "began")
         call.cancel()

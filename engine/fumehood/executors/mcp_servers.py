@@ -46,7 +46,6 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import InvalidDefinition, is_credential_name
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
-from fumehood.registry.lint import poison
 from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.wall import Wall
 
@@ -335,6 +334,8 @@ class McpServer:
         """Raises InvalidDefinition."""
         if len(strict_json.dumps(listed)) > MAX_DEFINITION:
             raise InvalidDefinition(name, [f"definition: over {MAX_DEFINITION} bytes"])
+        from fumehood.registry.lint import poison  # its patterns take a while to compile
+
         text = str(listed.get("description") or listed.get("title") or f"The tool {own}.")
         document: JsonObject = {
             "name": name,

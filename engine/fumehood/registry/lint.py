@@ -145,19 +145,19 @@ _KEYWORDS_AFTER_DRAFT_7 = (
     "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$anchor",
 )  # fmt: skip
 _ORDERS = re2.compile(
-    r"(?i)\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:instructions?|prompts?|rules|"
-    r"guidelines|messages)\b"
+    r"(?i)\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:instructions?|prompts?|guidelines)\b"
     r"|(?:忽略|无视|忘记).{0,20}(?:指令|指示|提示|规则)"
     r"|</?\s*(?:important|system|instructions?|secret|hidden|admin|assistant)\b[^>]{0,40}>"
     r"|<\|[a-z_]{2,30}\|>|\[/?INST\]|\bsystem prompt\b|系统提示词"
     r"|\b(?:do not|don't|never|must not|without)\b.{0,30}\b(?:tell|telling|mention|mentioning|"
-    r"inform|informing|reveal|notify|notifying|show|showing|ask|asking)\b.{0,20}\buser"
+    r"inform|informing|reveal|notify|notifying|show|showing|ask|asking)\b.{0,20}\bthe user\b"
     r"|(?:不要|请勿|不得).{0,6}(?:告诉|告知|通知|透露).{0,6}用户"
     r"|\bbefore (?:using|calling|invoking|running)\b.{0,30}\b(?:tools?|functions?)\b"
     r"|\b(?:always|first|must)\b.{0,30}\b(?:call|use|invoke|run)\b.{0,20}\bthis tool\b"
     r"|\bthis tool\b.{0,20}\b(?:must|should) (?:always |first )?be (?:called|used|run)\b"
     r".{0,20}\b(?:first|before)\b"
-    r"|\b(?:conversation|chat|message)(?: history|s so far)\b"
+    r"|\b(?:pass|send|include|append|attach|copy|put|add)\b.{0,40}"
+    r"\b(?:conversation|chat|message)(?: history|s so far)\b"
     r"|~/\.(?:ssh|aws|config|cursor|gnupg)|\bid_rsa\b|/etc/(?:passwd|shadow)\b|\bmcp\.json\b"
 )
 """Phrases that address the model, or send it to secrets. They are read without line ends."""
