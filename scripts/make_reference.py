@@ -30,7 +30,7 @@ from fumehood.guest.interpreter.programs import attributes, modules, nodes, outp
 from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation
-from fumehood.registry.definitions import EXECUTORS_HERE, EXECUTORS_TO_COME
+from fumehood.registry.definitions import EXECUTORS_HERE
 from fumehood_tools.calculator import calculator
 from fumehood_tools.run_restricted_python import run_restricted_python
 
@@ -90,9 +90,9 @@ field that is refused is not registered.
 """
 
 NOT_YET_NOTE = """\
-Of the executors, only {executors} exist in this version. Tools with the
-executor {coming} can be registered; a call to one is answered with
-`SANDBOX_UNAVAILABLE`.
+Of the executors, only {executors} exist in this version. A tool with the
+executor `mcp` whose server is not in the configuration can be registered; a call to it is
+answered with `SANDBOX_UNAVAILABLE`.
 """
 
 
@@ -110,7 +110,6 @@ def errors_page(_: str) -> str:
     pattern = TOOL_CODE.pattern
     *others, last = (f"`{name}`" for name in EXECUTORS_HERE)
     executors = f"{', '.join(others)} and {last}"
-    coming = " and ".join(f"`{name}`" for name in EXECUTORS_TO_COME)
     parts = [
         INTRO.format(faults=", ".join(f"`{fault}`" for fault in Fault)),
         _table(
@@ -125,7 +124,7 @@ def errors_page(_: str) -> str:
         ENDINGS_NOTE,
         TOOL_CODES.format(pattern=pattern, status=TOOL_CODE_HTTP_STATUS),
         NOT_YET,
-        NOT_YET_NOTE.format(executors=executors, coming=coming),
+        NOT_YET_NOTE.format(executors=executors),
     ]  # fmt: skip
     return "\n".join(parts)
 

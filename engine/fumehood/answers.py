@@ -12,6 +12,7 @@ from fumehood.approvals.model import Approval, ApprovalPage, RememberedRule
 from fumehood.audit.model import AuditRecord
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
+from fumehood.core.finding import Finding
 from fumehood.core.session import SessionRecord
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import ToolDefinition
@@ -70,12 +71,15 @@ class ToolDetails(_Data):
     source: str
     circuit: CircuitStatus | None = None
     """The circuit to the service that a REST tool calls."""
+    findings: tuple[Finding, ...] = ()
+    """Rules that it breaks which protect the models that read it."""
 
 
 class ToolWithSource(ToolDefinition):
-    """A definition and where it comes from."""
+    """A definition, where it comes from, and the rules it breaks which protect models."""
 
     source: str
+    findings: tuple[Finding, ...] = ()
 
 
 class ChangedTools(_Data):

@@ -44,6 +44,7 @@ from fumehood.engine_approvals import (
     make_channels,
     make_requests,
 )
+from fumehood.executors.mcp_servers import McpServers
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
@@ -224,6 +225,9 @@ def compose(
             audit.connect(_owe_anchor, channel.wake)
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
+    upstreams.mcp = McpServers(
+        config.mcp_servers, registry, registrations, upstreams, redactor, walls.container, log
+    )
     requests = _make_requests(basis, database, state, channels, intake)
     circuits = Circuits(config.circuits, clock.monotonic, log)
     services = PipelineServices(
@@ -286,7 +290,7 @@ def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[Lo
     """Load the installed tools and the given ones; also the faults of those left out."""
     config = basis.config
     secrets = SecretBindings(config.secrets, config.rest)
-    registry = ToolIndex(secrets, ExternalTools(config.external_tools))
+    registry = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
     private = (Path.home(), config.state_directory, config_file().parent)
     faults = discover(registry, config.host_tools, private=private, web=config.web)
     for fault in faults:
@@ -451,6 +455,8 @@ class EngineLife:
         await enter(made.sessions)
         await made.policy.start()
         await self._follow_files()
+        if made.upstreams.mcp is not None:
+            await enter(made.upstreams.mcp.run())
         self._stack.push_async_callback(made.upstreams.close)
         self._stack.callback(made.state.blobs.close)
         self._stack.callback(made.state.recordings.close)

@@ -25,6 +25,7 @@ an error, and nothing here changes while the engine runs.
 | `cache` | 64 MB of results, each for 300 s | the same | these bounds; `max_mb = 0`: none |
 | `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
 | `external_tools` | tools of others are dangerous | the same | except as these say |
+| `mcp_servers` | no tools of MCP servers | the same | the tools of these |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 
@@ -48,6 +49,7 @@ from fumehood.cache.settings import CacheSettings
 from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
+from fumehood.executors.mcp_settings import AllMcpServers
 from fumehood.identity.settings import AllPrincipals
 from fumehood.protocol.sockets import ConfigError as ConfigError
 from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
@@ -103,6 +105,7 @@ class Config(SocketSettings):
     secrets: AllSecrets = Field(default_factory=dict)
     web: WebSettings = WebSettings()
     external_tools: AllExternalTools = Field(default_factory=dict)
+    mcp_servers: AllMcpServers = Field(default_factory=dict)
 
     @field_validator("host_tools", "result_checkers", mode="before")
     @classmethod

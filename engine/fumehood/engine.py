@@ -34,6 +34,7 @@ from fumehood.core.errors import (
     ToolNotFound,
 )
 from fumehood.core.events import ErrorEvent, Event, ResultEvent, last_event
+from fumehood.core.finding import Finding
 from fumehood.core.identity import Principal, Scope, uid_principal_id
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import (
@@ -87,6 +88,7 @@ from fumehood.pipeline.tool_calls import FindTool, MessageCalls
 from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
+from fumehood.registry.index import RegisteredTool, Source
 from fumehood.registry.listing import (
     DEFAULT_LIMIT,
     Selection,
@@ -553,6 +555,7 @@ class Engine:
             versions=tuple(tool.definition.version for tool in versions),
             source=found.source.value,
             circuit=self._made.circuits.status_of(found.definition),
+            findings=self.findings(found),
         )
 
     def callable_tools(
@@ -578,6 +581,15 @@ class Engine:
             return state
         require_agent(principal, agent_id, self.agents.find(agent_id))
         return (*state, *self.agents.bindings(agent_id))
+
+    def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
+        """The rules that a tool breaks which protect the models that read it."""
+        if tool.source is Source.BUILTIN:  # a name like a built-in one's is the other's fault
+            return ()
+        from fumehood.registry.lint import poison  # its patterns take a while to compile
+
+        names = (other.definition.name for other in self._made.registry)
+        return tuple(poison(tool.definition.model_dump(mode="json"), names))
 
     def ready(self) -> Readiness:
         """Whether calls are served, and the limits that each wall in use enforces."""

@@ -44,6 +44,7 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/howto/keep-secrets-out-of-answers.md",
         "docs/howto/check-results.md",
         "docs/howto/use-it-from-an-mcp-client.md",
+        "docs/howto/review-definitions.md",
         pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
         pytest.param("docs/howto/give-a-result-in-parts.md", marks=pytest.mark.needs("landlock")),
         pytest.param(
@@ -131,6 +132,34 @@ def test_how_to_call_a_rest_api_runs_as_it_stands(
     assert paged["pagination"]["has_more"] is True
     assert upstream.requests[0].target == "/cities/Oslo.json?unit=celsius"
     assert upstream.requests[0].headers["authorization"] == "Bearer key-of-the-weather"
+
+
+@pytest.mark.row("D3")
+def test_how_to_use_an_mcp_server_runs_as_it_stands(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    page = "docs/howto/use-an-mcp-server.md"
+    content = (ROOT / page).read_text(encoding="utf-8")
+    (text,) = TOML.findall(content)
+    config = tmp_path / "config.toml"
+    config.write_text(text.replace("/srv", str(tmp_path)), encoding="utf-8")
+    environment = {**CLEAN_ENVIRONMENT, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"}
+    said: list[Any] = []
+    for language, mark, snippet in snippets(page):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            environment |= start_daemon(config=str(config)).environment
+            environment["PATH"] = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", snippet],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (snippet, done.stderr.decode())
+        said += [json.loads(done.stdout)] if done.stdout else []
+    shown = [json.loads(text) for text in JSON.findall(content)]
+    assert len(shown) == len(said) == 2
+    assert all(is_part_of(*pair) for pair in zip(shown, said, strict=True))
 
 
 @pytest.mark.row("T5", "E5")

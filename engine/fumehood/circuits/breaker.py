@@ -29,7 +29,9 @@ PORTS = {"https": 443, "http": 80}
 
 
 def upstream_of(tool: ToolDefinition) -> str | None:
-    """The service that a tool calls, as `host:port`; None if it calls none."""
+    """The service that a tool calls, as `host:port`, or its MCP server; None if it calls none."""
+    if tool.executor == "mcp":
+        return f"mcp:{tool.name.partition('__')[0]}"
     if tool.executor != "http" or tool.endpoint is None:
         return None
     parts = urlsplit(tool.endpoint)

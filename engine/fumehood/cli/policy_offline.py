@@ -76,7 +76,7 @@ class Offline:
     ) -> None:
         self._config = config
         secrets = SecretBindings(config.secrets, config.rest)
-        self._index = ToolIndex(secrets, ExternalTools(config.external_tools))
+        self._index = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
         for fault in discover(self._index, config.host_tools, private=(), web=config.web):
             warn(f"{fault.entry_point} was left out: {fault.reason}")
         if tools_directory is not None:
@@ -101,7 +101,7 @@ class Offline:
     def check(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
         """Load the policy, with notices of probable mistakes."""
         try:
-            return check_policy(path.absolute(), self.definitions())
+            return check_policy(path.absolute(), [*self.definitions(), *self._index.coming])
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 

@@ -1,4 +1,7 @@
-"""`fumehood tools …`: list, show, export, add, replace, remove, enable and disable tools."""
+"""`fumehood tools …`: list, show and export tools; add, replace, remove, enable and disable them.
+
+`care` has the commands that review definitions.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fumehood.cli.care import compare_tools, golden, lint_tools, show_findings
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
 from fumehood.cli.options import (
     AsJson,
@@ -23,6 +27,9 @@ tools = typer.Typer(help="The tools of the running engine.", no_args_is_help=Tru
 
 imports = typer.Typer(help="Definitions made from documents of other kinds.", no_args_is_help=True)
 tools.add_typer(imports, name="import")
+tools.add_typer(golden, name="golden")
+tools.command("lint")(lint_tools)
+tools.command("compat")(compare_tools)
 
 DefinitionFile = Annotated[Path, typer.Argument(help="A file with the definition as JSON.")]
 Pinned = Annotated[str, typer.Argument(help="name@version")]
@@ -64,6 +71,7 @@ def show_tool(
     if details.circuit is not None:  # not on stdout, where the definition can be used again
         words = circuit_words(details.circuit)
         typer.echo(f"circuit to {details.circuit.upstream}: {words}", err=True)
+    show_findings(details.findings)
 
 
 @tools.command("export")
@@ -109,7 +117,7 @@ def add(
     """Register one version of a REST or MCP tool. Needs a credential with admin."""
     document = _read(file)
     with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.tools.add(document)
+        show_findings(client.tools.add(document).findings)
 
 
 @tools.command("replace")
@@ -123,7 +131,7 @@ def replace(
     require_tool_name(name)
     document = _read(file)
     with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.tools.replace(name, document)
+        show_findings(client.tools.replace(name, document).findings)
 
 
 @tools.command("remove")

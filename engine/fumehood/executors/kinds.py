@@ -13,6 +13,7 @@ from fumehood.executors.decision import DecisionExecutor
 from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
 from fumehood.executors.fetch import FetchExecutor
 from fumehood.executors.function import FunctionExecutor
+from fumehood.executors.mcp import McpExecutor
 from fumehood.executors.program import ProgramExecutor
 from fumehood.executors.rest import RestExecutor
 from fumehood.executors.workspace import WorkspaceExecutor
@@ -25,6 +26,7 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
         DECISION: DecisionExecutor(),
         "http": RestExecutor(),
         "http:fetch": FetchExecutor(),
+        "mcp": McpExecutor(),
         "workspace:read": WorkspaceExecutor("read"),
         "workspace:write": WorkspaceExecutor("write"),
         "workspace:list": WorkspaceExecutor("list"),
@@ -44,12 +46,6 @@ def executor_of(tool: ToolDefinition) -> Executor:
     executor = EXECUTORS.get(tool.executor)
     if executor is not None:
         return executor
-    if tool.executor == "mcp":
-        raise SandboxUnavailable(
-            f"This version has no executor {tool.executor!r}: the tool {tool.name} is registered "
-            "but cannot be called yet. Do not retry.",
-            retryable=False,
-        )
     raise SandboxUnavailable(
         f"This version has no sandbox for the executor {tool.executor!r}, and never falls back "
         "to a weaker one.",

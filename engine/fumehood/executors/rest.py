@@ -158,14 +158,15 @@ async def perform(
         found = await read(answer, values)
         outcome = replace(outcome, data=found.data, whole_fields=found.whole_fields)
     except EngineError as error:
-        outcome = _failed(outcome, error, attempt, tool)
+        outcome = concluded(outcome, error, attempt, tool)
     network_ms = (time.monotonic() - started) * 1e3
     return replace(outcome, network_ms=network_ms, redacted=values.count)
 
 
-def _failed(
+def concluded(
     outcome: Outcome, error: EngineError, attempt: Attempt, tool: ToolDefinition
 ) -> Outcome:
+    """The outcome with an error, which says whether the call may be repeated."""
     error.was_sent = attempt.was_sent
     if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
         _advise(error, tool)
@@ -316,7 +317,7 @@ async def relay_request(run: ToolRun, traceparent: str) -> Outcome:
             )
             outcome = replace(outcome, data={"status": answer.status})
         except EngineError as error:
-            outcome = _failed(outcome, error, attempt, tool)
+            outcome = concluded(outcome, error, attempt, tool)
     except BaseException:
         if run.handle.is_cancelled:
             with anyio.CancelScope(shield=True):

@@ -37,6 +37,8 @@ from fumehood.registry.web import WebSettings
 if TYPE_CHECKING:
     import httpcore2
 
+    from fumehood.executors.mcp_servers import McpServers
+
 MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
 READ_AT_ONCE = 32
@@ -130,6 +132,8 @@ class Upstreams:
         settings = settings or RestSettings()
         self.stream_bytes = settings.stream_kb * 1024
         """The most of an answer that is relayed."""
+        self.mcp: McpServers | None = None
+        """The MCP servers of the configuration; `compose` sets it."""
         self._allowed_hosts = settings.allowed_hosts
         self._setting = "rest.allowed_hosts"
         self._only_hosts: tuple[str, ...] | None = None

@@ -34,15 +34,17 @@ def check_rules(
     names: Collection[tuple[str, str]],
     definitions: Collection[ToolDefinition],
     report: Report,
+    coming: tuple[str, ...] = (),
 ) -> None:
     """Report every fault of the rules among themselves and against the tools.
 
-    `names` has the name and version of every tool. Without `definitions`, the tools' categories,
-    tags and arguments are not checked.
+    `names` has the name and version of every tool, `coming` how those begin of tools that are
+    listed later: a rule that names one is not checked against the tools. Without `definitions`,
+    the tools' categories, tags and arguments are not checked.
     """
     tools = _Tools(names, definitions)
     for number, rule in enumerate(rules):
-        is_known = _check_tools(number, rule, tools, report)
+        is_known = _check_tools(number, rule, tools, report, coming)
         is_checked = is_known and len(definitions) == len(names) and not _names_external(rule)
         if is_checked and definitions:
             _check_definitions(number, rule, definitions, report)
@@ -77,11 +79,15 @@ def _names_external(rule: Rule) -> bool:
     return any(pattern.startswith(EXTERNAL) for pattern in rule.tools or ())
 
 
-def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool:
+def _check_tools(
+    number: int, rule: Rule, tools: _Tools, report: Report, coming: tuple[str, ...]
+) -> bool:
     """Whether every entry of `tools` matches a registered tool."""
     unknown = [pattern for pattern in rule.tools or () if not tools.has(pattern)]
     for pattern in unknown:
         name = pattern.partition("@")[0]
+        if name.startswith(coming):
+            continue
         if name in tools.versions:
             known = ", ".join(sorted(tools.versions[name])[:10])
             hint = f"; {name} has {known}"

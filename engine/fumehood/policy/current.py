@@ -17,9 +17,8 @@ import anyio.to_thread
 
 from fumehood.core.errors import InvalidParams
 from fumehood.core.identity import Principal
-from fumehood.core.tool import ToolDefinition
 from fumehood.observe.log import Logger, log_fault
-from fumehood.policy.loader import PolicyFile
+from fumehood.policy.loader import Known, PolicyFile
 from fumehood.policy.model import (
     CallFacts,
     ExplainWish,
@@ -127,9 +126,10 @@ class CurrentPolicy:
         """
         return self.gate.explain(self._facts_of(query))
 
-    def _definitions(self) -> Iterable[ToolDefinition]:
+    def _definitions(self) -> Iterable[Known]:
         names = [tool.definition.name for tool in self._registry]
-        return [tool.definition for name in names for tool in self._registry.versions(name)]
+        found = [tool.definition for name in names for tool in self._registry.versions(name)]
+        return [*found, *self._registry.coming]
 
     def _use(self, policy: Policy, by: str) -> bool:
         """Put a policy in force; whether it differs from the one before."""

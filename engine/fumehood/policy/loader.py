@@ -24,6 +24,8 @@ from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_va
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
 
 Known = ToolDefinition | tuple[str, str]
+"""A tool, or its name and version; without a version how the names of tools begin that are listed
+later."""
 """A registered tool: its definition, or its name and version if only those are known."""
 
 SUFFIXES = (".toml", ".yaml", ".yml")
@@ -64,10 +66,16 @@ def _parsed(
     found.check_ids()
     definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
     names = [_name(tool) for tool in given]
+    coming = tuple(name for name, version in names if not version)
+    names = [name for name in names if name[1]]
     numbers, rules = list(shaped), list(shaped.values())
     # Also with invalid rules: the author wants every fault at once.
     check_rules(
-        rules, names, definitions, lambda at, place, words: found.add(numbers[at], place, words)
+        rules,
+        names,
+        definitions,
+        lambda at, place, words: found.add(numbers[at], place, words),
+        coming,
     )
     found.raise_if_any()
     notices = found.beside()

@@ -31,9 +31,7 @@ from fumehood.core.tool import (
 )
 from fumehood.registry.schema_faults import schema_faults
 
-EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch")
-EXECUTORS_TO_COME = ("mcp",)
-"""Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
+EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch", "mcp")
 
 
 class InvalidDefinition(InvalidParams):
@@ -170,7 +168,7 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
     if kind == "BUILTIN" and not document.get("executor"):
         faults.append("executor: a tool of type BUILTIN must say how it runs")
-    if executor not in (*EXECUTORS_HERE, *EXECUTORS_TO_COME):
+    if executor not in EXECUTORS_HERE:
         faults.append(f"executor: {executor!r} is not enforced by this version")
     if executor in ARGUMENTS:
         faults += _program_faults(document, executor, sandboxed)
@@ -490,6 +488,11 @@ def _header_place_faults(headers: Any, parameters: Any) -> Iterator[str]:
 def is_header_value(value: str) -> bool:
     """Whether a header can have this value."""
     return len(value) <= MAX_HEADER_VALUE and _HEADER_VALUE.fullmatch(value) is not None
+
+
+def is_credential_name(name: str) -> bool:
+    """Whether a variable or header of this name probably holds a credential."""
+    return _CREDENTIAL_NAME.search(name) is not None
 
 
 def _is_literal_credential(name: str, value: str) -> bool:

@@ -36,6 +36,7 @@ class Source(StrEnum):
     API = "api"
     EXTERNAL = "external"
     """None of the registered tools: its caller runs it."""
+    MCP = "mcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,14 @@ class ToolIndex:
         self,
         secrets: SecretBindings = NO_SECRETS,
         external: Callable[[str], RegisteredTool] | None = None,
+        mcp_servers: Iterable[str] = (),
     ) -> None:
         self.secrets = secrets
         self.changes = 0
         """Grows with every change."""
         self._external = external
+        self.coming = tuple((f"{server}__", "") for server in mcp_servers)
+        """How the names begin of tools that are listed later, as a policy knows tools."""
         self._now = _Tools()
 
     def register(

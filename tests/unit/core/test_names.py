@@ -180,7 +180,7 @@ def test_every_language_has_an_image_that_the_operator_can_choose() -> None:
 
 
 def test_every_kind_of_tool_that_can_be_registered_has_an_executor() -> None:
-    assert EXECUTORS.keys() == {*ARGUMENTS, "function", "http", "http:fetch", DECISION}
+    assert EXECUTORS.keys() == {*ARGUMENTS, "function", "http", "http:fetch", "mcp", DECISION}
 
 
 # -- Paths of a workspace ------------------------------------------------------------------

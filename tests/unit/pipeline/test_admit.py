@@ -620,15 +620,17 @@ async def test_dry_run_tells_of_a_wall_that_is_not_there() -> None:
 
 @pytest.mark.row("P12", "S1", "T5")
 async def test_dry_run_says_that_an_executor_is_not_there_yet() -> None:
-    document = expression_document(type="MCP", executor=None)
-    document = {key: value for key, value in document.items() if value is not None}
-    resolved = ResolvedCall(request(), registered(ToolDefinition.model_validate(document)), ())
+    tool = registered(ToolDefinition.model_validate(expression_document()))
+    cobol = tool.definition.model_copy(
+        update={"executor": "code:cobol"}
+    )  # no source has such a one
+    resolved = ResolvedCall(request(), replace(tool, definition=cobol), ())
     permitted = PermittedCall(
         ValidatedCall(resolved, {}, ()), OWNER, by_default(resolved.tool.definition)
     )
     said = (await dry_run(permitted, Walls(interpreter=FakeWall()))).data
     assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
-    assert "no executor 'mcp'" in said["placement"]["why"]
+    assert "no sandbox for the executor 'code:cobol'" in said["placement"]["why"]
 
 
 @pytest.mark.row("P12", "T5")

@@ -603,3 +603,16 @@ def test_tools_of_one_notice_are_counted_beyond_three() -> None:
     note_rules(policy.rules, tools, lambda _n, _p, words: noted.append(words))
     assert len(noted) == 1
     assert noted[0].startswith("t0, t1, t2 and 2 more tools: each takes no argument")
+
+
+@pytest.mark.row("D3")
+def test_a_rule_may_name_tools_of_an_mcp_server_before_they_are_listed() -> None:
+    tools = [tool(), ("clock__", "")]
+    for entry in ("clock__stop", "clock__*", "clock__stop@1.0.0"):
+        assert parse_policy("p.toml", (DENY + f'tools = ["{entry}"]').encode(), tools).rules
+    for entry in ("clocks__stop", "clock_stop", "other__stop"):
+        with pytest.raises(PolicyError, match="no registered tool matches"):
+            parse_policy("p.toml", (DENY + f'tools = ["{entry}"]').encode(), tools)
+    misspelt = DENY + 'tools = ["send_mail"]\n[[rules.when]]\nargument = "/tto"\nprefix = "a"\n'
+    with pytest.raises(PolicyError, match="takes the argument"):  # others are checked as before
+        parse_policy("p.toml", misspelt.encode(), tools)

@@ -165,7 +165,8 @@ async def show_tool(engine: Engine, name: ToolName) -> ToolDetails:
 @endpoint("POST", "/v1/tools", Needs.ADMIN, errors=[IdempotencyConflict])
 async def register_tool(engine: Engine, caller: Principal, body: RawDefinition) -> ChangedTools:
     """Add one version of a REST or MCP tool."""
-    return _changed([await engine.registrations.register(body, by=caller, now=engine.now())])
+    tool = await engine.registrations.register(body, by=caller, now=engine.now())
+    return _changed(engine, [tool])
 
 
 @endpoint("PUT", "/v1/tools/{name}", Needs.ADMIN, errors=[ToolNotFound, PermissionDenied])
@@ -175,7 +176,7 @@ async def replace_tool(
     """Replace the definition of a registered version."""
     tool_name, version = _pinned(name)
     tool = await engine.registrations.replace(tool_name, version, body, by=caller, now=engine.now())
-    return _changed([tool])
+    return _changed(engine, [tool])
 
 
 @endpoint(
@@ -210,7 +211,7 @@ async def _switch(
     tools = await engine.registrations.switch(
         name, version or None, is_active=is_active, by=by, now=engine.now()
     )
-    return _changed(tools)
+    return _changed(engine, tools)
 
 
 def _pinned(reference: str) -> tuple[str, str]:
@@ -220,9 +221,14 @@ def _pinned(reference: str) -> tuple[str, str]:
     return name, version
 
 
-def _changed(tools: Iterable[RegisteredTool]) -> ChangedTools:
+def _changed(engine: Engine, tools: Iterable[RegisteredTool]) -> ChangedTools:
     items = tuple(
-        ToolWithSource(**dict(tool.definition), source=tool.source.value) for tool in tools
+        ToolWithSource(
+            **dict(tool.definition),
+            source=tool.source.value,
+            findings=engine.findings(tool),
+        )
+        for tool in tools
     )
     return ChangedTools(items=items)
 

@@ -10,7 +10,7 @@ import copy
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fumehood.core.errors import EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
@@ -25,6 +25,7 @@ from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.container.host_check import Unfit
 from fumehood.sandbox.container.image_catalog import ImageCatalog, ImageFound
 from fumehood.sandbox.container.pool_state import Kind, Listener
+from fumehood.sandbox.container.program import ContainerProgram
 from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.spec import ContainerSpec
@@ -89,7 +90,8 @@ class ContainerFactory:
         self._lacking: frozenset[Limit] | None = None
         """The limits that the last insufficient container enforced."""
         self.unsettled: set[str] = set()
-        """Containers that are being made, or that failed and are being removed."""
+        """Containers that are being made, that failed and are being removed, or that hold one of
+        the operator's programs."""
         self.failed_starts = 0
         """In a row; where only the guest of an image other than the first did not start, that
         image's fault is not the wall's."""
@@ -158,6 +160,20 @@ class ContainerFactory:
             raise self._failed(spec, error) from None
         self.unsettled.discard(spec.name)
         return container
+
+    async def open_program(
+        self, command: tuple[str, ...], env: Mapping[str, str], image: str, memory_mb: int
+    ) -> ContainerProgram:
+        """Start a program in a container of its own. Raises SandboxUnavailable."""
+        self._numbers += 1
+        spec = self._spec(Kind(image, memory_mb), self._image(image), self._numbers)
+        self.unsettled.add(spec.name)
+
+        async def remove() -> None:
+            await self._reaper.remove(spec.name)
+            self.unsettled.discard(spec.name)
+
+        return await ContainerProgram.start(self._docker, spec, command, env, remove)
 
     async def remove(self, name: str) -> None:
         """Returns when it is gone."""

@@ -12,6 +12,7 @@ masked and read-only paths below /proc and /sys, its AppArmor profile where ther
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fumehood.core.json_types import JsonObject
@@ -48,6 +49,8 @@ GVISOR_PROCESSES = 1024
 each of the program's, and memory. Inside, that kernel counts the program's own."""
 
 WORKSPACE = "/workspace"
+PROGRAM_USER = "10001:10001"
+"""As the guest's children."""
 
 INODES_PER_MB = 32
 MIN_INODES = 1024
@@ -135,6 +138,20 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
         "NetworkDisabled": True,
         "HostConfig": _host_config(spec),
     }
+
+
+def program_body(
+    spec: ContainerSpec, command: tuple[str, ...], env: Mapping[str, str]
+) -> JsonObject:
+    """The body for a program that the operator configured, without the guest: it is an
+    unprivileged user without capabilities from the start."""
+    body = create_body(spec, command)
+    body["HostConfig"]["CapAdd"] = []
+    own = [f"{name}={value}" for name, value in env.items()]
+    env_before: list[str] = [f"HOME={WORKSPACE}", *body["Env"]]
+    return {
+        **body, "Cmd": [], "User": PROGRAM_USER, "WorkingDir": WORKSPACE, "Env": env_before + own,
+    }  # fmt: skip
 
 
 def guest_config(spec: ContainerSpec) -> JsonObject:

@@ -7,7 +7,7 @@ are refused. Invariant: a missing image refuses the calls that need it, and no o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -29,6 +29,7 @@ from fumehood.sandbox.container.image_catalog import FindImage, ImageCatalog
 from fumehood.sandbox.container.monitor import DockerMonitor, unavailable
 from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
 from fumehood.sandbox.container.pool_state import Kind, PoolEntry
+from fumehood.sandbox.container.program import ContainerProgram
 from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.spec import GUEST_COMMAND
@@ -273,6 +274,18 @@ class ContainerWall(HasImages):
             )
         self._held[held.name] = held
         return held
+
+    async def open_program(
+        self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int
+    ) -> ContainerProgram:
+        """Start a program that the operator configured, in a container of its own.
+
+        Raises:
+            ImageMissing: the image is not there.
+            SandboxUnavailable: Docker is not there, or failed.
+        """
+        await self.until_known(image)
+        return await self._factory.open_program(command, env, image, memory_mb)
 
     # -- inside -----------------------------------------------------------------
 

@@ -1,0 +1,176 @@
+"""Golden sequences: calls with their arguments and recorded answers, in one file.
+
+Client side. `record` and `check` are for a registry that changes; `Cassette` is for an agent's own
+tests, which it gives the recorded answers without an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fumehood.core.envelope import Envelope
+from fumehood.core.json_types import JsonObject
+from fumehood.core.keywords import CallKeywords
+from fumehood.protocol import strict_json
+
+if TYPE_CHECKING:
+    from fumehood.client import Client
+
+
+class GoldenCall(BaseModel):
+    """One call, and its answer once it was recorded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tool: str
+    arguments: JsonObject = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict)
+    answer: Envelope | None = None
+
+
+class GoldenFile(BaseModel):
+    """A sequence of calls."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    golden: int = Field(default=1, ge=1, le=1)
+    """The version of the format."""
+
+    calls: tuple[GoldenCall, ...] = ()
+
+
+def read_golden(path: Path) -> GoldenFile:
+    """Read a sequence.
+
+    Raises:
+        ValueError: the file cannot be read, or is none.
+    """
+    try:
+        return GoldenFile.model_validate(strict_json.loads(path.read_bytes()))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise ValueError(f"{path} is no golden sequence: {where}: {first['msg']}.") from None
+    except strict_json.StrictJsonError as error:
+        raise ValueError(f"{path} is {error}.") from None
+
+
+def write_golden(path: Path, calls: list[GoldenCall]) -> None:
+    """Write a sequence; a reader of the file sees the old one or the new one."""
+    text = GoldenFile(calls=tuple(calls)).model_dump_json(indent=2) + "\n"
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:
+    """Make the calls, and keep their answers."""
+    return [
+        each.model_copy(
+            update={"answer": client.call(each.tool, each.arguments, **_keywords(each))}
+        )
+        for each in calls
+    ]
+
+
+def check(client: Client, calls: tuple[GoldenCall, ...], *, run: bool) -> Iterator[str]:
+    """The differences between the recorded answers and the engine's.
+
+    Without `run` each call is a dry run: it must still be possible. With it, calls run again, and
+    success, error code and data must be equal.
+    """
+    for number, each in enumerate(calls, 1):
+        options = _keywords(each)
+        if not run:
+            options["dry_run"] = True
+        now = client.call(each.tool, each.arguments, **options)
+        place, before = f"call {number} ({each.tool})", each.answer
+        code, code_before = (e.error.code if e and e.error else "OK" for e in (now, before))
+        if not run and now.error is not None and code != code_before:
+            yield f"{place}: {code}: {now.error.message}"
+        elif run and code != code_before:
+            yield f"{place}: was {code_before}, is {code}"
+        elif run and before is not None and now.data != before.data:
+            fields = {*now.data, *before.data}
+            differing = sorted(f for f in fields if now.data.get(f) != before.data.get(f))
+            yield f"{place}: data differs in {', '.join(differing)}"
+
+
+def _keywords(call: GoldenCall) -> CallKeywords:
+    return CallKeywords(**call.options)  # type: ignore[typeddict-item,no-any-return]  # the client checks
+
+
+class UnexpectedCall(AssertionError):
+    """An agent made another call than the recorded one, or too few."""
+
+
+class Cassette:
+    """A golden file in the place of a client: `call` gives the recorded answers in their order.
+
+    With a client, the calls are made and recorded, and the file is written at the end. Calls are
+    compared by tool and arguments.
+    """
+
+    def __init__(self, path: Path | str, client: Client | None = None) -> None:
+        self._path = Path(path)
+        self._client = client
+        self._recorded: list[GoldenCall] = []
+        self._left = [] if client is not None else list(read_golden(self._path).calls)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:
+            self.finish()
+
+    def call(
+        self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
+    ) -> Envelope:
+        """Make or replay one call.
+
+        Raises:
+            UnexpectedCall: the recorded sequence has another call here.
+        """
+        if self._client is None:
+            return self._replay(tool, arguments or {})
+        answer = self._client.call(tool, arguments, **options)
+        self._keep(tool, arguments, options, answer)
+        return answer
+
+    def finish(self) -> None:
+        """Write what was recorded, or require that every recorded call was made.
+
+        Raises:
+            UnexpectedCall: recorded calls were not made.
+        """
+        if self._recorded:
+            write_golden(self._path, self._recorded)
+        if self._left:
+            names = ", ".join(each.tool for each in self._left[:5])
+            raise UnexpectedCall(f"{len(self._left)} recorded calls were not made: {names}")
+
+    def _keep(self, tool: str, arguments: Any, options: Any, answer: Envelope) -> None:
+        call = GoldenCall(
+            tool=tool, arguments=arguments or {}, options=dict(options), answer=answer
+        )
+        self._recorded.append(call)
+
+    def _replay(self, tool: str, arguments: JsonObject) -> Envelope:
+        wanted = self._left[0] if self._left else None
+        made = f"{tool} {arguments}"[:500]
+        if wanted is None:
+            raise UnexpectedCall(f"no more calls are recorded, but {made} was made")
+        if (wanted.tool, wanted.arguments) != (tool, arguments):
+            recorded = f"{wanted.tool} {wanted.arguments}"[:500]
+            raise UnexpectedCall(f"recorded is {recorded}, but {made} was made")
+        if wanted.answer is None:
+            raise UnexpectedCall(f"{made} has no recorded answer; run `tools golden record`")
+        self._left.pop(0)
+        return wanted.answer

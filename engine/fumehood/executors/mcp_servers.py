@@ -1,0 +1,396 @@
+"""The MCP servers of the configuration: their lives, and their tools in the registry.
+
+Host side, one task for each server, beside the watched files. A server that cannot be reached or
+dies is started again after a growing pause; its last known tools stay registered meanwhile, and
+their calls are refused as retryable. Invariants: a server's words decide nothing about a tool but
+its name, description and schemas; a tool whose description attacks models is dangerous, whatever
+the configuration says; a name that another source has is left to that source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from fumehood.core.errors import EngineError, NetworkError
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition, ToolType
+from fumehood.executors.mcp_settings import SEPARATOR, McpServerSettings
+from fumehood.executors.mcp_wire import (
+    MAX_MESSAGE,
+    MODERN,
+    HostProgram,
+    HttpWire,
+    Lost,
+    Request,
+    RpcError,
+    Streams,
+    Wire,
+    served,
+)
+from fumehood.executors.upstreams import BodyTooLarge, Upstreams
+from fumehood.observe.log import Logger, log_fault
+from fumehood.protocol import strict_json
+from fumehood.protocol.files import one_line
+from fumehood.redaction.redactor import Redactor
+from fumehood.redaction.secret_values import SecretValues
+from fumehood.registry.definitions import InvalidDefinition, is_credential_name
+from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
+from fumehood.registry.registrations import Registrations
+from fumehood.sandbox.wall import Wall
+
+GREETING_S = 12.0
+LIST_S = 20.0
+POLL_S = 10.0
+"""Between two lists of an HTTP server, which has no channel of its own for changes."""
+
+CHANGE_PAUSE_S = 1.0
+"""Between two lists of a program."""
+
+MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
+STABLE_S = 30.0
+"""After which a server that dies is started again at once."""
+
+MAX_TOOLS = 1000
+MAX_PAGES = 50
+MAX_LOGGED, MAX_LOGGED_AT_ONCE = 10_000, 20
+MAX_NAME = 64
+MAX_DEFINITION = 128 * 1024
+
+OpenContainer = Callable[..., Awaitable[Streams]]
+
+
+class McpServers:
+    """All servers of an engine. `run` is an asynchronous context: they live within it."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, McpServerSettings],
+        registry: ToolIndex,
+        registrations: Registrations,
+        upstreams: Upstreams,
+        redactor: Redactor,
+        container: Wall,
+        log: Logger,
+    ) -> None:
+        self._registry = registry
+        self._registrations = registrations
+        self._log = log
+        self._tools: dict[str, list[RegisteredTool]] = {}
+        self._logged: set[tuple[str, str, str]] = set()
+        self.servers = {
+            name: McpServer(name, each, upstreams, redactor, container, self._put, log)
+            for name, each in settings.items()
+        }
+
+    def of_tool(self, name: str) -> McpServer | None:
+        """The server that has a tool; None if none is configured."""
+        return self.servers.get(name.partition(SEPARATOR)[0])
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Keep every server alive."""
+        async with anyio.create_task_group() as group:
+            for server in self.servers.values():
+                group.start_soon(server.follow)
+            try:
+                yield
+            finally:
+                group.cancel_scope.cancel()
+
+    def _put(self, server: str, tools: list[RegisteredTool], faults: dict[str, str]) -> None:
+        """Replace the tools of one server."""
+        self._tools[server] = []
+        for tool in tools:
+            name = tool.definition.name
+            owner = self._registry.owner(name, but=Source.MCP)
+            if owner is None:
+                self._tools[server].append(tool)
+            else:
+                faults[name] = f"left out: the name belongs to another source ({owner.value})"
+        self._log_faults(server, faults)
+        every = [tool for name in sorted(self._tools) for tool in self._tools[name]]
+        self._registry.replace_source(Source.MCP, every)
+        self._registrations.apply_switches()
+        self._log.info("mcp.tools_listed", server=server, tools=len(self._tools[server]))
+
+    def _log_faults(self, server: str, faults: dict[str, str]) -> None:
+        """Log what is wrong with its tools: each fault once, and only so many of them."""
+        if len(self._logged) > MAX_LOGGED:
+            self._logged.clear()
+        for name, why in list(faults.items())[:MAX_LOGGED_AT_ONCE]:
+            if (server, name, why) not in self._logged:
+                self._logged.add((server, name, why))
+                self._log.warning("mcp.tool_fault", server=server, tool=name, fault=why)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The tools of a server, their own names by the engine's, and their faults."""
+
+    own_names: dict[str, str]
+    tools: list[RegisteredTool]
+    faults: dict[str, str]
+
+
+class McpServer:
+    """One server."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: McpServerSettings,
+        upstreams: Upstreams,
+        redactor: Redactor,
+        container: Wall,
+        put: Callable[[str, list[RegisteredTool], dict[str, str]], None],
+        log: Logger,
+    ) -> None:
+        self.name = name
+        self._settings = settings
+        self._upstreams = upstreams
+        self._redactor = redactor
+        self._container = container
+        self._put = put
+        self._log = log
+        self._wire: Wire | None = None
+        self._own_names: dict[str, str] = {}
+        self._found: list[Any] | None = None
+        """Its last list, as it came."""
+        self._why = "it has not answered yet"
+        self._skip_probe = False
+        for key, value in settings.env.items():
+            if is_credential_name(key):
+                redactor.learn(value.get_secret_value())
+
+    async def call(self, tool: str, arguments: JsonObject, request: Request) -> JsonObject:
+        """Call one of its tools.
+
+        Raises:
+            NetworkError: it does not run, or died.
+            RpcError, BodyTooLarge, EngineError: there is no result.
+        """
+        wire, own = self._wire, self._own_names.get(tool)
+        if wire is None or own is None:
+            raise NetworkError(
+                f"The MCP server {self.name} does not run now, or has this tool no longer. Nothing "
+                "was sent. Repeat the call later."
+            )
+        params = {"name": own, "arguments": arguments, "_meta": request.params}
+        try:
+            return await wire.ask("tools/call", params, request)
+        except Lost:
+            when = "during" if request.attempt.was_sent else "before"
+            raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
+
+    async def follow(self) -> None:
+        """Start it, list its tools, follow their changes; forever."""
+        pause_s = MIN_PAUSE_S
+        while True:
+            began = time.monotonic()
+            try:
+                await self._live()
+            except (Lost, RpcError, EngineError, BodyTooLarge, OSError, TimeoutError) as fault:
+                self._why = self._in_words(fault)
+            except Exception as fault:
+                self._why = "the engine failed"
+                log_fault(self._log, "mcp.failed", fault)
+            finally:
+                self._wire = None
+            if time.monotonic() - began > STABLE_S:
+                pause_s = MIN_PAUSE_S
+            self._log.warning(
+                "mcp.server_lost", server=self.name, reason=self._why, retry_in_s=pause_s
+            )
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, MAX_PAUSE_S)
+
+    def _in_words(self, fault: Exception) -> str:
+        if isinstance(fault, TimeoutError):
+            return "it did not answer in time"
+        text = fault.message if isinstance(fault, EngineError | RpcError) else str(fault)
+        return one_line(self._redactor.text(text[:500])[0]) or type(fault).__name__
+
+    async def _live(self) -> None:
+        """One life of the server. Raises when it ends."""
+        if self._settings.url is not None:
+            wire = HttpWire(
+                self._settings.url, self._plain_headers(), self._upstreams, self._secret_headers
+            )
+            await self._greet(wire)
+            while True:
+                await anyio.sleep(POLL_S)
+                await self._list(wire)
+        streams = await self._start()
+        async with served(streams) as (stream_wire, reading):
+            following = asyncio.ensure_future(self._follow_changes(stream_wire))
+            try:
+                await asyncio.wait({reading, following}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    await following  # which never ends but by an error
+            finally:
+                following.cancel()
+                await asyncio.wait({following})
+                if not following.cancelled():
+                    following.exception()
+            why, said = reading.result(), streams.said.decode("utf-8", "replace").strip()[-300:]
+            self._skip_probe = stream_wire.version is None and not self._skip_probe
+            raise Lost(f"{why}; it said: {said}" if said else why)
+
+    async def _start(self) -> Streams:
+        env = {name: value.get_secret_value() for name, value in self._settings.env.items()}
+        if self._settings.place == "host":
+            return await HostProgram.start(self._settings.command, env)
+        opened = getattr(self._container, "open_program", None)
+        if opened is None:
+            raise Lost("this engine has no containers")
+        given = self._settings
+        return await opened(given.command, env, image=given.image, memory_mb=given.memory_mb)  # type: ignore[no-any-return]
+
+    async def _follow_changes(self, wire: Wire) -> None:
+        await self._greet(wire)
+        listening = asyncio.ensure_future(self._listen(wire))
+        try:
+            while True:
+                await wire.changed.wait()
+                wire.changed.clear()
+                await self._list(wire)
+                await anyio.sleep(CHANGE_PAUSE_S)  # a server that says so all the time
+        finally:
+            listening.cancel()
+
+    async def _listen(self, wire: Wire) -> None:
+        if wire.version == MODERN:
+            with contextlib.suppress(RpcError, Lost):  # one that offers no changes
+                await wire.ask(
+                    "subscriptions/listen", {"notifications": {"toolsListChanged": True}}
+                )
+
+    async def _greet(self, wire: Wire) -> None:
+        with anyio.fail_after(GREETING_S):
+            await wire.negotiate(skip_probe=self._skip_probe)
+        await self._list(wire)
+        self._wire = wire
+        self._log.info("mcp.server_ready", server=self.name, version=wire.version)
+
+    async def _list(self, wire: Wire) -> None:
+        """List its tools, and register them."""
+        found: list[Any] = []
+        params: JsonObject = {}
+        size = 0
+        with anyio.fail_after(LIST_S):
+            for _ in range(MAX_PAGES):
+                page = await wire.ask("tools/list", params)
+                items = page.get("tools")
+                found += items if isinstance(items, list) else []
+                size += len(strict_json.dumps(items))
+                if size > MAX_MESSAGE:
+                    raise Lost(f"it lists tools of over {MAX_MESSAGE} bytes")
+                cursor = page.get("nextCursor")
+                if not isinstance(cursor, str) or len(found) >= MAX_TOOLS:
+                    break
+                params = {"cursor": cursor}
+        if found == self._found:
+            return
+        self._found = found
+        listed = await anyio.to_thread.run_sync(self._read_tools, found[:MAX_TOOLS])
+        self._own_names = listed.own_names
+        self._put(self.name, listed.tools, listed.faults)
+
+    def _read_tools(self, found: list[Any]) -> Listed:
+        """Make tools of the server's. In a thread: checking many schemas takes a while."""
+        listed = Listed({}, [], {})
+        for each in found:
+            own = each.get("name") if isinstance(each, dict) else None
+            if not isinstance(own, str) or not own:
+                listed.faults[""] = "left out: a tool without a name"
+                continue
+            name = engine_name(self.name, own)
+            if name in listed.own_names:
+                listed.faults[own[:80]] = f"left out: another of its tools is {name}, too"
+                continue
+            try:
+                tool = self._tool(name, own, each, listed.faults)
+            except InvalidDefinition as fault:
+                listed.faults[name] = f"left out: {'; '.join(fault.faults)[:500]}"
+                continue
+            listed.own_names[name] = own
+            listed.tools.append(tool)
+        return listed
+
+    def _tool(
+        self, name: str, own: str, listed: JsonObject, noted: dict[str, str]
+    ) -> RegisteredTool:
+        """Raises InvalidDefinition."""
+        if len(strict_json.dumps(listed)) > MAX_DEFINITION:
+            raise InvalidDefinition(name, [f"definition: over {MAX_DEFINITION} bytes"])
+        from fumehood.registry.lint import poison  # its patterns take a while to compile
+
+        text = str(listed.get("description") or listed.get("title") or f"The tool {own}.")
+        document: JsonObject = {
+            "name": name,
+            "type": ToolType.MCP.value,
+            "description": text[:10_000].encode("utf-8", "replace").decode(),
+            "parameters": listed.get("inputSchema"),
+            "endpoint": self._settings.url,
+        }
+        promised = listed.get("outputSchema")
+        if isinstance(promised, dict) and promised.get("type") == "object":
+            document["output_schema"] = promised
+        findings = poison(document)
+        document["dangerous"] = own not in self._settings.harmless or bool(findings)
+        tool = tool_of_document(document, Source.MCP)
+        if findings:
+            rules = sorted({finding.rule for finding in findings})
+            noted[name] = f"dangerous, because its definition attacks models: {', '.join(rules)}"
+        if self._settings.place == "host" and self._settings.url is None:
+            definition = tool.definition.model_copy(update={"sandboxed": False})
+            return replace(tool, definition=definition)
+        return tool
+
+    def _plain_headers(self) -> dict[str, str]:
+        given = self._settings.headers.items()
+        return {name: value for name, value in given if not SECRET_REFERENCE.search(value)}
+
+    async def _secret_headers(self) -> tuple[tuple[tuple[str, str], ...], SecretValues]:
+        """The headers with secrets, which are bound to the name of the server."""
+        headers = {
+            name: value
+            for name, value in self._settings.headers.items()
+            if SECRET_REFERENCE.search(value)
+        }
+        if not headers:
+            return (), SecretValues()
+        asker = ToolDefinition(
+            name=self.name.replace("-", "_"), type=ToolType.MCP, description="An MCP server.",
+            endpoint=self._settings.url, headers=headers,
+        )  # fmt: skip
+        secrets = await anyio.to_thread.run_sync(
+            self._upstreams.secrets.values, asker,
+            abandon_on_cancel=True, limiter=self._upstreams.reading,
+        )  # fmt: skip
+        for value in secrets.values():
+            self._redactor.learn(value)
+        filled = tuple(
+            (name, SECRET_REFERENCE.sub(lambda found: secrets[found[1]], value))
+            for name, value in headers.items()
+        )
+        return filled, SecretValues(secrets.values())
+
+
+def engine_name(server: str, own: str) -> str:
+    """The engine's name of a server's tool: other characters are replaced, a long one is cut."""
+    name = f"{server}{SEPARATOR}{re.sub(r'[^A-Za-z0-9_-]', '_', own)}"
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[: MAX_NAME - 9]}_{hashlib.sha256(own.encode()).hexdigest()[:8]}"

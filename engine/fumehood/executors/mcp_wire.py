@@ -1,0 +1,547 @@
+"""The wire of MCP as a client: JSON-RPC over the streams of a program, or over HTTP.
+
+Host side. By hand, because the SDK of MCP takes 57 MB, and because everything that comes back is
+hostile: a message has a limit, a program that breaks the framing is ended, and a request ends with
+its answer, its caller or its time. *Source*: the specification of MCP, revisions 2025-11-25
+("initialize") and 2026-07-28 (no handshake; each request names its version).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import errno
+import math
+import os
+import re
+import signal
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import anyio
+
+from fumehood.core.errors import EngineError, NetworkError
+from fumehood.core.json_types import JsonObject
+from fumehood.executors.upstreams import (
+    Attempt,
+    BodyTooLarge,
+    UpstreamAnswer,
+    UpstreamRequest,
+    Upstreams,
+)
+from fumehood.protocol import strict_json
+from fumehood.redaction.secret_values import SecretValues
+
+MODERN = "2026-07-28"
+HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+MAX_MESSAGE = 4 << 20
+"""Bytes of one message. A list of tools, or a result within the host's limit, fits."""
+
+MAX_DROPPED = 64 << 20
+"""Bytes of a longer message, which is not read but passed over. One still longer ends a program."""
+
+MAX_NUMBER = 100
+"""Characters of the number of a server's own request, which its answer repeats."""
+
+NUMBER_WITHIN = 200
+"""Bytes at either end of a message that is passed over, in which its number is looked for."""
+
+MAX_GARBAGE = 100
+"""Lines of one program that are no message. More end it."""
+
+PROBE_S = 4.0
+STOP_S = 2.0
+CHUNK = 64 * 1024
+SAID_BYTES = 2000
+"""Of a program's standard error, for the log."""
+
+METHOD_NOT_FOUND = -32601
+CLIENT = {"name": "fumehood", "version": "1"}
+_META = "io.modelcontextprotocol/"
+_SAFE = re.compile(r"[!-~]([ -~]*[!-~])?")
+
+OnProgress = Callable[[float, str], None]
+
+
+class RpcError(Exception):
+    """The server answered a request with an error."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Lost(Exception):
+    """There is no connection, or no longer. The text is for the operator."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One request under way."""
+
+    method: str
+    params: JsonObject
+    on_progress: OnProgress | None = None
+    attempt: Attempt = field(default_factory=Attempt)
+    max_bytes: int = MAX_MESSAGE
+    future: asyncio.Future[JsonObject] | None = None
+
+
+class Wire(ABC):
+    """A connection to one server. `version` is None until `negotiate` has passed."""
+
+    def __init__(self) -> None:
+        self.version: str | None = None
+        self.changed = asyncio.Event()
+        """Set when the server says that its list of tools changed."""
+        self._numbers = 0
+
+    async def negotiate(self, *, skip_probe: bool = False) -> None:
+        """Find the era of the server, and greet it.
+
+        Raises:
+            RpcError, Lost, EngineError, TimeoutError: it is none that is understood.
+        """
+        if not skip_probe:
+            with contextlib.suppress(RpcError, TimeoutError):
+                with anyio.fail_after(PROBE_S):
+                    found = await self.request("server/discover", self._stamped({}))
+                supported = found.get("supportedVersions")
+                if isinstance(supported, list) and MODERN in supported:
+                    self.version = MODERN
+                    return
+        greeting = {"protocolVersion": HANDSHAKE[0], "capabilities": {}, "clientInfo": CLIENT}
+        found = await self.request("initialize", greeting)
+        version = found.get("protocolVersion")
+        if version not in HANDSHAKE:
+            raise Lost(f"it speaks version {str(version)[:40]!a} of MCP, which is not known here")
+        self.version = version
+        await self.notify("notifications/initialized", {})
+
+    async def ask(self, method: str, params: JsonObject, made: Request | None = None) -> JsonObject:
+        """Send a request in the server's era; cancelled with its caller.
+
+        Raises:
+            RpcError, Lost, BodyTooLarge, EngineError: there is no result.
+        """
+        made = made or Request(method, params)
+        made.params = self._stamped(params) if self.version == MODERN else params
+        return await self.send(made)
+
+    async def request(self, method: str, params: JsonObject) -> JsonObject:
+        return await self.send(Request(method, params))
+
+    @abstractmethod
+    async def send(self, request: Request) -> JsonObject:
+        """Send a request, and wait for its result."""
+
+    @abstractmethod
+    async def notify(self, method: str, params: JsonObject) -> None:
+        """Send a notification."""
+
+    def _stamped(self, params: JsonObject) -> JsonObject:
+        meta = {
+            **params.get("_meta", {}),
+            f"{_META}protocolVersion": MODERN,
+            f"{_META}clientInfo": CLIENT,
+            f"{_META}clientCapabilities": {},
+        }
+        return {**params, "_meta": meta}
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _hear(self, message: Any, waiting: Mapping[int, Request]) -> JsonObject | None:
+        """Take in a message; the answer to it if it is a request."""
+        if not isinstance(message, dict):
+            raise ValueError("not an object")  # noqa: TRY004  # as if it were no JSON
+        method, number = message.get("method"), message.get("id")
+        params = message.get("params")
+        params = params if isinstance(params, dict) else {}
+        if not isinstance(method, str):
+            _settle(message, waiting.get(number) if isinstance(number, int) else None)
+        elif isinstance(number, str | int) and len(str(number)) <= MAX_NUMBER:
+            # Sampling, elicitation and roots are not offered: a server is no caller.
+            reply: JsonObject = {"jsonrpc": "2.0", "id": number}
+            error = {"code": METHOD_NOT_FOUND, "message": "not offered"}
+            return {**reply, "result": {}} if method == "ping" else {**reply, "error": error}
+        elif method == "notifications/tools/list_changed":
+            self.changed.set()
+        elif method == "notifications/progress":
+            token = params.get("progressToken")
+            _report(params, waiting.get(token) if isinstance(token, int) else None)
+        return None
+
+
+def _settle(message: JsonObject, request: Request | None) -> None:
+    if request is None or request.future is None or request.future.done():
+        return
+    error, result = message.get("error"), message.get("result")
+    if isinstance(result, dict):
+        request.future.set_result(result)
+    elif isinstance(error, dict):
+        code = error.get("code")
+        text = str(error.get("message", ""))
+        request.future.set_exception(RpcError(code if isinstance(code, int) else 0, text))
+    else:
+        request.future.set_exception(RpcError(0, "an answer that is neither result nor error"))
+
+
+def _retrieve(future: asyncio.Future[JsonObject]) -> None:
+    """Have asyncio not report an error that came too late."""
+    if future.done() and not future.cancelled():
+        future.exception()
+
+
+def _report(params: JsonObject, request: Request | None) -> None:
+    done, total = params.get("progress"), params.get("total")
+    if request is None or request.on_progress is None or not isinstance(done, int | float):
+        return
+    whole = total if isinstance(total, int | float) and total > 0 else 100
+    percent = float(done / whole * 100) if abs(done) < 1e15 and whole < 1e15 else 100.0
+    if math.isfinite(percent):
+        text = str(params.get("message") or "")[:200].encode("utf-8", "replace").decode()
+        request.on_progress(min(max(percent, 0.0), 100.0), text)
+
+
+# -- programs --------------------------------------------------------------------------------
+
+
+class Streams(Protocol):
+    """The standard streams of a program."""
+
+    said: bytes
+    """The end of its standard error."""
+
+    async def read(self) -> bytes:
+        """The next bytes of its standard output; none at the end."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Raises OSError."""
+        ...
+
+    async def stop(self) -> None:
+        """End the program."""
+        ...
+
+
+class StreamWire(Wire):
+    """JSON-RPC over a program's streams: one message a line. `serve` reads until it ends."""
+
+    def __init__(self, streams: Streams) -> None:
+        super().__init__()
+        self._streams = streams
+        self._waiting: dict[int, Request] = {}
+        self._writing = asyncio.Lock()
+        self._why: str | None = None
+
+    async def send(self, request: Request) -> JsonObject:
+        if self._why is not None:
+            raise Lost(self._why)
+        number = self._number()
+        request.future = asyncio.get_running_loop().create_future()
+        params = request.params
+        if request.on_progress is not None:
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": number}}
+        self._waiting[number] = request
+        try:
+            request.attempt.was_sent = True
+            await self._write({"id": number, "method": request.method, "params": params})
+            return await request.future
+        except asyncio.CancelledError:
+            if request.method not in ("initialize", "server/discover"):
+                with anyio.CancelScope(shield=True), anyio.move_on_after(STOP_S):
+                    await self.notify("notifications/cancelled", {"requestId": number})
+            raise
+        finally:
+            del self._waiting[number]
+            _retrieve(request.future)
+
+    async def notify(self, method: str, params: JsonObject) -> None:
+        with contextlib.suppress(Lost):
+            await self._write({"method": method, "params": params})
+
+    async def _write(self, message: JsonObject) -> None:
+        try:
+            async with self._writing:
+                data = strict_json.dumps({"jsonrpc": "2.0", **message})
+                await self._streams.write(data + b"\n")
+        except OSError as error:
+            raise Lost(f"it takes no input any more ({error.strerror})") from None
+
+    async def serve(self) -> str:
+        """Take in messages until the program ends or breaks the framing; why it ended."""
+        try:
+            self._why = await self._read()
+        except OSError:
+            self._why = "its output broke off"
+        finally:
+            self._why = self._why or "the engine ended it"
+            for request in self._waiting.values():
+                if request.future is not None and not request.future.done():
+                    request.future.set_exception(Lost(self._why))
+        return self._why
+
+    async def _read(self) -> str:
+        line, dropped, garbage = bytearray(), 0, 0
+        while chunk := await self._streams.read():
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                if dropped:
+                    self._refuse_long(bytes(line) + end[-NUMBER_WITHIN:])
+                else:
+                    garbage += not await self._take(bytes(line + end))
+                line.clear()
+                dropped = 0
+            line += rest
+            if dropped or len(line) > MAX_MESSAGE:
+                dropped += len(rest)
+                line = line[:NUMBER_WITHIN] + line[-NUMBER_WITHIN:]
+            if dropped > MAX_DROPPED:
+                return f"it sent a message of over {MAX_DROPPED} bytes"
+            if garbage > MAX_GARBAGE:
+                return f"it sent over {MAX_GARBAGE} lines that are no messages"
+        return "it ended"
+
+    def _refuse_long(self, ends: bytes) -> None:
+        """Fail the request whose answer is too long, if either end of the answer names it."""
+        for number in re.findall(rb'"id" ?: ?([0-9]{1,9})[,}]', ends):
+            request = self._waiting.get(int(number))
+            if request is not None and request.future is not None and not request.future.done():
+                request.future.set_exception(BodyTooLarge())
+
+    async def _take(self, line: bytes) -> bool:
+        if not line.strip():
+            return True
+        try:
+            reply = self._hear(strict_json.loads(line), self._waiting)
+        except ValueError:
+            return False
+        if reply is not None:  # a server that reads nothing must not stop the reading
+            with contextlib.suppress(Lost), anyio.move_on_after(STOP_S):
+                await self._write(reply)
+        return True
+
+
+class HostProgram:
+    """A program on the host, in a process group of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._in, self._out, self._err = process.stdin, process.stdout, process.stderr
+        self.said = b""
+        self._tail: deque[bytes] = deque(maxlen=4)
+        self._listener = asyncio.ensure_future(self._listen())
+
+    @classmethod
+    async def start(cls, command: tuple[str, ...], env: Mapping[str, str]) -> HostProgram:
+        """Raises OSError."""
+        kept = {k: v for k in ("HOME", "LANG", "PATH", "TMPDIR") if (v := os.environ.get(k))}
+        pipe = asyncio.subprocess.PIPE
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=pipe, env={**kept, **env},
+                start_new_session=True,
+            )
+        )  # fmt: skip
+
+    async def read(self) -> bytes:
+        return await self._out.read(CHUNK)
+
+    async def write(self, data: bytes) -> None:
+        if self._in.transport.get_write_buffer_size() > MAX_MESSAGE:
+            raise BlockingIOError(errno.EAGAIN, "it reads nothing")
+        self._in.write(data)
+        await self._in.drain()
+
+    async def _listen(self) -> None:
+        while chunk := await self._err.read(CHUNK):
+            self._tail.append(chunk[-SAID_BYTES:])
+            self.said = b"".join(self._tail)[-SAID_BYTES:]
+
+    async def stop(self) -> None:
+        """Close its input, ask its group to end, then kill the group."""
+        with anyio.CancelScope(shield=True):
+            self._in.close()
+            for number in (None, signal.SIGTERM, signal.SIGKILL):
+                if number is not None:  # also if it has ended: its own children may live on
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self._process.pid, number)
+                with anyio.move_on_after(STOP_S):
+                    await self._until_dead()
+            self._listener.cancel()
+            self._process._transport.close()  # type: ignore[attr-defined]  # a child may hold it
+
+    async def _until_dead(self) -> None:
+        # `wait` would also wait for the pipes, which a child of it may hold.
+        while self._process.returncode is None:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+# -- HTTP ------------------------------------------------------------------------------------
+
+
+class HttpWire(Wire):
+    """JSON-RPC over streamable HTTP: one POST for each message.
+
+    `secrets` reads the headers that have secrets, and the values to take out of answers.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        upstreams: Upstreams,
+        secrets: Callable[[], Awaitable[tuple[tuple[tuple[str, str], ...], SecretValues]]],
+    ) -> None:
+        super().__init__()
+        self._url = url
+        self._headers = {name.lower(): value for name, value in headers.items()}
+        self._upstreams = upstreams
+        self._secrets = secrets
+        self._session: str | None = None
+
+    async def send(self, request: Request) -> JsonObject:
+        number = self._number()
+        request.future = asyncio.get_running_loop().create_future()
+        params = request.params
+        if request.on_progress is not None:
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": number}}
+        body = {"jsonrpc": "2.0", "id": number, "method": request.method, "params": params}
+        waiting = {number: request}
+        try:
+            answer = await self._post(body, request, waiting)
+        except asyncio.CancelledError:
+            if self.version != MODERN and request.method == "tools/call":
+                with anyio.CancelScope(shield=True), anyio.move_on_after(STOP_S):
+                    await self.notify("notifications/cancelled", {"requestId": number})
+            raise
+        except _Answered:
+            answer = None
+        finally:
+            _retrieve(request.future)
+        if not request.future.done():
+            assert answer is not None
+            self._without_result(answer, waiting)
+        return await request.future
+
+    def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
+        """Read an error's body. Raises NetworkError or RpcError if it has no result."""
+        with contextlib.suppress(ValueError):
+            self._hear(strict_json.loads(answer.body), waiting)
+        (request,) = waiting.values()
+        if request.future is not None and request.future.done():
+            return
+        if answer.status >= 500 and request.method != "server/discover":
+            raise NetworkError(f"The MCP server answered with the status {answer.status}.")
+        if answer.status == 404 and self._session is not None:
+            raise Lost("it has forgotten the session")
+        raise RpcError(0, f"the status {answer.status} without a result")
+
+    async def notify(self, method: str, params: JsonObject) -> None:
+        body = {"jsonrpc": "2.0", "method": method, "params": params}
+        with contextlib.suppress(EngineError, BodyTooLarge, _Answered):
+            await self._post(body, Request(method, params), {})
+
+    async def _post(
+        self, body: JsonObject, request: Request, waiting: Mapping[int, Request]
+    ) -> UpstreamAnswer:
+        secret_headers, values = await self._secrets()
+        headers = {
+            **self._headers,
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "user-agent": "fumehood",
+            "mcp-method": request.method,
+        }
+        name = body["params"].get("name")
+        if isinstance(name, str):
+            headers["mcp-name"] = _header(name)
+        if request.method != "initialize":
+            headers["mcp-protocol-version"] = self.version or MODERN
+        if self._session is not None:
+            headers["mcp-session-id"] = self._session
+        reader = _Reader(lambda message: self._hear(message, waiting), values, request.max_bytes)
+
+        async def relay(piece: bytes, kind: str) -> None:
+            reader.feed(piece, kind)
+            is_over = request.future is not None and request.future.done()
+            if is_over and request.method != "initialize":  # whose headers name the session
+                raise _Answered
+
+        answer = await self._upstreams.ask(
+            UpstreamRequest(
+                "POST", self._url, tuple(headers.items()), secret_headers, strict_json.dumps(body)
+            ),
+            request.max_bytes, request.attempt, values, relay,
+        )  # fmt: skip
+        reader.finish()
+        session = answer.headers.get("mcp-session-id")
+        if session is not None and _SAFE.fullmatch(session[:200]):
+            self._session = session[:200]
+        return answer
+
+
+class _Answered(Exception):
+    """The result is here; the rest of the stream is not waited for."""
+
+
+class _Reader:
+    """Reads messages out of a body: one JSON document, or server-sent events."""
+
+    def __init__(self, hear: Callable[[Any], object], values: SecretValues, max_bytes: int) -> None:
+        self._hear = hear
+        self._values = values
+        self._buffer = bytearray()
+        self._is_stream = False
+        self._max_bytes = max_bytes
+
+    def feed(self, piece: bytes, kind: str) -> None:
+        self._is_stream = kind.lower().startswith("text/event-stream")
+        self._buffer += piece
+        if len(self._buffer) > self._max_bytes:
+            raise BodyTooLarge
+        end = self._buffer[-len(piece) - 3 :]
+        if self._is_stream and (b"\n\n" in end or b"\r\n\r\n" in end):
+            *events, rest = re.split(rb"\r?\n\r?\n", bytes(self._buffer))
+            self._buffer[:] = rest
+            for event in events:
+                self._take(b"\n".join(re.findall(rb"^data: ?(.*?)\r?$", event, re.MULTILINE)))
+
+    def finish(self) -> None:
+        if not self._is_stream:
+            self._take(bytes(self._buffer))
+
+    def _take(self, data: bytes) -> None:
+        if data:
+            with contextlib.suppress(ValueError):
+                self._hear(self._values.value(strict_json.loads(data)))
+
+
+def _header(value: str) -> str:
+    """A name in a header. *Source*: MCP 2026-07-28, "Standard headers"."""
+    if _SAFE.fullmatch(value) and not value.startswith("=?"):
+        return value
+    return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
+
+
+@contextlib.asynccontextmanager
+async def served(streams: Streams) -> AsyncIterator[tuple[StreamWire, asyncio.Task[str]]]:
+    """A wire over a program that is ended with the block; the task ends when the program does."""
+    wire = StreamWire(streams)
+    reading = asyncio.ensure_future(wire.serve())
+    try:
+        yield wire, reading
+    finally:
+        reading.cancel()
+        await streams.stop()

@@ -1,0 +1,56 @@
+"""An MCP server's tools through the sockets: listed, approved, streamed, and what they are not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import StartDaemon, make_first_approver
+from support.authority import ask
+from support.wait import wait_until
+
+TESTER = Path(__file__).parents[1] / "support" / "mcp_upstream" / "tester.py"
+
+
+@pytest.mark.row("D3", "R4", "A1", "S1")
+def test_a_servers_tool_passes_every_gate(start_daemon: StartDaemon, home: Path) -> None:
+    credential = make_first_approver(home)
+    server = {"command": [sys.executable, str(TESTER)], "place": "host", "harmless": ["add"]}
+    rules = home / "rules.toml"
+    rules.write_text('[[rules]]\nid = "no-figures"\ntools = ["tester__draw"]\ndecision = "deny"\n')
+    rules.chmod(0o600)
+    servers = json.dumps({"tester": server})
+    daemon = start_daemon(mcp_servers=servers, policy_file=str(rules))
+    client = daemon.client()
+    listed = "/v1/tools?type=MCP&limit=100"
+    wait_until(lambda: client.get(listed).body["data"]["items"], deadline_s=15)
+    page = client.get(listed).body["data"]
+    tools = {tool["name"]: tool for tool in page["items"]}
+    assert page["sources"]["tester__add"] == "mcp"
+    assert not tools["tester__add"]["dangerous"]
+    assert tools["tester__say"]["dangerous"]
+    added = client.call("tester__add", {"a": 1, "b": 2}).body
+    assert added["data"] == {"result": 3}
+    assert added["metadata"]["sandbox"]["placement"] == "host"
+    assert client.call("tester__draw").code == "PERMISSION_DENIED"
+    wrong = client.call("tester__add", {"a": "much", "b": 2})
+    assert wrong.code == "INVALID_PARAMS"
+    asked = client.call("tester__say", {"text": "hi"})
+    assert asked.code == "REQUIRES_HUMAN_APPROVAL"
+    approval = asked.body["error"]["approval_id"]
+    decision = {"approval_id": approval, "decision": {"decision": "approve"}}
+    path, body = "/v1/approvals/decisions", {"items": [decision]}
+    decided = ask(daemon.control, "POST", path, body, credential)
+    assert decided.code is None, decided.body
+    call = asked.body["metadata"]["call_id"]
+    wait_until(lambda: client.get(f"/v1/calls/{call}").body["data"].get("envelope"))
+    answer = client.get(f"/v1/calls/{call}").body["data"]["envelope"]
+    assert answer["data"] == {"result": "hi"}
+    # Whom the engine trusts is decided by the configuration, not by who registers a definition.
+    false = {"name": "tester__wipe", "type": "MCP", "description": "Wipe.", "dangerous": False}
+    assert ask(daemon.control, "POST", "/v1/tools", false, credential).code is None
+    assert client.call("tester__wipe").code == "SANDBOX_UNAVAILABLE"
+    client.close()

@@ -1,0 +1,348 @@
+"""Tools of MCP servers: real ones in both eras, hostile ones, over streams and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+
+from fumehood import Config, Engine, ToolType
+from fumehood.executors import mcp_servers, mcp_wire
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("D3", "R4")]
+
+UPSTREAMS = Path(__file__).parents[1] / "support" / "mcp_upstream"
+TESTER = [sys.executable, str(UPSTREAMS / "tester.py")]
+SCRIPTED = [sys.executable, "-S", str(UPSTREAMS / "scripted.py")]
+EVERY = (
+    "add", "say", "variable", "fail", "draw", "count", "wait", "big", "die", "grow", "grown", "echo",
+)  # fmt: skip
+
+
+def server(command: list[str], *more: str, **fields: Any) -> dict[str, Any]:
+    return {"command": [*command, *more], "place": "host", "harmless": EVERY, **fields}
+
+
+@asynccontextmanager
+async def serving(*, count: int = 1, settings: Any = None, **servers: Any) -> AsyncIterator[Engine]:
+    """An engine, once so many of its servers have listed their tools."""
+    config = Config(mcp_servers=servers, **(settings or {}))
+    async with Engine(config=config) as engine:
+        with anyio.fail_after(20):
+            while len({name.partition("__")[0] for name in names(engine)}) < count:
+                await anyio.sleep(0.01)
+        yield engine
+
+
+def names(engine: Engine) -> list[str]:
+    return [tool.name for tool in engine.tools() if tool.type == ToolType.MCP]
+
+
+async def until(condition: Any) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.sleep(0.01)
+
+
+def speak_the_older_era(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real server speaks both eras; it is not asked about the newer one."""
+    negotiate = mcp_wire.Wire.negotiate
+    monkeypatch.setattr(
+        mcp_wire.Wire, "negotiate", lambda wire, skip_probe: negotiate(wire, skip_probe=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The real server over HTTP."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*TESTER, "http", str(port)], stderr=subprocess.DEVNULL)
+
+    def listens() -> bool:
+        with socket.socket() as trial:
+            return trial.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(listens)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("kind", ["stdio", "http", "stdio-old", "http-old"])
+async def test_a_real_servers_tools_are_tools_of_the_engine(
+    kind: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = kind.endswith("old")
+    if old:
+        speak_the_older_era(monkeypatch)
+    web = {"url": address, "harmless": EVERY}
+    settings = {"rest": {"allowed_hosts": [address.split("/")[2]]}}
+    one = web if kind.startswith("http") else server(TESTER)
+    async with serving(settings=settings, tester=one) as engine:
+        mcp = engine._made.upstreams.mcp
+        assert mcp is not None
+        await until(lambda: mcp.servers["tester"]._wire is not None)
+        wire = mcp.servers["tester"]._wire
+        assert wire is not None
+        assert wire.version == (mcp_wire.HANDSHAKE[0] if old else mcp_wire.MODERN)
+        added = await engine.call("tester__add", {"a": 1, "b": 2})
+        assert added.data == {"result": 3}
+        drawn = await engine.call("tester__draw")
+        (figure,) = drawn.files
+        assert figure.content_type == "image/png"
+        failed = await engine.call("tester__fail")
+        assert failed.error is not None
+        assert failed.error.code == "EXECUTION_ERROR"
+        big = await engine.call("tester__big", {"size": 3_000_000})
+        assert big.error is not None
+        assert big.error.code == "OUTPUT_LIMIT_EXCEEDED"
+        events = [event async for event in engine.stream("tester__count", {"to": 4})]
+        reports = [event for event in events if event.type == "tool_progress"]
+        if not old or kind == "stdio-old":
+            assert [event.progress for event in reports][-4:] == [25.0, 50.0, 75.0, 100.0]
+
+
+async def test_a_changed_list_is_followed() -> None:
+    async with serving(tester=server(TESTER)) as engine:
+        assert "tester__grown" not in names(engine)
+        await engine.call("tester__grow")
+        await until(lambda: "tester__grown" in names(engine))
+        assert (await engine.call("tester__grown")).data == {"result": "grown"}
+
+
+async def test_a_dead_server_is_started_again_and_its_tools_stay() -> None:
+    async with serving(tester=server(SCRIPTED, "dies")) as engine:
+        died = await engine.call("tester__echo", {"text": "a"})
+        assert died.error is not None
+        assert (died.error.code, died.error.retryable) == ("NETWORK_ERROR", False)
+        assert "tester__echo" in names(engine)
+        mcp = engine._made.upstreams.mcp
+        assert mcp is not None
+        await until(lambda: mcp.servers["tester"]._wire is None)
+        refused = await engine.call("tester__echo", {"text": "a"})
+        assert refused.error is not None
+        assert (refused.error.code, refused.error.retryable) == ("NETWORK_ERROR", True)
+        await until(lambda: mcp.servers["tester"]._wire is not None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "code"),
+    [
+        ("good", None),
+        ("foreign", None),
+        ("nonsense", "EXECUTION_ERROR"),
+        ("neither", "EXECUTION_ERROR"),
+    ],
+)
+async def test_an_answer_that_is_none_is_an_error_of_that_call_alone(
+    mode: str, code: str | None
+) -> None:
+    async with serving(tester=server(SCRIPTED, mode)) as engine:
+        for _ in range(2):
+            answer = await engine.call("tester__echo", {"text": "a"})
+            assert (answer.error.code if answer.error else None) == code
+
+
+async def test_a_long_answer_ends_its_call_and_100_mb_the_server() -> None:
+    async with serving(tester=server(SCRIPTED, "huge", "8")) as engine:
+        for _ in range(2):  # the same server goes on
+            answer = await engine.call("tester__echo")
+            assert answer.error is not None
+            assert answer.error.code == "OUTPUT_LIMIT_EXCEEDED"
+    async with serving(tester=server(SCRIPTED, "huge", "100")) as engine:
+        before = psutil.Process().memory_info().rss
+        answer = await engine.call("tester__echo")
+        assert answer.error is not None
+        assert answer.error.code == "NETWORK_ERROR"
+        assert psutil.Process().memory_info().rss - before < 60 << 20
+
+
+async def test_a_server_that_never_answers_costs_the_call_its_time_and_is_told(
+    tmp_path: Path,
+) -> None:
+    note = tmp_path / "note"
+    async with serving(tester=server(SCRIPTED, "hangs", str(note))) as engine:
+        answer = await engine.call("tester__echo", timeout_seconds=0.3)
+        assert answer.error is not None
+        assert answer.error.code == "TIMEOUT"
+        await until(lambda: note.exists() and "requestId" in note.read_text())
+
+
+@pytest.mark.parametrize("kind", ["stdio", "http", "http-old"])
+async def test_a_cancelled_call_is_cancelled_at_the_server(
+    kind: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "note"
+    if kind == "http-old":
+        speak_the_older_era(monkeypatch)
+    web = {"url": address, "harmless": EVERY}
+    settings = {"rest": {"allowed_hosts": [address.split("/")[2]]}}
+    one = web if kind.startswith("http") else server(TESTER)
+    async with serving(settings=settings, tester=one) as engine:
+        call = asyncio.ensure_future(engine.call("tester__wait", {"marker": str(note)}))
+        await until(lambda: note.exists() and note.read_text() == "began")
+        call.cancel()
+        await asyncio.wait({call})
+        await until(lambda: note.read_text() == "cancelled")
+
+
+@pytest.mark.parametrize("mode", ["garbage", "silent"])
+async def test_a_server_that_does_not_speak_mcp_is_tried_again_and_has_no_tools(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_wire, "PROBE_S", 0.1)
+    monkeypatch.setattr(mcp_servers, "GREETING_S", 0.3)
+    config = Config(mcp_servers={"bad": server(SCRIPTED, mode), "good": server(SCRIPTED)})
+    tries: list[int] = []
+    start = mcp_wire.HostProgram.start
+
+    async def count_starts(*given: Any) -> Any:
+        started = await start(*given)
+        tries.append(started._process.pid)
+        return started
+
+    monkeypatch.setattr(mcp_wire.HostProgram, "start", count_starts)
+    async with Engine(config=config) as engine:
+        await until(lambda: names(engine) == ["good__echo"] and len(tries) >= 3)
+    assert not any(psutil.pid_exists(pid) for pid in tries)
+
+
+@pytest.mark.parametrize("mode", ["lists-ever", "lists-large"])
+async def test_a_list_without_end_is_cut(mode: str) -> None:
+    async with serving(tester=server(SCRIPTED, mode)) as engine:
+        assert len(names(engine)) == mcp_servers.MAX_PAGES
+        assert "tester__large" not in names(engine)
+
+
+async def test_a_list_that_is_too_large_is_no_list() -> None:
+    config = Config(mcp_servers={"tester": server(SCRIPTED, "lists-much")})
+    async with Engine(config=config) as engine:
+        mcp = engine._made.upstreams.mcp
+        assert mcp is not None
+        await until(lambda: "lists tools of over" in mcp.servers["tester"]._why)
+        assert names(engine) == []
+
+
+async def test_a_server_is_no_caller(tmp_path: Path) -> None:
+    async with serving(tester=server(SCRIPTED, "asks")) as engine:
+        answer = await engine.call("tester__echo")
+        sampling, ping = json.loads(answer.data["text"])
+        assert sampling["error"]["code"] == -32601
+        assert ping["result"] == {}
+
+
+async def test_a_schema_that_changes_during_a_call_changes_the_next_one() -> None:
+    async with serving(tester=server(SCRIPTED, "changes")) as engine:
+        assert (await engine.call("tester__echo", {"text": "a"})).data == {"text": "a"}
+        await until(lambda: "other" in engine.tool("tester__echo").tool.parameters["properties"])
+        refused = await engine.call("tester__echo", {"other": "no number"})
+        assert refused.error is not None
+        assert refused.error.code == "INVALID_PARAMS"
+
+
+async def test_two_servers_may_have_a_tool_of_one_name_and_colliding_ones_are_left_out() -> None:
+    one = server(SCRIPTED, "collides", harmless=["x" * 120])
+    servers = {"one": one, "two": server(SCRIPTED)}
+    async with serving(count=2, **servers) as engine:
+        found = names(engine)
+        assert {"one__echo", "two__echo", "one__a_b"} <= set(found)
+        assert found.count("one__a_b") == 1
+        assert not any("broken" in name for name in found)
+        (long,) = [name for name in found if "xxx" in name]
+        assert len(long) == 64
+        assert (await engine.call(long, {"text": "long"})).data == {"text": "long"}
+
+
+async def test_a_tool_is_dangerous_unless_the_operator_says_otherwise() -> None:
+    async with serving(tester=server(SCRIPTED, harmless=["other"])) as engine:
+        assert engine.tool("tester__echo").tool.dangerous
+        waiting = await engine.call("tester__echo", {"text": "a"})
+        assert waiting.error is not None
+        assert waiting.error.code == "REQUIRES_HUMAN_APPROVAL"
+    async with serving(tester=server(SCRIPTED)) as engine:
+        assert not engine.tool("tester__echo").tool.dangerous
+
+
+async def test_a_poisoned_description_is_flagged_and_makes_its_tool_dangerous() -> None:
+    async with serving(tester=server(SCRIPTED, "poisons")) as engine:
+        details = engine.tool("tester__echo")
+        assert {finding.rule for finding in details.findings} == {"model-instructions"}
+        assert details.tool.dangerous
+
+
+async def test_a_server_gets_its_own_environment_and_its_credentials_do_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ENGINES_OWN", "private")
+    env = {"API_TOKEN": "canary-of-the-server-1", "MODE": "plain"}
+    async with serving(tester=server(TESTER, env=env)) as engine:
+        shown = [
+            (await engine.call("tester__variable", {"name": name})).data["result"]
+            for name in ("ENGINES_OWN", "MODE", "API_TOKEN")
+        ]
+        assert shown == ["", "plain", "[redacted]"]
+
+
+async def test_nothing_of_a_server_outlives_its_engine(tmp_path: Path) -> None:
+    note = tmp_path / "child"
+    async with serving(tester=server(SCRIPTED, "forks", str(note))):
+        child = int(note.read_text())
+        assert psutil.pid_exists(child)
+    await until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+
+
+async def test_an_address_that_is_not_public_needs_the_operators_word(address: str) -> None:
+    config = Config(mcp_servers={"tester": {"url": address}, "good": server(SCRIPTED)})
+    async with Engine(config=config) as engine:
+        mcp = engine._made.upstreams.mcp
+        assert mcp is not None
+        await until(lambda: names(engine) == ["good__echo"])
+        await until(lambda: "rest.allowed_hosts" in mcp.servers["tester"]._why)
+
+
+async def test_a_tool_of_no_configured_server_is_refused() -> None:
+    async with serving(tester=server(SCRIPTED)) as engine:
+        registry = engine._made.registry
+        from fumehood.registry.index import Source, tool_of_document
+
+        document = {"name": "gone__echo", "type": "MCP", "description": "Echo."}
+        registry.put(tool_of_document(document, Source.API))
+        answer = await engine.call("gone__echo")
+        assert answer.error is not None
+        assert answer.error.code == "SANDBOX_UNAVAILABLE"
+
+
+@pytest.mark.needs("docker")
+@pytest.mark.row("S1")
+async def test_a_program_runs_in_a_container_unless_the_operator_names_the_host(
+    python_image: Any,
+) -> None:
+    source = (UPSTREAMS / "scripted.py").read_text()
+    boxed = {"command": ["/usr/bin/python3", "-c", source], "harmless": EVERY}
+    async with serving(boxed=boxed) as engine:
+        plan = await engine.call("boxed__echo", {"text": "a"}, dry_run=True)
+        assert plan.data["placement"]["kind"] == "container"
+        assert (await engine.call("boxed__echo", {"text": "a"})).data == {"text": "a"}
+        label = f"label=fumehood.pid={os.getpid()}"
+        listed = await anyio.run_process(["docker", "ps", "-q", "--filter", label])
+        form = "{{.Config.User}} {{.HostConfig.NetworkMode}} {{.HostConfig.CapAdd}} {{.HostConfig.ReadonlyRootfs}}"
+        shown = await anyio.run_process(
+            ["docker", "inspect", "--format", form, *listed.stdout.decode().split()]
+        )
+        assert "10001:10001 none [] true" in shown.stdout.decode().splitlines()
+    listed = await anyio.run_process(["docker", "ps", "-aq", "--filter", label])
+    assert listed.stdout == b""

@@ -1,0 +1,100 @@
+"""Golden sequences: recorded, checked, and played to an agent's own tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import Envelope
+from fumehood.client.golden import check, read_golden, record, write_golden
+from fumehood.testing import Cassette, UnexpectedCall
+from support.answers import envelope_bytes
+
+pytestmark = pytest.mark.row("T9")
+
+
+class FakeClient:
+    """Answers by a table, and remembers what it was asked."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, Any, Any]] = []
+
+    def call(self, tool: str, arguments: Any = None, **options: Any) -> Envelope:
+        self.asked.append((tool, arguments, options))
+        return Envelope.model_validate_json(envelope_bytes(self.answers[tool]))
+
+
+def calls(path: Path) -> Any:
+    path.write_text('{"calls": [{"tool": "add", "arguments": {"a": 1}}, {"tool": "get"}]}')
+    return read_golden(path).calls
+
+
+def test_a_recorded_sequence_is_played_in_the_place_of_a_client(tmp_path: Path) -> None:
+    client: Any = FakeClient(add={"sum": 2}, get={"x": 1})
+    write_golden(tmp_path / "g.json", record(client, calls(tmp_path / "g.json")))
+    with Cassette(tmp_path / "g.json") as tape:
+        assert tape.call("add", {"a": 1}).data == {"sum": 2}
+        assert tape.call("get").data == {"x": 1}
+
+
+def test_a_cassette_with_a_client_records_what_an_agent_does(tmp_path: Path) -> None:
+    client: Any = FakeClient(add={"sum": 2})
+    with Cassette(tmp_path / "g.json", client) as tape:
+        tape.call("add", {"a": 1}, timeout_seconds=3)
+    (kept,) = read_golden(tmp_path / "g.json").calls
+    assert (kept.tool, kept.arguments, kept.options) == ("add", {"a": 1}, {"timeout_seconds": 3})
+    assert client.asked == [("add", {"a": 1}, {"timeout_seconds": 3})]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ([("get", {})], "recorded is add"),
+        ([("add", {"a": 2})], "recorded is add"),
+        ([("add", {"a": 1})], "1 recorded calls were not made"),
+        ([("add", {"a": 1}), ("get", {}), ("get", {})], "no more calls are recorded"),
+    ],
+)
+def test_another_sequence_than_the_recorded_one_fails(
+    made: list[tuple[str, Any]], said: str, tmp_path: Path
+) -> None:
+    client: Any = FakeClient(add={"sum": 2}, get={"x": 1})
+    write_golden(tmp_path / "g.json", record(client, calls(tmp_path / "g.json")))
+
+    def run_agent() -> None:
+        with Cassette(tmp_path / "g.json") as tape:
+            for tool, arguments in made:
+                tape.call(tool, arguments)
+
+    with pytest.raises(UnexpectedCall, match=said):
+        run_agent()
+
+
+def test_a_call_without_a_recorded_answer_is_not_played(tmp_path: Path) -> None:
+    calls(tmp_path / "g.json")
+    tape = Cassette(tmp_path / "g.json")
+    with pytest.raises(UnexpectedCall, match="has no recorded answer"):
+        tape.call("add", {"a": 1})
+
+
+def test_a_check_runs_nothing_unless_it_is_told_to(tmp_path: Path) -> None:
+    client: Any = FakeClient(add={"sum": 2}, get={"x": 1})
+    recorded = tuple(record(client, calls(tmp_path / "g.json")))
+    client.asked.clear()
+    assert list(check(client, recorded, run=False)) == []
+    assert [options for _, _, options in client.asked] == [{"dry_run": True}] * 2
+    client.answers["add"] = {"sum": 3}
+    assert list(check(client, recorded, run=False)) == []
+    assert list(check(client, recorded, run=True)) == ["call 1 (add): data differs in sum"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"calls": [{}]}', '{"golden": 2}', '{"more": 1}'])
+def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "g.json").write_text(text)
+    with pytest.raises(ValueError, match=r"g\.json"):
+        read_golden(tmp_path / "g.json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_golden(tmp_path / "none.json")
