@@ -237,7 +237,7 @@ def _tools(config: Config) -> Finding:
     from fumehood.registry.index import ToolIndex
     from fumehood.registry.secrets import SecretBindings
 
-    index = ToolIndex(SecretBindings(config.secrets, config.rest), config.mcp_servers)
+    index = ToolIndex(SecretBindings(config.secrets, config.rest), mcp_servers=config.mcp_servers)
     faults = discover(index, config.host_tools, web=config.web)
     if faults:
         words = "; ".join(f"{fault.entry_point}: {fault.reason}" for fault in faults)
