@@ -574,13 +574,14 @@ class Engine:
         has_authenticated = principal.has_authenticated
         return [t for t in found if t.is_active and (has_authenticated or not t.requires_auth)]
 
-    def tools_state(self, principal: Principal, agent_id: str | None = None) -> tuple[Any, ...]:
+    def tools_state(
+        self, principal: Principal, agent_id: str | None = None
+    ) -> tuple[int, int, bool]:
         """A value that is equal as long as `callable_tools` answers the same. Raises as it does."""
-        state = (self._made.registry.changes, principal.has_authenticated)
-        if agent_id is None:
-            return state
-        require_agent(principal, agent_id, self.agents.find(agent_id))
-        return (*state, *self.agents.bindings(agent_id))
+        if agent_id is not None:
+            require_agent(principal, agent_id, self.agents.find(agent_id))
+        agents = 0 if agent_id is None else self.agents.changes
+        return self._made.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
         """The rules that a tool breaks which protect the models that read it."""

@@ -243,6 +243,12 @@ async def test_agent_sees_and_calls_its_own_tools_only(
         assert result.structured_content["value"] == 1
         refused = await client.call_tool("run_restricted_python", {"code": "1"})
         assert refused.content[0].text.startswith("PERMISSION_DENIED: ")
+        binding = "/v1/agents/sums/tools/run_restricted_python"
+        authority.do("PUT", binding, {"sort_order": -1})
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        assert names == ["run_restricted_python", "calculator", *OWN]
+        authority.do("DELETE", binding)
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["calculator", *OWN]
     async with connected(daemon, "http", mode, query="?agent_id=nobody") as client:
         with pytest.raises(Exception, match="RESOURCE_NOT_FOUND: There is no agent 'nobody'"):
             await client.list_tools()

@@ -37,6 +37,8 @@ class Agents:
     """All agents with their bindings."""
 
     def __init__(self, database: Database) -> None:
+        self.changes = 0
+        """Grows with every change."""
         self._database = database
         self._changing = OneChange()
         self._agents = {agent.id: agent for agent in database.read_now(rows.all_agents)}
@@ -142,6 +144,7 @@ class Agents:
                 "agent.bind", agent_id, details, by, now,
             )  # fmt: skip
             self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
+            self.changes += 1
 
     async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
         """Remove a tool from an agent. Raises ResourceNotFound."""
@@ -154,6 +157,7 @@ class Agents:
                 "agent.unbind", agent_id, {"tool": tool_name}, by, now,
             )  # fmt: skip
             del self._bindings[agent_id][tool_name]
+            self.changes += 1
 
     async def _put(self, action: str, agent: Agent, by: Principal, now: datetime) -> None:
         await self._write(
@@ -182,6 +186,7 @@ class Agents:
             for principal_id in agent.principals:
                 speakers.setdefault(principal_id, set()).add(agent.id)
         self._spoken_for = {who: frozenset(agents) for who, agents in speakers.items()}
+        self.changes += 1
 
 
 def _unknown(agent_id: str) -> ResourceNotFound:

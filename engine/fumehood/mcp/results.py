@@ -54,12 +54,11 @@ def _failure(error: JsonObject, details: JsonObject, metadata: JsonObject) -> st
     parts = [f"{error['code']}: {error['message']}"]
     if error.get("approval_id") is not None:
         parts.append(f"Approval: {error['approval_id']}. Call: {metadata['call_id']}.")
-    exception = details.get("exception")
-    words = {
-        "traceback": exception.get("traceback") if isinstance(exception, dict) else None,
-        "stderr": details.get("stderr"),
-        "stdout": details.get("stdout"),
-    }
+    exception, stderr = details.get("exception"), details.get("stderr")
+    words = {"stderr": stderr, "stdout": details.get("stdout")}
+    traceback = exception.get("traceback") if isinstance(exception, dict) else None
+    if isinstance(traceback, str) and traceback.strip() not in str(stderr):  # Python's is in both
+        words = {"traceback": traceback, **words}
     parts += [f"{name}:\n{said}" for name, said in words.items() if said and isinstance(said, str)]
     return "\n".join(parts)
 

@@ -37,7 +37,7 @@ from fumehood.mcp.messages import (
 )
 from fumehood.protocol import strict_json
 
-MAX_REQUESTS = 64
+MAX_REQUESTS = 256
 """Requests at once, subscriptions included."""
 
 CONNECT_S = 5.0

@@ -75,6 +75,12 @@ def test_failure_has_the_programs_own_words_and_no_data() -> None:
     )
 
 
+def test_traceback_that_is_on_stderr_is_not_said_twice() -> None:
+    exception = {"type": "KeyError", "message": "'a'", "line": 1, "traceback": "line 1, in f\n"}
+    found = result(error=failure(exception=exception, stderr="warned\nline 1, in f\n"))
+    assert found["content"][0]["text"].count("line 1, in f") == 1
+
+
 def test_failed_programs_figures_are_shown() -> None:
     figure = {"filename": "a.png", "content_type": "image/png", "content_base64": PICTURE}
     found = result(error=failure(images=[figure]))
