@@ -6,6 +6,7 @@ developers' one, against the daemon that `tests/integration/test_frameworks.py` 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fumehood import Client
+from fumehood import Client, ControlClient
 
 collect_ignore_glob = [] if find_spec("deepagents") else ["test_*.py"]
 
@@ -44,6 +45,13 @@ def page() -> Callable[[str], dict[str, Any]]:
 def client() -> Iterator[Client]:
     with Client() as client:
         yield client
+
+
+@pytest.fixture
+def approver() -> Iterator[ControlClient]:
+    socket, credential = os.environ["TEST_CONTROL_SOCKET"], os.environ["TEST_CREDENTIAL"]
+    with ControlClient(socket, credential=credential) as control:
+        yield control
 
 
 @pytest.fixture

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from deepagents import create_deep_agent
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
-from fumehood import Client
+from fumehood import Client, ControlClient
 from fumehood.integrations.deepagents import FumehoodBackend
 
 
@@ -87,6 +89,34 @@ def test_commands_end_as_the_framework_expects(backend: FumehoodBackend) -> None
     assert long.truncated
     whole = backend.execute("seq 20000; echo err >&2")
     assert (len(whole.output), whole.exit_code, whole.truncated) == (108_898, 0, False)
+
+
+def test_agent_meets_an_approval_and_goes_on(client: Client) -> None:
+    with FumehoodBackend(image="python") as backend:
+        model = scripted(
+            ("execute", {"command": "echo ask-me > asked"}),
+            ("execute", {"command": "ls | wc -l"}),
+        )
+        agent = create_deep_agent(model=model, backend=backend)
+        messages = agent.invoke({"messages": [("user", "Go.")]})["messages"]
+        asked, went_on = [str(one.content) for one in messages if one.type == "tool"]
+        assert "REQUIRES_HUMAN_APPROVAL" in asked
+        assert went_on.startswith("0\n")
+        waiting = client.approvals.list(state="pending").items
+        assert [one.arguments["command"] for one in waiting] == ["echo ask-me > asked"]
+        client.approvals.cancel(waiting[0].id)
+
+
+def test_approval_that_is_waited_for_lets_the_command_run(approver: ControlClient) -> None:
+    with (
+        FumehoodBackend(image="python", wait_for_approval=60) as backend,
+        ThreadPoolExecutor() as threads,
+    ):
+        running = threads.submit(backend.execute, "echo ask-me")
+        while not (waiting := approver.approvals.list(state="pending").items):
+            assert not running.done()
+        approver.approvals.approve(waiting[0].id, version=waiting[0].version)
+        assert (running.result().output, running.result().exit_code) == ("ask-me\n", 0)
 
 
 def test_refusal_is_an_answer_that_the_model_reads(client: Client) -> None:

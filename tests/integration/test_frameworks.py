@@ -18,9 +18,25 @@ TESTS = ROOT / "tests" / "frameworks"
 FILES = sorted(path.name for path in TESTS.glob("test_*.py"))
 
 
+POLICY = """
+[[rules]]
+id = "ask-me"
+decision = "ask"
+tools = ["run_shell"]
+[[rules.when]]
+argument = "/command"
+not = { missing = true }
+[[rules.when]]
+argument = "/command"
+prefix = "echo ask-me"
+"""
+
+
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with workshop("python-data", "python") as running:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    policy = tmp_path_factory.mktemp("policy") / "policy.toml"
+    policy.write_text(POLICY, encoding="utf-8")
+    with workshop("python-data", "python", approver=True, policy_file=str(policy)) as running:
         yield running
 
 
@@ -29,6 +45,8 @@ def test_adapter_works_with_the_framework_itself(file: str, daemon: Daemon) -> N
     environment = {
         **daemon.environment,
         "FUMEHOOD_SOCKET": str(daemon.socket),
+        "TEST_CONTROL_SOCKET": str(daemon.control),
+        "TEST_CREDENTIAL": daemon.credential,
         "PYTHONPATH": str(ROOT / "engine"),
     }
     command = [FRAMEWORKS, "-m", "pytest", "-q", "-c", TESTS / "pytest.ini", TESTS / file]

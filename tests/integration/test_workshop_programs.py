@@ -58,6 +58,50 @@ async def test_a_command_finds_no_descriptor_of_the_guest(node: OneContainer) ->
     assert ran.stdout == "end\n"
 
 
+SURROUNDINGS = {
+    "stdin": None,
+    "stdin_base64": "AP8=",
+    "files": [{"path": "d/a", "content": "a"}],
+    "env": [{"name": "A", "value": "x y"}],
+    "working_directory": "d",
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "source"),
+    [
+        ("shell", {"command": None, "argv": ["sh", "-c", 'pwd; echo "$A"; wc -c']}),
+        (
+            "python",
+            {
+                "code": "import os, sys; print(os.getcwd(), os.environ['A'], len(sys.stdin.buffer.read()), sep='\\n')"
+            },
+        ),
+        (
+            "javascript",
+            {
+                "code": "console.log([process.cwd(), process.env.A, require('fs').readFileSync(0).length].join('\\n'))"
+            },
+        ),
+    ],
+    ids=["shell", "python", "javascript"],
+)
+async def test_surroundings_are_those_of_the_request_behind_each_runtime(
+    node: OneContainer, program: str, source: dict[str, object]
+) -> None:
+    ran = await node.run(program, {**source, **SURROUNDINGS})
+    assert (ran.ended_by, ran.stdout) == (EndedBy.OK, "/workspace/d\nx y\n2\n"), ran
+    refused = await node.run(program, {**source, **SURROUNDINGS, "working_directory": "none"})
+    assert refused.claimed_kind == "invalid"
+
+
+async def test_modes_stay_behind_each_runtime(node: OneContainer) -> None:
+    await node.shell("echo x > f; mkdir d; chmod 4000 f; chmod 400 d")
+    assert sorted(node.heard.names) == ["f"]
+    shown = await node.python("import os; [oct(os.stat(name).st_mode & 0o7777) for name in 'df']")
+    assert value_of(shown) == ["0o400", "0o4000"]
+
+
 # -- JavaScript -----------------------------------------------------------------------------
 
 

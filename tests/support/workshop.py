@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest import Daemon, launch, wait_until_ready
+from conftest import Daemon, launch, make_first_approver, wait_until_ready
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.build import DEADLINE_S, build_image
 from fumehood.sandbox.images.catalog import Image
@@ -32,15 +32,17 @@ def image(name: str) -> Image:
 
 
 @contextmanager
-def workshop(*images: str, **settings: str) -> Iterator[Daemon]:
+def workshop(*images: str, approver: bool = False, **settings: str) -> Iterator[Daemon]:
     """A daemon of its own. It must stop well."""
     build(images)
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    credential = make_first_approver(directory) if approver else ""
     variables = {
         "FUMEHOOD_CONTAINER__IMAGES__SHELL": "shell" if "shell" in images else "python",
         "FUMEHOOD_CONTAINER__IMAGES__JAVASCRIPT": "node",
     }
     running = wait_until_ready(launch(directory, variables, **settings))
+    running.credential = credential
     yield running
     assert running.stop() == 0, running.log
     shutil.rmtree(directory, ignore_errors=True)
