@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import struct
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -245,4 +244,3 @@ def test_end_of_the_pipe_ends_every_waiting_call(supervisor: Supervisor, calls: 
         for one in asked:
             with pytest.raises(ToolError, match="takes no more calls"):
                 one.result(10)
-    assert threading.active_count() < 10
