@@ -271,7 +271,7 @@ class McpServer:
 
     async def _listen(self, wire: Wire) -> None:
         if wire.version == MODERN:
-            with contextlib.suppress(RpcError, Lost):  # one that offers no changes
+            with contextlib.suppress(RpcError, Lost, BodyTooLarge):  # it offers no changes
                 await wire.ask(
                     "subscriptions/listen", {"notifications": {"toolsListChanged": True}}
                 )
