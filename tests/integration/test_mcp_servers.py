@@ -135,8 +135,23 @@ async def test_a_dead_server_is_started_again_and_its_tools_stay() -> None:
         await until(lambda: mcp.servers["tester"]._wire is None)
         refused = await engine.call("tester__echo", {"text": "a"})
         assert refused.error is not None
-        assert (refused.error.code, refused.error.retryable) == ("NETWORK_ERROR", True)
+        assert (refused.error.code, refused.error.retryable) == ("SANDBOX_UNAVAILABLE", True)
         await until(lambda: mcp.servers["tester"]._wire is not None)
+
+
+@pytest.mark.row("P7")
+async def test_a_server_that_keeps_failing_has_its_circuit_opened_and_others_go_on() -> None:
+    servers = {"bad": server(SCRIPTED, "dies"), "good": server(SCRIPTED)}
+    async with serving(count=2, settings={"circuits": {"min_failures": 2}}, **servers) as engine:
+        codes = []
+        mcp = engine._made.upstreams.mcp
+        assert mcp is not None
+        for _ in range(3):
+            await until(lambda: mcp.servers["bad"]._wire is not None)
+            answer = await engine.call("bad__echo", {"text": "a"})
+            codes.append(answer.error.code if answer.error else None)
+        assert codes == ["NETWORK_ERROR", "NETWORK_ERROR", "CIRCUIT_OPEN"]
+        assert (await engine.call("good__echo", {"text": "a"})).data == {"text": "a"}
 
 
 @pytest.mark.parametrize(
