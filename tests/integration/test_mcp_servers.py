@@ -8,10 +8,12 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import psutil
@@ -135,8 +137,23 @@ async def test_a_dead_server_is_started_again_and_its_tools_stay() -> None:
         await until(lambda: mcp.servers["tester"]._wire is None)
         refused = await engine.call("tester__echo", {"text": "a"})
         assert refused.error is not None
-        assert (refused.error.code, refused.error.retryable) == ("NETWORK_ERROR", True)
+        assert (refused.error.code, refused.error.retryable) == ("SANDBOX_UNAVAILABLE", True)
         await until(lambda: mcp.servers["tester"]._wire is not None)
+
+
+@pytest.mark.row("P7")
+async def test_a_server_that_keeps_failing_has_its_circuit_opened_and_others_go_on() -> None:
+    servers = {"bad": server(SCRIPTED, "dies"), "good": server(SCRIPTED)}
+    async with serving(count=2, settings={"circuits": {"min_failures": 2}}, **servers) as engine:
+        codes = []
+        mcp = engine._made.upstreams.mcp
+        assert mcp is not None
+        for _ in range(3):
+            await until(lambda: mcp.servers["bad"]._wire is not None)
+            answer = await engine.call("bad__echo", {"text": "a"})
+            codes.append(answer.error.code if answer.error else None)
+        assert codes == ["NETWORK_ERROR", "NETWORK_ERROR", "CIRCUIT_OPEN"]
+        assert (await engine.call("good__echo", {"text": "a"})).data == {"text": "a"}
 
 
 @pytest.mark.parametrize(
@@ -303,6 +320,67 @@ async def test_nothing_of_a_server_outlives_its_engine(tmp_path: Path) -> None:
         child = int(note.read_text())
         assert psutil.pid_exists(child)
     await until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+
+
+class PlainServer(BaseHTTPRequestHandler):
+    """A server of the older era that answers with JSON, keeps a session, and echoes headers."""
+
+    seen: ClassVar[list[tuple[str, str | None, str | None]]] = []
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        method, token = asked["method"], self.headers["authorization"]
+        self.seen.append((method, self.headers["mcp-session-id"], token))
+        tool = {"name": "echo", "inputSchema": {"type": "object"}}
+        results: dict[str, Any] = {
+            "initialize": {"protocolVersion": "2025-06-18", "capabilities": {}},
+            "tools/list": {"tools": [tool]},
+            "tools/call": {"content": [{"type": "text", "text": f"you sent {token}"}]},
+        }
+        body = b""
+        if method in results:
+            reply = {"jsonrpc": "2.0", "id": asked["id"], "result": results[method]}
+            body = json.dumps(reply).encode()
+        self.send_response(200 if body else 202 if "id" not in asked else 400)
+        self.send_header("content-type", "application/json")
+        self.send_header("mcp-session-id", "session-1")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words: Any) -> None:
+        """Silent."""
+
+
+async def test_a_secret_goes_to_its_server_in_a_header_and_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PLAIN_TOKEN", "canary-of-the-plain-server")
+    service = ThreadingHTTPServer(("127.0.0.1", 0), PlainServer)
+    thread = threading.Thread(target=service.serve_forever)
+    thread.start()
+    host = f"127.0.0.1:{service.server_port}"
+    secret = {"env": "PLAIN_TOKEN", "tools": ["plain"], "hosts": [host]}
+    settings = {"rest": {"allowed_hosts": [host]}, "secrets": {"token": secret}}
+    headers = {"authorization": "Bearer ${secret:token}"}
+    one = {"url": f"http://{host}/mcp", "headers": headers, "harmless": EVERY}
+    PlainServer.seen.clear()
+    try:
+        async with serving(settings=settings, plain=one) as engine:
+            answer = await engine.call("plain__echo")
+            assert answer.data == {"text": "you sent Bearer [redacted]"}
+    finally:
+        service.shutdown()
+        thread.join()
+        service.server_close()
+    assert {token for _, _, token in PlainServer.seen} == {"Bearer canary-of-the-plain-server"}
+    sessions = {method: session for method, session, _ in PlainServer.seen}
+    assert sessions["tools/call"] == "session-1"
+    unbound = Config(mcp_servers={"other": one}, **settings)
+    async with Engine(config=unbound) as engine:
+        mcp = engine._made.upstreams.mcp
+        assert mcp is not None
+        await until(lambda: "is not bound to the tool other" in mcp.servers["other"]._why)
 
 
 async def test_an_address_that_is_not_public_needs_the_operators_word(address: str) -> None:

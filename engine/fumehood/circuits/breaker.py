@@ -242,7 +242,7 @@ class Circuits:
         return sum(state is not CircuitState.CLOSED for state in states)
 
     def _of(self, tool: ToolDefinition) -> Circuit | None:
-        if tool.executor != "http":
+        if tool.executor not in ("http", "mcp"):
             return None
         upstream = upstream_of(tool)
         if upstream is None:

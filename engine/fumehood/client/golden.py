@@ -92,8 +92,9 @@ def check(client: Client, calls: tuple[GoldenCall, ...], *, run: bool) -> Iterat
         now = client.call(each.tool, each.arguments, **options)
         place, before = f"call {number} ({each.tool})", each.answer
         code, code_before = (e.error.code if e and e.error else "OK" for e in (now, before))
-        if not run and now.error is not None and code != code_before:
-            yield f"{place}: {code}: {now.error.message}"
+        refused = code if now.error is not None else now.data.get("refused_with")
+        if not run and refused is not None and refused != code_before:
+            yield f"{place}: {refused}: {now.error.message if now.error else 'it would be refused'}"
         elif run and code != code_before:
             yield f"{place}: was {code_before}, is {code}"
         elif run and before is not None and now.data != before.data:

@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from fumehood.core.errors import EngineError, NetworkError
+from fumehood.core.errors import EngineError, NetworkError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition, ToolType
 from fumehood.executors.mcp_settings import SEPARATOR, McpServerSettings
@@ -177,12 +177,14 @@ class McpServer:
         """Call one of its tools.
 
         Raises:
-            NetworkError: it does not run, or died.
+            SandboxUnavailable, NetworkError: its program does not run; it died, or is away.
             RpcError, BodyTooLarge, EngineError: there is no result.
         """
         wire, own = self._wire, self._own_names.get(tool)
         if wire is None or own is None:
-            raise NetworkError(
+            # A program that is started again must not find its circuit open.
+            refusal = SandboxUnavailable if self._settings.url is None else NetworkError
+            raise refusal(
                 f"The MCP server {self.name} does not run now, or has this tool no longer. Nothing "
                 "was sent. Repeat the call later."
             )
@@ -271,7 +273,7 @@ class McpServer:
 
     async def _listen(self, wire: Wire) -> None:
         if wire.version == MODERN:
-            with contextlib.suppress(RpcError, Lost):  # one that offers no changes
+            with contextlib.suppress(RpcError, Lost, BodyTooLarge):  # it offers no changes
                 await wire.ask(
                     "subscriptions/listen", {"notifications": {"toolsListChanged": True}}
                 )

@@ -153,9 +153,15 @@ class Wire(ABC):
         }
         return {**params, "_meta": meta}
 
-    def _number(self) -> int:
+    def _begin(self, request: Request) -> tuple[int, JsonObject, asyncio.Future[JsonObject]]:
+        """The number of a request, its message, and the future of its result."""
         self._numbers += 1
-        return self._numbers
+        number, params = self._numbers, request.params
+        request.future = asyncio.get_running_loop().create_future()
+        if request.on_progress is not None:
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": number}}
+        message = {"jsonrpc": "2.0", "id": number, "method": request.method, "params": params}
+        return number, message, request.future
 
     def _hear(self, message: Any, waiting: Mapping[int, Request]) -> JsonObject | None:
         """Take in a message; the answer to it if it is a request."""
@@ -245,16 +251,12 @@ class StreamWire(Wire):
     async def send(self, request: Request) -> JsonObject:
         if self._why is not None:
             raise Lost(self._why)
-        number = self._number()
-        request.future = asyncio.get_running_loop().create_future()
-        params = request.params
-        if request.on_progress is not None:
-            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": number}}
+        number, message, future = self._begin(request)
         self._waiting[number] = request
         try:
             request.attempt.was_sent = True
-            await self._write({"id": number, "method": request.method, "params": params})
-            return await request.future
+            await self._write(message)
+            return await future
         except asyncio.CancelledError:
             if request.method not in ("initialize", "server/discover"):
                 with anyio.CancelScope(shield=True), anyio.move_on_after(STOP_S):
@@ -262,17 +264,16 @@ class StreamWire(Wire):
             raise
         finally:
             del self._waiting[number]
-            _retrieve(request.future)
+            _retrieve(future)
 
     async def notify(self, method: str, params: JsonObject) -> None:
         with contextlib.suppress(Lost):
-            await self._write({"method": method, "params": params})
+            await self._write({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def _write(self, message: JsonObject) -> None:
         try:
             async with self._writing:
-                data = strict_json.dumps({"jsonrpc": "2.0", **message})
-                await self._streams.write(data + b"\n")
+                await self._streams.write(strict_json.dumps(message) + b"\n")
         except OSError as error:
             raise Lost(f"it takes no input any more ({error.strerror})") from None
 
@@ -412,12 +413,7 @@ class HttpWire(Wire):
         self._session: str | None = None
 
     async def send(self, request: Request) -> JsonObject:
-        number = self._number()
-        request.future = asyncio.get_running_loop().create_future()
-        params = request.params
-        if request.on_progress is not None:
-            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": number}}
-        body = {"jsonrpc": "2.0", "id": number, "method": request.method, "params": params}
+        number, body, future = self._begin(request)
         waiting = {number: request}
         try:
             answer = await self._post(body, request, waiting)
@@ -429,11 +425,11 @@ class HttpWire(Wire):
         except _Answered:
             answer = None
         finally:
-            _retrieve(request.future)
-        if not request.future.done():
+            _retrieve(future)
+        if not future.done():
             assert answer is not None
             self._without_result(answer, waiting)
-        return await request.future
+        return await future
 
     def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
         """Read an error's body. Raises NetworkError or RpcError if it has no result."""

@@ -89,6 +89,9 @@ def test_a_check_runs_nothing_unless_it_is_told_to(tmp_path: Path) -> None:
     client.answers["add"] = {"sum": 3}
     assert list(check(client, recorded, run=False)) == []
     assert list(check(client, recorded, run=True)) == ["call 1 (add): data differs in sum"]
+    client.answers["add"] = {"dry_run": True, "refused_with": "SANDBOX_UNAVAILABLE"}
+    (said,) = check(client, recorded, run=False)
+    assert said == "call 1 (add): SANDBOX_UNAVAILABLE: it would be refused"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"calls": [{}]}', '{"golden": 2}', '{"more": 1}'])
