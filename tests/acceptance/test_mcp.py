@@ -215,6 +215,39 @@ async def test_client_that_cannot_ask_gets_the_ids_of_approval_and_call(
     assert f"'unasked {mode}' 1" not in ran(asking)
 
 
+@both_ways
+@both_eras
+@pytest.mark.parametrize("is_followed", [False, True])
+async def test_repeat_in_another_process_is_the_same_call_until_its_answer_was_fetched(
+    asking: Daemon, way: str, mode: str, is_followed: bool
+) -> None:
+    text = f"repeated {way} {mode} {is_followed}"
+
+    async def told(*_: Any) -> None:
+        """With it the client asks for progress."""
+
+    async def call() -> types.CallToolResult:
+        async with connected(asking, way, mode) as client:
+            more: dict[str, Any] = {"progress_callback": told} if is_followed else {}
+            return await client.call_tool("note", {"text": text}, **more)
+
+    first, again = words_of(await call()), words_of(await call())
+    assert first == again
+    await asyncio.to_thread(decide, asking, first, "approve")
+    wait_until(lambda: f"'{text}' 1" in ran(asking))
+    assert (await call()).structured_content == {"noted": text}
+    assert ran(asking).count(f"'{text}' 1") == 1
+    other = words_of(await call())
+    assert other.startswith("REQUIRES_HUMAN_APPROVAL: ")
+    assert other != first
+
+
+def words_of(result: types.CallToolResult) -> str:
+    """The first text of a result."""
+    assert isinstance(result.content[0], types.TextContent)
+    return result.content[0].text
+
+
 async def test_call_waits_for_approval_as_long_as_it_is_told(asking: Daemon) -> None:
     async with connected(asking, "stdio", MODES[0], "--wait", "30") as client:
         task = asyncio.create_task(client.call_tool("note", {"text": "waited for"}))

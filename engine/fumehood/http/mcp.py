@@ -104,6 +104,7 @@ class McpEndpoint:
             exchange.close()
         if not exchange.is_left:
             await exchange.end(response)
+            exchange.note_sent()
 
     async def _respond(self, request: Request, exchange: _Exchange) -> Response:
         method = request.method
@@ -141,6 +142,7 @@ class _Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.on_cancel: Callable[[], bool] | None = None
+        self.on_sent: Callable[[], None] | None = None
         self.request_id: str | int | None = None
         self.has_statuses = True
         """Whether errors have statuses of their own: with a handshake they are always 200."""
@@ -201,6 +203,11 @@ class _Exchange:
             return
         body = bytes(response.body)
         await self._write(_event(body) if body else b"", more=False)
+
+    def note_sent(self) -> None:
+        """Say that the response has left, if its client is still there."""
+        if self.on_sent is not None and not self.is_left and not self._scope["state"]["has_left"]():
+            self.on_sent()
 
     def _start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._helpers.append(asyncio.create_task(function()))

@@ -42,13 +42,15 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether the peer has closed both directions of the connection.
+    """Whether the peer has closed both directions of the connection; over TCP, where the two look
+    the same, also whether it has only stopped sending.
 
     *Source*: unix_poll of Linux: POLLHUP if both directions are shut.
     """
+    gone = select.POLLHUP if connection.family == socket.AF_UNIX else select.POLLRDHUP
     poll = select.poll()
-    poll.register(connection.fileno(), 0)
-    return any(events & select.POLLHUP for _, events in poll.poll(0))
+    poll.register(connection.fileno(), gone)
+    return any(events & (gone | select.POLLHUP) for _, events in poll.poll(0))
 
 
 class Face(StrEnum):
@@ -168,8 +170,7 @@ class PeerProtocol(H11Protocol):
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
-            # Over TCP a client that has left looks like one that has only stopped sending.
-            if self._face is Face.TCP or _has_left(self.transport.get_extra_info("socket")):
+            if _has_left(self.transport.get_extra_info("socket")):
                 return False
             if cycle.more_body:
                 cycle.disconnected = True  # wakes the application, which gives up

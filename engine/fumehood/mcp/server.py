@@ -151,6 +151,8 @@ class Exchange(Protocol):
 
     on_cancel: Callable[[], bool] | None
     """Ends the call that runs for it; False where none does."""
+    on_sent: Callable[[], None] | None
+    """Called once its response has left for a client that is still there."""
 
     async def send(self, message: bytes) -> None:
         """Send a notification or a request to the client."""
@@ -291,7 +293,7 @@ class McpServer:
         if name == RUN_TOOL:
             name, arguments = _named(arguments)
         if client.is_modern and "requestState" in params:
-            return await self._look_for(params, name, arguments, client)
+            return await self._look_for(params, name, arguments, client, exchange)
         envelope = await self._run(params, name, arguments, client, exchange)
         if not client.elicits or _waiting_call(envelope) is None:
             return result_of(envelope)
@@ -304,7 +306,7 @@ class McpServer:
             }
         answered = await self._ask(question, client, exchange)
         if answered.get("action") == "accept":
-            envelope = await self._look(envelope, client)
+            envelope = await self._look(envelope, client, exchange)
         return result_of(envelope)
 
     def _find_tools(self, client: Client, arguments: JsonObject) -> JsonObject:
@@ -331,10 +333,13 @@ class McpServer:
         try:
             if not isinstance(token, str | int):
                 handle = CallHandle()
+                handle.is_delivered_later = True
                 exchange.on_cancel = handle.cancel
+                exchange.on_sent = lambda: engine.delivered(handle)
                 return await engine.run(name, body, client.principal, handle)
             call = engine.open_stream(name, body, client.principal)
             exchange.on_cancel = call.live.cancel
+            exchange.on_sent = lambda: engine.delivered(call.live)
             refusal = await call.begun()
             return refusal if refusal is not None else await _followed(call, exchange, token)
         except asyncio.CancelledError:
@@ -377,8 +382,9 @@ class McpServer:
             del self._asked[asked_id]
 
     async def _look_for(
-        self, params: JsonObject, name: str, arguments: JsonObject, client: Client
-    ) -> JsonObject:
+        self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
+        exchange: Exchange,
+    ) -> JsonObject:  # fmt: skip
         """The answer of a call that waited, for a client that sends it again. Nothing runs."""
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -396,9 +402,9 @@ class McpServer:
         refusal = self._engine.refusal(waiting, tool=name)
         metadata = refusal.metadata.model_copy(update={"call_id": call_id})
         envelope = refusal.model_copy(update={"metadata": metadata})
-        return result_of(await self._look(envelope, client) if is_accepted else envelope)
+        return result_of(await self._look(envelope, client, exchange) if is_accepted else envelope)
 
-    async def _look(self, waiting: Envelope, client: Client) -> Envelope:
+    async def _look(self, waiting: Envelope, client: Client, exchange: Exchange) -> Envelope:
         """The answer of a call that waited, or the same envelope if nobody decides in time."""
         approvals, call_id = self._engine.approvals, waiting.metadata.call_id or ""
         deadline = anyio.current_time() + LOOK_S
@@ -407,6 +413,7 @@ class McpServer:
             seen = await approvals.next_change(seen, within_s=CHANGES_S)
             answer = await approvals.answer_of(call_id, client.principal)
             if answer is not None:
+                exchange.on_sent = lambda: approvals.fetched(call_id)
                 return answer
             approval = await approvals.of_call(call_id, client.principal)
             runs = approval is not None and approval.state in _DECIDED
