@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import StartDaemon, make_first_approver
+from conftest import NPM, StartDaemon, make_first_approver
 from support.authority import ask
 from support.wait import wait_until
 
@@ -53,4 +53,42 @@ def test_a_servers_tool_passes_every_gate(start_daemon: StartDaemon, home: Path)
     false = {"name": "tester__wipe", "type": "MCP", "description": "Wipe.", "dangerous": False}
     assert ask(daemon.control, "POST", "/v1/tools", false, credential).code is None
     assert client.call("tester__wipe").code == "SANDBOX_UNAVAILABLE"
+    client.close()
+
+
+@pytest.mark.needs("npm")
+@pytest.mark.row("D3")
+def test_tools_of_the_reference_servers_are_called(start_daemon: StartDaemon, home: Path) -> None:
+    shared = home / "shared"
+    shared.mkdir()
+    (shared / "a.txt").write_text("whole\n")
+    (home / "secret.txt").write_text("not shared")
+    harmless = ["read_text_file", "list_directory", "echo", "get-sum", "get-tiny-image"]
+    servers = {
+        name: {"command": [str(NPM / program), *words], "place": "host", "harmless": harmless}
+        for name, program, words in (
+            ("files", "mcp-server-filesystem", [str(shared)]),
+            ("every", "mcp-server-everything", []),
+        )
+    }
+    client = start_daemon(mcp_servers=json.dumps(servers)).client()
+    listed = "/v1/tools?type=MCP&limit=100"
+
+    def names() -> set[str]:
+        return {tool["name"] for tool in client.get(listed).body["data"]["items"]}
+
+    wait_until(lambda: {"files__write_file", "every__echo"} <= names(), deadline_s=15)
+    read = client.call("files__read_text_file", {"path": str(shared / "a.txt")})
+    assert read.body["data"]["content"] == "whole\n", read.body
+    outside = client.call("files__read_text_file", {"path": str(home / "secret.txt")})
+    assert outside.code == "EXECUTION_ERROR"
+    assert "not shared" not in json.dumps(outside.body)
+    written = {"path": str(shared / "b.txt"), "content": "b"}
+    assert client.call("files__write_file", written).code == "REQUIRES_HUMAN_APPROVAL"
+    assert not (shared / "b.txt").exists()
+    said = client.call("every__echo", {"message": "hi"}).body
+    assert said["data"] == {"text": "Echo: hi"}
+    drawn = client.call("every__get-tiny-image").body
+    (image,) = drawn["data"]["files"]
+    assert image["content_type"] == "image/png"
     client.close()
