@@ -195,6 +195,7 @@ def main() -> int:
                 has_containers = build_images(demo)
                 calls(demo)
                 call_service(demo)
+                call_over_mcp(demo)
                 if has_containers:
                     programs(demo)
                     session(demo, credential)
@@ -333,6 +334,22 @@ def calls(demo: Demo) -> None:
     demo.head("Refused before it was computed; stopped by its time limit; retried twice")
     demo.call("calculator", {"expression": "9**9**9"}, status=1, ends="policy")
     demo.call("calculator", {"expression": SLOW}, "--timeout", "0.05", status=1, ends="wall_time")
+
+
+def call_over_mcp(demo: Demo) -> None:
+    """One call as an MCP client makes it, which needs no more than lines of JSON."""
+    demo.head("A tool in an MCP client, such as Claude Code")
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    call = {"name": "calculator", "arguments": {"expression": "6 * 7"}, "_meta": meta}
+    request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    ran = demo.fumehood("mcp", stdin=json.dumps(request) + "\n")
+    result = (ran.answer or {}).get("result", {})
+    came = json.dumps(result.get("structuredContent"))
+    is_right = (ran.status, came) == (0, '{"value": 42, "text": "42"}')
+    demo.show(ran, is_right, f"calculator 6 * 7 over standard input and output: {came}")
 
 
 def programs(demo: Demo) -> None:
