@@ -112,7 +112,7 @@ def config(
     if client not in PLACES:
         fail(f"--client takes one of: {', '.join(PLACES)}.", ExitCode.USAGE)
     arguments = ["mcp"]
-    where = str(socket.absolute()) if socket is not None else None
+    where = str(find_socket(socket))  # clients pass on hardly any variable that would name it
     for option, value in (
         ("--agent", agent), ("--session", session), ("--wait", wait), ("--socket", where),
     ):  # fmt: skip

@@ -31,6 +31,12 @@ def test_snippet_starts_the_server_with_the_options_given(client: str) -> None:
     assert servers["fumehood"]["command"].endswith("fumehood")
 
 
+def test_snippet_names_the_socket_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_SOCKET", "/run/mine.sock")
+    (servers,) = snippet("cursor").values()
+    assert servers["fumehood"]["args"] == ["mcp", "--socket", "/run/mine.sock"]
+
+
 def test_each_client_has_its_own_words() -> None:
     assert list(snippet("vscode")) == ["servers"]
     assert snippet("claude-code")["mcpServers"]["fumehood"]["type"] == "stdio"
