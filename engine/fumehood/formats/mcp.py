@@ -1,17 +1,12 @@
-"""A tool as the Model Context Protocol describes it, and arguments as its clients send them.
+"""A tool as the Model Context Protocol describes it.
 
 Host side, used by `mcp/server.py`, and by exports of tools. Nothing here says how a tool runs.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition, ToolType
-from fumehood.registry.json_schema import CompiledSchema, TooCostly
-
-SHARED_SCHEMAS = ("$defs", "definitions")
 
 
 def tool_to_mcp(tool: ToolDefinition, *, with_output: bool = True) -> JsonObject:
@@ -33,31 +28,3 @@ def tool_to_mcp(tool: ToolDefinition, *, with_output: bool = True) -> JsonObject
         output.pop("additionalProperties", None)
         shape["outputSchema"] = output
     return shape
-
-
-def without_nulls(parameters: JsonObject, arguments: JsonObject) -> JsonObject:
-    """The arguments without each null for an optional parameter that takes none.
-
-    Clients that make a model of a schema send null for everything that was left out.
-    """
-    if None not in arguments.values():
-        return arguments
-    required, properties = parameters.get("required", ()), parameters.get("properties", {})
-    shared = {key: parameters[key] for key in SHARED_SCHEMAS if key in parameters}
-    return {
-        name: value
-        for name, value in arguments.items()
-        if value is not None
-        or name in required
-        or name not in properties
-        or _takes_null(properties[name], shared)
-    }
-
-
-def _takes_null(schema: Any, shared: JsonObject) -> bool:
-    if not isinstance(schema, dict):
-        return True
-    try:
-        return not CompiledSchema({**schema, **shared}).violations(None)
-    except TooCostly:
-        return True

@@ -128,13 +128,16 @@ def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> 
 
 
 def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """A model's arguments as the tool has them: its own names, and no null that was forced.
-
-    An explicit null for an optional parameter that takes none counts as left out.
-    """
+    """A model's arguments as the tool has them: its own names, and no null that was forced."""
     aliases = _aliases(parameters, dialect.property_name)
     if aliases:
         arguments = _renamed(arguments, {alias: name for name, alias in aliases.items()})
+    return without_nulls(arguments, parameters)
+
+
+def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
+    """The arguments without each null for an optional parameter that takes none: it counts as left
+    out. Clients that make a model of a schema send such nulls, and strict modes force them."""
     value: JsonObject = _restored(arguments, parameters, parameters, {})
     return value
 
@@ -414,7 +417,7 @@ def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool], ho
 
 
 def _restored(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) -> Any:
-    """The recursion of `restored`; its depth is that of the value."""
+    """The recursion of `without_nulls`; its depth is that of the value."""
     schema = _branch_for(value, schema, root)
     if not isinstance(schema, dict):
         return value

@@ -41,7 +41,8 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.handle import CallHandle
-from fumehood.formats.mcp import tool_to_mcp, without_nulls
+from fumehood.formats.mcp import tool_to_mcp
+from fumehood.formats.schemas import without_nulls
 from fumehood.mcp.messages import (
     FIRST_WITH_OUTPUT,
     HANDSHAKES,
@@ -356,7 +357,7 @@ class McpServer:
                 parameters = self._engine.tool(name).tool.parameters
             except ToolNotFound:
                 parameters = {}
-            arguments = without_nulls(parameters, arguments)
+            arguments = without_nulls(arguments, parameters)
         options = {
             "agent_id": client.agent_id,
             "session_id": client.session_id,

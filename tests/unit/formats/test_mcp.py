@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fumehood import ToolDefinition
-from fumehood.formats.mcp import tool_to_mcp, without_nulls
+from fumehood.formats.mcp import tool_to_mcp
+from fumehood.formats.schemas import without_nulls
 from support.definitions import expression_document
 
 pytestmark = pytest.mark.row("D3")
@@ -76,9 +77,9 @@ SCHEMA: dict[str, Any] = {
 def test_null_counts_as_left_out_where_none_is_taken(name: str, is_kept: bool) -> None:
     given = {name: None, "other": 1}
     expected = given if is_kept else {"other": 1}
-    assert without_nulls(SCHEMA, given) == expected
+    assert without_nulls(given, SCHEMA) == expected
 
 
-def test_values_and_nulls_below_the_top_stay() -> None:
+def test_values_that_the_schema_does_not_describe_stay() -> None:
     given = {"word": "a", "needed": {"word": None}}
-    assert without_nulls(SCHEMA, given) == given
+    assert without_nulls(given, SCHEMA) == given
