@@ -147,7 +147,9 @@ async def test_session_of_a_sample_ends_with_it(sessions: Callable[[], set[str]]
 
 def scripted(*commands: str) -> Any:
     """A model that runs one command after the other, and says that it is done."""
-    calls = [ModelOutput.for_tool_call("mockllm/model", "bash", {"cmd": one}) for one in commands]
+    calls = [
+        ModelOutput.for_tool_call("mockllm/model", "bash", {"command": one}) for one in commands
+    ]
     done = ModelOutput.from_content("mockllm/model", "42, done")
     return get_model("mockllm/model", custom_outputs=[*calls, done])
 
