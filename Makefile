@@ -51,13 +51,16 @@ $(FRAMEWORKS)/.installed: requirements/frameworks.lock | $(STAMP)
 		--no-compile --require-hashes --requirement requirements/frameworks.lock
 	@touch $@
 
-# Needs the package `uv`; everybody else only reads the result.
+# Needs the package `uv`; everybody else only reads the result. The wheels of claude-agent-sdk hold
+# a program of 350 MB that no test needs; its source does not.
 lock:
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --upgrade -o requirements/dev.lock
-	uv pip compile pyproject.toml --group frameworks --extra autogen --extra deepagents \
-		--extra openai_agents --extra pydantic_ai --extra smolagents --universal \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	uv pip compile pyproject.toml --group frameworks --extra autogen --extra claude_agent_sdk \
+		--extra deepagents --extra inspect_ai --extra jupyter --extra openai_agents \
+		--extra pydantic_ai --extra smolagents --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate \
+		--no-binary claude-agent-sdk --emit-build-options \
 		--upgrade -o requirements/frameworks.lock
 
 clean:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,31 @@ def approver() -> Iterator[ControlClient]:
     socket, credential = os.environ["TEST_CONTROL_SOCKET"], os.environ["TEST_CREDENTIAL"]
     with ControlClient(socket, credential=credential) as control:
         yield control
+
+
+@pytest.fixture
+def decide(approver: ControlClient) -> Callable[[str], Any]:
+    """Decide about the next call that waits, and so on: `with decide("approve", "deny"): …`."""
+
+    @contextmanager
+    def deciding(*decisions: str) -> Iterator[None]:
+        def run() -> None:
+            for decision in decisions:
+                while not (waiting := approver.approvals.list(state="pending").items):
+                    if over.wait(0.05):
+                        return
+                getattr(approver.approvals, decision)(waiting[0].id, version=waiting[0].version)
+
+        over = threading.Event()
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    return deciding
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_adapter_works_with_the_framework_itself(file: str, daemon: Daemon) -> N
     }
     command = [FRAMEWORKS, "-m", "pytest", "-q", "-c", TESTS / "pytest.ini", TESTS / file]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -43,7 +43,7 @@ MAX_VARIABLES = 256
 MAX_WORD_BYTES = 100 * 1024
 """Of one argument or variable of a program. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
 
-MAX_WORDS_BYTES = 1 << 20
+MAX_WORDS_BYTES = 5 << 18
 """Of all of them. *Source*: execve(2), a quarter of the stack, which is 2 MB here."""
 
 _MAX_OFFSET = 1 << 50

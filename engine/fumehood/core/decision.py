@@ -31,7 +31,7 @@ ALLOWED: JsonObject = {"decision": "allow"}
 """The data of a call that every gate let through."""
 
 _PENDING = frozenset({RequiresHumanApproval.code, CallInProgress.code})
-_DENIALS = frozenset(
+DENIALS = frozenset(
     {
         ApprovalDenied.code,
         ApprovalExpired.code,
@@ -145,7 +145,7 @@ def _decision(envelope: Envelope, tool: str) -> Decision | None:
             expires_at=details.get("expires_at"),
             **known,
         )
-    if error.code not in _DENIALS:
+    if error.code not in DENIALS:
         return None
     return Decision(decision="deny", reason=error.message, **known)
 

@@ -1,0 +1,31 @@
+"""A decision of the engine as a framework's permission callback needs it. Fails closed."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+from fumehood.client.async_client import AsyncClient
+from fumehood.core.json_types import JsonObject
+
+
+async def denial(
+    client: AsyncClient | None,
+    tool: str,
+    arguments: JsonObject,
+    context: JsonObject,
+    options: dict[str, Any],
+) -> str | None:
+    """The reason, for the model, for which a call must not run; None only if it is allowed."""
+    try:
+        async with AsyncExitStack() as resources:
+            if client is None:
+                client = await resources.enter_async_context(AsyncClient())
+            decision = await client.decide(tool, arguments, context=context, **options)
+    except Exception as fault:  # whatever it is, nothing was decided
+        return f"fumehood decided nothing, so the call must not run. {fault}"
+    if decision.decision == "allow":
+        return None
+    approve = f" Approval: {decision.approval_id}." if decision.approval_id is not None else ""
+    code = f"{decision.code}: " if decision.code is not None else ""
+    return f"{code}{decision.reason}{approve}"

@@ -1,0 +1,252 @@
+"""Inspect: the sandbox provider by Inspect's own checks, the approver, and evaluations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from inspect_ai.model import ModelOutput, get_model
+from inspect_ai.tool import ToolCall, ToolCallView
+from inspect_ai.util import (
+    OutputLimitExceededError,
+    SandboxUnavailableError,
+    SandboxUserUnsupportedError,
+)
+from inspect_ai.util._sandbox.self_check import *  # noqa: F403
+
+from fumehood import Client, ControlClient
+from fumehood.client.async_session import AsyncSession
+from fumehood.integrations.inspect_ai import (
+    FumehoodSandbox,
+    FumehoodSandboxConfig,
+    fumehood_approver,
+)
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def session_id() -> Iterator[str]:
+    """One for all."""
+    with Client() as client:
+        session = client.create_session(image="python")
+        yield session.id
+        client.end_session(session.id)
+
+
+@pytest.fixture
+async def sandbox_env(session_id: str) -> AsyncIterator[FumehoodSandbox]:
+    """What all of Inspect's checks are given."""
+    async with AsyncSession(session_id=session_id) as session:
+        yield FumehoodSandbox(session)
+
+
+async def test_exec_as_user(sandbox_env: FumehoodSandbox) -> None:
+    """In place of Inspect's check, which needs root: no other user than the only one is feigned."""
+    for user in ("root", "0", "sandbox"):
+        with pytest.raises(SandboxUserUnsupportedError):
+            await sandbox_env.exec(["id"], user=user)
+    assert "uid=0" not in (await sandbox_env.exec(["id"])).stdout
+
+
+async def test_after_a_time_limit_no_program_is_left(sandbox_env: FumehoodSandbox) -> None:
+    """Inspect's own checks of it need `ps`, which the image does not have."""
+    with pytest.raises(TimeoutError):
+        await sandbox_env.exec(["sh", "-c", "sleep 3600 & sleep 3600"], timeout=1)
+    alive = ["grep", "-qx", "sleep", *(f"/proc/{pid}/comm" for pid in range(1, 200))]
+    assert (await sandbox_env.exec(alive)).returncode != 0
+    assert (await sandbox_env.exec(["grep", "-x", "grep", "/proc/self/comm"])).success
+
+
+async def test_program_that_is_missing_and_directory_that_is_missing(
+    sandbox_env: FumehoodSandbox,
+) -> None:
+    assert (await sandbox_env.exec(["no-such-program"])).returncode == 127
+    assert not (await sandbox_env.exec(["true"], cwd="missing")).success
+    ran = await sandbox_env.exec(["pwd"], cwd="/usr", input=b"x" * 600_000)
+    assert (ran.stdout, ran.success) == ("/usr\n", True)
+    assert "missing" not in (await sandbox_env.exec(["ls", "-A"])).stdout
+
+
+async def test_files_keep_every_byte_on_both_ways_and_leave_nothing_behind(
+    sandbox_env: FumehoodSandbox,
+) -> None:
+    content = bytes(range(256)) * 8192
+    for name, size in (("/tmp/-a b'\n", 0), ("-c", 700), ("d/$(id)", len(content))):
+        await sandbox_env.write_file(name, content[:size])
+        assert await sandbox_env.read_file(name, text=False) == content[:size]
+    with pytest.raises(UnicodeDecodeError):
+        await sandbox_env.read_file("-c")
+    await sandbox_env.write_file("e", "a\r\nb")
+    assert await sandbox_env.read_file("e") == "a\r\nb"
+    await sandbox_env.exec(["rm", "-rf", "--", "-c", "d", "e"])
+    assert (await sandbox_env.exec(["ls", "-A"])).stdout in ("", "subdir\n")
+    with pytest.raises(PermissionError):
+        await sandbox_env.write_file("/usr/x", "")
+
+
+async def test_output_beyond_the_engines_limit_is_inspects_error(
+    sandbox_env: FumehoodSandbox,
+) -> None:
+    with pytest.raises(OutputLimitExceededError) as long:
+        await sandbox_env.exec(["sh", "-c", "yes | head -c 3000000"])
+    assert len(long.value.truncated_output or "") > 1 << 20
+
+
+async def test_refused_call_is_the_models_error_and_a_session_that_is_over_the_sandboxes(
+    session_id: str, client: Client
+) -> None:
+    config = FumehoodSandboxConfig(image="python", agent_id=None)
+    assert FumehoodSandbox.config_deserialize(config.model_dump()) == config
+    made = await FumehoodSandbox.sample_init("t", config, {})
+    sandbox = made["default"]
+    first, control = await sandbox.exec(["id"]), sandbox.session.id
+    assert first.success
+    asked = await sandbox.session.call("run_shell", {"command": "echo ask-me"})
+    assert asked.error is not None
+    client.approvals.cancel(str(asked.error.approval_id))
+    with pytest.raises(PermissionError, match="REQUIRES_HUMAN_APPROVAL"):
+        await refused(sandbox)
+    client.end_session(control)
+    with pytest.raises(SandboxUnavailableError, match="has ended"):
+        await sandbox.exec(["id"])
+    await FumehoodSandbox.sample_cleanup("t", config, made, False)
+
+
+async def refused(sandbox: FumehoodSandbox) -> None:
+    """A call that a rule makes wait; the rule is about commands, so it is made as one."""
+    run = sandbox.session.run
+
+    async def as_command(program: list[str], **options: Any) -> Any:
+        return await run(program[-1], **options)
+
+    sandbox.session.run = as_command
+    try:
+        await sandbox.exec(["echo ask-me"])
+    finally:
+        sandbox.session.run = run
+
+
+async def test_session_of_a_sample_ends_with_it(sessions: Callable[[], set[str]]) -> None:
+    before = sessions()
+    made = await FumehoodSandbox.sample_init("t", "python", {})
+    assert len(sessions() - before) == 1
+    await FumehoodSandbox.sample_cleanup("t", "python", made, True)
+    assert sessions() == before
+
+
+def scripted(*commands: str) -> Any:
+    """A model that runs one command after the other, and says that it is done."""
+    calls = [
+        ModelOutput.for_tool_call("mockllm/model", "bash", {"command": one}) for one in commands
+    ]
+    done = ModelOutput.from_content("mockllm/model", "42, done")
+    return get_model("mockllm/model", custom_outputs=[*calls, done])
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("INSPECT_LOG_DIR", str(tmp_path))
+    monkeypatch.setenv("INSPECT_DISPLAY", "none")
+    # Inspect would fetch a table of tokens from the network.
+    words = SimpleNamespace(encode=lambda text, **_: text.split())
+    monkeypatch.setattr("tiktoken.get_encoding", lambda _: words)
+
+
+def test_page_runs_as_it_stands(
+    page: Callable[[str], Any], quiet: None, decide: Any, sessions: Any
+) -> None:
+    """The approved command ran in the sandbox; the model reads why the other one did not."""
+    with decide("approve", "deny"):
+        log = page("use-from-inspect")["evaluate"](
+            scripted("echo $((6 * 7)) > a; cat a; id -un", "touch b"), "6 * 7?", "42"
+        )
+    assert log.status == "success", log.error
+    (sample,) = log.samples
+    ran, rejected = (one for one in sample.messages if one.role == "tool")
+    assert ran.text.split() == ["42", "sandbox"]
+    assert "APPROVAL_DENIED" in rejected.error.message
+    assert sample.scores["includes"].value == "C"
+
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def run():
+    async def solve(state, generate):
+        ran = await sandbox().exec(["sh", "-c", "id -un; pwd"])
+        state.output.completion = ran.stdout
+        return state
+    return solve
+
+@task
+def who():
+    return Task(dataset=[Sample(input="?", target="sandbox")], solver=run(), scorer=includes())
+"""
+
+
+def test_inspect_finds_the_provider_by_the_entry_point_of_the_package(tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    entries = project["entry-points"]["inspect_ai"].items()
+    about = tmp_path / "fumehood-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fumehood\nVersion: 0.1.0\n")
+    (about / "top_level.txt").write_text("fumehood\n")
+    origin = {"url": ROOT.as_uri(), "dir_info": {"editable": True}}
+    (about / "direct_url.json").write_text(json.dumps(origin))
+    lines = "".join(f"{name} = {value}\n" for name, value in entries)
+    (about / "entry_points.txt").write_text(f"[inspect_ai]\n{lines}")
+    (tmp_path / "who.py").write_text(TASK)
+    (tmp_path / "approval.yaml").write_text(
+        "approvers:\n  - name: fumehood/fumehood\n    tools: '*'\n    wait_for_approval: 1\n"
+    )
+    path = f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path}"
+    options = ["--model", "mockllm/model", "--display", "plain", "--approval", "approval.yaml"]
+    done = subprocess.run(
+        [sys.executable, "-m", "inspect_ai", "eval", "who.py", "--sandbox", "fumehood:python", *options],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "accuracy" in done.stdout, done.stdout + done.stderr
+    assert "1.000" in done.stdout
+
+
+async def ask(approve: Any, function: str, arguments: Any) -> Any:
+    return await approve("", ToolCall(id="1", function=function, arguments=arguments),
+                         ToolCallView(), [])  # fmt: skip
+
+
+async def test_approver_rejects_whatever_the_engine_does_not_allow(
+    approver: ControlClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    approve = fumehood_approver()
+    first = await ask(approve, "bash", {"cmd": "make twice"})
+    (waiting,) = approver.approvals.list(state="pending").items
+    assert first.decision == "reject"
+    assert waiting.id in first.explanation
+    approver.approvals.approve(waiting.id, version=waiting.version)
+    assert (await ask(approve, "bash", {"cmd": "make twice"})).decision == "approve"
+    for function, options in (("no name!", {}), ("bash", {"agent_id": "nobody"})):
+        answer = await ask(fumehood_approver(**options), function, {})
+        assert answer.decision == "reject"
+        assert "decided nothing" in answer.explanation
+    monkeypatch.setenv("FUMEHOOD_SOCKET", str(tmp_path / "none.sock"))
+    answer = await ask(approve, "bash", {"cmd": "make twice"})
+    assert answer.decision == "reject"
+    assert "decided nothing" in answer.explanation

@@ -1,0 +1,199 @@
+"""Jupyter: the kernel, installed and driven by Jupyter's own front ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager, start_new_kernel
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from fumehood import Client
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "use-from-jupyter.md"
+INSTALL = [sys.executable, "-m", "fumehood.integrations.jupyter", "install"]
+
+
+@pytest.fixture
+def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Jupyter looks for kernels."""
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share" / "jupyter"))
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    return tmp_path
+
+
+@pytest.fixture
+def kernel(
+    prefix: Path, sessions: Callable[[], set[str]]
+) -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
+    install(prefix, "--image", "python")
+    manager, client = start_new_kernel(kernel_name="fumehood")
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel()
+
+
+def install(prefix: Path, *options: str) -> None:
+    subprocess.run([*INSTALL, "--prefix", str(prefix), *options], check=True, timeout=60)
+
+
+def notebook(*cells: str) -> Any:
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+
+def execute(*cells: str, **options: Any) -> list[Any]:
+    made = notebook(*cells)
+    NotebookClient(made, kernel_name="fumehood", timeout=120, **options).execute()
+    return [cell.outputs for cell in made.cells]
+
+
+def run(client: BlockingKernelClient, code: str, **options: Any) -> tuple[Any, list[Any]]:
+    """The reply to a cell, and the contents that it published."""
+    published: list[Any] = []
+
+    def keep(message: Any) -> None:
+        if message["msg_type"] not in ("status", "execute_input"):
+            published.append(message["content"])
+
+    reply = client.execute_interactive(code, output_hook=keep, timeout=60, **options)
+    return reply["content"], published
+
+
+def test_page_runs_as_it_stands(
+    page: Callable[[str], Any], prefix: Path, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook calculates, draws a figure, and its session ends with it."""
+    (command,) = PAGE.read_text(encoding="utf-8").split("```sh\n")[1].split("```")[:1]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "JUPYTER_PREFIX": str(prefix)}
+    subprocess.run(["sh", "-euc", command], env=environment, check=True, timeout=60)
+    figure = "import matplotlib.pyplot as p\n_ = p.plot([n, 2])"
+    done = page("use-from-jupyter")["run"]("n = 6\nprint('half')", "n * 7", figure)
+    printed, value, drawn = (cell.outputs for cell in done.cells)
+    assert [(one.name, one.text) for one in printed] == [("stdout", "half\n")]
+    assert [one.data for one in value] == [{"text/plain": "42"}]
+    assert base64.b64decode(drawn[0].data["image/png"]).startswith(b"\x89PNG")
+
+
+def test_exception_has_its_traceback_once_and_stops_the_notebook(
+    prefix: Path, sessions: Any
+) -> None:
+    install(prefix, "--image", "python")
+    cells = ("import sys\nprint('w', file=sys.stderr)\n1 / 0", "'after'", "def f(:", "exit(3)")
+    failed, after, syntax, ended = execute(*cells, allow_errors=True)
+    assert [one.output_type for one in failed] == ["stream", "error"]
+    assert (failed[0].name, failed[0].text) == ("stderr", "w\n")
+    assert (failed[1].ename, failed[1].evalue) == ("ZeroDivisionError", "division by zero")
+    assert failed[1].traceback[0] == "Traceback (most recent call last):"
+    assert after[0].data == {"text/plain": "'after'"}
+    assert [one.ename for one in syntax] == ["SyntaxError"]
+    assert (ended[0].ename, ended[0].evalue[:28]) == (
+        "EXECUTION_ERROR",
+        "The program exited with stat",
+    )
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        execute("1 / 0", "print('never')")
+
+
+def test_traceback_that_a_program_prints_itself_is_shown(prefix: Path, sessions: Any) -> None:
+    install(prefix, "--image", "python")
+    program = "import traceback\ntry:\n    1 / 0\nexcept Exception:\n    traceback.print_exc()\n"
+    first, second = execute(program, f"{program}print('x')")
+    assert "ZeroDivisionError" in first[0].text
+    assert "".join(one.text for one in second if one.name == "stderr") == first[0].text.replace(
+        "<code>", "<code 2>"
+    )
+
+
+def test_output_comes_while_the_cell_runs_and_interrupt_keeps_the_variables(
+    kernel: tuple[KernelManager, BlockingKernelClient],
+) -> None:
+    manager, client = kernel
+    assert run(client, "x = 41")[0]["status"] == "ok"
+    sent = client.execute("x = 0\nprint('on', flush=True)\nwhile True: pass")
+    while client.get_iopub_msg(timeout=60)["content"].get("text") != "on\n":
+        pass
+    manager.interrupt_kernel()
+    while (reply := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != sent:
+        pass
+    assert (reply["content"]["status"], reply["content"]["ename"]) == ("error", "KeyboardInterrupt")
+    assert run(client, "x + 1")[1] == [
+        {"data": {"text/plain": "42"}, "metadata": {}, "execution_count": 3}
+    ]
+
+
+def test_long_output_comes_whole_and_a_silent_cell_shows_nothing(
+    kernel: tuple[KernelManager, BlockingKernelClient],
+) -> None:
+    _, client = kernel
+    shown = run(client, "print('a' * 50_000)\n'b' * 50_000")[1]
+    assert "".join(one.get("text", "") for one in shown) == f"{'a' * 50_000}\n"
+    assert shown[-1]["data"]["text/plain"].startswith("'bbb")
+    reply, shown = run(client, "y = 1\nprint('no')\ny", silent=True)
+    assert (reply["status"], shown) == ("ok", [])
+    assert run(client, "y")[1][0]["data"] == {"text/plain": "1"}
+
+
+def test_restarting_makes_another_session_and_ends_the_one_before(
+    kernel: tuple[KernelManager, BlockingKernelClient], sessions: Callable[[], set[str]]
+) -> None:
+    manager, client = kernel
+    run(client, "x = 1")
+    before = sessions()
+    manager.restart_kernel()
+    client.wait_for_ready(timeout=60)
+    assert run(client, "x")[0]["ename"] == "NameError"
+    assert len(sessions() & before) == len(before) - 1
+
+
+def test_session_that_is_over_is_an_error_of_the_cell(
+    kernel: tuple[KernelManager, BlockingKernelClient],
+    sessions: Callable[[], set[str]],
+    client: Client,
+) -> None:
+    before = sessions()
+    _, front = kernel
+    run(front, "x = 1")
+    (made,) = sessions() - before
+    client.end_session(made)
+    reply, shown = run(front, "x")
+    assert reply["status"] == "error"
+    assert "has ended" in reply["evalue"]
+    assert [one["ename"] for one in shown] == [reply["ename"]]
+
+
+def test_kernel_runs_no_code_of_a_notebook_in_its_own_process(
+    kernel: tuple[KernelManager, BlockingKernelClient],
+) -> None:
+    """Neither a cell nor an expression of the front end; the control is this process."""
+    _, client = kernel
+    look = "import os\nprint(os.getuid(), os.path.exists('/workspace'), 'HOME' in os.environ)"
+    shown = run(client, look, user_expressions={"a": "open('/tmp/escaped', 'w')"})[1]
+    assert shown[0]["text"].startswith("10001 True")
+    assert os.getuid() != 10001
+    assert not Path("/tmp/escaped").exists()
+    assert run(client, "!id")[0]["ename"] == "SyntaxError"
+
+
+def test_option_of_the_installation_is_the_kernels(prefix: Path, sessions: Any) -> None:
+    install(prefix, "--image", "no-such-image", "--agent-id", "nobody", "--wait-for-approval", "5")
+    spec = json.loads((prefix / "share/jupyter/kernels/fumehood/kernel.json").read_text())
+    assert spec["argv"][-3:] == [
+        "--FumehoodKernel.image=no-such-image", "--FumehoodKernel.agent_id=nobody",
+        "--FumehoodKernel.wait_for_approval=5.0",
+    ]  # fmt: skip
+    (refused,) = execute("1", allow_errors=True)
+    assert refused[0].output_type == "error"
+    assert "no-such-image" in refused[0].evalue or "nobody" in refused[0].evalue
