@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,18 @@ class Scripted(BaseLLM):
 
 
 def test_agent_uses_the_engines_tools_and_meets_an_approval(
-    page: Callable[[str], Any], script: Any, options: tuple[str, ...]
+    page: Callable[[str], Any],
+    script: Any,
+    options: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    command = tmp_path / "tools"
+    command.write_text(f"#!/bin/sh\nexec fumehood mcp {' '.join(options)}\n", encoding="utf-8")
+    command.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     model = Scripted(model="scripted", script=script)
-    answer = page("use-from-crewai")["ask"](model, "Go.", *options)
+    answer = page("use-from-crewai")["ask"](model, "Go.", "tools")
     assert answer.raw == "Done."
     assert "[image: image/png]" in model.results[1]
     script.check(model.results)
