@@ -43,12 +43,19 @@ $(STAMP): pyproject.toml requirements/dev.lock scripts/setup
 	@touch $(STAMP)
 
 # For the tests of the adapters: the frameworks would not fit the developers' pins.
-frameworks: $(FRAMEWORKS)/.installed
+frameworks: $(FRAMEWORKS)/.installed $(FRAMEWORKS)-mcp1/.installed
 
 $(FRAMEWORKS)/.installed: requirements/frameworks.lock | $(STAMP)
 	$(BIN)/python -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
 		--no-compile --require-hashes --requirement requirements/frameworks.lock
+	@touch $@
+
+# Without what `tool.uv` in pyproject.toml excludes, so without a check of dependencies.
+$(FRAMEWORKS)-mcp1/.installed: requirements/frameworks-mcp1.lock | $(STAMP)
+	$(BIN)/python -m venv $(FRAMEWORKS)-mcp1
+	$(FRAMEWORKS)-mcp1/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--no-compile --no-deps --require-hashes --requirement requirements/frameworks-mcp1.lock
 	@touch $@
 
 # Needs the package `uv`; everybody else only reads the result. The wheels of claude-agent-sdk hold
@@ -62,6 +69,9 @@ lock:
 		--generate-hashes --no-emit-index-url --no-header --no-annotate \
 		--no-binary claude-agent-sdk --emit-build-options \
 		--upgrade -o requirements/frameworks.lock
+	uv pip compile pyproject.toml --group frameworks-mcp1 --extra crewai --extra langchain \
+		--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--no-annotate --upgrade -o requirements/frameworks-mcp1.lock
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

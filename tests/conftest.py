@@ -38,7 +38,8 @@ gc.set_threshold(50_000)
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 NPM = Path(sys.prefix) / "npm" / "node_modules" / ".bin"
 FRAMEWORKS = Path(sys.executable).parents[1] / "frameworks" / "bin" / "python"
-"""Of the environment that `make frameworks` makes."""
+FRAMEWORKS_MCP1 = FRAMEWORKS.parents[2] / "frameworks-mcp1" / "bin" / "python"
+"""Of the environments that `make frameworks` makes."""
 
 CLEAN_ENVIRONMENT = {
     "PATH": os.environ["PATH"],
@@ -174,7 +175,7 @@ AVAILABLE = {
     "systemd": has_systemd_analyze,
     "node": has_node,
     "npm": has_npm_programs,
-    "frameworks": FRAMEWORKS.exists,
+    "frameworks": lambda: FRAMEWORKS.exists() and FRAMEWORKS_MCP1.exists(),
 }
 
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from fumehood import Client, ControlClient
 
 collect_ignore_glob = [] if find_spec("deepagents") else ["test_*.py"]
+if not find_spec("langchain_mcp_adapters"):
+    collect_ignore_glob.append("mcp1/test_*.py")
 
 PAGES = Path(__file__).parents[2] / "docs" / "howto"
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,17 +33,19 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+def names_of(name: str) -> dict[str, Any]:
+    """The names that the snippets of a page define."""
+    snippets = FENCE.findall((PAGES / f"{name}.md").read_text(encoding="utf-8"))
+    assert snippets
+    names: dict[str, Any] = {"__name__": "page"}
+    for snippet in snippets:
+        exec(compile(snippet, name, "exec"), names)
+    return names
+
+
 @pytest.fixture
 def page() -> Callable[[str], dict[str, Any]]:
-    """The names that the one snippet of a page defines."""
-
-    def run(name: str) -> dict[str, Any]:
-        (snippet,) = FENCE.findall((PAGES / f"{name}.md").read_text(encoding="utf-8"))
-        names: dict[str, Any] = {"__name__": "page"}
-        exec(compile(snippet, name, "exec"), names)
-        return names
-
-    return run
+    return names_of
 
 
 @pytest.fixture
@@ -91,3 +96,70 @@ def sessions(client: Client) -> Iterator[Callable[[], set[str]]]:
     before = active()
     yield active
     assert active() == before
+
+
+@pytest.fixture
+def session_id(client: Client) -> Iterator[str]:
+    session = client.create_session(image="python-data")
+    yield session.id
+    client.end_session(session.id)
+
+
+@pytest.fixture
+def options(session_id: str) -> tuple[str, ...]:
+    """Of `fumehood mcp`: MCP clients hand on hardly any environment variable."""
+    return ("--socket", os.environ["FUMEHOOD_SOCKET"], "--session", session_id)
+
+
+class Script:
+    """The calls of an agent that meets an approval and goes on, and what has to come of them.
+
+    A scripted model takes one call after the other, and is done when there is none left.
+    """
+
+    ASKS: ClassVar[dict[str, str]] = {"command": "echo ask-me >> log; echo done"}
+    FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nprint(6 * 7)"
+
+    def __init__(self, approver: ControlClient) -> None:
+        self._approver = approver
+        self._calls = self._make()
+        self._turn = threading.Lock()
+
+    def _make(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield "calculator", {"expression": "5! + 2**10"}
+        yield "run_python", {"code": self.FIGURE}
+        yield "run_shell", self.ASKS
+        self.approve()
+        yield "run_shell", self.ASKS
+        yield "run_shell", {"command": "wc -l < log"}
+
+    def __call__(self) -> tuple[str, dict[str, Any]] | None:
+        with self._turn:
+            return next(self._calls, None)
+
+    def approve(self) -> None:
+        """Approve the one call that waits, and see it through: a repeat has its answer then."""
+        approvals = self._approver.approvals
+        (waiting,) = approvals.list(state="pending").items
+        approvals.approve(waiting.id, version=waiting.version)
+        end = time.monotonic() + 60
+        while approvals.show(waiting.id).state in ("approved", "started"):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def check(self, results: list[str]) -> None:
+        """The human was asked once, and the action was done once."""
+        sums, figure, asked, done, lines = results
+        assert "1144" in sums
+        assert "42" in figure
+        assert "REQUIRES_HUMAN_APPROVAL" in asked
+        assert "done" in done
+        assert "REQUIRES_HUMAN_APPROVAL" not in done
+        assert re.search(r'"stdout": ?"1\\+n"', lines)
+        assert not self._approver.approvals.list(state="pending").items
+        assert next(self._calls, None) is None
+
+
+@pytest.fixture
+def script(approver: ControlClient) -> Script:
+    return Script(approver)

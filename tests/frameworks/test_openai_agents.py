@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,11 @@ from agents import (
     Usage,
 )  # fmt: skip
 from agents.tracing import set_tracing_disabled
-from openai.types.responses import ResponseOutputMessage, ResponseOutputText
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
 from openai.types.responses.response_function_shell_tool_call import (
     Action,
     ResponseFunctionShellToolCall,
@@ -111,3 +116,59 @@ async def test_what_is_refused_runs_nothing_and_is_told_to_the_model(client: Cli
     agent = Agent(name="a", model=Scripted("echo a"), tools=[ShellTool(executor=shell)])
     assert "has ended" in (await Runner.run(agent, "Go.")).final_output
     await shell.close()
+
+
+class Following(Model):
+    """Makes the calls of a script, and remembers the whole conversation."""
+
+    def __init__(self, script: Any) -> None:
+        self.script = script
+        self.seen: list[Any] = []
+
+    async def get_response(
+        self,
+        system_instructions: Any,
+        input: Any,  # noqa: A002
+        *args: Any,
+        **named: Any,
+    ) -> Any:
+        self.seen = input
+        call = self.script()
+        if call is None:
+            text = ResponseOutputText(text="Done.", type="output_text", annotations=[])
+            output: Any = ResponseOutputMessage(
+                id="msg_1", content=[text], role="assistant", status="completed", type="message"
+            )
+        else:
+            output = ResponseFunctionToolCall(
+                call_id=f"call_{len(input)}",
+                name=call[0],
+                arguments=json.dumps(call[1]),
+                type="function_call",
+            )
+        return ModelResponse(output=[output], usage=Usage(), response_id=None)
+
+    def stream_response(self, *args: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+
+async def test_agent_uses_the_engines_tools_and_meets_an_approval(
+    page: Callable[[str], Any], script: Any, options: tuple[str, ...]
+) -> None:
+    model = Following(script)
+    result = await page("use-from-openai-agents")["ask_with_tools"](model, "Go.", *options)
+    assert result.final_output == "Done."
+    results = [
+        item["output"] for item in model.seen if dict(item).get("type") == "function_call_output"
+    ]
+    assert any(part["type"] == "input_image" for part in results[1])
+    script.check([texts(result) for result in results])
+
+
+def texts(output: Any) -> str:
+    """The text of a tool's output, which has parts where it is more than one."""
+    parts = json.loads(output) if isinstance(output, str) and output[:1] in "[{" else output
+    parts = parts if isinstance(parts, list) else [parts]
+    return " ".join(
+        part["text"] if isinstance(part, dict) and "text" in part else str(part) for part in parts
+    )

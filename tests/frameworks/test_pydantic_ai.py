@@ -27,7 +27,7 @@ ALIVE = "grep -qx sleep /proc/[0-9]*/comm"
 
 
 @pytest.fixture(scope="module")
-def session_id() -> Iterator[str]:
+def one_session() -> Iterator[str]:
     """One for all: each test of the suite works in a directory of its own."""
     with Client() as client:
         session = client.create_session(image="python")
@@ -36,8 +36,8 @@ def session_id() -> Iterator[str]:
 
 
 @pytest.fixture
-async def workspace(session_id: str) -> AsyncIterator[FumehoodWorkspace]:
-    async with FumehoodWorkspace(session_id=session_id) as made:
+async def workspace(one_session: str) -> AsyncIterator[FumehoodWorkspace]:
+    async with FumehoodWorkspace(session_id=one_session) as made:
         yield made
 
 
@@ -145,3 +145,24 @@ async def test_ref_of_another_provider_and_of_no_session_are_refused() -> None:
     async with FumehoodWorkspace(session_id="sess_0123456789abcdef0123456789abcdef") as none:
         with pytest.raises(WorkspaceUnavailableError):
             await none.run(["true"])
+
+
+async def test_agent_uses_the_engines_tools_and_meets_an_approval(
+    page: Callable[[str], Any], script: Any, options: tuple[str, ...]
+) -> None:
+    def follow(messages: Any, info: Any) -> ModelResponse:
+        call = script()
+        return ModelResponse(parts=[TextPart("Done.") if call is None else ToolCallPart(*call)])
+
+    run = await page("use-from-pydantic-ai")["ask_with_tools"](
+        FunctionModel(follow), "Go.", *options
+    )
+    assert run.output == "Done."
+    results = [
+        part
+        for message in run.all_messages()
+        for part in message.parts
+        if part.part_kind == "tool-return"
+    ]
+    assert [file.media_type for file in results[1].files] == ["image/png"]
+    script.check([part.model_response_str() for part in results])

@@ -1,22 +1,24 @@
-"""The adapters, with the frameworks themselves: `tests/frameworks`, in an environment of their own."""
+"""The frameworks themselves, with adapters and without: `tests/frameworks`, in environments of their own."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conftest import FRAMEWORKS, Daemon
+from conftest import FRAMEWORKS, FRAMEWORKS_MCP1, FUMEHOOD, Daemon
 from support.workshop import workshop
 
 pytestmark = [pytest.mark.needs("docker", "frameworks"), pytest.mark.row("S6", "T8")]
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "frameworks"
-FILES = sorted(path.name for path in TESTS.glob("test_*.py"))
-
+FILES = sorted(str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py"))
+PYTHONS = {"": FRAMEWORKS, "mcp1": FRAMEWORKS_MCP1}
+"""By the directory of the tests."""
 
 POLICY = """
 [[rules]]
@@ -41,15 +43,22 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_adapter_works_with_the_framework_itself(file: str, daemon: Daemon) -> None:
+def test_framework_itself_works_with_the_engine(file: str, daemon: Daemon) -> None:
     environment = {
         **daemon.environment,
         "FUMEHOOD_SOCKET": str(daemon.socket),
         "TEST_CONTROL_SOCKET": str(daemon.control),
         "TEST_CREDENTIAL": daemon.credential,
         "PYTHONPATH": str(ROOT / "engine"),
+        "PATH": f"{FUMEHOOD.parent}:{os.environ['PATH']}",
+        # What these libraries would else do with the network.
+        "CREWAI_DISABLE_TELEMETRY": "true",
+        "CREWAI_TRACING_ENABLED": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+        "OTEL_SDK_DISABLED": "true",
     }
-    command = [FRAMEWORKS, "-m", "pytest", "-q", "-c", TESTS / "pytest.ini", TESTS / file]
+    python = PYTHONS[file.rpartition("/")[0]]
+    command = [python, "-m", "pytest", "-q", "-c", TESTS / "pytest.ini", TESTS / file]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
@@ -57,6 +66,11 @@ def test_adapter_works_with_the_framework_itself(file: str, daemon: Daemon) -> N
     assert " passed" in done.stdout
 
 
-def test_every_adapter_is_tested() -> None:
+def test_every_page_and_adapter_is_tested() -> None:
     modules = (ROOT / "engine" / "fumehood" / "integrations").glob("[!_]*.py")
-    assert sorted(f"test_{path.name}" for path in modules) == FILES
+    assert {f"test_{path.name}" for path in modules} <= {Path(file).name for file in FILES}
+    tests = "".join((TESTS / file).read_text(encoding="utf-8") for file in FILES)
+    pages = {path.stem for path in (ROOT / "docs" / "howto").glob("use-from-*.md")}
+    assert [
+        page for page in sorted(pages - {"use-from-frameworks"}) if f'page("{page}")' not in tests
+    ] == []

@@ -1,0 +1,61 @@
+"""CrewAI: a hook that asks the engine before each call of a crew's tools.
+
+Needs the extra `crewai`. Invariant: the tool runs only after an `allow`. CrewAI runs a tool whose
+hook raises an error, so here every error blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from crewai.hooks import (
+    ToolCallHookContext,
+    register_after_tool_call_hook,
+    register_before_tool_call_hook,
+    unregister_after_tool_call_hook,
+    unregister_before_tool_call_hook,
+)
+
+from fumehood.client.sync.client import Client
+
+
+class FumehoodApprover:
+    """The gate before the tools of all crews of this process: `with FumehoodApprover(): …`.
+
+    Hooks that are registered later could change the call that was decided.
+    """
+
+    def __init__(self, client: Client | None = None, **options: Any) -> None:
+        """`options` are those of `Client.decide`."""
+        self._client = client or Client()
+        self._options = options
+        self._reasons: dict[int, str] = {}
+        """Of blocked calls, by the identity of their arguments, until CrewAI fetches them."""
+
+    def __enter__(self) -> Self:
+        register_before_tool_call_hook(self.before)
+        register_after_tool_call_hook(self.after)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        unregister_before_tool_call_hook(self.before)
+        unregister_after_tool_call_hook(self.after)
+
+    def before(self, context: ToolCallHookContext) -> bool | None:
+        """Block the call unless it is allowed."""
+        self._reasons.pop(id(context.tool_input), None)
+        try:
+            decision = self._client.decide(
+                context.tool_name, dict(context.tool_input), **self._options
+            )
+            if decision.decision == "allow":
+                return None
+            reason = f"{decision.code}: {decision.reason}"
+        except Exception as fault:
+            reason = f"fumehood decided nothing, so the call must not run. {fault}"
+        self._reasons[id(context.tool_input)] = reason
+        return False
+
+    def after(self, context: ToolCallHookContext) -> str | None:
+        """Tell the model why its call was blocked."""
+        return self._reasons.pop(id(context.tool_input), None)

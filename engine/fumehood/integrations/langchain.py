@@ -1,0 +1,73 @@
+"""LangChain: a middleware that asks the engine before each call of an agent's own tools.
+
+Needs the extra `langchain`. Invariant: the tool runs only after an `allow`; an error of the request
+is raised, so nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import anyio.to_thread
+from langchain.agents.middleware import AgentMiddleware, ToolCallRequest
+from langchain_core.messages import ToolMessage
+from langgraph.types import Command, interrupt
+
+from fumehood.client.sync.client import Client
+from fumehood.core.decision import Decision
+
+Answer: TypeAlias = ToolMessage | Command[Any]
+
+
+class FumehoodApprover(AgentMiddleware):
+    """The gate before the tools: `create_agent(…, middleware=[FumehoodApprover()])`, the last one.
+
+    A middleware behind it could change the call that was decided.
+    """
+
+    def __init__(
+        self, client: Client | None = None, *, interrupts: bool = False, **options: Any
+    ) -> None:
+        """`options` are those of `Client.decide`. `interrupts`: what is pending pauses the graph.
+
+        Without `interrupts`, or a checkpointer, the model is told and may try the same again.
+        """
+        super().__init__()
+        self._client = client or Client()
+        self._interrupts = interrupts
+        self._options = options
+
+    def wrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Answer]
+    ) -> Answer:
+        """Run the tool if it is allowed, else answer with the reason."""
+        while (decision := self._decide(request)).decision == "pending" and self._interrupts:
+            interrupt(decision.model_dump(mode="json"))
+        return handler(request) if decision.decision == "allow" else _refusal(request, decision)
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Answer]]
+    ) -> Answer:
+        """The same, without blocking the event loop."""
+        ask = partial(anyio.to_thread.run_sync, self._decide, request, abandon_on_cancel=True)
+        while (decision := await ask()).decision == "pending" and self._interrupts:
+            interrupt(decision.model_dump(mode="json"))
+        if decision.decision == "allow":
+            return await handler(request)
+        return _refusal(request, decision)
+
+    def _decide(self, request: ToolCallRequest) -> Decision:
+        call = request.tool_call
+        return self._client.decide(call["name"], call["args"], **self._options)
+
+
+def _refusal(request: ToolCallRequest, decision: Decision) -> ToolMessage:
+    call = request.tool_call
+    return ToolMessage(
+        content=f"{decision.code}: {decision.reason}",
+        name=call["name"],
+        tool_call_id=call["id"],
+        status="error",
+    )
