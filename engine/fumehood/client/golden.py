@@ -6,6 +6,8 @@ tests, which it gives the recorded answers without an engine.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -62,11 +64,19 @@ def read_golden(path: Path) -> GoldenFile:
 
 
 def write_golden(path: Path, calls: list[GoldenCall]) -> None:
-    """Write a sequence; a reader of the file sees the old one or the new one."""
+    """Write a sequence; a reader of the file sees the old one or the new one.
+
+    The directory may be another's: no name in it is known before, so no link there leads elsewhere.
+    """
     text = GoldenFile(calls=tuple(calls)).model_dump_json(indent=2) + "\n"
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    descriptor, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
 
 
 def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:

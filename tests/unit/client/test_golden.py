@@ -101,3 +101,18 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
         read_golden(tmp_path / "g.json")
     with pytest.raises(ValueError, match="cannot be read"):
         read_golden(tmp_path / "none.json")
+
+
+def test_link_in_the_directory_leads_no_recording_elsewhere(tmp_path: Path) -> None:
+    """A directory that somebody else made may have links by any name that is known before."""
+    elsewhere, file = tmp_path / "elsewhere", tmp_path / "g.json"
+    elsewhere.write_text("mine")
+    recorded = calls(file)
+    names = (".g.json.part", "g.json")
+    file.unlink()
+    for name in names:
+        (tmp_path / name).symlink_to(elsewhere)
+    write_golden(file, list(recorded))
+    assert elsewhere.read_text() == "mine"
+    assert read_golden(file).calls == recorded
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([*names, "elsewhere"])
