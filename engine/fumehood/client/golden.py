@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
@@ -32,6 +32,13 @@ class GoldenCall(BaseModel):
     arguments: JsonObject = Field(default_factory=dict)
     options: dict[str, Any] = Field(default_factory=dict)
     answer: Envelope | None = None
+
+    @field_validator("options")
+    @classmethod
+    def _are_known(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if unknown := options.keys() - CallKeywords.__annotations__.keys():
+            raise ValueError(f"no options of a call: {ascii(sorted(unknown))[:200]}")
+        return options
 
 
 class GoldenFile(BaseModel):

@@ -7,7 +7,7 @@ error, and nothing of it reaches a tool.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
@@ -109,7 +109,7 @@ def meta_of(message: JsonObject) -> JsonObject:
     return meta if isinstance(meta, dict) else {}
 
 
-def is_id(value: Any) -> bool:
+def is_id(value: Any) -> TypeGuard[str | int]:
     """Whether the value can name a request, or a call whose progress is told with it each time."""
     if isinstance(value, str):
         return len(value) <= MAX_ID_CHARACTERS
