@@ -194,6 +194,17 @@ def test_hook_with_a_wrong_option_ends_with_the_status_that_blocks() -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize("output", ["&-", "/dev/full"])
+def test_hook_that_cannot_answer_ends_with_the_status_that_blocks(home: Path, output: str) -> None:
+    command = f'exec "$@" >{output}'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", FUMEHOOD, *HOOK], input=call_of("ls"), text=True,
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert alone(call_of("ls"), FUMEHOOD_HOME=str(home))[0] == "deny"  # the twin: 0, and an answer
+
+
 def test_settings_run_this_command_and_block_where_it_fails(site: Site) -> None:
     done = subprocess.run(
         [*site.command, *HOOK, "--wait", "30", "--print-settings"], env=site.environment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,10 @@ def test_lint_reviews_files_and_served_tools_in_three_formats(
     assert sound["tool"].endswith("#get_weather_of_lint")
     assert "model-instructions" in {finding["rule"] for finding in poisoned["findings"]}
     assert "model-instructions" not in {finding["rule"] for finding in sound["findings"]}
+    os.mkfifo(tmp_path / "pipe.json")  # of a directory, what could be read for ever is passed over
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    status, _, error = run(shared_daemon, "tools", "lint", str(tmp_path / "zero.yaml"))
+    assert (status, "over 1 MB" in error) == (2, True)
     _, out, _ = run(shared_daemon, "tools", "lint", str(tmp_path), "--format", "sarif")
     log = json.loads(out)
     assert log["version"] == "2.1.0"

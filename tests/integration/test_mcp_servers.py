@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
+import anyio.lowlevel
 import psutil
 import pytest
 
@@ -424,3 +425,36 @@ async def test_a_program_runs_in_a_container_unless_the_operator_names_the_host(
         assert "10001:10001 none [] true" in shown.stdout.decode().splitlines()
     listed = await anyio.run_process(["docker", "ps", "-aq", "--filter", label])
     assert listed.stdout == b""
+
+
+class Flood:
+    """The streams of a program that says more than anybody can read."""
+
+    said = b""
+    reads = 0
+
+    async def read(self) -> bytes:
+        self.reads += 1
+        message = b'{"jsonrpc":"2.0","method":"notifications/message","params":{}}\n'
+        return message * 2000 if self.reads < 200 else b""
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+async def test_a_server_that_floods_leaves_time_to_others(
+    is_mended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_mended:  # the control: nobody else has a turn before the end
+        monkeypatch.setattr(mcp_wire, "BUSY_S", 1e9)
+    flood = Flood()
+    reading = asyncio.ensure_future(mcp_wire.StreamWire(flood).serve())
+    turns = 0
+    while not reading.done() and turns < 3:
+        await anyio.lowlevel.checkpoint()
+        turns += 1
+    assert (flood.reads < 200) is is_mended
+    reading.cancel()
+    await asyncio.wait({reading})

@@ -195,20 +195,22 @@ def _targets(
             yield target, _served(target, socket, as_json).model_dump(mode="json")
             continue
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if path.is_dir() and file.suffix not in (".json", ".toml", ".yaml", ".yml"):
+            is_one = file.suffix in (".json", ".toml", ".yaml", ".yml") and file.is_file()
+            if path.is_dir() and not is_one:  # a pipe or a device could be read for ever
                 continue
             for document in _documents(file):
                 yield f"{file}#{document.get('name', '')}", document
 
 
 def _documents(file: Path) -> list[JsonObject]:
+    from fumehood.cli.run import read_bytes
     from fumehood.protocol.files import FileFault
     from fumehood.registry.directory import read_documents
+    from fumehood.sandbox.trusted_files import MAX_FILE_BYTES
 
+    raw = read_bytes(str(file), str(file), MAX_FILE_BYTES)
     try:
-        return read_documents(file.name, file.read_bytes())
-    except OSError as error:
-        fail(f"{file} cannot be read: {error.strerror}.", ExitCode.USAGE)
+        return read_documents(file.name, raw)
     except KeyError:
         fail(f"{file} is neither JSON nor TOML nor YAML.", ExitCode.USAGE)
     except FileFault as fault:

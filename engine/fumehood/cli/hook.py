@@ -152,9 +152,10 @@ def _answer(decision: str, reason: str) -> None:
     """Print the decision; if that fails, exit with the status that blocks the call as well."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     try:
-        print(_output(decision, reason), flush=True)
+        sys.stdout.write(_output(decision, reason) + "\n")  # `print` passes over a closed one
+        sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
-        raise typer.Exit(ExitCode.USAGE) from None
+        os._exit(ExitCode.USAGE)  # an orderly end fails to write once more, and changes the status
 
 
 def _output(decision: str, reason: str) -> str:

@@ -6,11 +6,13 @@ tests, which it gives the recorded answers without an engine.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
@@ -30,6 +32,13 @@ class GoldenCall(BaseModel):
     arguments: JsonObject = Field(default_factory=dict)
     options: dict[str, Any] = Field(default_factory=dict)
     answer: Envelope | None = None
+
+    @field_validator("options")
+    @classmethod
+    def _are_known(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if unknown := options.keys() - CallKeywords.__annotations__.keys():
+            raise ValueError(f"no options of a call: {ascii(sorted(unknown))[:200]}")
+        return options
 
 
 class GoldenFile(BaseModel):
@@ -62,11 +71,19 @@ def read_golden(path: Path) -> GoldenFile:
 
 
 def write_golden(path: Path, calls: list[GoldenCall]) -> None:
-    """Write a sequence; a reader of the file sees the old one or the new one."""
+    """Write a sequence; a reader of the file sees the old one or the new one.
+
+    The directory may be another's: no name in it is known before, so no link there leads elsewhere.
+    """
     text = GoldenFile(calls=tuple(calls)).model_dump_json(indent=2) + "\n"
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    descriptor, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
 
 
 def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:

@@ -55,7 +55,7 @@ POLL_S = 10.0
 """Between two lists of an HTTP server, which has no channel of its own for changes."""
 
 CHANGE_PAUSE_S = 1.0
-"""Between two lists of a program."""
+"""Between two lists of a program, at least; and four times as long as the last one took."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
 STABLE_S = 30.0
@@ -266,8 +266,12 @@ class McpServer:
             while True:
                 await wire.changed.wait()
                 wire.changed.clear()
+                began = time.monotonic()
                 await self._list(wire)
-                await anyio.sleep(CHANGE_PAUSE_S)  # a server that says so all the time
+                pause_s = 4 * (time.monotonic() - began)
+                await anyio.sleep(
+                    max(CHANGE_PAUSE_S, pause_s)
+                )  # a server that says so all the time
         finally:
             listening.cancel()
 

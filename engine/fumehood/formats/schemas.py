@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats.model import Loss
@@ -128,10 +129,14 @@ def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> 
 
 
 def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """A model's arguments as the tool has them: its own names, and no null that was forced."""
+    """A model's arguments as the tool has them: its own names, and no null that was forced.
+
+    Raises:
+        InvalidParams: one parameter is there twice, by its name and by its alias.
+    """
     aliases = _aliases(parameters, dialect.property_name)
     if aliases:
-        arguments = _renamed(arguments, {alias: name for name, alias in aliases.items()})
+        arguments = _own_names(arguments, {alias: name for name, alias in aliases.items()})
     return without_nulls(arguments, parameters)
 
 
@@ -549,6 +554,18 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {names.get(key, key): _renamed(item, names) for key, item in value.items()}
     return [_renamed(item, names) for item in value] if isinstance(value, list) else value
+
+
+def _own_names(value: Any, names: Mapping[str, str]) -> Any:
+    """The value with names for aliases."""
+    if isinstance(value, dict):
+        for alias in names.keys() & value.keys():
+            if names[alias] in value:
+                raise InvalidParams(
+                    f"{names[alias][:80]!a} is given twice, as {alias}, too.", fields=["arguments"]
+                )
+        return {names.get(key, key): _own_names(item, names) for key, item in value.items()}
+    return [_own_names(item, names) for item in value] if isinstance(value, list) else value
 
 
 def _short(said: Any) -> str:

@@ -7,7 +7,7 @@ error, and nothing of it reaches a tool.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
@@ -79,7 +79,7 @@ def read_message(raw: bytes) -> JsonObject:
         raise RpcError(PARSE_ERROR, f"The message cannot be read: {error}.") from None
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
         raise RpcError(INVALID_REQUEST, "Send one JSON-RPC 2.0 message, and no batch.")
-    if "id" in message and not _is_id(message["id"]):
+    if "id" in message and not is_id(message["id"]):
         raise RpcError(INVALID_REQUEST, "An id is an integer or a short text.")
     has_method = isinstance(message.get("method"), str)
     is_response = "method" not in message and "id" in message and _has_outcome(message)
@@ -109,7 +109,8 @@ def meta_of(message: JsonObject) -> JsonObject:
     return meta if isinstance(meta, dict) else {}
 
 
-def _is_id(value: Any) -> bool:
+def is_id(value: Any) -> TypeGuard[str | int]:
+    """Whether the value can name a request, or a call whose progress is told with it each time."""
     if isinstance(value, str):
         return len(value) <= MAX_ID_CHARACTERS
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63

@@ -57,6 +57,7 @@ from fumehood.mcp.messages import (
     RpcError,
     encode_call,
     encode_result,
+    is_id,
     meta_of,
 )
 from fumehood.mcp.results import LINK_PREFIX, plain_result, result_of
@@ -332,7 +333,7 @@ class McpServer:
             return engine.refusal(error, tool=name)
         token = meta_of({"params": params}).get("progressToken")
         try:
-            if not isinstance(token, str | int):
+            if not is_id(token):
                 handle = CallHandle()
                 handle.is_delivered_later = True
                 exchange.on_cancel = handle.cancel

@@ -65,6 +65,12 @@ POISON = frozenset({"hidden-characters", "model-instructions", "look-alike-name"
 MAX_FINDINGS = 200
 """Of one definition."""
 
+MAX_PATH = 500
+"""Characters of a place in a definition: with long keys, all places are far longer than it is."""
+
+PIECE = 256
+"""Characters that are normalized at once."""
+
 _VERBS = frozenset(
     re.findall(
         r"\w+",
@@ -203,7 +209,7 @@ def poison(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
             point = f"U+{ord(hidden[0][0]):04X}"
             found.append(_finding("hidden-characters", path, f"holds the hidden {point}"))
         # Compatibility forms and line ends are how such phrases are hidden from a search.
-        plain = " ".join(unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)).split())
+        plain = " ".join(_normalized(_INVISIBLE.sub("", text)).split())
         order = _ORDERS.search(plain)
         if order is not None:
             words = ascii(order.group()[:80])
@@ -233,6 +239,13 @@ def _finding(rule: str, path: str, message: str) -> Finding:
     return Finding(rule=rule, severity=severity, path=path, message=message, remedy=remedy)
 
 
+def _normalized(text: str) -> str:
+    """The text in NFKC, in pieces: a long row of accents takes the square of its length to sort,
+    and stops the whole process meanwhile."""
+    pieces = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+    return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
+
+
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Every text of a document, keys included, with its place."""
     level = [(value, path)]
@@ -242,10 +255,11 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield path, value
         elif isinstance(value, dict):
             for key, each in value.items():
-                yield f"{path}.{key}".lstrip("."), str(key)
-                level.append((each, f"{path}.{key}".lstrip(".")))
+                place = f"{path}.{key}".lstrip(".")[:MAX_PATH]
+                yield place, str(key)
+                level.append((each, place))
         elif isinstance(value, list | tuple):
-            level += [(each, f"{path}.{index}") for index, each in enumerate(value)]
+            level += [(each, f"{path}.{index}"[:MAX_PATH]) for index, each in enumerate(value)]
 
 
 def _registrable(document: JsonObject) -> Iterator[Finding]:

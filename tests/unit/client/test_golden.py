@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,29 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
         read_golden(tmp_path / "g.json")
     with pytest.raises(ValueError, match="cannot be read"):
         read_golden(tmp_path / "none.json")
+
+
+def test_link_in_the_directory_leads_no_recording_elsewhere(tmp_path: Path) -> None:
+    """A directory that somebody else made may have links by any name that is known before."""
+    elsewhere, file = tmp_path / "elsewhere", tmp_path / "g.json"
+    elsewhere.write_text("mine")
+    recorded = calls(file)
+    names = (".g.json.part", "g.json")
+    file.unlink()
+    for name in names:
+        (tmp_path / name).symlink_to(elsewhere)
+    write_golden(file, list(recorded))
+    assert elsewhere.read_text() == "mine"
+    assert read_golden(file).calls == recorded
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([*names, "elsewhere"])
+
+
+def test_options_that_no_call_has_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "g.json"
+    for options, is_refused in (({"tool": "x"}, True), ({"session_id": "s"}, False)):
+        file.write_text(json.dumps({"calls": [{"tool": "add", "options": options}]}))
+        if is_refused:
+            with pytest.raises(ValueError, match=r"calls.0.options: .*no options of a call"):
+                read_golden(file)
+        else:
+            assert read_golden(file).calls[0].options == options

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from fumehood.core.errors import InvalidParams
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats import anthropic, gemini, openai
 from fumehood.formats import schemas as module
@@ -244,6 +245,17 @@ def test_name_that_a_provider_does_not_take_has_an_alias_and_comes_back(
 def test_two_names_never_share_an_alias(one: str, other: str) -> None:
     pattern = GEMINI.property_name
     assert (alias_of(one, pattern) == alias_of(other, pattern)) == (one == other)
+
+
+def test_argument_that_is_given_by_both_its_names_is_refused() -> None:
+    """One of the two would silently be the other."""
+    schema = parameters(**{"user name": TEXT, "other": parameters(**{"user name": TEXT})})
+    alias = alias_of("user name", GEMINI.property_name)
+    for both in ({alias: "a", "user name": "b"}, {"other": {"user name": "b", alias: "a"}}):
+        with pytest.raises(InvalidParams, match="given twice"):
+            restored(both, schema, GEMINI)
+    twin = {alias: "a", "other": {"user name": "b"}}
+    assert restored(twin, schema, GEMINI) == {"user name": "a", "other": {"user name": "b"}}
 
 
 def test_null_stays_where_the_parameter_takes_it_or_must_be_there() -> None:

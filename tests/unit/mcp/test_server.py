@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fumehood import Config, Engine, ToolDefinition, tool
+from fumehood import Config, Engine, ToolDefinition, progress, tool
 from fumehood.core.identity import Principal, Scope
 from fumehood.mcp.messages import HANDSHAKES, MODERN, RpcError
 from fumehood.mcp.server import Client, McpServer
@@ -50,17 +50,29 @@ async def payroll() -> str:
     return "paid"
 
 
+@tool(sandboxed=False)
+async def count() -> str:
+    """Count."""
+    for number in range(1, 4):
+        progress(number, "on")
+    return "counted"
+
+
 @pytest.fixture
 async def engine(home: Path) -> AsyncIterator[Engine]:
     config = Config(home=home)
-    async with Engine([list_tools, payroll], config=config, interpreter=FakeWall()) as running:
+    async with Engine(
+        [list_tools, payroll, count], config=config, interpreter=FakeWall()
+    ) as running:
         yield running
 
 
-async def ask(server: McpServer, client: Client, method: str, **params: Any) -> Any:
+async def ask(
+    server: McpServer, client: Client, method: str, sent: Sent | None = None, **params: Any
+) -> Any:
     """The result of one request."""
     request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    return json.loads(await server.answer(request, client, Sent()))["result"]
+    return json.loads(await server.answer(request, client, sent or Sent()))["result"]
 
 
 async def names(server: McpServer, client: Client = NEW) -> list[str]:
@@ -151,3 +163,20 @@ async def test_call_ends_with_its_options(engine: Engine) -> None:
     many = {str(number): 1 for number in range(1001)}
     refused = await ask(server, NEW, "tools/call", name="calculator", arguments=many)
     assert refused["content"][0]["text"].startswith("INVALID_PARAMS: ")
+
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [("x" * 200, True), (7, True), ("x" * 201, False), (True, False), (None, False)],
+)
+async def test_long_token_is_not_repeated_with_every_progress(
+    engine: Engine, token: Any, told: bool
+) -> None:
+    """One request of 7 MB had an answer of gigabytes."""
+    sent, meta = Sent(), {"progressToken": token}
+    result = await ask(
+        McpServer(engine), NEW, "tools/call", sent, name="count", arguments={}, _meta=meta
+    )
+    assert result["structuredContent"] == {"value": "counted"}
+    tokens = [one["params"]["progressToken"] for one in sent.messages]
+    assert (len(tokens) >= 3, set(tokens)) == ((True, {token}) if told else (False, set()))
