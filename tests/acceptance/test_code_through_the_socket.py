@@ -80,5 +80,8 @@ def test_tool_says_what_it_is_and_the_model_hears_nothing_of_how(http: SocketCli
     tool = http.get("/v1/tools/run_python").body["data"]["tool"]
     assert (tool["executor"], tool["sandboxed"], tool["dangerous"]) == ("code:python", True, False)
     assert (tool["read_only"], tool["idempotent"]) == (False, False)
-    assert sorted(tool["parameters"]["properties"]) == ["code", "files", "stdin"]
+    assert sorted(tool["parameters"]["properties"]) == [
+        "argv", "code", "env", "files", "return_files", "stdin", "stdin_base64", "tools",
+        "working_directory",
+    ]  # fmt: skip
     assert "container" not in tool["description"].lower()

@@ -156,7 +156,8 @@ def test_openapi_document_names_every_address_and_resolves(client: SocketClient)
     assert document["openapi"].startswith("3.1")
     assert set(document["paths"]) == {
         "/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/tools", "/v1/tools/{name}",
-        "/v1/tools/{name}/call", "/v1/calls", "/v1/decisions", "/v1/calls/{call_id}",
+        "/v1/tools/{name}/call", "/v1/calls", "/v1/tool_calls", "/v1/decisions",
+        "/v1/calls/{call_id}",
         "/v1/approvals", "/v1/approvals/{approval_id}", "/v1/approvals/{approval_id}/cancel",
         "/v1/usage",
         "/v1/blobs/{blob_id}", "/v1/tools/{name}/sse", "/v1/calls/{call_id}/cancel",

@@ -66,9 +66,14 @@ class Files:
         )
 
     async def state(self) -> str:
-        """All that a change would change, as the session's own programs see it."""
+        """All that a change would change, as the session's own programs see it.
+
+        The housekeeper opens a directory that its owner has closed, and closes it again.
+        """
+        shown = "%p %y %m %s %n %l %T@"
         return await self.shell(
-            "find . -mindepth 1 -printf '%p %y %m %s %n %l %T@ %C@\\n' | sort; "
+            f"find . -mindepth 1 -type d ! -perm -700 -printf '{shown}\\n' -o "
+            f"-mindepth 1 -printf '{shown} %C@\\n' | sort; "
             "find . -type f -readable -exec sha256sum {} + | sort"
         )
 

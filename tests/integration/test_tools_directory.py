@@ -116,7 +116,7 @@ def test_file_cannot_take_the_name_of_a_built_in_tool(
 
 
 @pytest.mark.row("T5", "S1")
-def test_call_of_a_tool_without_an_executor_says_so_and_not_to_retry(
+def test_call_of_a_tool_without_its_server_says_so_and_not_to_retry(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
     schema = {"properties": {"city": {"type": "string"}}}
@@ -128,7 +128,7 @@ def test_call_of_a_tool_without_an_executor_says_so_and_not_to_retry(
     answer = client.call("weather", {"city": "Oslo"})
     assert (answer.status, answer.code) == (503, "SANDBOX_UNAVAILABLE")
     assert answer.body["error"]["retryable"] is False
-    assert "no executor 'mcp'" in answer.body["error"]["message"]
+    assert "No MCP server of the configuration" in answer.body["error"]["message"]
     assert client.call("weather", {"city": []}).code == "INVALID_PARAMS"
     client.close()
 
