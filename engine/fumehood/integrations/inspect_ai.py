@@ -24,7 +24,7 @@ from inspect_ai.util import (
     SandboxUserUnsupportedError,
     sandboxenv,
 )
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.client.async_session import AsyncSession
@@ -59,10 +59,8 @@ _ERRORS = (
 """What the shell says → what the error is."""
 
 
-class FumehoodSandboxConfig(BaseModel):
+class FumehoodSandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """The configuration of a sandbox; a text in its place names the image."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: str | None = None
     agent_id: str | None = None

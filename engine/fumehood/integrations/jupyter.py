@@ -111,7 +111,10 @@ class FumehoodKernel(Kernel):
 
     def _show(self, stream: str, text: str) -> None:
         """Show output. A traceback is held back: if it is the last, it is the error's own."""
-        self._write("stderr", self._held)
+        if stream != "stderr":
+            self._write("stderr", self._held)
+            self._held = ""
+        text = self._held + text  # it may come in several pieces
         found = _TRACEBACK.search(text) if stream == "stderr" else None
         end = len(text) if found is None else found.start()
         self._held = text[end:]
