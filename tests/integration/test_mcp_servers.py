@@ -22,6 +22,7 @@ import pytest
 
 from fumehood import Config, Engine, ToolType
 from fumehood.executors import mcp_servers, mcp_wire
+from support.recording import RecordingLog
 from support.wait import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D3", "R4")]
@@ -244,6 +245,20 @@ async def test_a_list_without_end_is_cut(mode: str) -> None:
     async with serving(tester=server(SCRIPTED, mode)) as engine:
         assert len(names(engine)) == mcp_servers.MAX_PAGES
         assert "tester__large" not in names(engine)
+
+
+@pytest.mark.parametrize(("check_s", "count"), [(10.0, 3), (-1.0, 0)])
+async def test_definitions_that_take_too_long_to_check_are_left_out(
+    check_s: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 120 KB can take seconds, and a list has room for many."""
+    monkeypatch.setattr(mcp_servers, "CHECK_S", check_s)
+    log = RecordingLog()
+    config = Config(mcp_servers={"tester": server(SCRIPTED, "collides")})
+    async with Engine(config=config, log=log) as engine:
+        await until(lambda: "mcp.tools_listed" in str(log.events))
+        assert len(names(engine)) == count
+        assert ("s of checking" in str(log.events)) is (count == 0)
 
 
 async def test_a_list_that_is_too_large_is_no_list() -> None:

@@ -51,11 +51,14 @@ from fumehood.sandbox.wall import Wall
 
 GREETING_S = 12.0
 LIST_S = 20.0
+CHECK_S = 10.0
+"""Processor time for the definitions of one list. A thousand honest ones take a part of it."""
+
 POLL_S = 10.0
 """Between two lists of an HTTP server, which has no channel of its own for changes."""
 
 CHANGE_PAUSE_S = 1.0
-"""Between two lists of a program, at least; and four times as long as the last one took."""
+"""Between two lists of a program, at least; and four times as long as the last one's check took."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
 STABLE_S = 30.0
@@ -167,6 +170,8 @@ class McpServer:
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
         """Its last list, as it came."""
+        self._checked_s = 0.0
+        """How long its check took."""
         self._why = "it has not answered yet"
         self._skip_probe = False
         for key, value in settings.env.items():
@@ -308,15 +313,20 @@ class McpServer:
                 params = {"cursor": cursor}
         if found == self._found:
             return
-        self._found = found
+        self._found, began = found, time.monotonic()
         listed = await anyio.to_thread.run_sync(self._read_tools, found[:MAX_TOOLS])
         self._own_names = listed.own_names
         self._put(self.name, listed.tools, listed.faults)
+        self._checked_s = time.monotonic() - began
 
     def _read_tools(self, found: list[Any]) -> Listed:
         """Make tools of the server's. In a thread: checking many schemas takes a while."""
         listed = Listed({}, [], {})
+        began = time.thread_time()
         for each in found:
+            if time.thread_time() - began > CHECK_S:
+                listed.faults[""] = f"left out, and all after it: over {CHECK_S:g} s of checking"
+                break
             own = each.get("name") if isinstance(each, dict) else None
             if not isinstance(own, str) or not own:
                 listed.faults[""] = "left out: a tool without a name"
