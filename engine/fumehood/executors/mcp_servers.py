@@ -273,10 +273,8 @@ class McpServer:
                 wire.changed.clear()
                 began = time.monotonic()
                 await self._list(wire)
-                pause_s = 4 * (time.monotonic() - began)
-                await anyio.sleep(
-                    max(CHANGE_PAUSE_S, pause_s)
-                )  # a server that says so all the time
+                # A server may say so all the time.
+                await anyio.sleep(max(CHANGE_PAUSE_S, 4 * (time.monotonic() - began)))
         finally:
             listening.cancel()
 

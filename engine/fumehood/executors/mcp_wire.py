@@ -64,6 +64,11 @@ SAID_BYTES = 2000
 """Of a program's standard error, for the log."""
 
 METHOD_NOT_FOUND = -32601
+LIST_MAY_HAVE_CHANGED = frozenset(
+    {"notifications/tools/list_changed", "notifications/subscriptions/acknowledged"}
+)
+"""The second: no change before it was told."""
+
 CLIENT = {"name": "fumehood", "version": "1"}
 _META = "io.modelcontextprotocol/"
 _SAFE = re.compile(r"[!-~]([ -~]*[!-~])?")
@@ -181,7 +186,7 @@ class Wire(ABC):
             reply: JsonObject = {"jsonrpc": "2.0", "id": number}
             error = {"code": METHOD_NOT_FOUND, "message": "not offered"}
             return {**reply, "result": {}} if method == "ping" else {**reply, "error": error}
-        elif method == "notifications/tools/list_changed":
+        elif method in LIST_MAY_HAVE_CHANGED:
             self.changed.set()
         elif method == "notifications/progress":
             token = params.get("progressToken")
