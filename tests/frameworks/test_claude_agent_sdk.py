@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ async def test_call_that_waits_is_denied_and_runs_once_after_its_approval(
 ) -> None:
     """The approver sees the arguments and the context. Another directory is another call."""
     ask = fumehood_permissions(context={"cwd": "/a"})
-    command = {"command": "make once"}
+    command = {"command": f"make {uuid.uuid4()}"}
     first = await ask("Bash", command, CONTEXT)
     assert isinstance(first, PermissionResultDeny)
     (waiting,) = approver.approvals.list(state="pending").items

@@ -1,7 +1,6 @@
 """Inspect: a sandbox provider, `sandbox="fumehood"`, and an approver of the same name.
 
-Needs the extra `inspect_ai`, which finds this module by its entry point. Each sample has a session
-of its own. Files go through its programs, so that the sandbox's own permissions hold.
+Needs the extra `inspect_ai`. Each sample has a session. Files go through the session's programs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Jupyter: a kernel whose cells run in a session. `python -m fumehood.integrations.jupyter install`
 
-Needs the extra `jupyter`. Without `install` this is the kernel's own process, which a front end
-starts. It runs no code of a notebook, and takes nothing but JSON from the sandbox.
+Needs the extra `jupyter`. Without `install` it is the kernel, which runs no code of a notebook.
 """
 
 from __future__ import annotations
