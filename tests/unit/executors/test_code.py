@@ -306,7 +306,7 @@ async def test_cancelled_run_is_cancelled(home: Any) -> None:
         ({"code": "1", "args": []}, ["args"]),
         ({"code": "1", "argv": ["a\0"]}, ["argv.0"]),
         ({"code": "1", "argv": ["a" * 103_000]}, ["argv.0"]),
-        ({"code": "1", "argv": ["a" * 100_000] * 11}, ["argv"]),
+        ({"code": "1", "argv": ["a" * 100_000] * 14}, ["argv"]),
         ({"code": "1", "env": [{"name": "A=B", "value": ""}]}, ["env.0.name"]),
         ({"code": "1", "env": [{"name": "A", "value": "\0"}]}, ["env.0.value"]),
         ({"code": "1", "working_directory": "../a"}, ["working_directory"]),
