@@ -364,8 +364,11 @@ def programs(demo: Demo) -> None:
     )  # fmt: skip
     demo.call("run_javascript", {"code": "[3, 4].map(n => n ** 2)"}, gives="value [9, 16]")
     demo.head("A program that calls two other tools; their results stay inside")
+    demo.say(*(f"    {line}" for line in CALLS_TOOLS.splitlines()))
+    arguments = {"code": CALLS_TOOLS, "tools": ["get_weather", "calculator"]}
+    demo.names[json.dumps(arguments)] = '"$arguments"'
     demo.call(
-        "run_python", {"code": CALLS_TOOLS, "tools": ["get_weather", "calculator"]},
+        "run_python", arguments,
         shows=lambda data: f"{value(data)} after {data['tool_calls']['made']} calls",
         gives="value 26.6 after 2 calls",
     )  # fmt: skip

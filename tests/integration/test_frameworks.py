@@ -34,9 +34,10 @@ prefix = "echo ask-me"
 """
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    policy = tmp_path_factory.mktemp("policy") / "policy.toml"
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """One for each file, because its tests take what waits for approval as their own."""
+    policy = tmp_path / "policy.toml"
     policy.write_text(POLICY, encoding="utf-8")
     with workshop("python-data", "python", approver=True, policy_file=str(policy)) as running:
         yield running
