@@ -135,6 +135,7 @@ def _fill(connection: Connection, first: str) -> None:
             "seq": None,
             "id": f"apr_{number:024x}",
             "call_id": f"call_{number:024x}",
+            "repeat_key": None,
             "state": "pending" if number % 10 == 0 else "done",
             "answer": None if number % 10 == 0 else answer,
         }
