@@ -18,6 +18,11 @@ from fumehood.core.session import SessionStatus
 
 SHOWN_CHANGES = 5
 CHANGES_SINCE = timedelta(days=1)
+STYLES = {
+    "head": "bold", "theirs": "", "plain": "", "added": "green", "removed": "red",
+    "warning": "bold yellow", "chosen": "reverse", "quiet": "dim",
+}  # fmt: skip
+"""The kind of a line → its style."""
 
 
 def terminal_width() -> int:
@@ -142,10 +147,6 @@ def print_lines(lines: Sequence[Any], *, to_stderr: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    styles = {
-        "head": "bold", "theirs": "", "plain": "", "added": "green", "removed": "red",
-        "warning": "bold yellow",
-    }  # fmt: skip
     console = Console(stderr=to_stderr, highlight=False, markup=False, emoji=False)
     for line in lines:
-        console.print(Text(line.text, style=styles[line.kind]), soft_wrap=True)
+        console.print(Text(line.text, style=STYLES[line.kind]), soft_wrap=True)

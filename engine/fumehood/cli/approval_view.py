@@ -48,7 +48,7 @@ _MARKS = {
     "too_large": "too large to compare",
 }
 
-Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
+Kind = Literal["head", "plain", "theirs", "added", "removed", "warning", "chosen", "quiet"]
 
 INDENT = "  "
 MARK = "  │ "
@@ -59,13 +59,24 @@ def approval_lines(
     approval: Approval, now: datetime, columns: int, *, session_is_over: bool = False
 ) -> list[Line]:
     """Lay out a whole approval in `columns`. `session_is_over` adds a warning."""
-    lines = [
+    return [
+        *fact_lines(approval, now, columns),
+        Line(""),
+        *action_lines(approval, columns, session_is_over=session_is_over),
+    ]
+
+
+def fact_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
+    """Lay out everything but the action itself: who asks, why, and until when."""
+    return [
         Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
-        Line(""),
-        Line("arguments", "head"),
-        *_arguments(approval.arguments, columns),
     ]
+
+
+def action_lines(approval: Approval, columns: int, *, session_is_over: bool = False) -> list[Line]:
+    """Lay out the action: its arguments, its effect and the decisions on it, with warnings."""
+    lines = [Line("arguments", "head"), *_arguments(approval.arguments, columns)]
     if session_is_over:
         said = "Its session has ended and its files are gone: once approved, the call would fail."
         lines += [Line(""), *warning(said, columns)]

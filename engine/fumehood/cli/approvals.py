@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,9 @@ from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
+    import threading
+
+    from fumehood.cli.approval_inbox import Look
     from fumehood.client import ControlClient
 
 approvals = typer.Typer(help="Calls that wait for approval.", no_args_is_help=True)
@@ -48,6 +51,11 @@ approvals = typer.Typer(help="Calls that wait for approval.", no_args_is_help=Tr
 MAX_LISTED = 1000
 VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PAGE = 100
+MAX_WATCHED = 300
+TICK_S = 1.0
+"""Times on the screen are right to a second; a lost engine is asked as often."""
+PAUSE_S = 0.1
+"""Between two looks, however often something changes."""
 ENDED = frozenset({"approved", "denied", "expired", "cancelled", "done", "failed", "interrupted"})
 
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id, apr_….")]
@@ -182,11 +190,19 @@ def watch(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Show approvals as they arrive and end, until Ctrl-C. A bell rings for each new one."""
+    """Decide on one screen, from the keyboard, on calls as they arrive. A bell rings for new ones.
+
+    Where there is no terminal, and with --json or --credential-stdin: one line for each new or
+    changed approval, until Ctrl-C.
+    """
+    from fumehood.cli.full_screen import has_screen
     from fumehood.cli.show import wants_json
 
     try:
         with _approving(socket, credential_stdin, as_json=as_json) as client:
+            if has_screen() and not as_json and not credential_stdin:
+                _decide_on_screen(client, is_elsewhere=socket is not None)
+                return
             for approval in _followed(client):
                 show_line(approval, as_json=wants_json(as_json))
     except KeyboardInterrupt:
@@ -413,6 +429,76 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
         kept = {approval.id for approval in found}
         versions = {key: value for key, value in versions.items() if key in kept}
         changes = client.approvals.next_change(changes)
+
+
+def _decide_on_screen(client: ControlClient, *, is_elsewhere: bool) -> None:
+    """Show what waits and act on keys, until the person leaves."""
+    import threading
+    from queue import SimpleQueue
+
+    from fumehood.cli.approval_inbox import Inbox
+    from fumehood.cli.full_screen import FullScreen, editor
+
+    with FullScreen() as screen:
+        news: SimpleQueue[Look | Exception] = SimpleQueue()
+        is_over = threading.Event()
+
+        def tell(one: Look | Exception) -> None:
+            news.put(one)
+            screen.wake()
+
+        def is_session_over(approval: Approval) -> bool:
+            return not is_elsewhere and session_is_over(approval)
+
+        inbox = Inbox(client.approvals, screen.edit if editor() else None, is_session_over)
+        threading.Thread(target=_look_again, args=(client, tell, is_over), daemon=True).start()
+        try:
+            while not inbox.is_left:
+                while not news.empty():
+                    if isinstance(one := news.get(), Exception):
+                        raise one
+                    inbox.take(one)
+                if inbox.has_news:
+                    inbox.has_news = False
+                    screen.ring()
+                screen.draw(inbox.lines(*screen.size, datetime.now(UTC)))
+                inbox.press(screen.keys(TICK_S))
+        finally:
+            is_over.set()
+
+
+def _look_again(
+    client: ControlClient, tell: Callable[[Look | Exception], None], is_over: threading.Event
+) -> None:
+    """Tell what waits, after each change; while the engine is away, try again. A thread's work."""
+    from fumehood.cli.approval_inbox import Look
+    from fumehood.client import DaemonUnavailable, Refused
+
+    known: set[str] = set()
+    changes = -1
+    while not is_over.wait(PAUSE_S):
+        try:
+            changes = client.approvals.next_change(changes)
+            found, has_more = _newest(client.approvals, {"state": "pending"}, MAX_WATCHED)
+            pending = {approval.id for approval in found}
+            gone = [client.approvals.show(approval_id) for approval_id in known - pending]
+            ended = [one for one in gone if one.state is not ApprovalState.PENDING]
+            tell(Look(found[::-1], ended, has_more))
+            known = pending
+        except DaemonUnavailable as away:
+            changes = -1  # an engine that was started anew counts from the beginning
+            tell(Look(fault=str(away)))
+            is_over.wait(TICK_S)
+        except Refused as refused:
+            error = refused.envelope.error
+            if error is None or not error.retryable:
+                tell(refused)
+                return
+            tell(Look(fault=error.message))
+            is_over.wait(TICK_S)
+        except Exception as fault:
+            tell(fault)
+            return
 
 
 def _newest(seen: Any, query: JsonObject, limit: int) -> tuple[list[Approval], bool]:
