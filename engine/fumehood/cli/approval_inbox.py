@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from fumehood.approvals.model import (
@@ -21,11 +22,11 @@ from fumehood.approvals.model import (
     RememberWish,
 )
 from fumehood.cli.approval_view import (
+    Kind,
     Line,
     action_lines,
     ago,
     fact_lines,
-    folded,
     one_line,
     preview_in_words,
     rule_lines,
@@ -141,7 +142,7 @@ class Inbox:
             self._top = max(0, min(self._top, len(details) - self._page))
             seen = details[self._top : self._top + self._page]
             self._below = len(details) - self._top - len(seen)
-            lines += [Line(self._rule(columns)), *seen]
+            lines += [self._rule(columns), *seen]
         filler = [Line("")] * (rows - len(lines) - len(bottom))
         return [*lines, *filler, *bottom]
 
@@ -173,13 +174,8 @@ class Inbox:
             return [Line("")]
         ids = list(self._shown)
         first = max(0, min(ids.index(self._chosen) - rows // 2, len(ids) - rows))
-        return [
-            Line(_row(self._shown[one], now, is_chosen=one == self._chosen), self._kind(one))
-            for one in ids[first : first + rows]
-        ]
-
-    def _kind(self, approval_id: str) -> Any:
-        return "chosen" if approval_id == self._chosen else "plain"
+        seen = ids[first : first + rows]
+        return [_row(self._shown[one], now, is_chosen=one == self._chosen) for one in seen]
 
     def _details(self, columns: int, now: datetime) -> list[Line]:
         one = self._now
@@ -195,21 +191,23 @@ class Inbox:
             self._laid_out = (key, list(parts))
         return self._laid_out[1]
 
-    def _rule(self, columns: int) -> str:
-        more = f"{self._below} more lines: space" if self._below else ""
-        return f"── {self._chosen} {more} ".ljust(columns, "─")
+    def _rule(self, columns: int) -> Line:
+        """Say what is below, and how much of it is out of sight: in colour when it is decided."""
+        more = f" {self._below} more lines: space" if self._below else ""
+        kind: Kind = "warning" if more and self._prompt is not None else "plain"
+        return Line(f"──{more} {self._chosen} ".ljust(columns, "─"), kind)
 
     def _bottom(self, columns: int) -> list[Line]:
         prompt = self._prompt
         away = f"No answer from the engine; trying again. {self._fault}" if self._fault else ""
-        lines = [Line(text, "warning") for text in folded(visible(away), columns) if text]
-        lines += [Line(text, "head") for text in folded(visible(self._said), columns) if text]
+        lines = [Line(text, "warning") for text in wrap(visible(away), columns)]
+        lines += [Line(text, "head") for text in wrap(visible(self._said), columns)]
         lines = lines[:MOST_BOTTOM_LINES]
         if prompt is None:
             return [*lines, Line(LONG_KEYS if columns >= len(LONG_KEYS) else SHORT_KEYS, "quiet")]
         typed = f" {visible(prompt.text)}▏" if prompt.finish else ""
-        asked = list(folded(prompt.question + typed, columns))
-        return [*lines, *(Line(text, "warning") for text in asked[-MOST_BOTTOM_LINES:])]
+        asked = wrap(prompt.question + typed, columns)[-MOST_BOTTOM_LINES:]
+        return [*lines, *(Line(text, "warning") for text in asked)]
 
     # What keys do.
 
@@ -224,15 +222,17 @@ class Inbox:
                 self.is_left = True
             case "j" | "down" | "k" | "up":
                 self._move(1 if key in ("j", "down") else -1)
-            case " " | "page down":
-                self._top += max(1, self._page - 1)
-            case "b" | "page up":
-                self._top = max(0, self._top - max(1, self._page - 1))
+            case " " | "page down" | "b" | "page up":
+                self._scroll(key)
             case "a" | "e" | "d" | "r" if self._shown:
                 if self._now.state is ApprovalState.PENDING:
                     decide[key](self._now)
                 else:
                     self._said = how_it_ended(self._now)
+
+    def _scroll(self, key: str) -> None:
+        step = max(1, self._page - 1)
+        self._top = max(0, self._top + (step if key in (" ", "page down") else -step))
 
     def _move(self, step: int) -> None:
         """Choose another one; one that has ended is left behind for good."""
@@ -253,6 +253,8 @@ class Inbox:
         if key in prompt.answers:
             self._prompt = None
             prompt.answers[key]()
+        elif key in ("page down", "page up") or (key in " b" and prompt.finish is None):
+            self._scroll(key)
         elif prompt.finish is None or key == "escape":
             self._prompt, self._said = None, "Nothing was decided."
         elif key == "enter":
@@ -268,9 +270,8 @@ class Inbox:
     def _confirm(
         self, one: Approval, what: str, act: Act, *, proposal: Lines | None = None
     ) -> None:
-        unread = f" {self._below} lines below are unread." if self._below and not proposal else ""
         over = " Its session has ended: the call would fail." if self._is_session_over(one) else ""
-        question = f"{what} {visible(one.tool)} {one.id}?{unread}{over} y/n"
+        question = f"{what} {visible(one.tool)} {one.id}?{over} y/n"
         answers = {"y": lambda: self._send(act)}
         self._prompt = _Prompt(one, question, answers, proposal=proposal)
         self._top = 0 if proposal else self._top
@@ -395,11 +396,11 @@ def editable(arguments: JsonObject) -> str:
     return _EDITORS_OBEY.sub(lambda found: f"\\u{ord(found[0][0]):04x}{found[0][1:]}", document)
 
 
-def _row(one: Approval, now: datetime, *, is_chosen: bool) -> str:
+def _row(one: Approval, now: datetime, *, is_chosen: bool) -> Line:
     is_pending = one.state is ApprovalState.PENDING
     when = ago(one.expires_at, now).removeprefix("in ") if is_pending else one.state.value
     votes = f"{len(one.counted)}/{one.quorum}  " if one.quorum > 1 else ""
     who = visible(one.agent_id or one.principal_id)
     does = preview_in_words(one.preview) if one.preview else json_line(one.arguments)
-    mark = ">" if is_chosen else " "
-    return f"{mark} {when:>6}  {votes}{visible(one.tool)}  {who}  {one_line(does, 200)}"
+    text = f"{when:>6}  {votes}{visible(one.tool)}  {who}  {one_line(does, 200)}"
+    return Line(f"> {text}", "chosen") if is_chosen else Line(f"  {text}")

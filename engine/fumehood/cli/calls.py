@@ -167,13 +167,26 @@ def _newest(
 def _followed(
     client: Client, filters: dict[str, Any], limit: int, pause: Callable[[], None]
 ) -> Iterator[CallRecord]:
-    """Yield records as they arrive, oldest first. New ones are found by id: clocks can go back."""
+    """Yield records as they arrive, oldest first. New ones are found by id: clocks can go back.
+
+    Once it has begun, an engine that ends is waited for.
+    """
+    from fumehood.client import DaemonUnavailable
+
     before, _ = _newest(client, filters, max(limit, 1))
     newest = before[0].call_id if before else None
     yield from reversed(before[:limit])
+    is_away = False
     while True:
         pause()
-        fresh, _ = _newest(client, filters, sys.maxsize, known=newest)
+        try:
+            fresh, _ = _newest(client, filters, sys.maxsize, known=newest)
+        except DaemonUnavailable as away:
+            if not is_away:
+                say(f"{away} Waiting for it.", to_stderr=True)
+            is_away = True
+            continue
+        is_away = False
         if fresh:
             newest = fresh[0].call_id
             yield from reversed(fresh)
