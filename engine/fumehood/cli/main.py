@@ -84,7 +84,7 @@ app = typer.Typer(
     name="fumehood",
     cls=CommandsOnDemand,
     help="A sandboxed tool-execution engine for AI agents.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     **SETTINGS,
 )
 
@@ -99,11 +99,16 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """A sandboxed tool-execution engine for AI agents."""
+    if context.invoked_subcommand is None:
+        from fumehood.cli.overview import show_overview
+
+        show_overview()
 
 
 def main() -> None:

@@ -316,7 +316,7 @@ def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
         return None
     if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
         return None  # they do not pass such sequences on
-    if environ.get("KITTY_WINDOW_ID") or environ.get("TERM") == "xterm-kitty":
+    if environ.get("KITTY_WINDOW_ID") or environ.get("TERM") in ("xterm-kitty", "xterm-ghostty"):
         return _for_kitty(png)
     if environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm"):
         return _for_iterm(png)
@@ -324,8 +324,9 @@ def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
 
 
 def draw(png: bytes, stream: TextIO, environ: Mapping[str, str]) -> None:
-    """Draw an image if the stream is a terminal that can."""
-    drawing = drawing_of(png, environ) if stream.isatty() else None
+    """Draw an image if the stream, and standard output, are a terminal that can."""
+    is_seen = stream.isatty() and sys.stdout.isatty()
+    drawing = drawing_of(png, environ) if is_seen else None
     if drawing is not None:
         stream.write(drawing + "\n")
         stream.flush()

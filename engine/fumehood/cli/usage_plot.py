@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
 from fumehood.cli.escaping import visible
+from fumehood.cli.overview import NEARLY_FULL, share_of
 
 MAX_BARS = 20
 """The largest ones are shown; of days the last ones."""
@@ -21,7 +22,6 @@ NARROWEST, WIDEST = 6, 30
 BETWEEN = 2
 """Characters between two columns."""
 
-NEARLY_FULL = Decimal("0.8")
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -36,12 +36,6 @@ def show_plot(tables: Sequence[UsageTable]) -> None:
         console.print("There are no calls.")
     if tables[0].budgets:
         console.print(_budgets(tables[0].budgets, console.width))
-
-
-def share_of(one: BudgetStanding) -> Decimal:
-    """Return how much of a budget is spent or reserved: 1 is all of it."""
-    used, limit = Decimal(one.spent) + Decimal(one.held), Decimal(one.limit)
-    return used / limit if limit else Decimal(1)
 
 
 def amount(value: Decimal | str | int) -> str:
@@ -91,8 +85,8 @@ def _budgets(standings: Sequence[BudgetStanding], columns: int) -> Table:
     for head in ("used", "%", "of"):
         grid.add_column(head, no_wrap=True, justify="right" if head == "%" else "left")
     width = max(1, min(WIDEST, columns - names - 30))
-    for one in sorted(standings, key=share_of, reverse=True)[:MAX_BARS]:
-        share = share_of(one)
+    shares = [(share_of(one.spent, one.held, one.limit), one) for one in standings]
+    for share, one in sorted(shares, key=lambda pair: pair[0], reverse=True)[:MAX_BARS]:
         style = "red" if share >= 1 else "yellow" if share >= NEARLY_FULL else "green"
         of = ", ".join(one.subject.values())
         grid.add_row(

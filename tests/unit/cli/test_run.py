@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.cli.run import MAX_DRAWN_BYTES, PNG_START, _show, drawing_of
+from fumehood.cli.run import MAX_DRAWN_BYTES, PNG_START, _show, draw, drawing_of
 from fumehood.cli.show import in_options
 from support.answers import envelope_bytes
 
@@ -97,7 +98,10 @@ def png(width: int = 640, height: int = 480, more: bytes = b"\x08\x02\x00\x00\x0
     return PNG_START + width.to_bytes(4, "big") + height.to_bytes(4, "big") + more
 
 
-KITTY = [{"KITTY_WINDOW_ID": "1", "TERM": "xterm-256color"}, {"TERM": "xterm-kitty"}]
+KITTY = [
+    {"KITTY_WINDOW_ID": "1", "TERM": "xterm-256color"}, {"TERM": "xterm-kitty"},
+    {"TERM": "xterm-ghostty"},
+]  # fmt: skip
 ITERM = [{"TERM_PROGRAM": "iTerm.app"}, {"TERM_PROGRAM": "WezTerm", "TERM": "xterm-256color"}]
 
 
@@ -128,6 +132,27 @@ def test_iterm_gets_one_sequence_of_base64(environ: dict[str, str]) -> None:
 )  # fmt: skip
 def test_other_terminals_get_nothing(environ: dict[str, str]) -> None:
     assert drawing_of(png(), environ) is None
+
+
+class Terminal(io.StringIO):
+    """A stream that says whether it is a terminal."""
+
+    def __init__(self, *, is_one: bool) -> None:
+        super().__init__()
+        self._is_one = is_one
+
+    def isatty(self) -> bool:
+        return self._is_one
+
+
+@pytest.mark.parametrize(("stderr", "stdout"), [(True, True), (True, False), (False, True)])
+def test_figure_is_drawn_only_where_output_and_errors_are_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, stderr: bool, stdout: bool
+) -> None:
+    monkeypatch.setattr("sys.stdout", Terminal(is_one=stdout))
+    stream = Terminal(is_one=stderr)
+    draw(png(), stream, KITTY[1])
+    assert stream.getvalue().startswith("\x1b_G") == (stderr and stdout)
 
 
 @pytest.mark.parametrize(
