@@ -133,7 +133,7 @@ class Inbox:
 
     def lines(self, columns: int, rows: int, now: datetime) -> list[Line]:
         """Lay out the screen."""
-        bottom = self._bottom(columns)[-max(rows - 2, 1) :]
+        bottom = self._bottom(columns)[-max(rows - 3, 1) :]
         listed = min(len(self._shown), max(1, (rows - len(bottom) - 2) // 3))
         self._page = max(0, rows - len(bottom) - listed - 2)
         lines = [Line(self._title(), "head"), *self._list(listed, now)]
@@ -215,7 +215,7 @@ class Inbox:
         if self._prompt is not None:
             self._answer(self._prompt, key)
             return
-        self._said = ""
+        before, self._said = self._said, ""
         decide = {"a": self._approve, "e": self._edit, "d": self._deny, "r": self._remember}
         match key:
             case "q":
@@ -229,6 +229,8 @@ class Inbox:
                     decide[key](self._now)
                 else:
                     self._said = how_it_ended(self._now)
+            case _:
+                self._said = before
 
     def _scroll(self, key: str) -> None:
         step = max(1, self._page - 1)
