@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -179,6 +181,26 @@ def test_tail_follows_in_order_and_ends_with_ctrl_c(daemon: Daemon, own: SocketC
         reader.join(timeout=30)
         assert tail.stderr.read() == b""
     assert seen == more
+
+
+def test_tail_outlives_its_daemon(start_daemon: StartDaemon, home: Path) -> None:
+    before = start_daemon()
+    with subprocess.Popen(
+        [str(FUMEHOOD), "calls", "tail", "--json"], env=before.environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as tail:  # fmt: skip
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        for number in range(2):
+            with contextlib.closing((before if number == 0 else start_daemon()).client()) as own:
+                call_id = own.calculate("1").body["metadata"]["call_id"]
+            assert json.loads(tail.stdout.readline())["call_id"] == call_id
+            if number == 0:
+                assert before.stop() == 0
+                assert b"Waiting for it." in tail.stderr.readline()
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait(timeout=30) == 0
+        assert tail.stderr.read() == b""
 
 
 def test_on_a_terminal_calls_are_readable_and_cannot_forge_a_line(

@@ -81,6 +81,15 @@ def test_mcp_server_loads_no_models_no_engine_and_no_http_library(shared_daemon:
     assert not names & (HEAVY | HEAVY_OF_OURS | {"mcp", "fumehood.client.exchange"})
 
 
+def test_overview_loads_no_models_no_engine_and_no_http_library(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
+    for environment in ({}, {"FUMEHOOD_SOCKET": str(tmp_path / "none.sock")}):
+        code, names = modules_of(shared_daemon, **environment)
+        assert code == 0
+        assert not names & (HEAVY | HEAVY_OF_OURS)
+
+
 def test_help_loads_no_command(shared_daemon: Daemon) -> None:
     code, names = modules_of(shared_daemon, "--help")
     assert code == 0

@@ -1,8 +1,8 @@
 """The approvals that wait, on one screen, and the keys that decide them.
 
-Invariants: no single key decides anything; a decision carries the version that
-was on the screen when it was confirmed; the selection never moves by itself to another call that
-waits, except after an own decision.
+Invariants: no single key decides anything; a decision carries the version that was on the screen
+when it was confirmed; the selection never moves by itself to another call that waits, except after
+an own decision.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from fumehood.approvals.model import (
-    MAX_REASON_CHARACTERS,
-    Approval,
-    ApprovalState,
-    RememberWish,
-)
+from fumehood.approvals.model import MAX_REASON_CHARACTERS, Approval, ApprovalState, RememberWish
 from fumehood.cli.approval_view import (
     Kind,
     Line,
@@ -31,7 +27,7 @@ from fumehood.cli.approval_view import (
     preview_in_words,
     rule_lines,
 )
-from fumehood.cli.escaping import json_line, visible
+from fumehood.cli.escaping import visible
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
@@ -43,6 +39,7 @@ LONG_KEYS = "j/k select  space/b scroll  a approve  e edit  d deny  r remember  
 SHORT_KEYS = "j k space b  a e d r  q"
 PERIODS = {"h": ("1 hour", timedelta(hours=1)), "d": ("1 day", timedelta(days=1))}
 MOST_BOTTOM_LINES = 4
+MOST_ROW = 200
 
 _EDITORS_OBEY = re.compile(r"(?<!\S)(?:vim?|ex)(?=[<>=\d]*:)|-\*-|local variables:", re.IGNORECASE)
 """*Source*: Vim's help on modelines, and Emacs' manual on file variables: settings in a file."""
@@ -180,16 +177,14 @@ class Inbox:
     def _details(self, columns: int, now: datetime) -> list[Line]:
         one = self._now
         proposal = self._prompt.proposal if self._prompt is not None else None
-        key = (one, columns, now.replace(second=0, microsecond=0), proposal)
+        key = (one, columns, proposal)
         if self._laid_out[0] != key:  # arguments may be megabytes
-            if proposal is not None:
-                lines = [*proposal(columns)]
-            else:
-                facts = fact_lines(one, now, columns)
-                lines = [*action_lines(one, columns), Line(""), *facts]
-            parts = (Line(text, line.kind) for line in lines for text in line.text.split("\n"))
-            self._laid_out = (key, list(parts))
-        return self._laid_out[1]
+            self._laid_out = (
+                key,
+                _rows(proposal(columns) if proposal else action_lines(one, columns)),
+            )
+        facts = [] if proposal else [Line(""), *fact_lines(one, now, columns)]
+        return self._laid_out[1] + _rows(facts)
 
     def _rule(self, columns: int) -> Line:
         """Say what is below, and how much of it is out of sight: in colour when it is decided."""
@@ -239,17 +234,13 @@ class Inbox:
     def _move(self, step: int) -> None:
         """Choose another one; one that has ended is left behind for good."""
         ids = list(self._shown)
-        if not ids:
-            return
-        at = ids.index(self._chosen)
+        at = ids.index(self._chosen) if ids else 0
+        if ids and self._now.state is not ApprovalState.PENDING:
+            del self._shown[ids.pop(at)]
+            at -= step > 0  # the next one has moved up
         to = max(0, min(at + step, len(ids) - 1))
-        if self._now.state is not ApprovalState.PENDING:
-            del self._shown[self._chosen]
-            to = to if to != at else at - 1 if at else 0
-            left = [one for one in ids if one in self._shown]
-            self._choose(ids[to] if ids[to] in self._shown else next(iter(left), ""))
-        elif to != at:
-            self._choose(ids[to])
+        if ids[to : to + 1] != [self._chosen]:
+            self._choose(ids[to] if ids else "")
 
     def _answer(self, prompt: _Prompt, key: str) -> None:
         if key in prompt.answers:
@@ -306,12 +297,12 @@ class Inbox:
         self._drafts[one.id] = text
         try:
             arguments = strict_json.loads(text.encode())
+            if not isinstance(arguments, dict):
+                raise ValueError("they are a JSON object")  # noqa: TRY004 - the person's
         except ValueError as error:
             self._said = f"These are no arguments: {error}. To go on editing: e"
             return
-        if not isinstance(arguments, dict):
-            self._said = "Arguments are a JSON object. To go on editing: e"
-        elif arguments == one.arguments:
+        if json.dumps(arguments) == json.dumps(one.arguments):
             self._said = "The arguments are as they were. To approve them: a"
         else:
             edited = self._try(lambda: self._approvals.preview_edit(one.id, arguments))
@@ -398,11 +389,17 @@ def editable(arguments: JsonObject) -> str:
     return _EDITORS_OBEY.sub(lambda found: f"\\u{ord(found[0][0]):04x}{found[0][1:]}", document)
 
 
+def _rows(lines: Sequence[Line]) -> list[Line]:
+    return [Line(text, line.kind) for line in lines for text in line.text.split("\n")]
+
+
 def _row(one: Approval, now: datetime, *, is_chosen: bool) -> Line:
     is_pending = one.state is ApprovalState.PENDING
     when = ago(one.expires_at, now).removeprefix("in ") if is_pending else one.state.value
     votes = f"{len(one.counted)}/{one.quorum}  " if one.quorum > 1 else ""
     who = visible(one.agent_id or one.principal_id)
-    does = preview_in_words(one.preview) if one.preview else json_line(one.arguments)
-    text = f"{when:>6}  {votes}{visible(one.tool)}  {who}  {one_line(does, 200)}"
+    # Only the beginning is made: arguments may be megabytes, and this is drawn each time.
+    pieces = islice(json.JSONEncoder(ensure_ascii=False).iterencode(one.arguments), MOST_ROW)
+    does = preview_in_words(one.preview) if one.preview else "".join(pieces)[:MOST_ROW]
+    text = f"{when:>6}  {votes}{visible(one.tool)}  {who}  {visible(does)}"
     return Line(f"> {text}", "chosen") if is_chosen else Line(f"  {text}")

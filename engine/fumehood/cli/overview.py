@@ -46,18 +46,19 @@ def overview(path: Path) -> JsonObject:
     try:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(path))
-    except PermissionError:
-        return found | {"engine": "closed to this user", "next": "fumehood doctor"}
+        found |= _state(path)
+        return found | {"next": _next_step(found)}
+    except PermissionError as refused:
+        said = f"closed to you ({refused.strerror or refused})"
+    except DaemonUnavailable as away:
+        said = str(away)
+    except (LookupError, TypeError, AttributeError, ArithmeticError):
+        said = "not of this version"
     except OSError:
         is_service_s = path.is_relative_to("/run") and not path.is_relative_to("/run/user")
         start = "systemctl start fumehood" if is_service_s else "fumehood serve"
         return found | {"engine": "not running", "next": start}
-    try:
-        found |= _state(path)
-    except (DaemonUnavailable, LookupError, TypeError, AttributeError, ArithmeticError) as fault:
-        said = str(fault) if isinstance(fault, DaemonUnavailable) else "not of this version"
-        return found | {"engine": f"no answer: {said}", "next": "fumehood doctor"}
-    return found | {"next": _next_step(found)}
+    return found | {"engine": said, "next": "fumehood doctor"}
 
 
 def share_of(spent: str | int, held: str | int, limit: str | int) -> Decimal:
@@ -66,41 +67,40 @@ def share_of(spent: str | int, held: str | int, limit: str | int) -> Decimal:
 
 
 def _state(path: Path) -> JsonObject:
-    ready = _ask(path, address("ready"))
+    ready = _ask(path, "ready", {})
     container = ready["walls"].get("container", {"ready": False, "missing": []})
-    found: JsonObject = {
+    page = _ask(path, "approvals", {"state": "pending", "limit": COUNTED})["data"]
+    hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    usage = _ask(path, "usage", {"since": hour_ago})["data"]
+    shares = [(share_of(one["spent"], one["held"], one["limit"]), one) for one in usage["budgets"]]
+    return {
         "engine": "ready" if ready["status"] == "ready" else "not ready",
+        "pending_approvals": len(page["items"]),
+        "has_more_approvals": page["pagination"]["has_more"],
+        "calls_last_hour": usage["total"]["calls"],
+        "errors_last_hour": usage["total"]["errors"],
+        "budgets_near_limit": [
+            {key: one[key] for key in ("budget", "subject", "unit", "limit")}
+            | {"share": f"{share:.2f}"}
+            for share, one in shares
+            if share >= NEARLY_FULL
+        ],
         "containers": container["ready"],
         "missing_images": container["missing"],
     }
-    hour_ago = datetime.now(UTC) - timedelta(hours=1)
-    waiting = _ask(path, address("approvals") + query_text({"state": "pending", "limit": COUNTED}))
-    usage = _ask(path, address("usage") + query_text({"since": hour_ago.isoformat()}))
-    for answer in (waiting, usage):
-        if answer["error"] is not None:
-            return found | {"refused": answer["error"]["code"]}
-    budgets = [
-        {name: one[name] for name in ("budget", "subject", "unit", "limit")}
-        | {"share": f"{share:.2f}"}
-        for one in usage["data"]["budgets"]
-        if (share := share_of(one["spent"], one["held"], one["limit"])) >= NEARLY_FULL
-    ]
-    total = usage["data"]["total"]
-    return found | {
-        "pending_approvals": len(waiting["data"]["items"]),
-        "has_more_approvals": waiting["data"]["pagination"]["has_more"],
-        "calls_last_hour": total["calls"],
-        "errors_last_hour": total["errors"],
-        "budgets_near_limit": budgets,
-    }
 
 
-def _ask(path: Path, target: str) -> Any:
-    return send_once(path, ApiRequest("GET", target, json.loads), caller_token())
+def _ask(path: Path, what: str, query: JsonObject) -> Any:
+    """Raises PermissionError: the engine refuses to tell."""
+    request = ApiRequest("GET", address(what) + query_text(query), json.loads)
+    answer = send_once(path, request, caller_token())
+    if answer.get("error") is not None:
+        raise PermissionError(answer["error"]["code"])
+    return answer
 
 
 def _next_step(found: JsonObject) -> str:
-    if found["engine"] != "ready" or "refused" in found:
+    if found["engine"] != "ready":
         return "fumehood doctor"
     if found["pending_approvals"]:
         return "fumehood approvals watch"
@@ -113,18 +113,14 @@ def _next_step(found: JsonObject) -> str:
 
 def _lines(found: JsonObject) -> Iterator[tuple[str, str]]:
     yield "engine", f"{found['engine']}, {found['socket']}"
-    if "refused" in found:
-        yield "calls", f"refused to you: {found['refused']}"
     if "calls_last_hour" in found:
         more = " or more" if found["has_more_approvals"] else ""
         yield "approvals", f"calls of yours that wait: {found['pending_approvals']}{more}"
         calls, errors = found["calls_last_hour"], found["errors_last_hour"]
         yield "last hour", f"calls of yours: {calls}; with an error: {errors}"
         for one in found["budgets_near_limit"]:
-            whose = ", ".join(map(str, one["subject"].values()))
-            name = f"{one['budget']} ({whose})" if whose else one["budget"]
+            name = " of ".join([one["budget"], *map(str, one["subject"].values())])
             yield "budget", f"{name}: {Decimal(one['share']):.0%} of {one['limit']} {one['unit']}"
-    if "containers" in found:
         missing = "; ".join(map(str, found["missing_images"]))
         yield "images", missing or ("present" if found["containers"] else "no containers now")
     yield "next", found["next"]
