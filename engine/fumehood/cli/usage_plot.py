@@ -91,7 +91,7 @@ def _budgets(standings: Sequence[BudgetStanding], columns: int) -> Table:
         of = ", ".join(one.subject.values())
         grid.add_row(
             Text(visible(f"{one.budget} ({of})" if of else one.budget)),
-            Text(_bar(min(share, Decimal(1)), width), style=style),
+            Text(_bar(min(share, Decimal(1)), width).ljust(width, "░"), style=style),
             Text(f"{share:.0%}"),
             Text(f"{amount(one.limit)} {one.unit}"),
         )
