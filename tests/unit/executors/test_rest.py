@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.addresses import CheckedBackend, is_public
-from fumehood.executors.rest import _secrets, fill_secrets, make_request, trace_parent
+from fumehood.executors.rest import _secrets, fill_secrets, make_request
 from fumehood.executors.upstreams import UpstreamRequest, Upstreams, _unpacked, read_retry_after
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
