@@ -516,14 +516,14 @@ class EngineLife:
         if self._config.alerts.enabled:
             group.start_soon(self._made.basis.observer.alerts.watch, self._tell_of_alert)
 
-    def _tell_of_alert(self, alert: Alert) -> None:
-        """Owe the webhook a message. Not durable: the alert itself is not, either."""
+    async def _tell_of_alert(self, alert: Alert) -> None:
+        """Owe the webhook a message."""
         webhook = self._made.approvals.webhook
         if webhook is None or not self._config.alerts.webhook:
             return
         event = "alert.firing" if alert.firing else "alert.resolved"
         document, now = {"alert": alert.model_dump(mode="json")}, self._now()
-        self._made.database.write_soon(lambda rows: owe_document(rows, event, document, now))
+        await self._made.database.write(lambda rows: owe_document(rows, event, document, now))
         webhook.wake()
 
     async def _open_stores(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -149,7 +149,7 @@ def rules_of(settings: AlertSettings) -> Mapping[AlertName, Rule]:
 
 
 class Alerts:
-    """The alerts of one engine. `tell` is called for each one that fires or is resolved."""
+    """The alerts of one engine."""
 
     def __init__(
         self,
@@ -201,14 +201,14 @@ class Alerts:
             alerts=tuple(shown),
         )
 
-    async def watch(self, tell: Callable[[Alert], object]) -> None:
-        """Look again and again. `tell` must not wait."""
+    async def watch(self, tell: Callable[[Alert], Awaitable[None]]) -> None:
+        """Look again and again, and tell of what has changed. No fault ends it."""
         while True:
             try:
                 self.look()
                 while self._owed:
-                    tell(self._owed.pop(0))
-            except Exception as fault:  # nobody would be told of anything any more
+                    await tell(self._owed.pop(0))
+            except Exception as fault:  # the state may be unwritable for a while
                 log_fault(self._log, "alerts.internal_error", fault)
             await anyio.sleep(LOOK_S)
 

@@ -184,6 +184,9 @@ class CallSpans:
         tracer: Any = self._tracer
         if not hasattr(tracer, "id_generator"):
             return
+        if hasattr(tracer.id_generator, "next_span"):  # of another engine in this program
+            self._ids = tracer.id_generator
+            return
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
         class ChosenIds(RandomIdGenerator):

@@ -152,6 +152,7 @@ def _log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
         "policy.shadow",
         tool=permitted.tool.definition.name,
         call_id=permitted.request.call_id,
+        trace_id=permitted.request.trace_id,
         rules=list(permitted.decision.shadow),
     )
 

@@ -227,15 +227,6 @@ def test_headers_of_the_definition_win_over_the_defaults() -> None:
     assert sent.secret_headers == (("x-key", "${secret:key}"),)
 
 
-def test_trace_id_that_is_not_of_w3c_form_is_hashed_into_it() -> None:
-    own = "0af7651916cd43dd8448eb211c80319c"
-    assert trace_parent(own, "call_1").split("-")[1] == own
-    for other in ("trace_20260101_aaaaaaaaaaaa", "0" * 32, own.upper()):
-        hashed = trace_parent(other, "call_1").split("-")[1]
-        assert len(hashed) == 32
-        assert hashed not in (other, "0" * 32)
-
-
 # -- addresses -----------------------------------------------------------------------------
 
 NOT_PUBLIC = [
