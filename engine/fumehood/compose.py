@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 from sqlalchemy import Connection
 
 from fumehood.approvals.channels.base import ApprovalChannel
@@ -467,9 +466,6 @@ class EngineLife:
         if made.owns_database:
             self._stack.callback(made.database.close)
         await enter(made.audit.anchored())
-        spans = made.basis.observer.spans
-        if spans is not None:
-            self._stack.push_async_callback(anyio.to_thread.run_sync, spans.close)
         await enter(made.walls)
         await enter(made.sessions)
         await made.policy.start()

@@ -124,8 +124,8 @@ class Engine:
     `tools` come from the embedding program, which is its own operator: functions made by
     `@tool`, definitions, or documents of definitions. Built-in tools and entry points are found
     by themselves, and so are the files of `tools_directory`, which are watched while the engine
-    is entered. The spans of calls go to `tracer_provider`, one of OpenTelemetry's; without one
-    there are none.
+    is entered. The spans of calls go to `tracer_provider`, one of OpenTelemetry's that the program
+    keeps and ends; without one there are none.
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong, with every fault of every one.

@@ -35,7 +35,7 @@ from fumehood.http.peer import MAX_HEADER_BYTES, make_protocol
 from fumehood.http.shares import Shares, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
-from fumehood.observe.tracing import otlp_provider
+from fumehood.observe.tracing import close_provider, otlp_provider
 from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.database import FILE_NAME, open_database
 from fumehood.storage.directory import hold_lock, private_directory
@@ -76,6 +76,8 @@ async def serve(
         if show_credential is not None and not had_approver(database):
             make_first_approver(database, FIRST_NAME, datetime.now(UTC), show_credential)
         provider = otlp_provider(os.environ, log)
+        if provider is not None:
+            places.callback(close_provider, provider)
         async with Engine(
             tools, config=config, log=log, database=database, tracer_provider=provider
         ) as engine:

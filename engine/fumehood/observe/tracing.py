@@ -117,7 +117,6 @@ class CallSpans:
     """Makes the spans of calls. `provider` is of OpenTelemetry's SDK, or a program's own."""
 
     def __init__(self, provider: TracerProvider, monotonic: Callable[[], float]) -> None:
-        self._provider: Any = provider
         self._monotonic = monotonic
         self._left = float(MOST_A_SECOND)
         self._looked_at = monotonic()
@@ -172,12 +171,6 @@ class CallSpans:
                 )
                 part.end(_ns(stage.ended))
         root.end(_ns(max((s.ended for s in told.stages), default=0.0)))
-
-    def close(self) -> None:
-        """Send what is still there, for a bounded time."""
-        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
-        ending.start()
-        ending.join(SHUTDOWN_S)
 
     def _take_ids(self) -> None:
         """Choose the ids of the spans ourselves, where the tracer is the SDK's."""
@@ -251,6 +244,13 @@ def otlp_provider(environment: Mapping[str, str], log: Logger) -> TracerProvider
     return provider
 
 
+def close_provider(provider: Any) -> None:
+    """Send the spans that are still there, for a bounded time, and end it."""
+    ending = threading.Thread(target=provider.shutdown, daemon=True)
+    ending.start()
+    ending.join(SHUTDOWN_S)
+
+
 __all__ = [
     "HEADER",
     "INCOMING",
@@ -258,6 +258,7 @@ __all__ = [
     "CallSpans",
     "EndedStage",
     "EndedTrace",
+    "close_provider",
     "context_of",
     "incoming",
     "otlp_provider",

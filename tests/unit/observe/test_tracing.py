@@ -20,6 +20,7 @@ from fumehood.observe.tracing import (
     CallSpans,
     EndedStage,
     EndedTrace,
+    close_provider,
     context_of,
     otlp_provider,
     read_traceparent,
@@ -191,7 +192,7 @@ def test_with_both_there_is_a_provider_that_ends_in_time(monkeypatch: pytest.Mon
     provider = otlp_provider(endpoint, log)
     assert provider is not None
     assert provider.resource.attributes["service.name"] == "fumehood"  # type: ignore[attr-defined]
-    CallSpans(provider, lambda: 0.0).close()
+    close_provider(provider)
     assert log.calls == []
 
 
