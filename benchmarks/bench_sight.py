@@ -26,9 +26,9 @@ from fumehood.observe.metrics import EndedCall
 from fumehood.observe.settings import AlertSettings
 
 CLIENTS = 4
-CALLS = 300
+CALLS = 150
 """Of each client in one round."""
-ROUNDS = 9
+ROUNDS = 11
 COUNTED = 100_000
 TARGET = 0.05
 COUNTING_US = 8

@@ -338,8 +338,7 @@ def test_trace_of_an_approved_container_call_is_one_tree_across_a_restart(
     assert attributes(call) == {
         "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "run_python",
         "gen_ai.tool.type": "function", "gen_ai.tool.call.id": call_id,
-        "fumehood.trace_id": TRACE, "fumehood.code": "OK", "fumehood.retries": 0,
-        "fumehood.cache_hit": False,
+        "fumehood.trace_id": TRACE,
     }  # fmt: skip
     for span in stages:
         assert call.start_time_unix_nano <= span.start_time_unix_nano

@@ -5,8 +5,7 @@ the API, and imports it when spans are made. The ids of a call's span are made f
 call, so that it is known from the beginning to the services that the call reaches, and is the
 same after a restart. Spans are made from the measured times when the call is over: a call that
 waited for a human has one span, whichever engine ended it. Invariants: arguments and results are
-never attributes, nor is a name that is no tool's; at most `MOST_A_SECOND` calls a second cost the
-time for their spans.
+never attributes, nor is a name that is no tool's; spans take a bounded part of the engine's time.
 *Source*: W3C Trace Context; OpenTelemetry's semantic conventions for generative AI.
 """
 
@@ -36,8 +35,11 @@ ERROR_TYPE = "error.type"
 EXECUTE_TOOL = "execute_tool"
 """The operation, and the beginning of the span's name."""
 
-MOST_A_SECOND = 100
-"""Calls with spans. Of more, some have none."""
+TIME_SHARE = 0.012
+"""The part of its time that the engine may spend on making spans. Sending them takes about twice
+as much, in a thread. Of more calls than fit into it, some have none."""
+BURST_S = 0.05
+"""How much of that time may be spent at once."""
 
 SHUTDOWN_S = 2.0
 """How long the end of the engine waits for spans that are still to be sent."""
@@ -118,7 +120,7 @@ class CallSpans:
 
     def __init__(self, provider: TracerProvider, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._left = float(MOST_A_SECOND)
+        self._left_s = BURST_S
         self._looked_at = monotonic()
         self._tracer: Tracer = provider.get_tracer("fumehood")
         self._ids: Any = None
@@ -127,21 +129,26 @@ class CallSpans:
         """Calls without spans, because there were too many."""
 
     def wants(self) -> bool:
-        """Whether there is room for the spans of one more call; takes it."""
+        """Whether there is time for the spans of one more call."""
         now = self._monotonic()
-        self._left = min(MOST_A_SECOND, self._left + (now - self._looked_at) * MOST_A_SECOND)
+        self._left_s = min(BURST_S, self._left_s + (now - self._looked_at) * TIME_SHARE)
         self._looked_at = now
-        if self._left < 1:
+        if self._left_s <= 0:
             self.left_out += 1
             return False
-        self._left -= 1
         return True
 
     def record(self, told: EndedTrace) -> None:
         """Make the span of a call, and one for each of its stages."""
+        began = self._monotonic()
+        try:
+            self._make(told)
+        finally:
+            self._left_s -= self._monotonic() - began
+
+    def _make(self, told: EndedTrace) -> None:
         from opentelemetry import trace
 
-        whole = trace.set_span_in_context
         if self._ids is not None:
             self._ids.next_span = int(told.span.span_id, 16)
             self._ids.next_trace = int(told.span.trace_id, 16)
@@ -164,7 +171,7 @@ class CallSpans:
         if root.is_recording():
             if failed:
                 root.set_status(trace.StatusCode.ERROR, told.code)
-            inside = whole(root)
+            inside = trace.set_span_in_context(root)
             for stage in told.stages:
                 part = self._tracer.start_span(
                     stage.name, inside, attributes=stage.attributes, start_time=_ns(stage.began)

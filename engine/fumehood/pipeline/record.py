@@ -154,9 +154,8 @@ def _trace(
         code=code,
         attributes={
             "fumehood.trace_id": request.trace_id,
-            "fumehood.code": code,
-            "fumehood.retries": metadata.retry_count,
-            "fumehood.cache_hit": metadata.cache is not None and metadata.cache.hit,
+            **({"fumehood.retries": metadata.retry_count} if metadata.retry_count else {}),
+            **({"fumehood.cache_hit": True} if metadata.cache and metadata.cache.hit else {}),
         },
         stages=stages,
     )

@@ -16,7 +16,8 @@ from structlog.testing import CapturingLogger
 from fumehood.core.call import TraceParent
 from fumehood.observe import tracing
 from fumehood.observe.tracing import (
-    MOST_A_SECOND,
+    BURST_S,
+    TIME_SHARE,
     CallSpans,
     EndedStage,
     EndedTrace,
@@ -154,12 +155,27 @@ def test_second_engine_of_a_program_has_right_ids_too() -> None:
         assert call.context.span_id == int(span_id_of("call_2"), 16)
 
 
-def test_calls_over_the_bound_have_no_spans_and_are_counted() -> None:
+def test_spans_take_no_more_than_their_part_of_the_time() -> None:
     exported = Exported()
-    assert sum(exported.spans.wants() for _ in range(10_000)) == MOST_A_SECOND
-    assert exported.spans.left_out == 10_000 - MOST_A_SECOND
-    exported.time += 0.5
-    assert sum(exported.spans.wants() for _ in range(1000)) == MOST_A_SECOND // 2
+    made = 0
+    for _ in range(10_000):  # each call takes a millisecond, and its spans take half of one
+        exported.time += 0.001
+        if exported.spans.wants():
+            made += 1
+            exported.spans._monotonic = lambda: _advanced(exported)
+            exported.spans.record(ended())
+            exported.spans._monotonic = lambda: exported.time
+    most = (BURST_S + exported.time * TIME_SHARE) / 0.0005
+    assert 0.9 * most < made <= most + 1
+    assert exported.spans.left_out == 10_000 - made
+    exported.time += 60
+    assert exported.spans.wants()
+
+
+def _advanced(exported: Exported) -> float:
+    """A clock on which each look takes half a millisecond."""
+    exported.time += 0.0005
+    return exported.time
 
 
 # -- where spans go -------------------------------------------------------------------------
