@@ -16,13 +16,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 from sqlalchemy import Connection
 
 from fumehood.approvals.channels.base import ApprovalChannel
-from fumehood.approvals.channels.webhook import WebhookChannel, owe_newest
+from fumehood.approvals.channels.webhook import WebhookChannel, owe_document, owe_newest
 from fumehood.approvals.requests import ApprovalRequests
 from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
@@ -37,6 +38,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.core.result_check import ResultChecker
+from fumehood.core.status import Alert
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_approvals import (
     EngineApprovals,
@@ -50,8 +52,11 @@ from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
 from fumehood.identity.principals import require_agent, require_caller
 from fumehood.identity.tokens import Tokens
+from fumehood.observe.alerts import Alerts
+from fumehood.observe.calls import CallObserver
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
+from fumehood.observe.tracing import CallSpans
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.dry_run import facts_to_explain
@@ -81,6 +86,9 @@ from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Kept, retention
 from fumehood.storage.sessions import SessionTable
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
 CURSOR_KEY_BYTES = 32
 
 
@@ -94,6 +102,7 @@ class Basis:
     counter: TokenCounter
     ids: IdSource
     checkers: ResultCheckers
+    observer: CallObserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +152,7 @@ def make_basis(
     log: Logger | None,
     clock: Clock | None,
     checkers: Sequence[ResultChecker] = (),
+    tracer_provider: TracerProvider | None = None,
 ) -> Basis:
     """Replace what is None by the default: the configuration of the environment, and no log.
 
@@ -152,13 +162,17 @@ def make_basis(
     """
     config = config if config is not None else load_config()
     log = log if log is not None else quiet_logger()
+    clock = clock if clock is not None else SystemClock()
+    spans = CallSpans(tracer_provider, clock.monotonic) if tracer_provider is not None else None
+    alerts = Alerts(config.alerts, clock.monotonic, clock.now, log)
     return Basis(
         config=config,
         log=log,
-        clock=clock if clock is not None else SystemClock(),
+        clock=clock,
         counter=counter if counter is not None else EstimatingCounter(),
         ids=IdSource(),
         checkers=ResultCheckers([*load_checkers(config.result_checkers), *checkers], log),
+        observer=CallObserver(alerts, spans),
     )
 
 
@@ -255,6 +269,7 @@ def compose(
         checkers=basis.checkers,
         circuits=circuits,
         retries=Retries(clock),
+        observer=basis.observer,
     )
     calls = Calls(
         intake,
@@ -494,6 +509,18 @@ class EngineLife:
         group.start_soon(self._made.policy.follow)
         if self._made.directory is not None:
             group.start_soon(self._made.directory.follow)
+        if self._config.alerts.enabled:
+            group.start_soon(self._made.basis.observer.alerts.watch, self._tell_of_alert)
+
+    async def _tell_of_alert(self, alert: Alert) -> None:
+        """Owe the webhook a message."""
+        webhook = self._made.approvals.webhook
+        if webhook is None or not self._config.alerts.webhook:
+            return
+        event = "alert.firing" if alert.firing else "alert.resolved"
+        document, now = {"alert": alert.model_dump(mode="json")}, self._now()
+        await self._made.database.write(lambda rows: owe_document(rows, event, document, now))
+        webhook.wake()
 
     async def _open_stores(self) -> None:
         """Without these stores, large content or events are not kept, and answers say so."""

@@ -26,6 +26,7 @@ an error, and nothing here changes while the engine runs.
 | `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
 | `external_tools` | tools of others are dangerous | the same | except as these say |
 | `mcp_servers` | no tools of MCP servers | the same | the tools of these |
+| `alerts` | the five thresholds of the mission | the same | these thresholds |
 | `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 
@@ -51,6 +52,7 @@ from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
 from fumehood.executors.mcp_settings import AllMcpServers
 from fumehood.identity.settings import AllPrincipals
+from fumehood.observe.settings import AlertSettings
 from fumehood.protocol.sockets import ConfigError as ConfigError
 from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
 from fumehood.protocol.sockets import SocketSettings, require_named_file
@@ -98,6 +100,7 @@ class Config(SocketSettings):
     rate_limits: AllRateLimits = ()
     audit: AuditSettings = AuditSettings()
     webhook: WebhookSettings | None = None
+    alerts: AlertSettings = AlertSettings()
     principals: AllPrincipals = ()
     result_checkers: Annotated[tuple[str, ...], NoDecode] = ()
     redaction: RedactionSettings = RedactionSettings()

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequ
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, BinaryIO, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import anyio.to_thread
 
@@ -49,9 +49,10 @@ from fumehood.core.keywords import (
 )
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.result_check import ResultChecker
-from fumehood.core.status import Readiness, StateReadiness
+from fumehood.core.status import AlertList, Readiness, StateReadiness
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import TokenCounter
+from fumehood.engine_metrics import figures_of
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.session_files import SessionFiles
 from fumehood.formats.agent_loop import (
@@ -69,6 +70,7 @@ from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandleBo
 from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.log import Logger
+from fumehood.observe.metrics import exposition
 from fumehood.pipeline.batch import Batch, Parse
 from fumehood.pipeline.incoming import (
     NotJson,
@@ -102,6 +104,9 @@ from fumehood.storage.blobs import Blob
 from fumehood.storage.database import Database
 from fumehood.storage.recordings import RecordingReader
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
 MAX_SHOWN_TOOL = 80
 """Characters: the text that was asked for need not be the name of a tool."""
 
@@ -119,7 +124,8 @@ class Engine:
     `tools` come from the embedding program, which is its own operator: functions made by
     `@tool`, definitions, or documents of definitions. Built-in tools and entry points are found
     by themselves, and so are the files of `tools_directory`, which are watched while the engine
-    is entered.
+    is entered. The spans of calls go to `tracer_provider`, one of OpenTelemetry's that the program
+    keeps and ends; without one there are none.
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong, with every fault of every one.
@@ -139,9 +145,10 @@ class Engine:
         jail: Wall | None = None,
         container: Wall | None = None,
         database: Database | None = None,
+        tracer_provider: TracerProvider | None = None,
     ) -> None:
         made = compose(
-            make_basis(config, token_counter, log, clock, result_checkers),
+            make_basis(config, token_counter, log, clock, result_checkers, tracer_provider),
             tools,
             database,
             interpreter=interpreter,
@@ -603,6 +610,20 @@ class Engine:
             state=state,
             broken_circuits=self._made.circuits.broken(),
         )
+
+    def alerts(self) -> AlertList:
+        """The alerts of the engine with their present values, and firing ones of single tools."""
+        return self._made.basis.observer.alerts.look()
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """All figures as text for Prometheus, and its media type.
+
+        Raises:
+            ReadFailed: the state cannot be read.
+        """
+        figures = await figures_of(self._made)
+        observed = self._made.basis.observer.metrics
+        return await anyio.to_thread.run_sync(exposition, observed, figures)
 
     def agent_tools(
         self,

@@ -407,6 +407,51 @@ def test_how_to_give_an_agent_its_tools_runs_as_it_stands(
     assert ran >= 7
 
 
+@pytest.mark.row("D5")
+def test_how_to_watch_with_prometheus_runs_as_it_stands(
+    start_daemon: StartDaemon, home: Path, tmp_path: Path
+) -> None:
+    """`credential` prints what `approvers init` showed, as above."""
+    page, command = "docs/howto/watch-with-prometheus.md", tmp_path / "credential"
+    environment = {
+        **CLEAN_ENVIRONMENT,
+        "FUMEHOOD_HOME": str(home),
+        "PATH": f"{FUMEHOOD.parent}:{tmp_path}:{CLEAN_ENVIRONMENT['PATH']}",
+    }
+    said: list[str] = []
+    for language, mark, text in snippets(page):
+        if mark.strip() == "daemon":
+            start_daemon()
+            continue
+        run = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*run, text], cwd=tmp_path, env=environment, capture_output=True, timeout=60
+        )
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        said.append(done.stdout.decode())
+        if mark.strip() == "init":
+            command.write_text(f"#!/bin/sh\necho {said[-1].strip()}\n")
+            command.chmod(0o700)
+    _, _, metrics, alerts, spans = said
+    assert 'fumehood_tool_calls_total{code="OK",tool="calculator"} 1.0' in metrics
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (shown,) = [json.loads(found) for found in JSON.findall(text)]
+    answer = json.loads(alerts)
+    assert is_part_of(shown["data"]["alerts"][0], answer["data"]["alerts"][0])
+    assert list(shown["data"]) == list(answer["data"])
+    assert '"name": "execute_tool calculator"' in spans
+    assert '"trace_id": "0x0af7651916cd43dd8448eb211c80319c"' in spans
+    existing = set(
+        re.findall(
+            r"^(?:fumehood|process)_\w+", (tmp_path / "fumehood.prom").read_text(), re.MULTILINE
+        )
+    )
+    named = set(re.findall(r"`(fumehood_\w+)`", text)) - {"fumehood_traces_left_out_total"}
+    known = {re.sub("_(bucket|count|sum)$", "", name) for name in existing}
+    assert len(named) > 12
+    assert named <= known | {"fumehood_budget_used_ratio"}
+
+
 @pytest.mark.row("E4")
 def test_how_to_limit_what_agents_spend_runs_as_it_stands(
     start_daemon: StartDaemon, tmp_path: Path
@@ -560,6 +605,7 @@ def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path
         "docs/reference/configuration.md",
         "docs/howto/approve-by-webhook.md",
         "docs/howto/survive-a-bad-upstream.md",
+        "docs/howto/watch-with-prometheus.md",
     ],
 )
 def test_configuration_on_a_page_is_one_that_the_engine_reads(

@@ -149,6 +149,10 @@ YES = {"decision": "approve"}
 FOR_EVER = {"scope": "until", "until": "2999-01-01T00:00:00Z"}
 SECRET = b"s" * 32
 CONTROL = [
+    Asked("showMetrics", "/metrics"),
+    Asked("showMetrics", "/metrics", code="UNAUTHORIZED", credential=""),
+    Asked("showAlerts", "/v1/alerts"),
+    Asked("showAlerts", "/v1/alerts", code="UNAUTHORIZED", credential="fha_0_0"),
     Asked("health", "/v1/health"),
     Asked("ready", "/v1/ready"),
     Asked("openapi", "/v1/openapi.json"),

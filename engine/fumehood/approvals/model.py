@@ -268,6 +268,8 @@ class StoredRequest:
     """The call whose program made it."""
     context: JsonObject | None = None
     """Of a call of an `external:` tool."""
+    traceparent: str | None = None
+    """The span of its caller's that it belongs to."""
 
     @property
     def document(self) -> JsonObject:

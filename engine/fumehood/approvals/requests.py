@@ -292,6 +292,8 @@ class ApprovalRequests:
         self.log.info(
             "approval.changed",
             approval_id=approval.id,
+            call_id=approval.call_id,
+            trace_id=approval.trace_id,
             state=approval.state.value,
             tool=approval.tool,
         )

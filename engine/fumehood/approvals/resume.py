@@ -170,7 +170,7 @@ class CallResumption:
         else:
             to = ApprovalState.DONE if envelope.success else ApprovalState.FAILED
         await services.approvals.end(stored, to, envelope, changed=changed)
-        record_ending(call, envelope, services.calls)
+        record_ending(call, envelope, services)
 
     async def _asked_again(self, stored: StoredApproval) -> StoredApproval | None:
         """A new approval for the same call, with its present effect; None if it is refused."""

@@ -28,6 +28,7 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import cancelled
+from fumehood.observe.tracing import read_traceparent
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.record import record_ending
@@ -60,6 +61,7 @@ class StoredCalls:
             trace_id=approval.trace_id,
             parent_id=request.parent_id,
             context=request.context,
+            traceparent=read_traceparent(request.traceparent),
         )
 
     def context_of(self, stored: StoredApproval, handle: CallHandle | None = None) -> CallContext:
@@ -95,7 +97,7 @@ class StoredCalls:
 
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
         """Enter the end of the call into the call log."""
-        record_ending(self.context_of(stored), envelope, self.services.calls)
+        record_ending(self.context_of(stored), envelope, self.services)
 
     async def end_if_current(
         self,

@@ -39,6 +39,7 @@ from fumehood.client.async_transport import AsyncTransport
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import AllUsageKeywords, show_keywords
+from fumehood.core.status import AlertList
 from fumehood.identity.model import (
     Agent,
     ApproverInfo,
@@ -103,6 +104,13 @@ class AsyncControlClient(AsyncBaseClient):
         """The newest 100 changes of authority, of agents and of the registry."""
         found = await self._transport.send(ask("GET", ChangeList, "changes"))
         return found.items
+
+    async def alerts(self) -> AlertList:
+        """The alerts of the engine with their present values, and those of tools that are firing.
+
+        Needs an approver's or admin credential.
+        """
+        return await self._transport.send(ask("GET", AlertList, "alerts"))
 
 
 class AsyncControlledAgents:

@@ -88,6 +88,18 @@ class BatchBody(RawBatch):
 
 
 @dataclass(frozen=True, slots=True)
+class TraceParent:
+    """A span, as W3C Trace Context names it. As a text it is the header `traceparent`."""
+
+    trace_id: str
+    span_id: str
+    flags: str
+
+    def __str__(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+
+@dataclass(frozen=True, slots=True)
 class CallRequest:
     """One call before anything is known of it: a name that may not exist, raw arguments."""
 
@@ -103,6 +115,8 @@ class CallRequest:
     """Whether it is made in place of a call of another tool that failed."""
     parent_id: str | None = None
     """The call whose program makes it."""
+    traceparent: TraceParent | None = None
+    """The span of its caller's that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Health and readiness of the daemon. Values only."""
+"""Health, readiness and alerts of the daemon. Values only."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from fumehood.core.limits import Limit
 
@@ -71,3 +71,32 @@ class Readiness(_Value):
     state: StateReadiness
     broken_circuits: int = 0
     """How many are not closed. Anyone may ask, so their services are not named."""
+
+
+AlertName = Literal["success_rate", "mean_duration", "p99_duration", "error_rate", "retry_rate"]
+
+
+class Alert(_Value):
+    """One threshold, and the value that it has now."""
+
+    name: AlertName
+    tool: str | None
+    """None for all tools together."""
+    firing: bool
+    since: AwareDatetime | None
+    """Since when it is firing."""
+    value: float | None
+    """None without calls. A share of all calls, or milliseconds; of `p99_duration` the share of the
+    calls that took longer."""
+    threshold: float
+    calls: int
+    message: str
+
+
+class AlertList(_Value):
+    """The alerts of the engine, and those of single tools that are firing."""
+
+    enabled: bool
+    window_seconds: float
+    min_calls: int
+    alerts: tuple[Alert, ...]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from fumehood.core.call import CallRequest
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
@@ -21,6 +22,7 @@ from fumehood.executors.effects import Effect
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.upstreams import Upstreams
+from fumehood.observe.tracing import context_of
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool
@@ -88,12 +90,17 @@ class ToolRun:
     cursors: Cursors
     redactor: Redactor
     upstreams: Upstreams
-    trace_id: str
-    call_id: str
+    request: CallRequest
     expected: str | None = None
     """The `base` of the `Effect` that a human approved; the run must find it unchanged."""
     calls: ProgramCalls | None = None
     """For a program that may call other tools."""
+
+    @property
+    def traceparent(self) -> str:
+        """The call's own span, for those whom it calls."""
+        request = self.request
+        return str(context_of(request.trace_id, request.call_id, request.traceparent))
 
 
 class Executor(ABC):

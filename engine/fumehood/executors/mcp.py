@@ -32,7 +32,7 @@ from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.mcp_servers import McpServer
 from fumehood.executors.mcp_wire import Request, RpcError
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.rest import concluded, trace_parent
+from fumehood.executors.rest import concluded
 from fumehood.executors.upstreams import BodyTooLarge
 from fumehood.registry.index import Source
 
@@ -83,7 +83,7 @@ class McpExecutor(Executor):
 async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
     """Make one call, and read its result."""
     tool, started = run.tool.definition, time.monotonic()
-    meta: JsonObject = {"traceparent": trace_parent(run.trace_id, run.call_id)}
+    meta: JsonObject = {"traceparent": run.traceparent}
     request = Request("tools/call", meta, run.handle.report)
     request.max_bytes = run.limits.output_bytes + FRAME_BYTES
     outcome = Outcome(EndedBy.OK, "none")

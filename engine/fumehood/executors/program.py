@@ -35,6 +35,7 @@ from fumehood.executors.endings import (
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
+from fumehood.observe.tracing import VARIABLE
 from fumehood.redaction.redactor import Redactor
 from fumehood.sandbox.wall import Lease, RunEnding
 from fumehood.storage.blobs import BlobStore
@@ -86,6 +87,7 @@ class ProgramExecutor(Executor):
             run.redactor,
             run.domain.session_id,
             run.calls,
+            run.traceparent,
         )
 
 
@@ -100,6 +102,7 @@ async def run_code(
     redactor: Redactor,
     session_id: str | None = None,
     calls: ProgramCalls | None = None,
+    traceparent: str | None = None,
 ) -> Outcome:
     """Run one program in its container, or in its session's, reporting output and progress to
     `handle`. It may make `calls`.
@@ -120,6 +123,8 @@ async def run_code(
     )
     cancelled: list[RunEnding] = []
     sent = program_arguments(arguments, language)
+    if traceparent is not None:  # the caller's own variable of this name wins
+        sent["env"] = [{"name": VARIABLE, "value": traceparent}, *sent.get("env", [])]
     if calls is not None:
         sent["tools"] = calls.tools
     sinks = handle.sinks(

@@ -12,7 +12,6 @@ of secrets.
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
 import time
 from codecs import getincrementaldecoder
@@ -95,16 +94,15 @@ class RestExecutor(Executor):
         return _PLACEMENT
 
     def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
-        traceparent = trace_parent(run.trace_id, run.call_id)
         if run.tool.definition.streaming:
-            return relay_request(run, traceparent)
+            return relay_request(run)
         return run_request(
             run.tool.definition,
             run.arguments,
             run.limits,
             run.upstreams,
             run.redactor,
-            traceparent,
+            run.traceparent,
             ListCursors(run.cursors, run.domain.principal_id),
         )
 
@@ -301,7 +299,7 @@ class RelayedText:
         self._kept.discard()
 
 
-async def relay_request(run: ToolRun, traceparent: str) -> Outcome:
+async def relay_request(run: ToolRun) -> Outcome:
     """Send the request of one call, and pass its answer on while it arrives.
 
     If it fails after a part of the answer, the error's `details` have that part.
@@ -311,7 +309,7 @@ async def relay_request(run: ToolRun, traceparent: str) -> Outcome:
     outcome = Outcome(EndedBy.OK, "none")
     try:
         try:
-            request = make_request(tool, run.arguments, traceparent)
+            request = make_request(tool, run.arguments, run.traceparent)
             answer = await _ask(
                 request, tool, run.limits, run.upstreams, run.redactor, attempt, values, text
             )
@@ -512,14 +510,6 @@ def _text(value: str | float | bool) -> str:
 
 def _refused(name: str, reason: str) -> ArgumentsRefused:
     return ArgumentsRefused(f"The arguments are wrong: {name[:80]} {reason}.", fields=[name[:80]])
-
-
-def trace_parent(trace_id: str, call_id: str) -> str:
-    """The header `traceparent` of a call. Ids that are not W3C's are hashed into its form."""
-    # *Source*: W3C Trace Context, section 3.2.
-    if not re.fullmatch(r"(?!0{32})[0-9a-f]{32}", trace_id):
-        trace_id = hashlib.sha256(trace_id.encode()).hexdigest()[:32]
-    return f"00-{trace_id}-{hashlib.sha256(call_id.encode()).hexdigest()[:16]}-01"
 
 
 # -- the answer ----------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from fumehood.http.routes import (
     cache,
     calls,
     decisions,
+    metrics,
     policy,
     sessions,
     stream,
@@ -43,6 +44,9 @@ from fumehood.http.routes import (
     usage,
 )
 from fumehood.observe.log import log_fault
+from fumehood.observe.tracing import HEADER, INCOMING
+
+TRACEPARENT = HEADER.encode()
 
 OPERATIONS = [
     *calls.OPERATIONS,
@@ -66,6 +70,7 @@ CONTROL_OPERATIONS = [
     *audit.OPERATIONS,
     *usage.CONTROL_OPERATIONS,
     *cache.OPERATIONS,
+    *metrics.OPERATIONS,
     *about.OPERATIONS,
 ]
 """Operations of the control socket. On the callers' socket they are RESOURCE_NOT_FOUND."""
@@ -81,6 +86,9 @@ class Faces:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         face = scope["state"]["face"]
+        given = [value for name, value in scope["headers"] if name == TRACEPARENT]
+        if len(given) == 1:  # each request has a context of its own
+            INCOMING.set(given[0].decode("latin-1"))
         app: Application | McpEndpoint = self._engine
         if face is Face.CONTROL:
             app = self._control

@@ -35,6 +35,7 @@ from fumehood.http.peer import MAX_HEADER_BYTES, make_protocol
 from fumehood.http.shares import Shares, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
+from fumehood.observe.tracing import close_provider, otlp_provider
 from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.database import FILE_NAME, open_database
 from fumehood.storage.directory import hold_lock, private_directory
@@ -74,7 +75,12 @@ async def serve(
         places.callback(database.close)
         if show_credential is not None and not had_approver(database):
             make_first_approver(database, FIRST_NAME, datetime.now(UTC), show_credential)
-        async with Engine(tools, config=config, log=log, database=database) as engine:
+        provider = otlp_provider(os.environ, log)
+        if provider is not None:
+            places.callback(close_provider, provider)
+        async with Engine(
+            tools, config=config, log=log, database=database, tracer_provider=provider
+        ) as engine:
             _warn_where_nobody_can_be_asked(engine)
             # Before anybody can connect, so that no signal is lost after that.
             signals = places.enter_context(
@@ -116,7 +122,7 @@ def _state_events_to(log: Logger) -> Callable[[str, JsonObject], None]:
 
 
 class _ToLog(logging.Handler):
-    """Forward messages of uvicorn and asyncio to the engine's log, each at most once a second."""
+    """Forward messages of libraries to the engine's log, each at most once a second."""
 
     def __init__(self, log: Logger) -> None:
         super().__init__(logging.WARNING)
@@ -138,7 +144,7 @@ class _ToLog(logging.Handler):
 @contextmanager
 def _server_messages_to(log: Logger) -> Iterator[None]:
     handler = _ToLog(log)
-    loggers = [logging.getLogger(name) for name in ("uvicorn", "asyncio")]
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "asyncio", "opentelemetry")]
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False

@@ -61,6 +61,7 @@ from fumehood.mcp.messages import (
     meta_of,
 )
 from fumehood.mcp.results import LINK_PREFIX, plain_result, result_of
+from fumehood.observe.tracing import HEADER, incoming
 from fumehood.pipeline.stream import StreamedCall, events_of
 from fumehood.protocol import strict_json
 from fumehood.protocol.blob_urls import parse_blob_url
@@ -296,7 +297,8 @@ class McpServer:
             name, arguments = _named(arguments)
         if client.is_modern and "requestState" in params:
             return await self._look_for(params, name, arguments, client, exchange)
-        envelope = await self._run(params, name, arguments, client, exchange)
+        with incoming(meta_of({"params": params}).get(HEADER)):
+            envelope = await self._run(params, name, arguments, client, exchange)
         if not client.elicits or _waiting_call(envelope) is None:
             return result_of(envelope)
         question = _question(name, envelope)

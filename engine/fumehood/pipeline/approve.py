@@ -246,6 +246,7 @@ def stored_approval(
         is_program=permitted.principal.is_program,
         parent_id=request.parent_id,
         context=request.context,
+        traceparent=str(request.traceparent) if request.traceparent is not None else None,
     )
     return StoredApproval(approval, kept, idempotency_key, repeat_key=repeat_key)
 

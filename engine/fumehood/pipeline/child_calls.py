@@ -215,6 +215,7 @@ class ChildCalls:
             call_id=f"{parent.call_id}_{count}",
             trace_id=parent.trace_id,
             parent_id=parent.call_id,
+            traceparent=parent.traceparent,
         )
 
     def _caller(self, principal: Principal | None) -> Principal | None:

@@ -152,6 +152,16 @@ class CallTrace:
         """A fault that the caller must not see."""
         log_fault(self._log, event, error, **self._ids)
 
+    def stages(self) -> list[tuple[str, float, float]]:
+        """Each passed stage, the last one included that is not over, with its begin and end in
+        seconds before now."""
+        now = self._clock.monotonic()
+        found, at = [], self._started - now
+        for stage, ms in self._stages_ms.items():
+            found.append((stage, at, at + ms / 1e3))
+            at += ms / 1e3
+        return [*found, ("record", min(at, 0.0), 0.0)]
+
     @property
     def total_ms(self) -> float:
         """Milliseconds since the call came in."""

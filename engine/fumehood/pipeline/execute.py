@@ -44,8 +44,7 @@ async def execute(
         cursors=services.cursors,
         redactor=services.redactor,
         upstreams=services.upstreams,
-        trace_id=permitted.request.trace_id,
-        call_id=permitted.request.call_id,
+        request=permitted.request,
         expected=admitted.expected,
         calls=ChildCalls(call, tools, services, run_call) if tools is not None else None,
     )

@@ -52,7 +52,7 @@ async def lost_answer(
     context = _context(request, services)
     envelope = await build_envelope(context, error, services)
     if found is None and code is None:  # an approval's end is recorded with it
-        record_ending(context, envelope, services.calls)
+        record_ending(context, envelope, services)
     return made(envelope)
 
 

@@ -1,20 +1,33 @@
 """Record: leave a trace before anything runs, and of how it ended.
 
-Last stage, in two halves around `execute`. The ending goes to the log and, where somebody is
-known to have asked, into the call log. Argument values appear in the log at the level `debug`
-and nowhere else.
+Last stage, in two halves around `execute`. The ending goes to the log, to metrics, alerts and
+spans, and, where somebody is known to have asked, into the call log. Argument values appear in the
+log at the level `debug` and nowhere else.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 from fumehood.core.call import CallRequest
-from fumehood.core.envelope import Envelope, Resources, UsageReport
+from fumehood.core.envelope import Envelope, Metadata, Resources, UsageReport
+from fumehood.core.errors import ERROR_CODES, Fault
+from fumehood.observe.metrics import UNKNOWN, EndedCall
+from fumehood.observe.tracing import EndedStage, EndedTrace, context_of, span_id_of
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.pipeline.context import CallContext
-from fumehood.storage.calls import CallLog, CallRow
+from fumehood.pipeline.fallback import ID_SUFFIX
+from fumehood.pipeline.services import PipelineServices
+from fumehood.storage.calls import CallRow
 
 MAX_NAME_CHARACTERS = 140
 """Of a name or a version that may be no tool's."""
+
+_NO_FAULT = frozenset(
+    {"OK"}
+    | {code for code, kind in ERROR_CODES.items() if kind.fault in (Fault.CALLER, Fault.RULES)}
+)
+"""The codes of calls that neither a program nor the engine nor another service has failed."""
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
@@ -28,7 +41,7 @@ def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
     )
 
 
-def record_ending(call: CallContext, envelope: Envelope, calls: CallLog) -> None:
+def record_ending(call: CallContext, envelope: Envelope, services: PipelineServices) -> None:
     """Record an ending with the time that each stage took; also that of a refused call.
 
     Dry runs, calls without a principal, and calls that still wait for a human are in the log
@@ -49,12 +62,16 @@ def record_ending(call: CallContext, envelope: Envelope, calls: CallLog) -> None
         **({"cache_hit": metadata.cache.hit} if metadata.cache is not None else {}),
         **({"parent_id": request.parent_id} if request.parent_id is not None else {}),
     )
-    is_over = not call.is_parked
-    if is_over and request.principal is not None and not request.options.dry_run:
-        calls.record(_row(request, request.principal.id, envelope, code, ended_by))
+    if call.is_parked or request.options.dry_run:
+        return
+    _observe(call, metadata, code, services)
+    if request.principal is not None:
+        services.calls.record(_row(request, request.principal.id, envelope, code, ended_by))
 
 
-def record_replay(call: CallContext, envelope: Envelope, calls: CallLog, timestamp: str) -> None:
+def record_replay(
+    call: CallContext, envelope: Envelope, services: PipelineServices, timestamp: str
+) -> None:
     """Record a call that was answered with the stored answer of an earlier one.
 
     It is a call of its own in the log, which ran nothing and cost nothing.
@@ -65,11 +82,11 @@ def record_replay(call: CallContext, envelope: Envelope, calls: CallLog, timesta
     call.trace.conclude(
         "call.replayed", code=code, first_call_id=envelope.metadata.call_id, total_ms=total_ms
     )
-    if request.principal is None:
-        return
     usage = UsageReport(currency=envelope.metadata.usage.currency)
     metadata = envelope.metadata.model_copy(
         update={
+            "retry_count": 0,
+            "sandbox": None,
             "timestamp": timestamp,
             "execution_time_ms": total_ms,
             "resources": Resources(),
@@ -77,7 +94,83 @@ def record_replay(call: CallContext, envelope: Envelope, calls: CallLog, timesta
         }
     )
     again = envelope.model_copy(update={"metadata": metadata})
-    calls.record(_row(request, request.principal.id, again, code, None))
+    _observe(call, metadata, code, services)
+    if request.principal is not None:
+        services.calls.record(_row(request, request.principal.id, again, code, None))
+
+
+def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
+    """Count a call that is over, and make its spans once its answer is out."""
+    tool = metadata.tool_name if call.resolved is not None or call.approval is not None else None
+    approval = call.approval.approval if call.approval is not None else None
+    waited_s = 0.0
+    if approval is not None:  # it was decided, or ends undecided now
+        waited = (approval.decided_at or services.clock.now()) - approval.created_at
+        waited_s = max(0.0, waited.total_seconds())
+    services.observer.ended(
+        EndedCall(
+            tool,
+            code,
+            duration_s=max(0.0, metadata.execution_time_ms / 1e3 - waited_s),
+            is_fault=code not in _NO_FAULT,
+            retries=metadata.retry_count,
+            ended_by=metadata.sandbox.ended_by.value if metadata.sandbox is not None else None,
+            approval_s=waited_s if approval is not None else None,
+        )
+    )
+    spans = services.observer.spans
+    if spans is not None and spans.wants():
+        told = _trace(call, metadata, code, tool or UNKNOWN, services)
+        asyncio.get_running_loop().call_soon(spans.record, told)
+
+
+def _trace(
+    call: CallContext, metadata: Metadata, code: str, tool: str, services: PipelineServices
+) -> EndedTrace:
+    """What the spans of a call are made from. A child's span belongs to its parent's."""
+    request, now = call.request, services.clock.now().timestamp()
+    stages = [
+        EndedStage(name, now + began, now + ended, _placement(metadata, name))
+        for name, began, ended in call.trace.stages()
+        if name != "approve"  # it waits for nobody; below is the time that a human took
+    ]
+    if call.approval is not None:
+        approval = call.approval.approval
+        decided = approval.decided_at.timestamp() if approval.decided_at is not None else now
+        began = min(approval.created_at.timestamp(), stages[0].began)
+        stages.insert(0, EndedStage("approval wait", began, max(began, decided)))
+    parent, parent_id = request.traceparent, None
+    if request.is_fallback:
+        parent_id = span_id_of(request.call_id.removesuffix(ID_SUFFIX))
+    elif request.parent_id is not None:
+        parent_id = span_id_of(request.parent_id)
+    elif parent is not None:
+        parent_id = parent.span_id
+    return EndedTrace(
+        tool=tool,
+        call_id=request.call_id,
+        span=context_of(request.trace_id, request.call_id, parent),
+        parent_id=parent_id,
+        code=code,
+        attributes={
+            "fumehood.trace_id": request.trace_id,
+            **({"fumehood.retries": metadata.retry_count} if metadata.retry_count else {}),
+            **({"fumehood.cache_hit": True} if metadata.cache and metadata.cache.hit else {}),
+        },
+        stages=stages,
+    )
+
+
+def _placement(metadata: Metadata, stage: str) -> dict[str, str] | None:
+    """Where a tool ran, for its stage."""
+    sandbox = metadata.sandbox
+    if stage != "execute" or sandbox is None:
+        return None
+    return {
+        "fumehood.sandbox.placement": sandbox.placement,
+        "fumehood.sandbox.isolation": sandbox.isolation,
+        "fumehood.sandbox.ended_by": sandbox.ended_by.value,
+    }
 
 
 def _row(

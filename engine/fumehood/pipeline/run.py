@@ -152,6 +152,7 @@ def _log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
         "policy.shadow",
         tool=permitted.tool.definition.name,
         call_id=permitted.request.call_id,
+        trace_id=permitted.request.trace_id,
         rules=list(permitted.decision.shadow),
     )
 
@@ -213,7 +214,7 @@ async def conclude(
     envelope = await call.settle(await build_envelope(call, ending, services))
     if call.flight is not None:
         land(call, call.flight, envelope)
-    record_ending(call, envelope, services.calls)
+    record_ending(call, envelope, services)
     return envelope
 
 
@@ -222,11 +223,11 @@ async def _answer_of_another(
 ) -> Envelope:
     """The answer to a call whose key was used before, or whose answer was in the cache."""
     if isinstance(found, Envelope):
-        record_ending(call, found, services.calls)
+        record_ending(call, found, services)
         return found
     if isinstance(found, Replay):
         now = timestamp(services.clock.now())
-        record_replay(call, found.envelope, services.calls, now)
+        record_replay(call, found.envelope, services, now)
         return found.envelope
     call.is_parked = True
     try:

@@ -21,6 +21,7 @@ from fumehood.core.errors import ResourceNotFound, ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.clock import Clock, IdSource, timestamp
+from fumehood.observe.tracing import INCOMING, read_traceparent
 from fumehood.pipeline.lost import answer_of_unrun, lost_answer
 from fumehood.pipeline.run import run_call
 from fumehood.pipeline.services import PipelineServices
@@ -182,13 +183,19 @@ class Calls:
         await asyncio.gather(*self.streamed, return_exceptions=True)
 
     def _request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
+        """A new call, in the trace of the request that makes it, or of the option `trace_id`."""
+        given, incoming = body.options.trace_id, INCOMING.get()
+        parent = read_traceparent(given) or (read_traceparent(incoming) if incoming else None)
+        if parent is not None and (given is None or given == str(parent)):
+            given = parent.trace_id
         return CallRequest(
             tool=tool,
             arguments=body.arguments,
             options=body.options,
             principal=principal,
             call_id=self._ids.call_id(),
-            trace_id=body.options.trace_id or self._ids.trace_id(self._clock.now()),
+            trace_id=given or self._ids.trace_id(self._clock.now()),
+            traceparent=parent,
             context=body.context if isinstance(body, ExternalCall) else None,
         )
 

@@ -13,6 +13,7 @@ from fumehood.circuits.breaker import Circuits
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
+from fumehood.observe.calls import CallObserver
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
 from fumehood.pipeline.authorize import PermittedCall, Policy
@@ -59,6 +60,7 @@ class PipelineServices:
     checkers: ResultCheckers
     circuits: Circuits
     retries: Retries
+    observer: CallObserver
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """The expected cost of a call."""

@@ -348,6 +348,11 @@ class Database:
         await asyncio.wrap_future(self._writer.flush())
 
     @property
+    def waiting(self) -> int:
+        """Changes that wait to be written."""
+        return self._writer.waiting
+
+    @property
     def lost_posts(self) -> int:
         """Posted rows that were lost since the start."""
         return self._writer.lost

@@ -91,6 +91,11 @@ class Writer:
         return self._thread is not None
 
     @property
+    def waiting(self) -> int:
+        """Changes that wait to be written."""
+        return len(self._waiting) + len(self._posts)
+
+    @property
     def lost(self) -> int:
         """Posted rows that were not stored."""
         return self._dropped + self._lost

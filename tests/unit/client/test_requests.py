@@ -340,6 +340,7 @@ CONTROL: list[tuple[Method, str, Any]] = [
     (lambda c: c.approvers.list(), "GET /v1/approvers", None),
     (lambda c: c.approvers.remove("n"), "DELETE /v1/approvers/n", None),
     (lambda c: c.changes(), "GET /v1/changes", None),
+    (lambda c: c.alerts(), "GET /v1/alerts", None),
     (lambda c: c.audit.page(after=7, limit=50), "GET /v1/audit?after=7&limit=50", None),
     (lambda c: c.audit.verify(), "GET /v1/audit/verify", None),
     (lambda c: c.audit.rotate(), "POST /v1/audit/rotate", None),
@@ -384,8 +385,8 @@ def test_request_is_what_the_method_says(
     assert (None if api_request.content is None else json.loads(api_request.content)) == body
 
 
-WITHOUT_A_METHOD = {"replaceAgent", "receiveCallback"}
-"""What `update` does as well, and what another program than a client sends."""
+WITHOUT_A_METHOD = {"replaceAgent", "receiveCallback", "showMetrics"}
+"""What `update` does as well, and what other programs than clients send."""
 
 
 @pytest.mark.row("D1")

@@ -75,6 +75,8 @@ async def test_success_holds_what_was_measured_and_what_was_claimed(home: Any) -
     }  # fmt: skip
     (run,) = wall.runs
     assert (run.program, run.fresh) == ("python", False)
+    (traced,) = run.arguments.pop("env")
+    assert (traced["name"], traced["value"][:3]) == ("TRACEPARENT", "00-")
     assert run.arguments == {"code": "x", "stdin": "in", "files": [{"path": "a", "content": "b"}]}
     metadata = envelope.metadata
     assert metadata.sandbox is not None

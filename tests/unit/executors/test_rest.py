@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.addresses import CheckedBackend, is_public
-from fumehood.executors.rest import _secrets, fill_secrets, make_request, trace_parent
+from fumehood.executors.rest import _secrets, fill_secrets, make_request
 from fumehood.executors.upstreams import UpstreamRequest, Upstreams, _unpacked, read_retry_after
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
@@ -225,15 +225,6 @@ def test_headers_of_the_definition_win_over_the_defaults() -> None:
         "accept": "text/csv", "user-agent": "fumehood", "traceparent": "00-a-b-01",
     }  # fmt: skip
     assert sent.secret_headers == (("x-key", "${secret:key}"),)
-
-
-def test_trace_id_that_is_not_of_w3c_form_is_hashed_into_it() -> None:
-    own = "0af7651916cd43dd8448eb211c80319c"
-    assert trace_parent(own, "call_1").split("-")[1] == own
-    for other in ("trace_20260101_aaaaaaaaaaaa", "0" * 32, own.upper()):
-        hashed = trace_parent(other, "call_1").split("-")[1]
-        assert len(hashed) == 32
-        assert hashed not in (other, "0" * 32)
 
 
 # -- addresses -----------------------------------------------------------------------------

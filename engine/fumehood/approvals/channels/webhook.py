@@ -1,4 +1,4 @@
-"""The webhook: signed messages about approvals and audit anchors, and signed decisions in return.
+"""The webhook: signed messages about approvals, anchors and alerts; signed decisions in return.
 
 Host side. A message is a row of the table `deliveries`, written in the transaction of its event
 (`owe`); `WebhookChannel.running` sends it. Each round of sending goes once through the owed
@@ -402,6 +402,11 @@ def owe_newest(connection: Connection, event: str, document: JsonObject, at: dat
     seq = _owe(connection, event, at, approval_id="", document=document)
     earlier = _IS_OWED & (DELIVERIES.c.event == event) & (DELIVERIES.c.seq < seq)
     connection.execute(delete(DELIVERIES).where(earlier))
+
+
+def owe_document(connection: Connection, event: str, document: JsonObject, at: datetime) -> None:
+    """Store a message that is not about an approval, such as an alert."""
+    _owe(connection, event, at, approval_id="", document=document)
 
 
 def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:

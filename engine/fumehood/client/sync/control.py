@@ -40,6 +40,7 @@ from fumehood.client.sync.transport import Transport
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import AllUsageKeywords, show_keywords
+from fumehood.core.status import AlertList
 from fumehood.identity.model import (
     Agent,
     ApproverInfo,
@@ -104,6 +105,13 @@ class ControlClient(BaseClient):
         """The newest 100 changes of authority, of agents and of the registry."""
         found = self._transport.send(ask("GET", ChangeList, "changes"))
         return found.items
+
+    def alerts(self) -> AlertList:
+        """The alerts of the engine with their present values, and those of tools that are firing.
+
+        Needs an approver's or admin credential.
+        """
+        return self._transport.send(ask("GET", AlertList, "alerts"))
 
 
 class ControlledAgents:

@@ -1,0 +1,259 @@
+"""Alerts: five thresholds over the calls of the last minutes, of the engine and of each tool.
+
+Host side. The counters are in memory, so after a restart the windows are empty and no alert is
+firing. Invariants: an alert fires once and is resolved once; between the two the value must come
+back by `BAND`, or there must be no more calls; a window takes the same memory at any rate, and the
+number of tools with one is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+
+import anyio
+
+from fumehood.core.status import Alert, AlertList, AlertName
+from fumehood.observe.log import Logger, log_fault
+from fumehood.observe.metrics import MAX_TOOLS, EndedCall
+from fumehood.observe.settings import AlertSettings
+
+SLOTS = 12
+"""Of one window. A call is forgotten up to a slot before its window is over."""
+
+BAND = 0.1
+"""How far a value must come back behind its threshold: a tenth of what the threshold allows."""
+
+LEAST_CALLS_OF_P99 = 100
+"""With fewer, the slowest one alone would be the 99th percentile."""
+
+LOOK_S = 5.0
+"""How often the thresholds are looked at."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over calls."""
+
+    calls: int = 0
+    successes: int = 0
+    faults: int = 0
+    retries: int = 0
+    slow: int = 0
+    total_s: float = 0.0
+
+    def add(self, call: EndedCall, slow_s: float) -> None:
+        self.calls += 1
+        self.successes += call.code == "OK"
+        self.faults += call.is_fault
+        self.retries += call.retries
+        self.slow += call.duration_s > slow_s
+        self.total_s += call.duration_s
+
+
+class Window:
+    """The calls of the last `window_s` seconds, in slots."""
+
+    __slots__ = ("_slot_s", "_slots")
+
+    def __init__(self, window_s: float) -> None:
+        self._slot_s = window_s / SLOTS
+        self._slots: deque[tuple[int, Totals]] = deque()
+
+    def add(self, call: EndedCall, now: float, slow_s: float) -> None:
+        """Count one call; `now` never goes back."""
+        number = int(now // self._slot_s)
+        if not self._slots or self._slots[-1][0] != number:
+            self._forget(number)
+            self._slots.append((number, Totals()))
+        self._slots[-1][1].add(call, slow_s)
+
+    def totals(self, now: float) -> Totals:
+        """The sums of the current slot and those before it."""
+        self._forget(int(now // self._slot_s))
+        every = [totals for _, totals in self._slots]
+        return Totals(
+            calls=sum(one.calls for one in every),
+            successes=sum(one.successes for one in every),
+            faults=sum(one.faults for one in every),
+            retries=sum(one.retries for one in every),
+            slow=sum(one.slow for one in every),
+            total_s=sum(one.total_s for one in every),
+        )
+
+    def _forget(self, number: int) -> None:
+        while self._slots and self._slots[0][0] <= number - SLOTS:
+            self._slots.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A threshold: the value is wrong above it, or below it if `is_least`."""
+
+    value: Callable[[Totals], float]
+    threshold: float
+    message: str
+    """With places for the value and the threshold."""
+    limit: float | None = None
+    """What the value is compared with, where it is not the threshold."""
+    is_least: bool = False
+    least_calls: int = 0
+
+    def is_crossed(self, value: float, *, by: float = 0.0) -> bool:
+        """Whether the value is wrong; with `by`, or not better by this part of what is allowed."""
+        limit = self.threshold if self.limit is None else self.limit
+        if self.is_least:
+            return value < limit + by * (1 - limit)
+        return value > limit * (1 - by)
+
+
+def rules_of(settings: AlertSettings) -> Mapping[AlertName, Rule]:
+    """The five thresholds."""
+    return MappingProxyType(
+        {
+            "success_rate": Rule(
+                lambda t: t.successes / t.calls,
+                settings.min_success_rate,
+                "{value:.1%} of the calls succeeded (at least {threshold:.1%}).",
+                is_least=True,
+            ),
+            "mean_duration": Rule(
+                lambda t: t.total_s * 1e3 / t.calls,
+                settings.max_mean_ms,
+                "Calls took {value:.0f} ms on average (at most {threshold:.0f} ms).",
+            ),
+            "p99_duration": Rule(
+                lambda t: t.slow / t.calls,
+                settings.max_p99_ms,
+                "{value:.1%} of the calls took longer than {threshold:.0f} ms (at most 1%).",
+                limit=0.01,
+                least_calls=LEAST_CALLS_OF_P99,
+            ),
+            "error_rate": Rule(
+                lambda t: t.faults / t.calls,
+                settings.max_error_rate,
+                "{value:.1%} of the calls failed by a program, the engine or another service (at "
+                "most {threshold:.1%}).",
+            ),
+            "retry_rate": Rule(
+                lambda t: t.retries / t.calls,
+                settings.max_retry_rate,
+                "There were {value:.1%} as many retries as calls (at most {threshold:.1%}).",
+            ),
+        }
+    )
+
+
+class Alerts:
+    """The alerts of one engine."""
+
+    def __init__(
+        self,
+        settings: AlertSettings,
+        monotonic: Callable[[], float],
+        now: Callable[[], datetime],
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._rules = rules_of(settings)
+        self._slow_s = settings.max_p99_ms / 1e3
+        self._monotonic = monotonic
+        self._now = now
+        self._log = log
+        self._windows: dict[str | None, Window] = {None: Window(settings.window_seconds)}
+        self._firing: dict[tuple[str | None, AlertName], datetime] = {}
+        self._owed: list[Alert] = []
+
+    def add(self, call: EndedCall) -> None:
+        """Count one call."""
+        if not self._settings.enabled:
+            return
+        now = self._monotonic()
+        self._windows[None].add(call, now, self._slow_s)
+        if call.tool is None or not self._settings.per_tool:
+            return
+        window = self._windows.get(call.tool)
+        if window is None:
+            if len(self._windows) > MAX_TOOLS:
+                return
+            window = self._windows[call.tool] = Window(self._settings.window_seconds)
+        window.add(call, now, self._slow_s)
+
+    def look(self) -> AlertList:
+        """Look at all thresholds now, and note which alerts fire or are resolved."""
+        settings, now, shown = self._settings, self._monotonic(), []
+        for tool, window in list(self._windows.items()):
+            totals = window.totals(now)
+            for name, rule in self._rules.items():
+                alert = self._judge(tool, name, rule, totals)
+                if tool is None or alert.firing:
+                    shown.append(alert)
+            if tool is not None and not totals.calls:  # its alerts are resolved by now
+                del self._windows[tool]
+        return AlertList(
+            enabled=settings.enabled,
+            window_seconds=settings.window_seconds,
+            min_calls=settings.min_calls,
+            alerts=tuple(shown),
+        )
+
+    async def watch(self, tell: Callable[[Alert], Awaitable[None]]) -> None:
+        """Look again and again, and tell of what has changed. No fault ends it."""
+        while True:
+            try:
+                self.look()
+                while self._owed:
+                    await tell(self._owed.pop(0))
+            except Exception as fault:  # the state may be unwritable for a while
+                log_fault(self._log, "alerts.internal_error", fault)
+            await anyio.sleep(LOOK_S)
+
+    def _judge(self, tool: str | None, name: AlertName, rule: Rule, totals: Totals) -> Alert:
+        """Compare one value with its threshold, and note a change."""
+        since = self._firing.get((tool, name))
+        value = rule.value(totals) if totals.calls else None
+        if value is None:
+            is_firing = False
+        elif since is not None:
+            is_firing = rule.is_crossed(value, by=BAND)
+        else:
+            enough = totals.calls >= max(self._settings.min_calls, rule.least_calls)
+            is_firing = enough and rule.is_crossed(value)
+        has_changed = is_firing != (since is not None)
+        if has_changed:
+            since = self._now() if is_firing else None
+        alert = Alert(
+            name=name,
+            tool=tool,
+            firing=is_firing,
+            since=since,
+            value=None if value is None or not math.isfinite(value) else round(value, 4),
+            threshold=rule.threshold,
+            calls=totals.calls,
+            message="There were no calls."
+            if value is None
+            else rule.message.format(value=value, threshold=rule.threshold),
+        )
+        if has_changed:
+            self._note(alert)
+        return alert
+
+    def _note(self, alert: Alert) -> None:
+        """Log a change, and keep it to be told."""
+        key = (alert.tool, alert.name)
+        if alert.since is not None:
+            self._firing[key] = alert.since
+        else:
+            del self._firing[key]
+        log = self._log.warning if alert.firing else self._log.info
+        shown = alert.model_dump(mode="json", include={"value", "threshold", "calls", "message"})
+        event = "alert.firing" if alert.firing else "alert.resolved"
+        log(event, alert=alert.name, tool=alert.tool, **shown)
+        self._owed.append(alert)
+
+
+__all__ = ["Alerts"]

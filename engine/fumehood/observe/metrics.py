@@ -1,0 +1,192 @@
+"""Metrics: counters of the calls that have ended, and all figures as text for Prometheus.
+
+Host side. `CallMetrics` counts what is counted nowhere else; figures that other parts have are read
+when somebody asks, and given to `exposition`. Prometheus' library is only imported then. Invariant:
+the number of series is bounded, whatever names and codes callers and tools make up.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip
+"""Upper bounds. 0.5 and 2 are thresholds of alerts."""
+
+APPROVAL_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 86_400.0)
+
+UNKNOWN = "(unknown)"
+"""The label for names that are no tool's. The parentheses cannot be in a tool's name."""
+OTHER = "(other)"
+"""The label for the rest."""
+MAX_TOOLS = 200
+MAX_CODES = 60
+"""Of one tool: all of the engine's, and some of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedCall:
+    """What is counted of a call. `tool` is None if no tool was found."""
+
+    tool: str | None
+    code: str
+    duration_s: float
+    """Without the wait for a human's approval."""
+    is_fault: bool = False
+    """Whether the program, the engine or another service failed, not the caller or a rule."""
+    retries: int = 0
+    ended_by: str | None = None
+    approval_s: float | None = None
+
+
+class Histogram:
+    """Durations by bucket."""
+
+    __slots__ = ("bounds", "counts", "total_s")
+
+    def __init__(self, bounds: tuple[float, ...] = BUCKETS_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total_s += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """The count of each bucket and those below it, by upper bound."""
+        found, below = [], 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            below += count
+            found.append((bound, float(below)))
+        return found
+
+
+class ToolMetrics:
+    """The counters of one tool."""
+
+    __slots__ = ("codes", "durations", "retries")
+
+    def __init__(self) -> None:
+        self.codes: Counter[str] = Counter()
+        self.durations = Histogram()
+        self.retries = 0
+
+    def add(self, call: EndedCall) -> None:
+        is_new = call.code not in self.codes and len(self.codes) >= MAX_CODES
+        self.codes[OTHER if is_new else call.code] += 1
+        self.durations.add(call.duration_s)
+        self.retries += call.retries
+
+
+class CallMetrics:
+    """The counters of one engine, since its start."""
+
+    def __init__(self) -> None:
+        self.tools: dict[str, ToolMetrics] = {}
+        self.endings: Counter[str] = Counter()
+        self.approvals = Histogram(APPROVAL_BUCKETS_S)
+
+    def add(self, call: EndedCall) -> None:
+        """Count one call. On the way of every call, so it does no more than that."""
+        name = call.tool or UNKNOWN
+        tool = self.tools.get(name)
+        if tool is None:
+            if len(self.tools) >= MAX_TOOLS and name is not UNKNOWN:
+                name = OTHER
+            tool = self.tools.setdefault(name, ToolMetrics())
+        tool.add(call)
+        if call.ended_by is not None:
+            self.endings[call.ended_by] += 1
+        if call.approval_s is not None:
+            self.approvals.add(call.approval_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that another part of the engine has. Its name is without `fumehood_`, `_total`."""
+
+    name: str
+    help: str
+    value: float | Mapping[str, float]
+    """One value, or values by `label`."""
+    label: str | None = None
+    kind: Literal["gauge", "counter"] = "gauge"
+
+
+def exposition(calls: CallMetrics, figures: Sequence[Figure]) -> tuple[bytes, str]:
+    """All figures as text for Prometheus, and its media type."""
+    from prometheus_client import (
+        CONTENT_TYPE_PLAIN_0_0_4,
+        CollectorRegistry,
+        ProcessCollector,
+        generate_latest,
+    )
+
+    class All:
+        def collect(self) -> Iterator[Metric]:
+            yield from _of_calls(calls)
+            yield from map(_family, figures)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(All())
+    ProcessCollector(registry=registry)
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+def _of_calls(calls: CallMetrics) -> Iterable[Metric]:
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    ended = CounterMetricFamily(
+        "fumehood_tool_calls", "Calls that have ended, by tool and code.", labels=["tool", "code"]
+    )
+    durations = HistogramMetricFamily(
+        "fumehood_tool_call_duration_seconds",
+        "Duration of calls, without the wait for approval.",
+        labels=["tool"],
+    )
+    retries = CounterMetricFamily(
+        "fumehood_tool_call_retries", "Repeated attempts of calls.", labels=["tool"]
+    )
+    for name, tool in list(calls.tools.items()):  # calls may end meanwhile
+        for code, count in list(tool.codes.items()):
+            ended.add_metric([name, code], count)
+        durations.add_metric([name], tool.durations.cumulative(), tool.durations.total_s)
+        retries.add_metric([name], tool.retries)
+    endings = CounterMetricFamily(
+        "fumehood_sandbox_runs", "Runs in a sandbox, by how they ended.", labels=["ended_by"]
+    )
+    for how, count in list(calls.endings.items()):
+        endings.add_metric([how], count)
+    waits: Any = HistogramMetricFamily(
+        "fumehood_approval_wait_seconds",
+        "Time that decided calls have waited for approval.",
+        buckets=calls.approvals.cumulative(),
+        sum_value=calls.approvals.total_s,
+    )
+    return ended, durations, retries, endings, waits
+
+
+def _family(figure: Figure) -> Metric:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+    labels = [figure.label] if figure.label is not None else []
+    family: Any = kind(f"fumehood_{figure.name}", figure.help, labels=labels)
+    if isinstance(figure.value, Mapping):
+        for name, value in figure.value.items():
+            family.add_metric([name], value)
+    else:
+        family.add_metric([], figure.value)
+    return family  # type: ignore[no-any-return]
+
+
+__all__ = ["OTHER", "UNKNOWN", "CallMetrics", "EndedCall", "Figure", "exposition"]

@@ -1,0 +1,30 @@
+"""The operator's settings of alerts. Values only."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class AlertSettings(BaseModel):
+    """When people are told that calls fail or take long (mission D5).
+
+    Each threshold holds for the calls of the last `window_seconds`, of the engine and of each of
+    its tools, once there are `min_calls` of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = True
+    window_seconds: float = Field(default=300, ge=10, le=86_400)
+    min_calls: int = Field(default=20, ge=1, le=1_000_000)
+    min_success_rate: float = Field(default=0.95, ge=0, le=1)
+    max_mean_ms: float = Field(default=500, gt=0, le=86_400_000)
+    max_p99_ms: float = Field(default=2000, gt=0, le=86_400_000)
+    max_error_rate: float = Field(default=0.05, ge=0, le=1)
+    max_retry_rate: float = Field(default=0.1, ge=0, le=100)
+    per_tool: bool = True
+    webhook: bool = True
+    """Whether the webhook is told, if there is one."""
+
+
+__all__ = ["AlertSettings"]

@@ -1,0 +1,274 @@
+"""Tracing: where a call stands in a distributed trace, and its spans when it has ended.
+
+Host side. The only module with the names of OpenTelemetry's attributes; of its packages it needs
+the API, and imports it when spans are made. The ids of a call's span are made from the ids of the
+call, so that it is known from the beginning to the services that the call reaches, and is the
+same after a restart. Spans are made from the measured times when the call is over: a call that
+waited for a human has one span, whichever engine ended it. Invariants: arguments and results are
+never attributes, nor is a name that is no tool's; spans take a bounded part of the engine's time.
+*Source*: W3C Trace Context; OpenTelemetry's semantic conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fumehood.core.call import TraceParent
+from fumehood.observe.log import Logger
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Tracer, TracerProvider
+
+OPERATION = "gen_ai.operation.name"
+TOOL_NAME = "gen_ai.tool.name"
+TOOL_TYPE = "gen_ai.tool.type"
+CALL_ID = "gen_ai.tool.call.id"
+ERROR_TYPE = "error.type"
+EXECUTE_TOOL = "execute_tool"
+"""The operation, and the beginning of the span's name."""
+
+TIME_SHARE = 0.012
+"""The part of its time that the engine may spend on making spans. Sending them takes about twice
+as much, in a thread. Of more calls than fit into it, some have none."""
+BURST_S = 0.05
+"""How much of that time may be spent at once."""
+
+SHUTDOWN_S = 2.0
+"""How long the end of the engine waits for spans that are still to be sent."""
+
+HEADER = "traceparent"
+VARIABLE = "TRACEPARENT"
+"""In the environment of a program. *Source*: OpenTelemetry, "Environment variables as context
+propagation carriers"."""
+
+INCOMING: ContextVar[str | None] = ContextVar("traceparent", default=None)
+"""What the request that is being answered says, as it came. Set by the faces."""
+
+_FORM = re.compile(
+    r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
+    re.ASCII,
+)
+_W3C_ID = re.compile(r"(?!0{32})[0-9a-f]{32}", re.ASCII)
+
+
+def read_traceparent(text: object) -> TraceParent | None:
+    """The header `traceparent`; None if it is none, because then the trace begins here."""
+    match = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= 200 else None
+    if match is None or (match[1] == "00" and match[5] is not None):
+        return None
+    return TraceParent(match[2], match[3], f"{int(match[4], 16) & 1:02x}")
+
+
+@contextmanager
+def incoming(text: object) -> Iterator[None]:
+    """Make calls in the trace of this `traceparent`, if it is one."""
+    token = INCOMING.set(text) if isinstance(text, str) and read_traceparent(text) else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            INCOMING.reset(token)
+
+
+def span_id_of(call_id: str) -> str:
+    """The id of a call's span."""
+    return hashlib.sha256(call_id.encode()).hexdigest()[:16]
+
+
+def context_of(trace_id: str, call_id: str, parent: TraceParent | None) -> TraceParent:
+    """The span of a call, for those whom it calls. Ids that are not W3C's are hashed."""
+    if parent is not None:
+        return TraceParent(parent.trace_id, span_id_of(call_id), parent.flags)
+    if not _W3C_ID.fullmatch(trace_id):
+        trace_id = hashlib.sha256(trace_id.encode()).hexdigest()[:32]
+    return TraceParent(trace_id, span_id_of(call_id), "01")
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStage:
+    """One part of a call, in seconds since the epoch."""
+
+    name: str
+    began: float
+    ended: float
+    attributes: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTrace:
+    """What the spans of one call are made from. `parent` is the span that it belongs to."""
+
+    tool: str
+    call_id: str
+    span: TraceParent
+    parent_id: str | None
+    code: str
+    attributes: Mapping[str, str | int | bool]
+    stages: Sequence[EndedStage]
+
+
+class CallSpans:
+    """Makes the spans of calls. `provider` is of OpenTelemetry's SDK, or a program's own."""
+
+    def __init__(self, provider: TracerProvider, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._left_s = BURST_S
+        self._looked_at = monotonic()
+        self._tracer: Tracer = provider.get_tracer("fumehood")
+        self._ids: Any = None
+        self._take_ids()
+        self.left_out = 0
+        """Calls without spans, because there were too many."""
+
+    def wants(self) -> bool:
+        """Whether there is time for the spans of one more call."""
+        now = self._monotonic()
+        self._left_s = min(BURST_S, self._left_s + (now - self._looked_at) * TIME_SHARE)
+        self._looked_at = now
+        if self._left_s <= 0:
+            self.left_out += 1
+            return False
+        return True
+
+    def record(self, told: EndedTrace) -> None:
+        """Make the span of a call, and one for each of its stages."""
+        began = self._monotonic()
+        try:
+            self._make(told)
+        finally:
+            self._left_s -= self._monotonic() - began
+
+    def _make(self, told: EndedTrace) -> None:
+        from opentelemetry import trace
+
+        if self._ids is not None:
+            self._ids.next_span = int(told.span.span_id, 16)
+            self._ids.next_trace = int(told.span.trace_id, 16)
+        failed = told.code != "OK"
+        root = self._tracer.start_span(
+            f"{EXECUTE_TOOL} {told.tool}",
+            context=_remote(told.span, told.parent_id),
+            start_time=_ns(min((s.began for s in told.stages), default=0.0)),
+            attributes={
+                OPERATION: EXECUTE_TOOL,
+                TOOL_NAME: told.tool,
+                TOOL_TYPE: "function",
+                CALL_ID: told.call_id,
+                **({ERROR_TYPE: told.code} if failed else {}),
+                **told.attributes,
+            },
+        )
+        if self._ids is not None:
+            self._ids.next_span = self._ids.next_trace = None
+        if root.is_recording():
+            if failed:
+                root.set_status(trace.StatusCode.ERROR, told.code)
+            inside = trace.set_span_in_context(root)
+            for stage in told.stages:
+                part = self._tracer.start_span(
+                    stage.name, inside, attributes=stage.attributes, start_time=_ns(stage.began)
+                )
+                part.end(_ns(stage.ended))
+        root.end(_ns(max((s.ended for s in told.stages), default=0.0)))
+
+    def _take_ids(self) -> None:
+        """Choose the ids of the spans ourselves, where the tracer is the SDK's."""
+        tracer: Any = self._tracer
+        if not hasattr(tracer, "id_generator"):
+            return
+        if hasattr(tracer.id_generator, "next_span"):  # of another engine in this program
+            self._ids = tracer.id_generator
+            return
+        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+
+        class ChosenIds(RandomIdGenerator):
+            next_span: int | None = None
+            next_trace: int | None = None
+
+            def generate_span_id(self) -> int:
+                return self.next_span or super().generate_span_id()
+
+            def generate_trace_id(self) -> int:
+                return self.next_trace or super().generate_trace_id()
+
+        self._ids = tracer.id_generator = ChosenIds()
+
+
+def _remote(span: TraceParent, parent_id: str | None) -> Context:
+    """The context of a call's span. Without a parent, the trace begins with it."""
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
+    if parent_id is None:
+        return Context()
+    flags = trace.TraceFlags(int(span.flags, 16))
+    parent = trace.SpanContext(int(span.trace_id, 16), int(parent_id, 16), True, flags)
+    return trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def otlp_provider(environment: Mapping[str, str], log: Logger) -> TracerProvider | None:
+    """What sends spans to the collector that the environment names; None without one.
+
+    Also without the extra `otel`, which is logged. Everything else about it is configured by
+    OpenTelemetry's own variables.
+    """
+    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if not any(environment.get(name) for name in names):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        named = environment.get("OTEL_SERVICE_NAME") or "fumehood"
+        provider = TracerProvider(
+            resource=Resource.create({SERVICE_NAME: named}), shutdown_on_exit=False
+        )
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    except ImportError:
+        log.warning(
+            "traces.not_sent",
+            message=f"{names[0]} is set, but the packages that send traces are not installed.",
+            remedy="Install them (pip install 'fumehood[otel]'), or unset the variable.",
+        )
+        return None
+    except Exception as fault:  # a variable that OpenTelemetry does not understand
+        log.warning("traces.not_sent", message=f"Traces are not sent: {type(fault).__name__}.")
+        return None
+    return provider
+
+
+def close_provider(provider: Any) -> None:
+    """Send the spans that are still there, for a bounded time, and end it."""
+    ending = threading.Thread(target=provider.shutdown, daemon=True)
+    ending.start()
+    ending.join(SHUTDOWN_S)
+
+
+__all__ = [
+    "HEADER",
+    "INCOMING",
+    "VARIABLE",
+    "CallSpans",
+    "EndedStage",
+    "EndedTrace",
+    "close_provider",
+    "context_of",
+    "incoming",
+    "otlp_provider",
+    "read_traceparent",
+    "span_id_of",
+]

@@ -1,0 +1,220 @@
+"""Tracing: where calls stand in traces, and the spans that are made of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from structlog.testing import CapturingLogger
+
+from fumehood.core.call import TraceParent
+from fumehood.observe import tracing
+from fumehood.observe.tracing import (
+    BURST_S,
+    TIME_SHARE,
+    CallSpans,
+    EndedStage,
+    EndedTrace,
+    close_provider,
+    context_of,
+    otlp_provider,
+    read_traceparent,
+    span_id_of,
+)
+
+pytestmark = pytest.mark.row("D5")
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+def test_header_is_read_and_written_as_it_was() -> None:
+    assert str(read_traceparent(PARENT)) == PARENT
+    newer = read_traceparent(f"cc-{TRACE}-b7ad6b7169203331-03-what-will-be")
+    assert str(newer) == PARENT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", None, 7, "00", PARENT.upper(), PARENT + "-more", PARENT + "\n", " " + PARENT,
+        f"ff-{TRACE}-b7ad6b7169203331-01", f"00-{'0' * 32}-b7ad6b7169203331-01",
+        f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE[1:]}-b7ad6b7169203331-01",
+        f"cc-{TRACE}-b7ad6b7169203331-01-{'x' * 4096}", PARENT.replace("0", "\u0660"),
+    ],
+)  # fmt: skip
+def test_what_is_no_header_begins_no_trace(text: object) -> None:
+    assert read_traceparent(text) is None
+
+
+@given(st.text() | st.binary())
+def test_nothing_that_a_client_sends_raises(text: object) -> None:
+    assert read_traceparent(text) is None
+
+
+def test_trace_id_that_is_not_of_w3c_form_is_hashed_into_it() -> None:
+    assert context_of(TRACE, "call_1", None).trace_id == TRACE
+    for other in ("trace_20260101_aaaaaaaaaaaa", "0" * 32, TRACE.upper()):
+        hashed = context_of(other, "call_1", None).trace_id
+        assert len(hashed) == 32
+        assert hashed not in (other, "0" * 32)
+
+
+def test_callers_that_do_not_sample_are_not_sampled_further() -> None:
+    parent = TraceParent(TRACE, "b7ad6b7169203331", "00")
+    assert str(context_of("mine", "call_1", parent)) == f"00-{TRACE}-{span_id_of('call_1')}-00"
+
+
+class Exported:
+    """Spans that stay in memory."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.spans = CallSpans(self.provider, lambda: self.time)
+
+
+def ended(call_id: str = "call_1", parent: TraceParent | None = None, **more: object) -> EndedTrace:
+    trace = EndedTrace(
+        tool="calculator",
+        call_id=call_id,
+        span=context_of("trace_1", call_id, parent),
+        parent_id=parent.span_id if parent is not None else None,
+        code="OK",
+        attributes={"fumehood.retries": 1},
+        stages=[EndedStage("resolve", 10, 11), EndedStage("execute", 11, 14, {"a": "b"})],
+    )
+    return replace(trace, **more)  # type: ignore[arg-type]
+
+
+def test_call_is_one_span_with_one_for_each_stage() -> None:
+    exported = Exported()
+    exported.spans.record(ended(parent=read_traceparent(PARENT)))
+    resolve, execute, call = exported.exporter.get_finished_spans()
+    assert call.name == "execute_tool calculator"
+    assert dict(call.attributes or {}) == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "calculator",
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": "call_1",
+        "fumehood.retries": 1,
+    }
+    assert call.context is not None
+    assert call.parent is not None
+    assert (call.context.trace_id, call.parent.span_id) == (int(TRACE, 16), 0xB7AD6B7169203331)
+    assert call.context.span_id == int(span_id_of("call_1"), 16)
+    assert (call.start_time, call.end_time) == (10 * 10**9, 14 * 10**9)
+    assert [resolve.name, execute.name] == ["resolve", "execute"]
+    for stage in (resolve, execute):
+        assert stage.parent is not None
+        assert stage.parent.span_id == call.context.span_id
+        assert stage.context is not None
+        assert stage.context.trace_id == int(TRACE, 16)
+    assert (execute.start_time, dict(execute.attributes or {})) == (11 * 10**9, {"a": "b"})
+
+
+def test_call_without_a_parent_begins_the_trace_that_services_were_told() -> None:
+    exported = Exported()
+    told = ended()
+    exported.spans.record(told)
+    call = exported.exporter.get_finished_spans()[-1]
+    assert call.parent is None
+    assert call.context is not None
+    assert f"{call.context.trace_id:032x}" == told.span.trace_id
+
+
+def test_failed_call_names_its_code() -> None:
+    exported = Exported()
+    exported.spans.record(ended(code="TIMEOUT"))
+    call = exported.exporter.get_finished_spans()[-1]
+    assert (call.attributes or {})["error.type"] == "TIMEOUT"
+    assert not call.status.is_ok
+
+
+def test_call_of_a_caller_that_does_not_sample_has_no_spans() -> None:
+    exported = Exported()
+    exported.spans.record(ended(parent=TraceParent(TRACE, "b7ad6b7169203331", "00")))
+    assert exported.exporter.get_finished_spans() == ()
+
+
+def test_second_engine_of_a_program_has_right_ids_too() -> None:
+    exported = Exported()
+    for spans in (exported.spans, CallSpans(exported.provider, lambda: 0.0), exported.spans):
+        exported.exporter.clear()
+        spans.record(ended("call_2"))
+        call = exported.exporter.get_finished_spans()[-1]
+        assert call.context is not None
+        assert call.context.span_id == int(span_id_of("call_2"), 16)
+
+
+def test_spans_take_no_more_than_their_part_of_the_time() -> None:
+    exported = Exported()
+    made = 0
+    for _ in range(10_000):  # each call takes a millisecond, and its spans take half of one
+        exported.time += 0.001
+        if exported.spans.wants():
+            made += 1
+            exported.spans._monotonic = lambda: _advanced(exported)
+            exported.spans.record(ended())
+            exported.spans._monotonic = lambda: exported.time
+    most = (BURST_S + exported.time * TIME_SHARE) / 0.0005
+    assert 0.9 * most < made <= most + 1
+    assert exported.spans.left_out == 10_000 - made
+    exported.time += 60
+    assert exported.spans.wants()
+
+
+def _advanced(exported: Exported) -> float:
+    """A clock on which each look takes half a millisecond."""
+    exported.time += 0.0005
+    return exported.time
+
+
+# -- where spans go -------------------------------------------------------------------------
+
+
+def test_without_the_variable_nothing_is_made() -> None:
+    log = CapturingLogger()
+    assert otlp_provider({"OTEL_SERVICE_NAME": "x"}, log) is None
+    assert log.calls == []
+
+
+def test_without_the_extra_the_log_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert importlib.util.find_spec("opentelemetry.exporter.otlp") is not None
+    monkeypatch.setitem(
+        __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
+    )
+    log = CapturingLogger()
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    assert otlp_provider(endpoint, log) is None
+    (call,) = log.calls
+    assert (call.method_name, call.args) == ("warning", ("traces.not_sent",))
+    assert "fumehood[otel]" in call.kwargs["remedy"]
+
+
+def test_with_both_there_is_a_provider_that_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    for name, value in endpoint.items():
+        monkeypatch.setenv(name, value)
+    log = CapturingLogger()
+    provider = otlp_provider(endpoint, log)
+    assert provider is not None
+    assert provider.resource.attributes["service.name"] == "fumehood"  # type: ignore[attr-defined]
+    close_provider(provider)
+    assert log.calls == []
+
+
+def test_attribute_names_of_generative_ai_are_in_one_module() -> None:
+    from pathlib import Path
+
+    package = Path(tracing.__file__).parents[1]
+    named = [file.name for file in package.rglob("*.py") if '"gen_ai.' in file.read_text("utf-8")]
+    assert named == ["tracing.py"]
