@@ -75,15 +75,11 @@ class Window:
     def totals(self, now: float) -> Totals:
         """The sums of the current slot and those before it."""
         self._forget(int(now // self._slot_s))
-        every = [totals for _, totals in self._slots]
-        return Totals(
-            calls=sum(one.calls for one in every),
-            successes=sum(one.successes for one in every),
-            faults=sum(one.faults for one in every),
-            retries=sum(one.retries for one in every),
-            slow=sum(one.slow for one in every),
-            total_s=sum(one.total_s for one in every),
-        )
+        found = Totals()
+        for _, slot in self._slots:
+            for name in Totals.__slots__:
+                setattr(found, name, getattr(found, name) + getattr(slot, name))
+        return found
 
     def _forget(self, number: int) -> None:
         while self._slots and self._slots[0][0] <= number - SLOTS:

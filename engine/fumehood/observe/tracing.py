@@ -149,27 +149,22 @@ class CallSpans:
     def _make(self, told: EndedTrace) -> None:
         from opentelemetry import trace
 
-        if self._ids is not None:
-            self._ids.next_span = int(told.span.span_id, 16)
-            self._ids.next_trace = int(told.span.trace_id, 16)
-        failed = told.code != "OK"
-        root = self._tracer.start_span(
-            f"{EXECUTE_TOOL} {told.tool}",
-            context=_remote(told.span, told.parent_id),
-            start_time=_ns(min((s.began for s in told.stages), default=0.0)),
-            attributes={
-                OPERATION: EXECUTE_TOOL,
-                TOOL_NAME: told.tool,
-                TOOL_TYPE: "function",
-                CALL_ID: told.call_id,
-                **({ERROR_TYPE: told.code} if failed else {}),
-                **told.attributes,
-            },
-        )
-        if self._ids is not None:
-            self._ids.next_span = self._ids.next_trace = None
+        failure = {ERROR_TYPE: told.code} if told.code != "OK" else {}
+        attributes = {
+            OPERATION: EXECUTE_TOOL,
+            TOOL_NAME: told.tool,
+            TOOL_TYPE: "function",
+            CALL_ID: told.call_id,
+        }
+        with self._chosen_ids(told.span):
+            root = self._tracer.start_span(
+                f"{EXECUTE_TOOL} {told.tool}",
+                context=_remote(told.span, told.parent_id),
+                start_time=_ns(min((s.began for s in told.stages), default=0.0)),
+                attributes={**attributes, **failure, **told.attributes},
+            )
         if root.is_recording():
-            if failed:
+            if failure:
                 root.set_status(trace.StatusCode.ERROR, told.code)
             inside = trace.set_span_in_context(root)
             for stage in told.stages:
@@ -178,6 +173,18 @@ class CallSpans:
                 )
                 part.end(_ns(stage.ended))
         root.end(_ns(max((s.ended for s in told.stages), default=0.0)))
+
+    @contextmanager
+    def _chosen_ids(self, span: TraceParent) -> Iterator[None]:
+        """Give the next span these ids, and its trace, if it begins one."""
+        if self._ids is None:
+            yield
+            return
+        self._ids.next_span, self._ids.next_trace = int(span.span_id, 16), int(span.trace_id, 16)
+        try:
+            yield
+        finally:
+            self._ids.next_span = self._ids.next_trace = None
 
     def _take_ids(self) -> None:
         """Choose the ids of the spans ourselves, where the tracer is the SDK's."""

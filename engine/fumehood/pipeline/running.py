@@ -185,8 +185,9 @@ class Calls:
     def _request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
         """A new call, in the trace of the request that makes it, or of the option `trace_id`."""
         given, incoming = body.options.trace_id, INCOMING.get()
-        parent = read_traceparent(given) or (read_traceparent(incoming) if incoming else None)
-        if parent is not None and (given is None or given == str(parent)):
+        own = read_traceparent(given) if given is not None else None
+        parent = own or (read_traceparent(incoming) if incoming is not None else None)
+        if parent is not None and (given is None or own is not None):
             given = parent.trace_id
         return CallRequest(
             tool=tool,
