@@ -27,6 +27,7 @@ from fumehood.core.errors import EngineError, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.new_session import NewSession
+from fumehood.core.session import SessionStatus
 from fumehood.engine import Engine
 from fumehood.http.answers import SMALL_BODY_BYTES, parse_query, read_raw
 from fumehood.http.caller import require_principal
@@ -154,7 +155,7 @@ class McpEndpoint:
 
         Raises:
             RpcError: in this version clients have no sessions.
-            ResourceNotFound: it has not begun one.
+            ResourceNotFound: it has not begun one, or that one has ended.
             EngineError: there cannot be another one now.
         """
         version, asks, session = sender
@@ -166,8 +167,8 @@ class McpEndpoint:
             new = NewSession(agent_id=query.agent_id)
             made = await self.engine.sessions.create(principal, **new.model_dump())
             session = f"{session.rpartition('.')[0]}.{made.id}"
-        own = _own_session(session)
-        if own is None:
+        own, sessions = _own_session(session), self.engine.sessions
+        if own is None or sessions.find(principal, own).state is not SessionStatus.ACTIVE:
             raise ResourceNotFound("There is no such session. Begin another one with initialize.")
         return (version, asks, session), own
 
