@@ -142,21 +142,22 @@ def test_how_to_use_an_mcp_server_runs_as_it_stands(
     content = (ROOT / page).read_text(encoding="utf-8")
     (text,) = TOML.findall(content)
     config = tmp_path / "config.toml"
-    config.write_text(text.replace("/srv", str(tmp_path)), encoding="utf-8")
-    environment = {**CLEAN_ENVIRONMENT, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"}
+    path = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
+    environment = {**CLEAN_ENVIRONMENT, "PATH": path, "FUMEHOOD_CONFIG": str(config)}
     said: list[Any] = []
     for language, mark, snippet in snippets(page):
         assert language == "sh"
         if mark.strip() == "daemon":
+            assert config.read_text(encoding="utf-8") == text.replace("/srv", str(tmp_path))
             environment |= start_daemon(config=str(config)).environment
-            environment["PATH"] = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
+            environment["PATH"] = path
             continue
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", snippet],
+            ["bash", "-euo", "pipefail", "-c", snippet.replace("/srv", str(tmp_path))],
             cwd=tmp_path, env=environment, capture_output=True, timeout=60,
         )  # fmt: skip
         assert done.returncode == 0, (snippet, done.stderr.decode())
-        said += [json.loads(done.stdout)] if done.stdout else []
+        said += [json.loads(done.stdout)] if done.stdout.startswith(b"{") else []
     shown = [json.loads(text) for text in JSON.findall(content)]
     assert len(shown) == len(said) == 2
     assert all(is_part_of(*pair) for pair in zip(shown, said, strict=True))

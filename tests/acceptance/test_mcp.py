@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import mcp_types as types
 import pytest
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from conftest import Daemon, StartDaemon, make_first_approver
@@ -364,6 +364,52 @@ async def test_session_of_its_own_has_files_and_ends_with_the_process(
         assert result.structured_content["value"] == 42
         assert result.structured_content["session"]["id"] == made
     wait_until(lambda: made not in active())
+
+
+@pytest.mark.needs("docker")
+@pytest.mark.usefixtures("python_image")
+@both_eras
+async def test_client_over_http_has_a_session_of_its_own_that_ends_with_its_own(
+    shared_daemon: Daemon, mode: str
+) -> None:
+    sessions = "/v1/sessions"
+    async with (
+        connected(shared_daemon, "http", mode, query="?session_id=new") as client,
+        connected(shared_daemon, "http", mode, query="?session_id=new") as other,
+    ):
+        assert "write_file" in [tool.name for tool in (await client.list_tools()).tools]
+        await client.call_tool("run_python", {"code": "x = 40"})
+        result = await client.call_tool("run_python", {"code": "x + 2"})
+        assert result.structured_content["value"] == 42
+        own = result.structured_content["session"]["id"]
+        assert "NameError" in words_of(await other.call_tool("run_python", {"code": "x"}))
+        found = await asyncio.to_thread(ask, shared_daemon.socket, "GET", f"{sessions}/{own}")
+        assert found.body["data"]["session"]["state"] == "active"
+    wait_until(
+        lambda: (
+            ask(shared_daemon.socket, "GET", f"{sessions}/{own}").body["data"]["session"]["state"]
+            == "ended"
+        )
+    )
+
+
+async def test_session_of_its_own_is_for_versions_that_begin_with_initialize(
+    shared_daemon: Daemon,
+) -> None:
+    query = "?session_id=new"
+    async with connected(shared_daemon, "http", "2026-07-28", query=query) as client:
+        with pytest.raises(MCPError, match="needs a version with initialize"):
+            await client.list_tools()
+    client = shared_daemon.client()
+    message: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    json_type = {"content-type": "application/json"}
+    number = "0" * 32  # its form alone makes nobody the owner of a session
+    forged = {"mcp-session-id": f"2025-11-25.plain.sess_{number}"}
+    for session in ({}, {"mcp-session-id": f"2025-11-25.plain.{number}"}, forged):
+        raw = json.dumps(message).encode()
+        assert client.request("POST", f"/mcp{query}", raw, json_type | session).status == 404
+    assert client.request("DELETE", f"/mcp{query}", None, forged).status == 204
+    client.close()
 
 
 @pytest.mark.needs("docker")

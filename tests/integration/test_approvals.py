@@ -260,6 +260,10 @@ def test_script_approves_and_the_answer_is_fetched(daemon: Daemon) -> None:
     wait_until(lambda: run(daemon, "calls", "answer", call_id).exit_code == 0)
     assert json.loads(run(daemon, "calls", "answer", call_id).stdout)["data"] == {"noted": "script"}
     assert times(daemon, "script") == 1
+    made = json.loads(run(daemon, "call", "calculator", '{"expression": "1"}').stdout)
+    unasked = run(daemon, "calls", "answer", made["metadata"]["call_id"])
+    assert unasked.exit_code == 1
+    assert json.loads(unasked.stdout)["call"]["code"] == "OK"
 
 
 @pytest.mark.row("A3")

@@ -165,6 +165,8 @@ async def test_a_server_that_keeps_failing_has_its_circuit_opened_and_others_go_
         ("foreign", None),
         ("nonsense", "EXECUTION_ERROR"),
         ("neither", "EXECUTION_ERROR"),
+        ("not-json", "EXECUTION_ERROR"),
+        ("asks-much", None),
     ],
 )
 async def test_an_answer_that_is_none_is_an_error_of_that_call_alone(

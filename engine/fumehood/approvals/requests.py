@@ -23,7 +23,7 @@ from fumehood.approvals import refusals
 from fumehood.approvals import states as steps
 from fumehood.approvals.channels.base import ApprovalChannel
 from fumehood.approvals.eligibility import Eligibility
-from fumehood.approvals.model import Approval, ApprovalState, StoredApproval
+from fumehood.approvals.model import OPEN_STATES, Approval, ApprovalState, StoredApproval
 from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.approvals.states import Step
@@ -80,6 +80,8 @@ class ApprovalRequests:
         self._quota = ApprovalQuota(table, settings)
         self._now = now
         self._latest = now()
+        self._untold: set[str] = set()
+        """The calls that wait, and of which their callers have not been told so."""
         self._fetched: dict[str, asyncio.Future[None]] = {}
         """By call id; until it is stored."""
 
@@ -158,8 +160,22 @@ class ApprovalRequests:
         since = self._repeated_since(stored.approval.tool)
         approval_id = await self.table.create(stored, since)
         if approval_id == stored.approval.id:
+            self._untold.add(stored.approval.call_id)
             self._tell(stored.approval)
         return approval_id
+
+    def told(self, call_id: str) -> None:
+        """Note that a caller is told that this call goes on without it."""
+        self._untold.discard(call_id)
+
+    def is_wanted(self, approval: Approval, *, by_program: bool) -> bool:
+        """Whether a call goes on when a caller that waited for it gives up.
+
+        A program takes back only a call that nobody was told of.
+        """
+        if self.runs.followers(approval.id):
+            return True
+        return by_program and approval.call_id not in self._untold
 
     async def wait(
         self, approval_id: str, seconds: float, handle: CallHandle | None
@@ -297,6 +313,8 @@ class ApprovalRequests:
             state=approval.state.value,
             tool=approval.tool,
         )
+        if approval.state not in OPEN_STATES:
+            self._untold.discard(approval.call_id)
         for channel in self._channels:
             channel.wake()
         self.changes += 1
@@ -371,6 +389,10 @@ class ApprovedRuns:
         """Wait until none runs."""
         while self.running:
             await next(iter(self.running.values())).over.wait()
+
+    def followers(self, approval_id: str) -> Sequence[CallHandle]:
+        """The calls that wait for this approval's answer."""
+        return self._followers.get(approval_id, ())
 
     def follow(self, approval_id: str, handle: CallHandle) -> None:
         """Pass the output and progress of this call on to `handle`, once it runs."""

@@ -134,11 +134,16 @@ class StoredCalls:
         self.record(after, answer)
         return after.approval
 
-    async def take_back(self, approval_id: str, by: str) -> None:
-        """Cancel a call whose caller was cancelled while it waited; also its successor."""
+    async def take_back(self, approval_id: str, by: str, *, by_program: bool) -> None:
+        """Cancel a call whose caller was cancelled while it waited; also its successor.
+
+        It goes on if another caller wants it.
+        """
         with (
             anyio.move_on_after(TAKE_BACK_S, shield=True),
             suppress(IdempotencyConflict, ResourceNotFound),
         ):
-            newest = await self.services.approvals.newest(approval_id)
-            await self.cancel(newest.id, by)
+            approvals = self.services.approvals
+            newest = await approvals.newest(approval_id)
+            if not approvals.is_wanted(newest, by_program=by_program):
+                await self.cancel(newest.id, by)

@@ -89,10 +89,10 @@ def show_answer(
     if found.envelope is not None:
         show_envelope(found.envelope, as_json=wants_json(as_json))
         raise typer.Exit(exit_code_of(found.envelope))
-    if found.approval is None:
-        fail("Answers are kept only for calls that needed approval.", ExitCode.TOOL_FAILED)
     if wants_json(as_json):
         show_json(found.model_dump(mode="json", exclude_none=True))
+    if found.approval is None:
+        fail("Answers are kept only for calls that needed approval.", ExitCode.TOOL_FAILED)
     state = found.approval.state.value
     say(f"There is no answer yet: {found.approval.id} is {state}.", to_stderr=True)
     raise typer.Exit(ExitCode.WAITING_FOR_APPROVAL)

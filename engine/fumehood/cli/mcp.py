@@ -123,6 +123,53 @@ def config(
     say(_snippet(client, _executable(), arguments))
 
 
+@mcp.command("add", cls=PlainCommand)
+def add(
+    name: Annotated[str, typer.Argument(help="The server's name: its tools become NAME__TOOL.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="After --: the server's program and its arguments.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="The address of a server over HTTP.")] = None,
+    place: Annotated[
+        str | None, typer.Option(help="container (the default), or host: without a sandbox.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="The image of the container.")] = None,
+    harmless: Annotated[
+        list[str] | None, typer.Option(metavar="TOOL", help="A tool that is not dangerous.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of the program.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header, with --url.")
+    ] = None,
+) -> None:
+    """Add an MCP server whose tools become the engine's to the configuration file.
+
+    The daemon reads the file when it starts.
+    """
+    from fumehood.cli.mcp_servers import add_server
+
+    given = {"command": command, "url": url, "place": place, "image": image, "harmless": harmless}
+    pairs = {"env": env, "headers": header}
+    add_server(name, {**given, **{key: _pairs(each or []) for key, each in pairs.items()}})
+
+
+@mcp.command("remove", cls=PlainCommand)
+def remove(name: Annotated[str, typer.Argument(help="The server's name.")]) -> None:
+    """Take an MCP server out of the configuration file."""
+    from fumehood.cli.mcp_servers import remove_server
+
+    remove_server(name)
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    for word in words:
+        if "=" not in word:
+            fail(f"{word!r} is no NAME=VALUE.", ExitCode.USAGE)
+    return dict(word.split("=", 1) for word in words)
+
+
 def _snippet(client: str, command: str, arguments: list[str]) -> str:
     from fumehood.protocol.strict_json import dumps
 

@@ -191,12 +191,14 @@ class Envelope(_Value):
         Raises:
             ValueError: there is no such field, or its whole was not kept.
         """
-        for one in (self._result.get("truncation_info") or {}).get("fields", ()):
-            if one["field"] == field:
-                if "resource_url" not in one:
+        notes = self._result.get("truncation_info")  # which may be a field of the tool's own
+        fields = notes.get("fields") if isinstance(notes, dict) else None
+        for one in fields if isinstance(fields, list) else ():
+            if isinstance(one, dict) and one.get("field") == field:
+                address = one.get("resource_url")
+                if not isinstance(address, str):
                     reason = one.get("not_kept", "too many texts are long")
                     raise ValueError(f"The whole {field} was not kept: {reason}.")
-                address: str = one["resource_url"]
                 return address
         self.at(field)
         return None

@@ -306,7 +306,7 @@ class StreamWire(Wire):
             *ends, rest = chunk.split(b"\n")
             for end in ends:
                 if dropped:
-                    self._refuse_long(bytes(line) + end[-NUMBER_WITHIN:])
+                    self._fail_named(bytes(line) + end[-NUMBER_WITHIN:], BodyTooLarge())
                 else:
                     garbage += not await self._take(bytes(line + end))
                 line.clear()
@@ -324,12 +324,12 @@ class StreamWire(Wire):
                 await anyio.sleep(min(4 * took_s, MAX_BREAK_S))
         return "it ended"
 
-    def _refuse_long(self, ends: bytes) -> None:
-        """Fail the request whose answer is too long, if either end of the answer names it."""
+    def _fail_named(self, ends: bytes, fault: Exception) -> None:
+        """Fail the request whose answer cannot be read, if either end of the answer names it."""
         for number in re.findall(rb'"id" ?: ?([0-9]{1,9})[,}]', ends):
             request = self._waiting.get(int(number))
             if request is not None and request.future is not None and not request.future.done():
-                request.future.set_exception(BodyTooLarge())
+                request.future.set_exception(fault)
 
     async def _take(self, line: bytes) -> bool:
         if not line.strip():
@@ -337,10 +337,12 @@ class StreamWire(Wire):
         try:
             reply = self._hear(strict_json.loads(line), self._waiting)
         except ValueError:
+            ends = line[:NUMBER_WITHIN] + line[-NUMBER_WITHIN:]
+            self._fail_named(ends, RpcError(0, "an answer that is not valid JSON"))
             return False
-        if reply is not None:  # a server that reads nothing must not stop the reading
-            with contextlib.suppress(Lost), anyio.move_on_after(STOP_S):
-                await self._write(reply)
+        if reply is not None:  # buffered: to wait for a server that reads nothing ends the reading
+            with contextlib.suppress(OSError), anyio.move_on_after(0):
+                await self._streams.write(strict_json.dumps(reply) + b"\n")
         return True
 
 

@@ -13,6 +13,7 @@ import binascii
 import re
 import secrets
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -23,7 +24,10 @@ from starlette.types import Receive, Scope, Send
 
 from fumehood.core.call import Id
 from fumehood.core.errors import EngineError, ResourceNotFound
+from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
+from fumehood.core.new_session import NewSession
+from fumehood.core.session import SessionStatus
 from fumehood.engine import Engine
 from fumehood.http.answers import SMALL_BODY_BYTES, parse_query, read_raw
 from fumehood.http.caller import require_principal
@@ -55,10 +59,18 @@ WATCHED_AFTER_S = 0.02
 DEFAULT_VERSION = "2025-03-26"
 """*Source*: the versions with a handshake, for a request without the header."""
 
-SESSION_ID = re.compile(rf"({'|'.join(HANDSHAKES)})\.(asks|plain)\.[0-9a-f]{{32}}")
-"""Version, whether the client can ask its user, and a number: all that a session is."""
+SESSION_ID = re.compile(rf"({'|'.join(HANDSHAKES)})\.(asks|plain)\.((?:sess_)?[0-9a-f]{{32}})")
+"""Version, whether the client can ask its user, and a number: all that a session is.
+
+For a client that wants a session of the engine's the number is that session's id.
+"""
+
+NEW = "new"
 
 JSON = "application/json"
+
+Sender = tuple[str, bool, str]
+"""Version, whether it can ask its user, and its session."""
 
 
 class McpQuery(BaseModel):
@@ -109,7 +121,8 @@ class McpEndpoint:
     async def _respond(self, request: Request, exchange: _Exchange) -> Response:
         method = request.method
         if method == "DELETE":
-            return Response(status_code=204)  # nothing is kept of a session
+            await self._end_own_session(request)
+            return Response(status_code=204)
         if method not in ("GET", "POST"):
             return Response(status_code=405, headers={"allow": "GET, POST, DELETE"})
         principal = require_principal(request)
@@ -117,8 +130,10 @@ class McpEndpoint:
         message = await _message(request) if method == "POST" else {}
         exchange.request_id = message.get("id") if "method" in message else None
         exchange.has_statuses = exchange.request_id is None or _is_modern(request, message)
-        sender = _sender(request, message)
-        client = Client(principal, *sender, query.agent_id, query.session_id, query.wait)
+        sender, session_id = _sender(request, message), query.session_id
+        if session_id == NEW:
+            sender, session_id = await self._with_own_session(sender, message, principal, query)
+        client = Client(principal, *sender, query.agent_id, session_id, query.wait)
         exchange.watch()
         if method == "GET":
             if client.is_modern:
@@ -132,6 +147,37 @@ class McpEndpoint:
         body = await self._server.answer(message, client, exchange)
         begins = message["method"] == "initialize"
         return Response(body, 200, {"mcp-session-id": client.session} if begins else None, JSON)
+
+    async def _with_own_session(
+        self, sender: Sender, message: JsonObject, principal: Principal, query: McpQuery
+    ) -> tuple[Sender, str]:
+        """The sender with a session of the engine's for its own one: both have one id.
+
+        Raises:
+            RpcError: in this version clients have no sessions.
+            ResourceNotFound: it has not begun one, or that one has ended.
+            EngineError: there cannot be another one now.
+        """
+        version, asks, session = sender
+        if version == MODERN:
+            words = "A session of the client's own needs a version with initialize."
+            data = {"supported": [*reversed(HANDSHAKES)], "requested": MODERN}
+            raise RpcError(UNSUPPORTED_VERSION, words, data)
+        if message.get("method") == "initialize" and "id" in message:
+            new = NewSession(agent_id=query.agent_id)
+            made = await self.engine.sessions.create(principal, **new.model_dump())
+            session = f"{session.rpartition('.')[0]}.{made.id}"
+        own, sessions = _own_session(session), self.engine.sessions
+        if own is None or sessions.find(principal, own).state is not SessionStatus.ACTIVE:
+            raise ResourceNotFound("There is no such session. Begin another one with initialize.")
+        return (version, asks, session), own
+
+    async def _end_own_session(self, request: Request) -> None:
+        """Nothing else is kept of a client's session."""
+        own = _own_session(request.headers.get("mcp-session-id", ""))
+        if own is not None:
+            with suppress(ResourceNotFound):
+                await self.engine.sessions.end(require_principal(request), own)
 
 
 class _Exchange:
@@ -245,7 +291,13 @@ def _is_modern(request: Request, message: JsonObject) -> bool:
     return VERSION_KEY in meta_of(message) or named == MODERN
 
 
-def _sender(request: Request, message: JsonObject) -> tuple[str, bool, str]:
+def _own_session(session: str) -> str | None:
+    """The engine's session that a client's one is; None if it is no such one."""
+    found = SESSION_ID.fullmatch(session)
+    return found[3] if found is not None and found[3].startswith("sess_") else None
+
+
+def _sender(request: Request, message: JsonObject) -> Sender:
     """What a request says of its sender: version, whether it can ask its user, session.
 
     Raises:
@@ -272,7 +324,7 @@ def _sender(request: Request, message: JsonObject) -> tuple[str, bool, str]:
     return found[1], found[2] == "asks", session
 
 
-def _modern_sender(request: Request, message: JsonObject) -> tuple[str, bool, str]:
+def _modern_sender(request: Request, message: JsonObject) -> Sender:
     """The same from 2026-07-28 on, where every request says all of it."""
     headers, meta = request.headers, meta_of(message)
     version = meta.get(VERSION_KEY)

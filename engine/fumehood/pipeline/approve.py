@@ -129,6 +129,7 @@ async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalReque
         if newest.has_answer:  # since this moment
             return await _answered(await approvals.stored_answer(newest.id), call, approvals)
         call.request = replace(call.request, call_id=newest.call_id)  # a repeat is that call
+        approvals.told(newest.call_id)
         raise waits(newest, approvals)
     except asyncio.CancelledError as cancelling:
         raise WaitCancelled(approval_id, cancelling) from None

@@ -238,10 +238,11 @@ async def _answer_of_another(
 
 
 async def _take_back(approval_id: str, call: CallContext, services: PipelineServices) -> None:
-    """Cancel the stored call as well if it was its caller who cancelled."""
+    """Cancel the stored call as well if it was its caller who cancelled, and nobody else waits."""
     if call.handle.is_cancelled:
         by = call.request.principal.id if call.request.principal is not None else ""
-        await StoredCalls(services).take_back(approval_id, by)
+        by_program = call.request.parent_id is not None
+        await StoredCalls(services).take_back(approval_id, by, by_program=by_program)
 
 
 def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> None:

@@ -270,7 +270,8 @@ class BlobStore:
         try:
             if not rows:
                 raise FileNotFoundError
-            file = await anyio.to_thread.run_sync(_open_to_read, self.directory / blob_id)
+            path, size = self.directory / blob_id, rows[0]["size"]
+            file = await anyio.to_thread.run_sync(_open_to_read, path, size)
         except OSError:  # it went in this moment, or the disk has lost it
             raise ResourceNotFound(EXPIRED) from None
         return self._blob(rows[0]), file
@@ -438,8 +439,13 @@ def _nothing() -> None:
     pass
 
 
-def _open_to_read(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")
+def _open_to_read(path: Path, size: int) -> BinaryIO:
+    """Raises OSError, also where the disk has lost a part of the file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    if os.fstat(descriptor).st_size != size:
+        os.close(descriptor)
+        raise FileNotFoundError
+    return os.fdopen(descriptor, "rb")
 
 
 # -- room -----------------------------------------------------------------------------

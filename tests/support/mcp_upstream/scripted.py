@@ -56,6 +56,12 @@ def call(number, arguments):
     if MODE == "nonsense":
         send(id=number, result={"content": "no list"})
         return
+    if MODE == "not-json":  # as Python writes it
+        send(id=number, result={"content": [], "structuredContent": {"n": float("nan")}})
+        return
+    if MODE == "asks-much":  # and reads nothing meanwhile
+        for each in range(5_000):
+            send(id=each, method="sampling/createMessage", params={})
     if MODE == "neither":
         send(id=number)
         return

@@ -20,6 +20,7 @@ from fumehood.approvals.model import (
 )
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.call import BatchOptions, RawBatch
+from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.claim import repeat_key_of
 from fumehood.pipeline.incoming import parse_own_call
 from support.asking import ALICE, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking
@@ -35,6 +36,13 @@ async def waiting(desk: Asking) -> int:
 async def done(desk: Asking, approval_id: str) -> None:
     """Until the call has its answer, which nobody fetches."""
     await desk.state(approval_id, ApprovalState.DONE, ApprovalState.FAILED, ApprovalState.DENIED)
+
+
+async def followed(desk: Asking, approval_id: str, count: int) -> None:
+    """Until so many callers wait for the call's answer."""
+    with anyio.fail_after(10):
+        while len(desk.engine.approvals.requests.runs.followers(approval_id)) != count:
+            await anyio.sleep(0.01)
 
 
 async def test_repeat_of_a_call_that_waits_is_that_call() -> None:
@@ -262,6 +270,87 @@ async def test_repeat_while_it_runs_is_told_so() -> None:
         await done(desk, approval_id)
         assert (await desk.ask("a")).success
         assert deeds.done == ["a"]
+
+
+async def test_repeat_that_may_wait_gets_the_answer_of_the_call_that_runs() -> None:
+    deeds = Deeds(gate=anyio.Event())
+    async with asking(deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id)
+        await desk.deeds.begun.wait()
+        bounded = await desk.ask("a", wait_for_approval=0.01)
+        assert bounded.error is not None
+        assert bounded.error.code == "CALL_IN_PROGRESS"
+        answers: list[Any] = []
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                answers.append(await desk.ask("a", wait_for_approval=10))
+
+            group.start_soon(call)
+            group.start_soon(call)
+            await followed(desk, approval_id, 2)
+            assert deeds.gate is not None
+            deeds.gate.set()
+        assert [one.data for one in answers] == [{"erased": "a"}] * 2
+        assert [one.metadata.idempotent_replay for one in answers] == [True] * 2
+        assert deeds.done == ["a"]
+        assert await waiting(desk) == 1
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_caller_that_gives_up_does_not_take_back_a_call_that_another_one_waits_for(
+    is_running: bool,
+) -> None:
+    deeds = Deeds(gate=anyio.Event())
+    async with asking(deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+        handles = [CallHandle(), CallHandle()]
+        answers: list[Any] = []
+        async with anyio.create_task_group() as group:
+
+            async def call(handle: CallHandle) -> None:
+                name, body = parse_own_call("erase", {"what": "a"}, {"wait_for_approval": 10})
+                answers.append(await desk.engine.run(name, body, CALLER, handle))
+
+            for handle in handles:
+                group.start_soon(call, handle)
+            await followed(desk, approval_id, 2)
+            if is_running:
+                await desk.decide(approval_id)
+                await desk.deeds.begun.wait()
+            handles[0].cancel()
+            await followed(desk, approval_id, 1)
+            await handles[0].over.wait()
+            if not is_running:
+                await desk.decide(approval_id)
+            assert deeds.gate is not None
+            deeds.gate.set()
+        assert [one.success for one in answers] == [False, True]
+        assert deeds.done == ["a"]
+
+
+async def test_last_caller_that_gives_up_takes_the_call_back() -> None:
+    """The control."""
+    async with asking() as desk:
+        handles = [CallHandle(), CallHandle()]
+        async with anyio.create_task_group() as group:
+
+            async def call(handle: CallHandle) -> None:
+                name, body = parse_own_call("erase", {"what": "a"}, {"wait_for_approval": 10})
+                await desk.engine.run(name, body, CALLER, handle)
+
+            for handle in handles:
+                group.start_soon(call, handle)
+            with anyio.fail_after(10):
+                while not (page := await desk.engine.approvals.list(ApprovalQuery())).items:
+                    await anyio.sleep(0.01)
+            (approval,) = page.items
+            await followed(desk, approval.id, 2)
+            for handle in handles:
+                handle.cancel()
+                await handle.over.wait()
+        assert (await desk.engine.approvals.show(approval.id)).state is ApprovalState.CANCELLED
 
 
 async def test_next_engine_knows_the_call_that_waits_and_the_answer_nobody_fetched(

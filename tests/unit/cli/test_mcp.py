@@ -1,9 +1,10 @@
-"""`fumehood mcp config`: what each client's configuration takes."""
+"""`fumehood mcp`: what each client's configuration takes, and the servers of the engine's own."""
 
 from __future__ import annotations
 
 import json
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from fumehood.cli.main import app
 from fumehood.cli.mcp import PLACES
+from fumehood.config import load_config
 
 pytestmark = pytest.mark.row("D3")
 
@@ -60,3 +62,110 @@ def test_without_an_engine_the_server_says_how_to_start_one(tmp_path: Any) -> No
     assert done.exit_code == 4
     assert "Start one with: fumehood serve" in done.stderr
     assert done.stdout == ""
+
+
+FILE = """\
+# Ours.
+log_level = "debug"  # for a while
+
+[mcp_servers.first]  # the first
+command = ["a"]
+
+[mcp_servers.first.env]
+TZ = "UTC"
+
+# About limits.
+[container]
+memory_mb = 256
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "here" / "config.toml"
+    monkeypatch.setenv("FUMEHOOD_CONFIG", str(path))
+    return path
+
+
+def run(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["mcp", *words])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def servers(file: Path) -> Any:
+    return tomllib.loads(file.read_text()).get("mcp_servers")
+
+
+def test_server_that_is_added_is_one_of_the_configuration_that_loads(file: Path) -> None:
+    words = run(
+        "add", "clock", "--place", "host", "--harmless", "now", "--harmless", "zones",
+        "--env", "A=b=\"c\" é\\", "--", "python3", "clock.py", "--fast", "two words",
+    )  # fmt: skip
+    assert "when it starts" in words
+    found = load_config().mcp_servers["clock"]
+    assert found.command == ("python3", "clock.py", "--fast", "two words")
+    assert (found.place, found.harmless) == ("host", ("now", "zones"))
+    assert found.env["A"].get_secret_value() == 'b="c" é\\'
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_rest_of_the_file_stays_with_its_comments_and_its_mode(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text(FILE)
+    file.chmod(0o640)
+    run("add", "far", "--url", "https://mcp.example/mcp", "--header", "x-team=blue")
+    assert file.read_text().startswith(FILE)
+    assert servers(file)["far"] == {
+        "url": "https://mcp.example/mcp", "headers": {"x-team": "blue"},
+    }  # fmt: skip
+    run("remove", "first")
+    assert list(servers(file)) == ["far"]
+    assert "# About limits.\n[container]" in file.read_text()
+    assert "TZ" not in file.read_text()
+    run("remove", "far")
+    assert file.read_text().startswith('# Ours.\nlog_level = "debug"  # for a while\n')
+    assert servers(file) is None
+    assert load_config().container.memory_mb == 256
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["first", "--", "b"], "already"),
+        (["new"], "one of `command` and `url`"),
+        (["new", "--url", "https://a.example/", "--", "b"], "one of `command` and `url`"),
+        (["new", "--url", "https://a.example/", "--place", "host"], "place"),
+        (["new", "--url", "file:///etc/passwd"], "https://"),
+        (["new", "--place", "moon", "--", "b"], "place"),
+        (["new", "--env", "A", "--", "b"], "NAME=VALUE"),
+        (["new", "--env", "A B=c", "--", "b"], "env"),
+        (['x]\n[container', "--", "b"], "pattern"),
+        (["a__b", "--", "b"], "pattern"),
+    ],
+)  # fmt: skip
+def test_what_is_no_server_changes_nothing(file: Path, words: list[str], said: str) -> None:
+    file.parent.mkdir()
+    file.write_text(FILE)
+    assert said in run("add", *words, code=2)
+    assert file.read_text() == FILE
+    assert [entry.name for entry in file.parent.iterdir()] == ["config.toml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mcp_servers = { a = { command = ['b'] } }\n", ["add", "new", "--", "b"]),
+        ("mcp_servers = { a = { command = ['b'] } }\n", ["remove", "a"]),
+        ("mcp_servers.a.command = ['b']\n", ["remove", "a"]),
+        ("[mcp_servers.b]\ncommand = ['b']\n", ["remove", "a"]),
+        ('[mcp_servers.a]\ncommand = ["""\n[container]\n""", "c"]\n', ["remove", "a"]),
+        ("no toml\n", ["add", "new", "--", "b"]),
+    ],
+)
+def test_file_of_another_form_is_left_to_its_owner(file: Path, text: str, words: list[str]) -> None:
+    file.parent.mkdir()
+    file.write_text(text)
+    run(*words, code=2)
+    assert file.read_text() == text

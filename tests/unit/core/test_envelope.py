@@ -214,6 +214,16 @@ TRUNCATED = {
 
 
 @pytest.mark.row("E6")
+@pytest.mark.parametrize(
+    "own",
+    ["words", [1], {"fields": 5}, {"fields": "stdout"}, {"fields": [1, None, {"field": 7}, {}]}],
+)
+def test_tools_own_field_of_that_name_means_nothing(own: Any) -> None:
+    envelope = _success(data={"stdout": "all", "truncation_info": own})
+    assert envelope.shortened("stdout") is None
+
+
+@pytest.mark.row("E6")
 def test_shortened_field_names_its_whole_and_any_other_is_here() -> None:
     envelope = _success(data=TRUNCATED)
     assert envelope.shortened("stdout") == "/v1/blobs/x"

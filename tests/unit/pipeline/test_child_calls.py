@@ -456,6 +456,80 @@ async def test_program_that_ends_takes_back_the_call_that_it_waited_for(home: Pa
     assert on.noted == []
 
 
+async def send_directly(on: Stage, **options: Any) -> Envelope:
+    body = CallBody(arguments={"text": "a"}, options=CallOptions(**options))
+    return await on.engine.run("send", body, on.engine.owner)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_waiting", [True, False])
+async def test_program_that_ends_leaves_the_call_that_an_equal_direct_one_asked_for(
+    home: Path, is_first: bool, is_waiting: bool
+) -> None:
+    answers: list[Envelope] = []
+    async with stage(home) as on, anyio.create_task_group() as group:
+        await on.approver()
+
+        async def direct() -> None:
+            answers.append(await send_directly(on, wait_for_approval=60))
+
+        async def ask_directly() -> None:
+            if not is_waiting:
+                answers.append(await send_directly(on))
+                return
+            group.start_soon(direct)
+            await until_waiting(on, 1 if is_first else 2)
+
+        async def leave(guest: Guest) -> Any:
+            if is_first:
+                await ask_directly()
+            guest.begin("send", {"text": "a"})
+            await guest.until(lambda: guest.pauses == [True])
+            if not is_first:
+                await ask_directly()
+
+        await on.run(leave, "send", wait_for_approval=60)
+        (approval,) = (await on.engine.approvals.list(ApprovalQuery())).items
+        assert approval.state is ApprovalState.PENDING
+        await on.engine.approvals.decide(approval.id, YES, ALICE, channel="test")
+        if not is_waiting:
+            answers.append(await send_directly(on, wait_for_approval=60))
+    assert answers[-1].data == {"sent": "a"}
+    assert on.noted == ["a"]
+
+
+async def until_waiting(on: Stage, count: int) -> None:
+    """Until so many calls wait for one approval."""
+    requests = on.engine.approvals.requests
+    with anyio.fail_after(10):
+        while [len(requests.runs.followers(one.id)) for one in await on.pending()] != [count]:
+            await anyio.sleep(0.01)
+
+
+async def test_program_takes_its_call_back_once_the_direct_one_was_cancelled(home: Path) -> None:
+    handle = CallHandle()
+    async with stage(home) as on, anyio.create_task_group() as group:
+        await on.approver()
+
+        async def direct() -> None:
+            options = CallOptions(wait_for_approval=60)
+            body = CallBody(arguments={"text": "a"}, options=options)
+            await on.engine.run("send", body, on.engine.owner, handle)
+
+        async def leave(guest: Guest) -> Any:
+            group.start_soon(direct)
+            await until_waiting(on, 1)
+            guest.begin("send", {"text": "a"})
+            await until_waiting(on, 2)
+            handle.cancel()
+            await handle.over.wait()
+            assert len(await on.pending()) == 1
+
+        await on.run(leave, "send", wait_for_approval=60)
+        (approval,) = (await on.engine.approvals.list(ApprovalQuery())).items
+    assert approval.state is ApprovalState.CANCELLED
+
+
 # -- no call outlives its program ------------------------------------------------------------------
 
 

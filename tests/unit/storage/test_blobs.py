@@ -338,6 +338,16 @@ async def test_file_that_is_gone_is_not_found(store: BlobStore, home: Path) -> N
         await read(store, blob.url)
 
 
+@pytest.mark.parametrize("content", [b"", b"x" * (KB + 1)])
+async def test_file_of_another_size_is_not_what_was_kept(
+    store: BlobStore, home: Path, content: bytes
+) -> None:
+    blob = await keep(store, b"x" * KB)
+    (home / "blobs" / blob.id).write_bytes(content)
+    with pytest.raises(ResourceNotFound):
+        await read(store, blob.url)
+
+
 async def test_link_in_the_place_of_a_blob_is_not_followed(store: BlobStore, home: Path) -> None:
     blob = await keep(store)
     (home / "secret").write_text("canary")
