@@ -28,7 +28,7 @@ from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
-from support.preloaded import start_from_preloaded
+from support.preloaded import commands, start_from_preloaded
 from support.wait import wait_until
 from upstream import Upstream, running_upstream
 
@@ -53,6 +53,11 @@ CLEAN_ENVIRONMENT = {
     "FUMEHOOD_CONTAINER__IMAGES__JAVASCRIPT": "python",
     "FUMEHOOD_SESSIONS__IMAGE": "python",
 }
+
+
+def shell_path() -> str:
+    """A `PATH` for shells and programs that start `fumehood`."""
+    return f"{commands(str(FUMEHOOD))}:{FUMEHOOD.parent}:{os.environ['PATH']}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .preloaded import PYTHON
+
 MOST_POINTS = 500
 """A scenario with more commits than this would never be through."""
 
@@ -106,7 +108,7 @@ def nursery(scenario: str, environment: Mapping[str, str]) -> Iterator[Run]:
     than all the rest.
     """
     with subprocess.Popen(
-        [sys.executable, "-m", "support.crash_points", scenario],
+        [PYTHON, "-m", "support.crash_points", scenario],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environment), text=True,
         cwd=Path(__file__).parents[1],
     ) as process:  # fmt: skip
