@@ -28,7 +28,7 @@ from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
-from support.preloaded import start_from_preloaded
+from support.preloaded import commands, start_from_preloaded
 from support.wait import wait_until
 from upstream import Upstream, running_upstream
 
@@ -53,6 +53,11 @@ CLEAN_ENVIRONMENT = {
     "FUMEHOOD_CONTAINER__IMAGES__JAVASCRIPT": "python",
     "FUMEHOOD_SESSIONS__IMAGE": "python",
 }
+
+
+def shell_path() -> str:
+    """A `PATH` for shells and programs that start `fumehood`."""
+    return f"{commands(str(FUMEHOOD))}:{FUMEHOOD.parent}:{os.environ['PATH']}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,6 +90,22 @@ TOGETHER = {
 }
 """Files that share what is expensive to make, or would disturb each other."""
 
+APART = "tests/integration/test_frameworks.py"
+"""Each of its tests makes what it needs, and takes as long as a file of others."""
+
+LONGEST = (
+    APART,
+    "tests/integration/test_crash_approval.py",
+    "tests/acceptance/test_documentation.py",
+    "tests/integration/test_container_wall.py",
+    "tests/integration/test_crash_superseded.py",
+    "tests/integration/test_blobs.py",
+    "tests/integration/test_approvals.py",
+    "tests/integration/test_crashes.py",
+    "tests/integration/test_resumed_streams.py",
+)
+"""They begin first: else a worker would be left alone with one of them at the end."""
+
 
 class FilesOnWorkers(LoadScopeScheduling):
     """A worker takes whole files, in the order of the command line, so that each module's fixtures
@@ -93,12 +114,20 @@ class FilesOnWorkers(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file == APART:
+            return nodeid
         return next((name for glob, name in TOGETHER.items() if fnmatch(file, glob)), file)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesOnWorkers:
     return FilesOnWorkers(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, and else as they were given."""
+    place = {file: number for number, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
 
 def pytest_collection_finish() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, ready_image
+from conftest import CLEAN_ENVIRONMENT, Daemon, StartDaemon, ready_image, shell_path
 from fumehood import load_config
 from support.definition_files import DefinitionDirectory
+from support.preloaded import PYTHON
 from support.wheels import only_from, write_wheel
 from upstream import Reply, Upstream
 
@@ -58,12 +59,10 @@ def test_snippets_run_as_they_stand(page: str, shared_daemon: Daemon) -> None:
         if mark.strip() == "daemon":
             assert text.strip() == "fumehood serve"  # what the fixture started
             continue
-        interpreter = (
-            ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
-        )
+        interpreter = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [PYTHON, "-c"]
         environment = {
             **shared_daemon.environment,
-            "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+            "PATH": shell_path(),
         }
         done = subprocess.run(
             [*interpreter, text], cwd=ROOT, env=environment, capture_output=True, timeout=60
@@ -78,7 +77,7 @@ def test_how_to_define_a_tool_in_a_file_runs_as_it_stands(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
     daemon = start_daemon(tools_directory=str(definitions.path))
-    path = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
+    path = shell_path()
     ran = 0
     for language, mark, text in snippets("docs/howto/define-a-tool-in-a-file.md"):
         assert language == "sh"
@@ -112,7 +111,7 @@ def test_how_to_call_a_rest_api_runs_as_it_stands(
         variables={"WEATHER_KEY": "key-of-the-weather"},
         config=str(config), tools_directory=str(definitions.path),
     )  # fmt: skip
-    path = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
+    path = shell_path()
     said: list[str] = []
     for language, mark, snippet in snippets(page):
         assert language == "sh"
@@ -142,15 +141,14 @@ def test_how_to_use_an_mcp_server_runs_as_it_stands(
     content = (ROOT / page).read_text(encoding="utf-8")
     (text,) = TOML.findall(content)
     config = tmp_path / "config.toml"
-    path = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
-    environment = {**CLEAN_ENVIRONMENT, "PATH": path, "FUMEHOOD_CONFIG": str(config)}
+    environment = {**CLEAN_ENVIRONMENT, "PATH": shell_path(), "FUMEHOOD_CONFIG": str(config)}
     said: list[Any] = []
     for language, mark, snippet in snippets(page):
         assert language == "sh"
         if mark.strip() == "daemon":
             assert config.read_text(encoding="utf-8") == text.replace("/srv", str(tmp_path))
             environment |= start_daemon(config=str(config)).environment
-            environment["PATH"] = path
+            environment["PATH"] = shell_path()
             continue
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", snippet.replace("/srv", str(tmp_path))],
@@ -176,7 +174,7 @@ def test_page_of_the_tools_for_the_web_runs_as_it_stands(
     hit = {"title": "Fume hoods", "url": "https://example.org/hoods", "description": "A sash."}
     upstream.script("/search", Reply(body=json.dumps({"web": {"results": [hit]}}).encode()))
     daemon = start_daemon(variables={"SEARCH_KEY": "key-of-the-search"}, config=str(config))
-    path = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
+    path = shell_path()
     said: list[dict[str, Any]] = []
     for language, mark, snippet in snippets(page):
         assert language == "sh"
@@ -206,7 +204,7 @@ def test_how_to_write_a_policy_runs_as_it_stands(start_daemon: StartDaemon, home
         **CLEAN_ENVIRONMENT,
         "HOME": str(home),
         "FUMEHOOD_HOME": str(home),
-        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+        "PATH": shell_path(),
     }
     ran = 0
     for language, mark, text in snippets("docs/howto/write-a-policy.md"):
@@ -238,7 +236,7 @@ def test_how_to_import_an_openapi_document_runs_as_it_stands(
     config.write_text(text, encoding="utf-8")
     environment = {
         **CLEAN_ENVIRONMENT,
-        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+        "PATH": shell_path(),
         "FUMEHOOD_TOOLS_DIRECTORY": str(definitions.path),
     }
     said: list[str] = []
@@ -281,7 +279,7 @@ def test_how_to_give_the_tools_to_a_model_shows_what_its_snippets_print(
     """The page itself is among those that run as they stand."""
     page = "docs/howto/give-the-tools-to-a-model.md"
     shown = [json.loads(text) for text in JSON.findall((ROOT / page).read_text(encoding="utf-8"))]
-    environment = {**shared_daemon.environment, "PATH": f"{FUMEHOOD.parent}:/usr/bin:/bin"}
+    environment = {**shared_daemon.environment, "PATH": shell_path()}
     printed = [
         json.loads(
             subprocess.run(
@@ -307,7 +305,7 @@ def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
     for language, _, text in snippets("docs/reference/tool-definition.md"):
         if language == "python":
             done = subprocess.run(
-                [sys.executable, "-c", text], cwd=ROOT, env=CLEAN_ENVIRONMENT,
+                [PYTHON, "-c", text], cwd=ROOT, env=CLEAN_ENVIRONMENT,
                 capture_output=True, timeout=60,
             )  # fmt: skip
             assert done.returncode == 0, (text, done.stderr.decode())
@@ -320,7 +318,7 @@ def test_how_to_check_the_signature_of_a_webhook_runs_as_it_stands() -> None:
     ((language, _, text),) = snippets("docs/howto/approve-by-webhook.md")
     assert language == "python"
     done = subprocess.run(
-        [sys.executable, "-c", text], env=CLEAN_ENVIRONMENT, capture_output=True, timeout=60
+        [PYTHON, "-c", text], env=CLEAN_ENVIRONMENT, capture_output=True, timeout=60
     )
     assert done.returncode == 0, done.stderr.decode()
 
@@ -333,7 +331,7 @@ def test_how_to_survive_a_bad_upstream_shows_what_its_snippets_print(tmp_path: P
     for language, _, text in snippets(page):
         assert language == "python"
         done = subprocess.run(
-            [sys.executable, "-c", text], cwd=ROOT, capture_output=True, timeout=60,
+            [PYTHON, "-c", text], cwd=ROOT, capture_output=True, timeout=60,
             env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(tmp_path)},
         )  # fmt: skip
         assert done.returncode == 0, (text, done.stderr.decode())
@@ -367,7 +365,7 @@ def test_snippets_of_the_clients_run_as_they_stand(administered_daemon: Daemon) 
     for language, _, text in snippets("docs/reference/python-client.md"):
         assert language == "python"
         done = subprocess.run(
-            [sys.executable, "-c", text],
+            [PYTHON, "-c", text],
             env=administered_daemon.environment, capture_output=True, timeout=60,
             input=f"{administered_daemon.credential}\n".encode(),
         )  # fmt: skip
@@ -385,7 +383,7 @@ def test_how_to_give_an_agent_its_tools_runs_as_it_stands(
     environment = {
         **CLEAN_ENVIRONMENT,
         "FUMEHOOD_HOME": str(home),
-        "PATH": f"{FUMEHOOD.parent}:{tmp_path}:{CLEAN_ENVIRONMENT['PATH']}",
+        "PATH": f"{tmp_path}:{shell_path()}",
     }
     ran = 0
     for language, mark, text in snippets("docs/howto/give-an-agent-its-tools.md"):
@@ -464,7 +462,7 @@ def test_how_to_limit_what_agents_spend_runs_as_it_stands(
     file.write_text(text, encoding="utf-8")
     daemon = start_daemon(config=str(file))
     environment = {
-        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+        **daemon.environment, "PATH": shell_path(),
     }  # fmt: skip
     said: list[str] = []
     for language, mark, text in snippets(page):
@@ -494,7 +492,7 @@ def test_how_to_limit_how_often_tools_run_runs_as_it_stands(
     file.write_text(text, encoding="utf-8")
     daemon = start_daemon(config=str(file))
     environment = {
-        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+        **daemon.environment, "PATH": shell_path(),
     }  # fmt: skip
     said: list[str] = []
     for language, mark, text in snippets(page):
@@ -529,7 +527,7 @@ def test_how_to_make_an_own_image_runs_as_it_stands(home: Path, tmp_path: Path) 
     environment = {
         **CLEAN_ENVIRONMENT, **only_from(tmp_path / "packages"), "FUMEHOOD_HOME": str(home),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+        "PATH": shell_path(),
     }  # fmt: skip
     ran = []
     for language, _, text in snippets("docs/howto/make-your-own-image.md"):
@@ -554,12 +552,12 @@ def test_how_to_call_tools_from_a_program_runs_as_it_stands(
 ) -> None:
     daemon = start_daemon()
     environment = {
-        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+        **daemon.environment, "PATH": shell_path(),
     }  # fmt: skip
     page = "docs/howto/call-tools-from-a-program.md"
     said = []
     for language, _, text in snippets(page):
-        command = ["bash", "-euo", "pipefail"] if language == "sh" else [sys.executable]
+        command = ["bash", "-euo", "pipefail"] if language == "sh" else [PYTHON]
         done = subprocess.run(
             [*command, "-c", text], cwd=tmp_path, env=environment, capture_output=True, timeout=120
         )
@@ -577,7 +575,7 @@ def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path
     data = {"container__images__python": "python-data", "sessions__image": "python-data"}
     daemon = start_daemon(**data)
     environment = {
-        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+        **daemon.environment, "PATH": shell_path(),
     }  # fmt: skip
     said: list[str] = []
     for language, mark, text in snippets("docs/tutorial/a-notebook.md"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
-from conftest import FUMEHOOD, Daemon, StartDaemon
+from conftest import FUMEHOOD, Daemon, StartDaemon, shell_path
 from fumehood import AgentRun, ControlClient, Refused
 from support.approving import approving_daemon, ran
 from support.clients import KINDS, LEAVES_SOCKETS, client_of
@@ -110,7 +110,7 @@ def test_calls_in_an_exported_skill_run_as_they_stand(
     (line,) = [line for line in text.splitlines() if line.startswith("fumehood call calculator")]
     called = subprocess.run(
         ["bash", "-c", line], capture_output=True, timeout=60,
-        env={**shared_daemon.environment, "PATH": f"{FUMEHOOD.parent}:/usr/bin:/bin"},
+        env={**shared_daemon.environment, "PATH": shell_path()},
     )  # fmt: skip
     assert json.loads(called.stdout)["data"]["value"] == 1144
     done = command(shared_daemon, "--format", "skill", "--out", "/proc/nothing")

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from conftest import FUMEHOOD, Daemon, launch, wait_until_ready
+from conftest import FUMEHOOD, Daemon, launch, shell_path, wait_until_ready
 from fumehood.core.workspace_path import MAX_PATH_BYTES
 from fumehood.sandbox.images.catalog import Image
 from support.http import Answer, SocketClient
+from support.preloaded import PYTHON
 
 pytestmark = pytest.mark.needs("docker")
 
@@ -305,10 +305,10 @@ def test_how_to_run_python_runs_as_it_stands(daemon: Daemon, tmp_path: Path) -> 
     fence = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     ran = []
     for language, text in fence.findall(page.read_text(encoding="utf-8")):
-        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [PYTHON, "-c"]
         done = subprocess.run(
             [*command, text], cwd=tmp_path, capture_output=True, timeout=60,
-            env={**daemon.environment, "PATH": f"{FUMEHOOD.parent}:{os.environ['PATH']}"},
+            env={**daemon.environment, "PATH": shell_path()},
         )  # fmt: skip
         assert done.returncode == 0, (text, done.stderr.decode())
         ran.append(done.stdout.decode())

@@ -109,6 +109,7 @@ def service() -> Iterator[Service]:
             try:
                 yield Service(installation, place, process, gids, users, owner)
             finally:
+                installation.close()
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=30)
     finally:

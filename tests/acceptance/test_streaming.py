@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import FUMEHOOD, Daemon, running_daemon
+from conftest import Daemon, running_daemon, shell_path
 from fumehood import Client
 from fumehood.core.events import OutputEvent, ProgressEvent, ResultEvent
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.catalog import Image
 from support.containers import containers_of
 from support.packages import install
+from support.preloaded import PYTHON
 from support.streaming import call_id_of, streaming
 from support.wait import wait_until
 
@@ -102,10 +101,10 @@ def test_how_to_follow_a_call_runs_as_it_stands(daemon: Daemon, tmp_path: Path) 
     fence = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     ran = []
     for language, text in fence.findall(page.read_text(encoding="utf-8")):
-        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [PYTHON, "-c"]
         done = subprocess.run(
             [*command, text], cwd=tmp_path, capture_output=True, timeout=60,
-            env={**daemon.environment, "PATH": f"{FUMEHOOD.parent}:{os.environ['PATH']}"},
+            env={**daemon.environment, "PATH": shell_path()},
         )  # fmt: skip
         assert done.returncode == 0, (text, done.stderr.decode())
         ran.append(done.stdout.decode())

@@ -6,15 +6,15 @@ import base64
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import FUMEHOOD, Daemon
+from conftest import Daemon, shell_path
 from support.http import SocketClient
+from support.preloaded import PYTHON
 from support.workshop import Session, workshop
 
 pytestmark = [pytest.mark.needs("docker")]
@@ -196,13 +196,13 @@ def test_how_tos_of_sessions_run_as_they_stand(daemon: Daemon, tmp_path: Path, p
     text = (Path(__file__).parents[2] / "docs" / "howto" / f"{page}.md").read_text()
     snippets = re.findall(r"^```(sh|python)( daemon)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     environment = {
-        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{daemon.environment['PATH']}",
+        **daemon.environment, "PATH": shell_path(),
     }  # fmt: skip
     said = ""
     for language, is_daemon, code in snippets:
         if is_daemon:
             continue  # the fixture's
-        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [PYTHON, "-c"]
         done = subprocess.run(
             [*command, code], cwd=tmp_path, env=environment, capture_output=True, timeout=120
         )

@@ -26,7 +26,7 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    with nursery(f"{MODULE}:play", CLEAN_ENVIRONMENT) as running:
+    with nursery(f"{MODULE}:play", CLEAN_ENVIRONMENT, warm=True) as running:
         yield running
 
 

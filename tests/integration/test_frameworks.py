@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conftest import FRAMEWORKS, FRAMEWORKS_MCP1, FUMEHOOD, Daemon
+from conftest import FRAMEWORKS, FRAMEWORKS_MCP1, Daemon, shell_path
 from support.workshop import workshop
 
 pytestmark = [pytest.mark.needs("docker", "frameworks"), pytest.mark.row("S6", "T8")]
@@ -51,7 +50,7 @@ def test_framework_itself_works_with_the_engine(file: str, daemon: Daemon) -> No
         "TEST_CONTROL_SOCKET": str(daemon.control),
         "TEST_CREDENTIAL": daemon.credential,
         "PYTHONPATH": str(ROOT / "engine"),
-        "PATH": f"{FUMEHOOD.parent}:{os.environ['PATH']}",
+        "PATH": shell_path(),
         # What these libraries would else do with the network.
         "CREWAI_DISABLE_TELEMETRY": "true",
         "CREWAI_TRACING_ENABLED": "false",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from conftest import CLEAN_ENVIRONMENT, Daemon, make_first_approver, wait_until_ready
 from fumehood import tool
+from support.preloaded import PYTHON
 
 TESTS = Path(__file__).parents[1]
 RAN = "ran"
@@ -50,7 +51,7 @@ def approving_daemon(home: Path, *, credential: str = "", **settings: str) -> It
     environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "support.approving"],
+            [PYTHON, "-m", "support.approving"],
             env={**environment, "PYTHONPATH": str(TESTS)},
             cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip

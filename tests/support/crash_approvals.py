@@ -67,6 +67,9 @@ approvers = ["alice", "bob"]
 quorum = 2
 """
 
+SETTINGS = Config()
+"""To read them anew for each engine would take as long as all the rest of its start."""
+
 CALLS = 40
 """A block of two, so that every other call raises a mark."""
 PRICE = Decimal("0.01")
@@ -160,25 +163,24 @@ async def engine_in(
     calls: int = CALLS,
     more: Iterable[Tool] = (),
 ) -> AsyncIterator[tuple[Engine, Database, ManualClock]]:
-    """An engine on the state in `home`, with the tools above and `more`, but none that are built
-    in: to find those would take longer than all the rest."""
+    """An engine on the state in `home`, with the tools above and `more`, and nothing that
+    packages offer: to look for those would take longer than all the rest."""
     _HOME.set(home)
     clock = ManualClock()
     clock.advance(later_s)
     database = open_database(home / "state.db", commit_hook=hook)
-    config = Config(
-        home=home,
-        policy_file=home / "policy.toml",
-        budgets=(
-            BudgetRule(name="calls", period="total", calls=calls),
-            BudgetRule(name="money", money=PRICE * calls),
-        ),
+    budgets = (
+        BudgetRule(name="calls", period="total", calls=calls),
+        BudgetRule(name="money", money=PRICE * calls),
     )
+    its_own = {"home": home, "policy_file": home / "policy.toml", "budgets": budgets}
+    config = SETTINGS.model_copy(update=its_own)
     walls = {"interpreter": FakeWall(), "jail": FakeWall(), "container": FakeWall()}
     try:
         async with AsyncExitStack() as stack:
             with (
                 patch("fumehood.compose.discover", lambda *args, **options: []),
+                patch("fumehood.compose.load_checkers", lambda names: []),
                 # It writes whenever it comes to it: commits would have other numbers each time.
                 patch("fumehood.compose.retention", lambda *args, **options: nullcontext()),
             ):

@@ -16,6 +16,7 @@ a scenario that waits for each of its writes has the same points each time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import inspect
@@ -25,12 +26,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .preloaded import PYTHON
 
 MOST_POINTS = 500
 """A scenario with more commits than this would never be through."""
@@ -71,7 +75,7 @@ def crash_at_every_point(
     `prepare` makes what a scenario finds there; it runs once, and what it made is copied.
     Raises AssertionError where a scenario fails by itself.
     """
-    with nursery(scenario, environment) as run:
+    with nursery(scenario, environment, warm=True) as run:
         yield from crash_each(run, home, prepare)
 
 
@@ -99,14 +103,15 @@ Run = Callable[[Path, CrashPoint], tuple[tuple[str, ...], bool]]
 
 
 @contextmanager
-def nursery(scenario: str, environment: Mapping[str, str]) -> Iterator[Run]:
+def nursery(scenario: str, environment: Mapping[str, str], *, warm: bool = False) -> Iterator[Run]:
     """A process that has imported the scenario and forks for each run of it.
 
     It has no threads, as the test's own process may; to import anew each time takes longer
-    than all the rest.
+    than all the rest. A warm one has also played it once to its end: what libraries make at their
+    first use takes longer than the scenario.
     """
     with subprocess.Popen(
-        [sys.executable, "-m", "support.crash_points", scenario],
+        [PYTHON, "-m", "support.crash_points", scenario, *(["warm"] if warm else [])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environment), text=True,
         cwd=Path(__file__).parents[1],
     ) as process:  # fmt: skip
@@ -132,13 +137,16 @@ def nursery(scenario: str, environment: Mapping[str, str]) -> Iterator[Run]:
         requests.close()
 
 
-def _serve(scenario: str) -> None:
+def _serve(scenario: str, *, warm: bool) -> None:
     """Inside the nursery: one child for each line."""
     module, _, name = scenario.partition(":")
     function = getattr(importlib.import_module(module), name)
     gc.freeze()
     for line in sys.stdin:
         moment, number, home = line.rstrip("\n").split(" ", 2)
+        if warm:
+            _warm_up(function, Path(home))
+            warm = False
         child = os.fork()
         if child == 0:
             _run(function, Path(home), CrashPoint(moment, int(number)))
@@ -151,6 +159,22 @@ def _serve(scenario: str) -> None:
             _tell(f"ended failed with status {status}")
 
 
+def _warm_up(function: Any, home: Path) -> None:
+    """Play it in a copy of its place; where it fails, the child says so."""
+    here, copy = Path.cwd(), home.with_name("warm")
+    shutil.copytree(home, copy)
+    with contextlib.suppress(Exception):
+        _play(function, copy, lambda moment, number: None, lambda text: None)
+    os.chdir(here)
+    shutil.rmtree(copy)
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread.name != "log-writer":  # has no end
+            thread.join(10)
+            assert not thread.is_alive(), thread
+    gc.collect()
+    gc.freeze()
+
+
 def _run(function: Any, home: Path, point: CrashPoint) -> None:
     """Inside a child; never returns."""
 
@@ -159,13 +183,17 @@ def _run(function: Any, home: Path, point: CrashPoint) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        outcome = function(home, hook, lambda text: _tell(f"said {text}"))
-        if inspect.iscoroutine(outcome):
-            asyncio.run(outcome)
+        _play(function, home, hook, lambda text: _tell(f"said {text}"))
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def _play(function: Any, home: Path, hook: Hook, say: Say) -> None:
+    outcome = function(home, hook, say)
+    if inspect.iscoroutine(outcome):
+        asyncio.run(outcome)
 
 
 def _tell(line: str) -> None:
@@ -174,4 +202,4 @@ def _tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(sys.argv[1], warm="warm" in sys.argv[2:])

@@ -10,33 +10,42 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import anyio
 
 from fumehood import Config, Engine
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
 from fumehood.core.identity import Principal, Scope
+from fumehood.registry.discover import GROUP, discover
 from fumehood.storage.database import open_database
+from fumehood.testing import FakeWall
 
 from .container import scripted_wall
 from .crash_points import Hook, Say
 
 ALICE = Principal("approver:alice", frozenset({Scope.APPROVE}))
 YES = NewDecision(decision="approve")
+OFFERED = tuple(entry_points(group=GROUP, name="delete_files"))
 MOVING = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
 
 
 @asynccontextmanager
 async def engine_in(home: Path, hook: Hook | None = None) -> AsyncIterator[Engine]:
-    """An engine whose sessions' files lie in `home`."""
+    """An engine whose sessions' files lie in `home`, with one tool and no other wall."""
     os.chdir(home)
     sessions: Any = {"image": "python"}
     database = open_database(home / "state.db", commit_hook=hook)
+    walls = {"interpreter": FakeWall(), "jail": FakeWall(), "container": scripted_wall()}
     try:
         config = Config(home=home, sessions=sessions)
-        async with Engine(config=config, container=scripted_wall(), database=database) as engine:
+        with patch("fumehood.compose.discover", partial(discover, found=OFFERED)):
+            engine = Engine(config=config, database=database, **walls)
+        async with engine:
             yield engine
     finally:
         database.close()

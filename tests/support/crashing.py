@@ -22,6 +22,7 @@ from fumehood.storage.calls import CallLog
 from fumehood.storage.database import open_database
 from fumehood.storage.schema import CALLS
 
+from .preloaded import PYTHON
 from .state import call_row, keys, put
 
 WRITERS = 4
@@ -57,7 +58,7 @@ def crash(
     Returns every row that was acknowledged, those after the decision included.
     """
     with subprocess.Popen(
-        [sys.executable, "-m", "support.crashing", str(path), str(seed)],
+        [PYTHON, "-m", "support.crashing", str(path), str(seed)],
         stdout=subprocess.PIPE,
         env=environment,
         cwd=Path(__file__).parents[1],

@@ -24,6 +24,7 @@ from fumehood.storage.database import open_database
 
 from .definitions import function_definition
 from .keyed import NOW, answer, permitted
+from .preloaded import PYTHON
 
 POINTS = ("claimed", "acted", "settled")
 ACTING = function_definition(name="act")
@@ -108,7 +109,7 @@ def killed_at_random(home: Path, seed: int, environment: dict[str, str]) -> list
 
 def _command(home: Path) -> list[str]:
     paths = (str(home / "state.db"), str(home / "ledger"))
-    return [sys.executable, "-m", "support.keyed_crash", *paths]
+    return [PYTHON, "-m", "support.keyed_crash", *paths]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Commands of ours, started from a process that has loaded their modules already.
 
-Starting `fumehood` takes most of a second of processor time, nearly all of it for imports, and the
-tests start it hundreds of times. A command that is started here is a process of its own, a child of
-the test run, with the arguments, environment, directory and descriptors that the test gave it; only
-its imports were made before. `--cold-start` starts every command from nothing, as users do; so do
-tests that start it through a shell, as another user or with other import paths.
+Starting `fumehood` takes most of a second of processor time and `fumehood serve` two, nearly all of
+it for imports, and the tests start them hundreds of times. A command that is started here is a
+process of its own, a child of the test run, with the arguments, environment, directory, descriptors
+and user that the test gave it; only its imports were made before. That goes for the script
+`fumehood`, for `-m MODULE` and `-c PROGRAM` of an `Interpreter`, and for `fumehood` in a shell whose
+path begins with `commands()`. `--cold-start` starts every command from nothing, as users do.
 """
 
 from __future__ import annotations
@@ -18,34 +19,61 @@ import io
 import json
 import os
 import pkgutil
+import runpy
+import select
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
+import types
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 _REQUEST_BYTES = 1 << 20
 _PID = struct.Struct("!i")
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
-_UNUSUAL = ("preexec_fn", "shell", "gids", "gid", "uid")
+_UNUSUAL = ("preexec_fn", "shell")
 """What only the real way of starting a process does."""
+
+
+class Interpreter(str):
+    """The path of an interpreter whose process may have the engine's modules loaded already."""
+
+    __slots__ = ("import_path",)
+    import_path: str
+    """What `PYTHONPATH` has to be for it to find the engine."""
+
+    def __new__(cls, path: str, import_path: str = "") -> Interpreter:
+        made = super().__new__(cls, path)
+        made.import_path = import_path
+        return made
+
+
+PYTHON = Interpreter(sys.executable)
 
 
 class Preloader:
     """A process that commands are forked from."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: Interpreter) -> None:
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": python.import_path}
+        self.place = Path(tempfile.mkdtemp(prefix="fhp-", dir="/tmp"))
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(self.place / "socket"))
+            listener.listen()
+            descriptors = [theirs.fileno(), listener.fileno()]
             self._process = _real_popen(
-                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, start_new_session=True, env={"PATH": os.environ["PATH"]},
+                [python, __file__, *map(str, descriptors)], pass_fds=descriptors,
+                stdin=subprocess.DEVNULL, start_new_session=True, env=environment,
             )  # fmt: skip
 
     def fork(self, request: Mapping[str, Any], descriptors: list[int]) -> int:
@@ -64,15 +92,56 @@ _real_popen = subprocess.Popen
 _preloader = cache(Preloader)
 
 
+SCRIPT = """#!{python} -IS
+import json, os, signal, socket, sys
+umask = os.umask(0o022)
+request = {{
+    "arguments": [{script!r}, *sys.argv[1:]], "environment": dict(os.environ), "umask": umask,
+    "directory": os.getcwd(), "passed": [], "new_session": False,
+    "ignores_interrupt": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+    "gids": None, "gid": None, "uid": None,
+}}
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as preloader:
+    preloader.connect({socket!r})
+    socket.send_fds(preloader, [json.dumps(request).encode()], [0, 1, 2])
+    code = int(preloader.recv(10))
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+def commands(script: str) -> Path:
+    """A directory for the path of a shell, with this script or a program that stands for it."""
+    return Path(script).parent if subprocess.Popen is _real_popen else _quick_commands(script)
+
+
+@cache
+def _quick_commands(script: str) -> Path:
+    place = _preloader(PYTHON).place
+    program = place / Path(script).name
+    text = SCRIPT.format(python=sys.executable, script=script, socket=str(place / "socket"))
+    program.write_text(text, encoding="utf-8")
+    program.chmod(0o700)
+    return place
+
+
 def start_from_preloaded(script: str) -> type[subprocess.Popen[Any]]:
     """`subprocess.Popen`, but for commands that begin with this script."""
 
     class Popen(_real_popen):  # type: ignore[misc, valid-type]
         def _execute_child(self, *given: Any) -> None:
             start = _SIGNATURE.bind(self, *given).arguments
-            arguments = [] if isinstance(start["args"], str) else [*map(os.fsdecode, start["args"])]
-            is_usual = all(start[name] in (None, False) for name in _UNUSUAL)
-            if arguments[:1] != [script] or not is_usual or "PYTHONPATH" in (start["env"] or {}):
+            given_arguments = (
+                [start["args"]] if isinstance(start["args"], str) else [*start["args"]]
+            )
+            python, arguments = given_arguments[0], [*map(os.fsdecode, given_arguments)]
+            if arguments[0] == script:
+                python = PYTHON
+            elif not isinstance(python, Interpreter) or arguments[1] not in ("-m", "-c"):
+                python = None
+            if python is None or any(start[name] not in (None, False) for name in _UNUSUAL):
                 super()._execute_child(*given)
                 return
             environment = dict(os.environ if start["env"] is None else start["env"])
@@ -86,10 +155,11 @@ def start_from_preloaded(script: str) -> type[subprocess.Popen[Any]]:
                 "passed": passed,
                 "new_session": bool(start["start_new_session"]),
                 "ignores_interrupt": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+                **{name: start[name] for name in ("gids", "gid", "uid")},
             }
             request["umask"] = os.umask(0o022)
             os.umask(request["umask"])
-            self.pid = _preloader().fork(request, [*standard, *passed])
+            self.pid = _preloader(python).fork(request, [*standard, *passed])
             self._child_created = True
             self._close_pipe_fds(
                 *(start[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
@@ -102,34 +172,64 @@ def start_from_preloaded(script: str) -> type[subprocess.Popen[Any]]:
 # -- in the process that is forked from --------------------------------------------------------
 
 
-def _serve(orders: socket.socket) -> None:
+def _serve(orders: socket.socket, listener: socket.socket) -> None:
     for module in pkgutil.iter_modules(_commands().__path__, "fumehood.cli."):
         __import__(module.name)
     __import__("fumehood.http.server")
     __import__("fumehood.engine")
     gc.collect()
     gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for `_attend`
     libc = ctypes.PyDLL(None, use_errno=True)
     while True:
-        descriptors = array.array("i")
-        message, ancillary, _, _ = orders.recvmsg(
-            _REQUEST_BYTES, socket.CMSG_SPACE(64 * descriptors.itemsize)
-        )
-        if not message:
+        ready, _, _ = select.select([orders, listener], [], [])
+        if listener in ready:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                _attend(connection)
+            connection.close()
+        if orders not in ready:
+            continue
+        request, descriptors = _receive(orders)
+        if request is None:
+            shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
             return
-        for _, _, data in ancillary:
-            descriptors.frombytes(data)
         ctypes.pythonapi.PyOS_BeforeFork()
         pid = libc.syscall(_CLONE[os.uname().machine], _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
         if pid == 0:
             ctypes.pythonapi.PyOS_AfterFork_Child()
-            orders.close()
-            _become(json.loads(message), list(descriptors))
+            _become(request, descriptors)
         error = ctypes.get_errno()
         ctypes.pythonapi.PyOS_AfterFork_Parent()
         orders.sendall(_PID.pack(pid if pid > 0 else -error))
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
+    """A request, None at the end, and the descriptors that came with it."""
+    message, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 64)
+    return json.loads(message) if message else None, descriptors
+
+
+def _attend(connection: socket.socket) -> NoReturn:
+    """A command that a shell has started: it ends with the program that stands for it there."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request, descriptors = _receive(connection)
+    pid = os.fork()
+    if pid == 0:
+        _become(request, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    command = os.pidfd_open(pid)
+    ready, _, _ = select.select([connection, command], [], [])
+    if command not in ready:
+        os.kill(pid, signal.SIGTERM)
+    _, status = os.waitpid(pid, 0)
+    try:
+        connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    finally:
+        os._exit(0)
 
 
 def _commands() -> Any:
@@ -158,9 +258,12 @@ def _become(request: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["environment"])
     time.tzset()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     interrupt = signal.SIG_IGN if request["ignores_interrupt"] else signal.default_int_handler
     signal.signal(signal.SIGINT, interrupt)
-    sys.argv[:] = request["arguments"]
+    _change_user(request)
+    own_path = _paths(os.environ.get("PYTHONPATH"))
+    sys.path[:] = own_path + [path for path in sys.path if path not in _FOUND_ENGINE]
     for name, descriptor, mode, errors in (
         ("stdin", 0, "r", "strict"), ("stdout", 1, "w", "strict"),
         ("stderr", 2, "w", "backslashreplace"),
@@ -171,16 +274,53 @@ def _become(request: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
         stream = io.TextIOWrapper(buffer, encoding="utf-8", errors=errors, line_buffering=lines)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    os._exit(_run())
+    os._exit(_run(request["arguments"]))
 
 
-def _run() -> int:
+_FOUND_ENGINE: list[str] = []
+"""The import path that this process itself was given."""
+
+
+def _paths(variable: str | None) -> list[str]:
+    return variable.split(os.pathsep) if variable else []
+
+
+def _change_user(request: Mapping[str, Any]) -> None:
+    """As `subprocess` does; a program that was started anew could read `/proc/self`."""
+    if request["gids"] is not None:
+        os.setgroups(request["gids"])
+    if request["gid"] is not None:
+        os.setregid(request["gid"], request["gid"])
+    if request["uid"] is not None:
+        os.setreuid(request["uid"], request["uid"])
+        set_dumpable = 4
+        ctypes.CDLL(None).prctl(set_dumpable, 1, 0, 0, 0)
+
+
+def _start(arguments: list[str]) -> None:
+    """What the command line names, as the interpreter would run it."""
+    if arguments[1:2] == ["-m"]:
+        sys.path.insert(0, os.getcwd())
+        sys.argv[:] = arguments[2:]
+        sys.modules.pop(arguments[2], None)
+        runpy.run_module(arguments[2], run_name="__main__", alter_sys=True)
+    elif arguments[1:2] == ["-c"]:
+        sys.path.insert(0, "")
+        sys.argv[:] = ["-c", *arguments[3:]]
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(compile(arguments[2], "<string>", "exec"), main.__dict__)
+    else:
+        from fumehood.cli.main import main as command
+
+        sys.argv[:] = arguments
+        command()
+
+
+def _run(arguments: list[str]) -> int:
     """As the interpreter ends a program."""
     code: Any = 0
     try:
-        from fumehood.cli.main import main
-
-        main()
+        _start(arguments)
     except SystemExit as end:
         code = end.code
         if code is not None and not isinstance(code, int):
@@ -205,4 +345,5 @@ def _run() -> int:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # the folder of this file
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _FOUND_ENGINE += _paths(os.environ.get("PYTHONPATH"))
+    _serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from conftest import CLEAN_ENVIRONMENT, Daemon, make_first_approver, wait_until_ready
+from support.preloaded import PYTHON
 
 TESTS = Path(__file__).parents[1]
 
@@ -26,7 +26,7 @@ def running_scripted_daemon(
     environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
     with (directory / "log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "support.container"],
+            [PYTHON, "-m", "support.container"],
             env={**environment, "PYTHONPATH": str(TESTS)},
             cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip

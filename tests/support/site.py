@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from support.authority import make_first_approver
 from support.http import Answer
+from support.preloaded import PYTHON
 from support.users import Installation, User, accounts, readable_installation
 from support.wait import wait_until
 
@@ -374,6 +374,7 @@ def running_site(*, is_service: bool, policy: str = "", extra: str = "") -> Iter
             made.put_policy(policy)
         made.configure(extra)
         stack.callback(_end, made)
+        stack.callback(made.installation.close)
         made.owner = make_first_approver(
             made.command, made.environment, cwd="/", **made._identity("engine")
         )
@@ -386,7 +387,7 @@ def running_site(*, is_service: bool, policy: str = "", extra: str = "") -> Iter
 def _single_user(place: Path) -> Site:
     (place / "state").mkdir(mode=0o700)
     environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_CONFIG": str(place / "config.toml")}
-    installation = Installation(sys.executable, ())
+    installation = Installation(PYTHON)
     return Site(
         place, [str(FUMEHOOD)], environment, installation, {}, _config(place, "single-user")
     )

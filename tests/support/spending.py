@@ -23,6 +23,7 @@ from fumehood.core.errors import QuotaExceeded
 from fumehood.storage.database import open_database
 
 from .budgets import HandClock, spender, takes
+from .preloaded import PYTHON
 
 LIMIT = 20_000
 RULE = BudgetRule(name="all", period=Period.TOTAL, tokens=LIMIT)
@@ -78,7 +79,7 @@ def spend(path: Path, seed: int, lines: int, environment: dict[str, str]) -> Lif
     """Start a spender and kill it once it has said so much; it goes on meanwhile."""
     life = Life()
     with subprocess.Popen(
-        [sys.executable, "-m", "support.spending", str(path), str(seed)],
+        [PYTHON, "-m", "support.spending", str(path), str(seed)],
         stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1], env=environment,
     ) as process:  # fmt: skip
         assert process.stdout is not None

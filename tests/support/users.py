@@ -15,7 +15,8 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +24,34 @@ import fumehood
 import fumehood_tools
 from fumehood.sandbox.images.recipe import images_folder
 from support.http import Answer
+from support.preloaded import Interpreter
 
 NOBODY = 65_534
 LEFT_OUT = {"test", "tests", "idlelib", "tkinter", "ensurepip", "site-packages"}
 
 CLIENT = """
 import http.client, json, socket, sys
-path, method, address, headers, body = json.load(sys.stdin)
 class Connection(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(30)
         self.sock.connect(path)
-try:
+for line in sys.stdin:
+    path, method, address, headers, body = json.loads(line)
     connection = Connection("fumehood")
-    connection.request(method, address, body, headers)
-    answer = connection.getresponse()
-except OSError as error:
-    print(json.dumps({"errno": error.errno}))
-else:
-    told = {key.lower(): value for key, value in answer.getheaders()}
-    body = json.loads(answer.read())
-    print(json.dumps({"status": answer.status, "headers": told, "body": body}))
+    try:
+        connection.request(method, address, body, headers)
+        answer = connection.getresponse()
+    except OSError as error:
+        said = {"errno": error.errno}
+    else:
+        told = {key.lower(): value for key, value in answer.getheaders()}
+        said = {"status": answer.status, "headers": told, "body": json.loads(answer.read())}
+    finally:
+        connection.close()
+    print(json.dumps(said), flush=True)
 """
+"""One request on each line, on a connection of its own."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +108,9 @@ def _administer(*command: str) -> None:
 class Installation:
     """An interpreter with the engine that every user can start."""
 
-    python: str
-    import_path: tuple[str, ...]
+    python: Interpreter
+    _clients: dict[User, list[subprocess.Popen[str]]] = field(default_factory=dict)
+    """Of each user, those that nobody is asking with now."""
 
     @property
     def command(self) -> list[str]:
@@ -112,7 +119,7 @@ class Installation:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(self.import_path), "HOME": "/"}
+        return {"PATH": os.environ["PATH"], "PYTHONPATH": self.python.import_path, "HOME": "/"}
 
     def run_as(self, user: User, program: str, stdin: str = "") -> str:
         """A Python program of the standard library; its standard output."""
@@ -140,20 +147,42 @@ class Installation:
         if body is not None:
             headers["content-type"] = "application/json"
         raw = None if body is None else json.dumps(body)
-        request = json.dumps([str(socket), method, address, headers, raw])
-        answer = json.loads(self.run_as(user, CLIENT, request))
+        answer = self._ask(user, json.dumps([str(socket), method, address, headers, raw]))
         if "errno" in answer:
             return int(answer["errno"])
         return Answer(answer["status"], answer["headers"], answer["body"])
+
+    def _ask(self, user: User, request: str) -> Any:
+        idle = self._clients.setdefault(user, [])
+        client = idle.pop() if idle else self._client(user)
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(f"{request}\n")
+        client.stdin.flush()
+        answer = json.loads(client.stdout.readline())
+        idle.append(client)
+        return answer
+
+    def _client(self, user: User) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [str(self.python), "-I", "-S", "-c", CLIENT], **user.identity, env={}, cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the processes that asked."""
+        for client in chain.from_iterable(self._clients.values()):
+            with client:
+                client.kill()
+        self._clients.clear()
 
 
 def readable_installation(place: Path) -> Installation:
     """This interpreter and engine, from `place` where others cannot read them as they are."""
     packages = [Path(package.__file__ or "").parent for package in (fumehood, fumehood_tools)]
     site = Path(sysconfig.get_path("purelib"))
-    as_it_is = Installation(
-        os.path.realpath(sys.executable), (str(site), *(str(path.parent) for path in packages))
-    )
+    import_path = ":".join(map(str, (site, *(path.parent for path in packages))))
+    as_it_is = Installation(Interpreter(os.path.realpath(sys.executable), import_path))
     if _everybody_can_use(as_it_is):
         return as_it_is
     for package in packages:
@@ -162,7 +191,8 @@ def readable_installation(place: Path) -> Installation:
     if not recipes.exists():  # a checkout keeps them elsewhere
         _share(images_folder(), recipes)
     _share(site, place / "site")
-    found = Installation(_shared_python(place), (str(place / "site"), str(place / "engine")))
+    import_path = f"{place / 'site'}:{place / 'engine'}"
+    found = Installation(Interpreter(_shared_python(place), import_path))
     assert _everybody_can_use(found)
     return found
 
@@ -170,7 +200,7 @@ def readable_installation(place: Path) -> Installation:
 def _everybody_can_use(installation: Installation) -> bool:
     try:
         done = subprocess.run(
-            [installation.python, "-c", "import fumehood.cli.main, fumehood_tools.calculator, sqlite3"],
+            [str(installation.python), "-c", "import fumehood.cli.main, fumehood_tools.calculator, sqlite3"],
             user=NOBODY, group=NOBODY, extra_groups=[], env=installation.environment, cwd="/",
             capture_output=True, timeout=60,
         )  # fmt: skip
