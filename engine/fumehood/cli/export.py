@@ -39,7 +39,7 @@ def export_tools(
             where, what, change = map(visible, (loss.where, loss.what, loss.change))
             typer.echo(f"{loss.tool}  {where}: {what}. To change it: {change}.")
         if not losses:
-            typer.echo("Nothing gets lost.")
+            typer.echo("Nothing is lost.")
 
 
 def export_skill(
