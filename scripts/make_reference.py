@@ -52,9 +52,6 @@ The code determines the HTTP status of a call and the exit code of `fumehood cal
   expression that is refused or fails loses its process; the next one gets a new one.
 - **exit** is the exit code of `fumehood call`. `REQUIRES_HUMAN_APPROVAL` without an
   `error.approval_id` is 1: no approver exists, and nothing waits.
-
-Some codes are defined but not raised by this version, because it lacks the corresponding
-features (the circuit breaker).
 """
 
 ENDINGS = """\

@@ -56,7 +56,7 @@ def test_lint_reviews_files_and_served_tools_in_three_formats(
     assert {result["ruleId"] for result in results} <= known
     assert {result["level"] for result in results} == {"error", "warning", "note"}
     status, out, _ = run(shared_daemon, "tools", "lint", "run_python", "--format", "text")
-    assert (status, "1 definitions" in out) == (0, True)
+    assert (status, "Definitions: 1." in out) == (0, True)
     status, _, _ = run(shared_daemon, "tools", "lint", "run_python", "--fail-on", "note")
     assert status == 1
     status, out, _ = run(shared_daemon, "tools", "lint", "--json")

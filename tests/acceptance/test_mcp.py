@@ -474,3 +474,12 @@ def test_first_answer_comes_without_models_and_libraries(shared_daemon: Daemon) 
     with raw_client(shared_daemon) as raw:
         assert raw.initialize()["serverInfo"]["name"] == "fumehood"
         assert raw.end() == 0
+
+
+@pytest.mark.row("D3")
+def test_server_that_is_terminated_ends_without_a_word(shared_daemon: Daemon) -> None:
+    with raw_client(shared_daemon) as raw:
+        raw.initialize()
+        raw.process.terminate()
+        _, errors = raw.process.communicate(timeout=PATIENCE_S)
+        assert (raw.process.returncode, errors) == (0, b"")

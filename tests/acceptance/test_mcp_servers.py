@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import NPM, StartDaemon, make_first_approver
+from conftest import FUMEHOOD, NPM, StartDaemon, make_first_approver
 from support.authority import ask
 from support.wait import wait_until
 
@@ -36,6 +37,10 @@ def test_a_servers_tool_passes_every_gate(start_daemon: StartDaemon, home: Path)
     assert added["data"] == {"result": 3}
     assert added["metadata"]["sandbox"]["placement"] == "host"
     assert client.call("tester__draw").code == "PERMISSION_DENIED"
+    lint = [str(FUMEHOOD), "tools", "lint", "tester__add", "--json"]
+    reviewed = subprocess.run(lint, env=daemon.environment, capture_output=True, timeout=60)
+    assert b'"tester__add"' in reviewed.stdout
+    assert b"invalid-definition" not in reviewed.stdout  # although it says `sandboxed: false`
     wrong = client.call("tester__add", {"a": "much", "b": 2})
     assert wrong.code == "INVALID_PARAMS"
     asked = client.call("tester__say", {"text": "hi"})

@@ -120,7 +120,7 @@ def show_line(approval: Approval, *, as_json: bool) -> None:
         tool = visible(f"{approval.tool}@{approval.tool_version}")
         change = ""
         if approval.preview is not None and approval.state is ApprovalState.PENDING:
-            change = f"{preview_in_words(approval.preview)}  "
+            change = f"{preview_in_words(approval.preview)}  ".lstrip()
         shown = one_line(json_line(approval.arguments), 60)
         what = f"{visible(approval.id)}  {approval.state.value:<11}"
         line = f"{bell}{what}  {tool}  {who}  {change}{shown}"

@@ -83,7 +83,10 @@ def action_lines(approval: Approval, columns: int, *, session_is_over: bool = Fa
     if approval.asked_arguments is not None:
         asked = _arguments(approval.asked_arguments, columns)
         lines += [Line(""), Line("as requested, before an edit", "head"), *asked]
-    if approval.preview is not None:
+    if approval.preview is not None and approval.preview.keys() == {"context"}:
+        context = _arguments(approval.preview["context"], columns)
+        lines += [Line(""), Line("context", "head"), *context]
+    elif approval.preview is not None:
         lines += [
             Line(""),
             Line("what will change", "head"),
@@ -240,8 +243,8 @@ def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
     if "would_fail" in preview:
         said = visible(str(preview["would_fail"]))
         yield from warning(f"The call would fail: {said}", columns)
-    if not _KNOWN_OF_ALL.isdisjoint(preview):
-        yield from plain(INDENT + preview_in_words(preview), columns, "head")
+    if words := preview_in_words(preview):
+        yield from plain(INDENT + words, columns, "head")
     for what, sign in _SIGNS.items():
         for entry in _entries(preview, what):
             yield from _entry(sign, entry, columns)
@@ -258,7 +261,12 @@ def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def preview_in_words(preview: JsonObject) -> str:
-    """Summarise what is added, changed and removed, such as `removes 1 file, 7 bytes`."""
+    """Summarise what is added, changed and removed, such as `removes 1 file, 7 bytes`.
+
+    Empty where the effect is not known.
+    """
+    if _KNOWN_OF_ALL.isdisjoint(preview):
+        return ""
     parts = [words for what in _SIGNS if (words := _how_much(preview, what))]
     return "; ".join(parts) or "changes nothing"
 

@@ -115,7 +115,7 @@ def record_golden(file: GoldenPath, socket: SocketPath = None) -> None:
         calls = record(client, read_golden(file).calls)
     write_golden(file, calls)
     failed = sum(each.answer is not None and not each.answer.success for each in calls)
-    say(f"{len(calls)} calls recorded, {failed} of them with an error.")
+    say(f"Calls recorded: {len(calls)}. With an error: {failed}.")
 
 
 @golden.command("check")
@@ -134,7 +134,7 @@ def check_golden(
         say(visible(difference))
     if differences:
         raise typer.Exit(ExitCode.TOOL_FAILED)
-    say(f"{len(calls)} calls are as recorded.")
+    say(f"Calls as recorded: {len(calls)}.")
 
 
 def sarif_of(found: Linted) -> JsonObject:
@@ -178,7 +178,7 @@ def _show_text(found: Linted) -> None:
             count += 1
             line = f"{where}: {finding.severity}: {finding.rule}: {finding.path}: {finding.message}"
             say(visible(f"{line}. {finding.remedy}"))
-    say(f"{count} findings in {len(found)} definitions.")
+    say(f"Findings: {count}. Definitions: {len(found)}.")
 
 
 def _targets(
@@ -188,11 +188,11 @@ def _targets(
     if not targets:
         with calling(socket, as_json=as_json) as client:
             for tool in client.tools():
-                yield tool.name, tool.model_dump(mode="json")
+                yield tool.name, _registered(tool)
     for target in targets:
         path = Path(target)
         if not path.exists():
-            yield target, _served(target, socket, as_json).model_dump(mode="json")
+            yield target, _registered(_served(target, socket, as_json))
             continue
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
             is_one = file.suffix in (".json", ".toml", ".yaml", ".yml") and file.is_file()
@@ -200,6 +200,11 @@ def _targets(
                 continue
             for document in _documents(file):
                 yield f"{file}#{document.get('name', '')}", document
+
+
+def _registered(tool: ToolDefinition) -> JsonObject:
+    """The document; no `sandboxed`, which the engine itself sets for a server's tools."""
+    return tool.model_dump(mode="json", exclude={"sandboxed"} if tool.type == "MCP" else None)
 
 
 def _documents(file: Path) -> list[JsonObject]:

@@ -38,6 +38,8 @@ def export_tools(
         for loss in found.losses:
             where, what, change = map(visible, (loss.where, loss.what, loss.change))
             typer.echo(f"{loss.tool}  {where}: {what}. To change it: {change}.")
+        if not losses:
+            typer.echo("Nothing is lost.")
 
 
 def export_skill(

@@ -61,7 +61,7 @@ def import_document(
         with _bounded():
             made = import_openapi(read_document(name, data), options)
     except CannotImport as reason:
-        words = str(reason) if str(reason).endswith("?") else f"{reason}."
+        words = str(reason) if str(reason).endswith(("?", ".")) else f"{reason}."
         fail(f"{visible(document)}: {visible(words)}", ExitCode.USAGE)
     except OSError as error:
         fail(f"{visible(document)} cannot be read: {error.strerror}.", ExitCode.USAGE)

@@ -88,6 +88,12 @@ def serve(
             session = made = answer["data"]["session"]["id"]
         else:
             ask_daemon(path, "GET", "/v1/health")
+        if sys.stdin.isatty():
+            say(
+                "An MCP client speaks here, in lines of JSON. Ctrl-C stops it. To set one up:\n"
+                "  fumehood mcp config --client claude-code",
+                to_stderr=True,
+            )
         chosen = {"agent_id": agent, "session_id": session, "wait": wait}
         serve_client(path, {key: str(value) for key, value in chosen.items() if value is not None})
     except Unavailable as error:
@@ -102,7 +108,7 @@ def serve(
 
 @mcp.command("config", cls=PlainCommand)
 def config(
-    client: Annotated[str, typer.Option(help=f"One of: {', '.join(PLACES)}.")],
+    client: Annotated[str, typer.Option(help=f"One of: {', '.join(PLACES)}.")] = "",
     agent: Agent = None,
     session: Session = None,
     wait: Wait = None,

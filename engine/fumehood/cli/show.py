@@ -125,6 +125,7 @@ def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> Non
         marks = [tool.executor]
         marks += ["dangerous"] if tool.dangerous else []
         marks += [] if tool.sandboxed else ["in the host"]
+        marks += [] if tool.is_active else ["disabled"]
         summary = tool.description.split(". ")[0].splitlines()[0]
         name = f"{tool.name}@{tool.version}"
         rows.append((name, ", ".join(marks), source, summary))

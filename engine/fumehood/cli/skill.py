@@ -30,6 +30,9 @@ description: {summary}
 Call a tool with the command `fumehood call NAME ARGUMENTS`; the arguments are one JSON object in
 quotes, or `@FILE`, or `-` for standard input. {agent}
 
+Calls with `--session ID` share files, and Python programs their variables; tools on a session's
+files need one. `fumehood sessions new` prints an ID, and `fumehood sessions end ID` ends it.
+
 The answer is one JSON document. Where `success` is true, `data` is the result. Otherwise `error`
 has a `code`, a `message` and `retryable`: do not repeat a call that is not retryable unchanged.
 `REQUIRES_HUMAN_APPROVAL` (exit status 3) means that a human decides: tell the user, and look with
@@ -63,7 +66,8 @@ def _section(tool: ToolDefinition, option: str) -> str:
     ]
     required = tool.parameters.get("required", ())
     example = tool.input_examples[0] if tool.input_examples else dict.fromkeys(required, "...")
-    call = f"fumehood call {tool.name} {shlex.quote(json.dumps(example))}{option}"
+    session = " --session ID" if (tool.executor or "").startswith("workspace:") else ""
+    call = f"fumehood call {tool.name} {shlex.quote(json.dumps(example))}{session}{option}"
     parts = [
         f"## {tool.name}\n",
         *([" ".join(notes) + "\n"] if notes else []),

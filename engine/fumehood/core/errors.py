@@ -199,7 +199,7 @@ class OutcomeUnknown(HostError):
 
 
 class CallInProgress(CallerError):
-    """A call with this idempotency key is still running."""
+    """An equal call, or one with this idempotency key, is still running."""
 
     code = "CALL_IN_PROGRESS"
     http_status = 409

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from fumehood.client.async_client import AsyncClient
+from fumehood.core.decision import Decision
 from fumehood.core.json_types import JsonObject
 
 
@@ -23,9 +24,17 @@ async def denial(
                 client = await resources.enter_async_context(AsyncClient())
             decision = await client.decide(tool, arguments, context=context, **options)
     except Exception as fault:  # whatever it is, nothing was decided
-        return f"fumehood decided nothing, so the call must not run. {fault}"
+        return undecided(fault)
+    return refusal(decision)
+
+
+def refusal(decision: Decision) -> str | None:
+    """The reason, for the model, for which a call must not run; None only if it is allowed."""
     if decision.decision == "allow":
         return None
-    approve = f" Approval: {decision.approval_id}." if decision.approval_id is not None else ""
-    code = f"{decision.code}: " if decision.code is not None else ""
-    return f"{code}{decision.reason}{approve}"
+    return decision.reason if decision.code is None else f"{decision.code}: {decision.reason}"
+
+
+def undecided(fault: Exception) -> str:
+    """The reason where nothing was decided, such as without an engine."""
+    return f"fumehood decided nothing, so the call must not run. {fault}"

@@ -17,6 +17,7 @@ from crewai.hooks import (
 )
 
 from fumehood.client.sync.client import Client
+from fumehood.integrations._gate import refusal, undecided
 
 
 class FumehoodApprover:
@@ -48,11 +49,11 @@ class FumehoodApprover:
             decision = self._client.decide(
                 context.tool_name, dict(context.tool_input), **self._options
             )
-            if decision.decision == "allow":
-                return None
-            reason = f"{decision.code}: {decision.reason}"
+            reason = refusal(decision)
         except Exception as fault:
-            reason = f"fumehood decided nothing, so the call must not run. {fault}"
+            reason = undecided(fault)
+        if reason is None:
+            return None
         self._reasons[id(context.tool_input)] = reason
         return False
 

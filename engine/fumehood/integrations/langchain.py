@@ -1,7 +1,6 @@
 """LangChain: a middleware that asks the engine before each call of an agent's own tools.
 
-Needs the extra `langchain`. Invariant: the tool runs only after an `allow`; an error of the request
-is raised, so nothing runs.
+Needs the extra `langchain`. Invariant: the tool runs only after an `allow`.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from langgraph.types import Command, interrupt
 
 from fumehood.client.sync.client import Client
 from fumehood.core.decision import Decision
+from fumehood.integrations._gate import refusal, undecided
 
 Answer: TypeAlias = ToolMessage | Command[Any]
 
@@ -45,7 +45,8 @@ class FumehoodApprover(AgentMiddleware):
         """Run the tool if it is allowed, else answer with the reason."""
         while (decision := self._decide(request)).decision == "pending" and self._interrupts:
             interrupt(decision.model_dump(mode="json"))
-        return handler(request) if decision.decision == "allow" else _refusal(request, decision)
+        reason = refusal(decision)
+        return handler(request) if reason is None else _denied(request, reason)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Answer]]
@@ -54,20 +55,17 @@ class FumehoodApprover(AgentMiddleware):
         ask = partial(anyio.to_thread.run_sync, self._decide, request, abandon_on_cancel=True)
         while (decision := await ask()).decision == "pending" and self._interrupts:
             interrupt(decision.model_dump(mode="json"))
-        if decision.decision == "allow":
-            return await handler(request)
-        return _refusal(request, decision)
+        reason = refusal(decision)
+        return await handler(request) if reason is None else _denied(request, reason)
 
     def _decide(self, request: ToolCallRequest) -> Decision:
         call = request.tool_call
-        return self._client.decide(call["name"], call["args"], **self._options)
+        try:
+            return self._client.decide(call["name"], call["args"], **self._options)
+        except Exception as fault:
+            return Decision(decision="deny", tool=call["name"], reason=undecided(fault))
 
 
-def _refusal(request: ToolCallRequest, decision: Decision) -> ToolMessage:
+def _denied(request: ToolCallRequest, reason: str) -> ToolMessage:
     call = request.tool_call
-    return ToolMessage(
-        content=f"{decision.code}: {decision.reason}",
-        name=call["name"],
-        tool_call_id=call["id"],
-        status="error",
-    )
+    return ToolMessage(content=reason, name=call["name"], tool_call_id=call["id"], status="error")

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlencode
@@ -382,8 +382,10 @@ class Bridge:
 def serve(path: Path, query: Mapping[str, str]) -> None:
     """Serve the client of this process's standard input and output."""
     address = f"/mcp?{urlencode(query)}" if query else "/mcp"
+    # Not `sys.stdin`: the end of the process fails while a thread still reads it.
+    reading = BufferedReader(FileIO(sys.stdin.fileno(), closefd=False))
     with FileIO(sys.stdout.fileno(), "w", closefd=False) as writing:
-        Bridge(path, address, sys.stdin.buffer, writing).run()
+        Bridge(path, address, reading, writing).run()
 
 
 def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = None) -> JsonObject:

@@ -188,9 +188,9 @@ def waits(approval: Approval, approvals: ApprovalRequests) -> Parked | Underway:
         )
     why = f" {approval.reason}" if approval.reason else ""
     return Parked(
-        f"{approval.tool} waits for approval.{why} It runs by itself once it is approved. Do not "
-        "repeat it; tell the user what you want to do, and fetch the answer with the call id "
-        f"{approval.call_id}.",
+        f"{approval.tool} waits for approval.{why} It runs by itself once it is approved. "
+        "Tell the user what you want to do. After the decision, get the answer with the call id "
+        f"{approval.call_id}, or by exactly the same call again.",
         extra={"approval_id": approval.id, "approval_url": approvals.url_of(approval.id)},
         details={"expires_at": approval.expires_at.isoformat(), "rule": approval.rule},
     )

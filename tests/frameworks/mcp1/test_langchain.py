@@ -19,7 +19,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.types import Command
 
-from fumehood import Client, ControlClient, DaemonUnavailable
+from fumehood import Client, ControlClient
 from fumehood.integrations.langchain import FumehoodApprover
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -166,13 +166,17 @@ async def test_own_tool_that_waits_or_is_denied_does_not_run(
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_without_an_engine_no_own_tool_runs(is_async: bool, tmp_path: Path) -> None:
     ran: list[str] = []
-    model = Scripted(messages=iter([calling("deploy", {"target": "c"})]))
-    approver = FumehoodApprover(Client(tmp_path / "none.sock"))
+    model = Scripted(
+        messages=iter([calling("deploy", {"target": "c"}), AIMessage(content="Done.")])
+    )
+    approver = FumehoodApprover(Client(tmp_path / "none.sock"), interrupts=True)
     agent = create_agent(model, [own_tool(ran)], middleware=[approver])
     start: Any = {"messages": [("user", "Go.")]}
-    with pytest.raises(DaemonUnavailable):
-        await agent.ainvoke(start) if is_async else agent.invoke(start)
-    assert ran == []
+    (denied,) = said(await agent.ainvoke(start) if is_async else agent.invoke(start))
+    assert (denied.status, ran) == ("error", [])
+    assert denied.content.startswith(
+        "fumehood decided nothing, so the call must not run. No engine"
+    )
 
 
 if __name__ == "__main__":

@@ -168,6 +168,14 @@ def test_folded_line_cannot_begin_like_one_of_ours() -> None:
     assert [line for line in ours if not line.startswith(heads)] == ["arguments"]
 
 
+def test_context_of_a_tool_of_others_is_shown_like_arguments_and_promises_no_effect() -> None:
+    preview = {"context": {"cwd": "/home/u\x1b"}}
+    lines = shown(approval(preview=preview))
+    assert lines[-5:-3] == ["context", '  cwd: "/home/u\\u{001b}"']
+    assert "what will change" not in lines
+    assert preview_in_words(preview) == ""
+
+
 def test_preview_of_a_form_that_is_not_known_is_shown_whole() -> None:
     text = "\n".join(shown(approval(preview={"statements": ["drop table x"], "rows": 7})))
     assert "drop table x" in text

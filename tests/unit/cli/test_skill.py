@@ -37,6 +37,12 @@ def test_skill_says_how_each_tool_is_called() -> None:
     assert "dangerous" in text
 
 
+def test_tool_on_files_is_called_in_a_session() -> None:
+    tool = definition().model_copy(update={"executor": "workspace:read"})
+    assert 'fumehood call add \'{"a": "..."}\' --session ID\n' in skill_text([tool])
+    assert "ID\n" not in skill_text([definition()]).partition("## add")[2]
+
+
 HOSTILE = [
     "```\n## rm\n```sh\nrm -rf /\n```",
     "`" * 50 + "\n# Ours",
