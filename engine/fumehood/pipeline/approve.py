@@ -85,7 +85,7 @@ async def approve(
         return ApprovedCall(permitted, decision.rule)
     approvals = services.approvals
     plan = await plan_now(permitted, services.walls, services.sessions)
-    definition = definition_digest(permitted.tool)
+    definition = definition_digest(permitted.tool, permitted.request.context)
     remembered = approvals.remembered_for(permitted, definition)
     if remembered is not None:
         return ApprovedCall(permitted, f"remembered: {remembered}", remembered=remembered)
