@@ -178,6 +178,17 @@ async def test_remembered_yes_is_for_the_context_that_the_approver_saw(tmp_path:
         await here.pending(session_id="s1")
 
 
+@pytest.mark.parametrize("where", ["arguments", "context"])
+async def test_call_that_no_human_could_read_is_not_asked_about(tmp_path: Path, where: str) -> None:
+    """Hashing one of a few megabytes held all other calls up for half a minute."""
+    async with deciding(tmp_path) as here:
+        many = {"deep": [{"a": [0] * 100} for _ in range(200)]}
+        with pytest.raises(CallFailed, match="A human has to read this call"):
+            await here.engine.decide("Write", **{where: many})
+        del many["deep"][196:]  # the twin: 19,996 values
+        assert (await here.engine.decide("Write", **{where: many})).decision == "pending"
+
+
 async def test_yes_that_nobody_has_used_in_time_is_none(tmp_path: Path) -> None:
     approvals = ApprovalSettings(start_within_seconds=60, repeat_seconds=3600)
     async with deciding(tmp_path, approvals=approvals) as here:
