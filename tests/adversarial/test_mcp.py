@@ -238,6 +238,32 @@ def test_nobody_cancels_the_request_of_another(daemon: Daemon) -> None:
     assert ended_with(lambda: post(daemon.socket, stop, **foreign)) == "CANCELLED"  # the twin
 
 
+def test_stream_of_changes_ends_with_its_token(daemon: Daemon) -> None:
+    authority = Authority(daemon.home, daemon.credential)
+    with socket.socket(socket.AF_UNIX) as revoked, socket.socket(socket.AF_UNIX) as valid:
+        for connection, name in ((revoked, "gone"), (valid, "stays")):
+            token = authority.token(name)
+            connection.settimeout(30)
+            connection.connect(str(daemon.socket))
+            head = f"GET /mcp HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")  # it has begun
+            if connection is revoked:
+                authority.do("DELETE", f"/v1/tokens/{token.split('_')[1]}")
+        ending = b""
+        while not ending.endswith(b"0\r\n\r\n"):
+            ending += (chunk := revoked.recv(4096))
+            assert chunk
+        tool = {"name": "new", "type": "REST", "description": "Look up.", "version": "1.0.0",
+                "method": "GET", "parameters": {"type": "object"},
+                "endpoint": "https://e.example/"}  # fmt: skip
+        authority.do("POST", "/v1/tools", tool)
+        told = b""
+        while b"list_changed" not in told:
+            told += (chunk := valid.recv(4096))
+            assert chunk
+
+
 @pytest.mark.parametrize("session", ["x", "2025-11-25.asks.0", "../../etc", "2099-01-01.plain.0"])
 def test_session_that_is_none_is_not_found(daemon: Daemon, session: str) -> None:
     listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}

@@ -239,7 +239,7 @@ class RememberedRule(_Value):
     rule: str
     """The policy rules that it answers, separated by `, `. It answers no other rules."""
     definition: str
-    """The hash of the tool's definition: a changed tool asks again."""
+    """The hash of the tool's definition and of the call's context: others ask again."""
     approval_id: str
     created_by: str
     created_at: AwareDatetime

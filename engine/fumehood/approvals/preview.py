@@ -50,7 +50,7 @@ def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Ac
     document: JsonObject = {
         "schema": SCHEMA,
         "tool": f"{tool.name}@{tool.version}",
-        "definition": definition_digest(permitted.tool),
+        "definition": definition_digest(permitted.tool, permitted.request.context),
         "arguments": permitted.arguments,
         "agent": options.agent_id,
         "agent_binding": None if binding is None else digest_of(binding.model_dump(mode="json")),
@@ -82,9 +82,11 @@ def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
     return tuple(n for n in names if canonical(before.get(n)) != canonical(after.get(n)))
 
 
-def definition_digest(tool: RegisteredTool) -> str:
-    """The hash of the whole definition and of the source of its function."""
+def definition_digest(tool: RegisteredTool, context: JsonObject | None = None) -> str:
+    """The hash of the whole definition, of the source of its function, and of a call's context."""
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
+    if context is not None:
+        document["context"] = context
     if tool.address is not None:
         document["source"] = _source_of_module(tool.address)
     elif tool.function is not None:

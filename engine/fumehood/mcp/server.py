@@ -474,8 +474,11 @@ class McpServer:
         is_followed: bool = True,
     ) -> None:  # fmt: skip
         known = self._state(client)
+        tokens, token_id = self._engine.tokens, client.principal.token_id
         while not self._engine.is_draining:
             await anyio.sleep(CHANGES_S)
+            if token_id and tokens.principal_of_id(token_id, self._engine.now()) is None:
+                return  # it has expired or was revoked since
             now = self._state(client)
             if now != known and is_followed:
                 await exchange.send(encode_call(TOOLS_CHANGED, params))

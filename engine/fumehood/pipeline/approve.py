@@ -26,7 +26,8 @@ from fumehood.approvals.refusals import denial
 from fumehood.approvals.requests import ApprovalRequests, run_to_completion
 from fumehood.budgets.model import Exceeded
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import CallInProgress, RequiresHumanApproval
+from fumehood.core.errors import CallInProgress, InvalidParams, RequiresHumanApproval
+from fumehood.core.json_types import JsonValue
 from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
@@ -35,6 +36,9 @@ from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import plan_now, until_place_is_known
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
+
+MAX_READ_VALUES = 20_000
+"""In a call that a human reads. More would hold other calls up as well: each is hashed often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,23 @@ class WaitCancelled(asyncio.CancelledError):
         self.approval_id = approval_id
 
 
+def require_readable(permitted: PermittedCall) -> None:
+    """Raises InvalidParams if a call has more values than can be shown to a human."""
+    count = 0
+    left: list[JsonValue] = [permitted.arguments, permitted.request.context]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
+        count += 1
+        if count + len(left) > MAX_READ_VALUES:
+            raise InvalidParams(
+                f"A human has to read this call, and it has over {MAX_READ_VALUES:,} values. Send "
+                "fewer.",
+                fields=["arguments"],
+            )
+
+
 async def approve(
     claimed: ClaimedCall, services: PipelineServices, call: CallContext
 ) -> ApprovedCall | Envelope:
@@ -85,7 +106,7 @@ async def approve(
         return ApprovedCall(permitted, decision.rule)
     approvals = services.approvals
     plan = await plan_now(permitted, services.walls, services.sessions)
-    definition = definition_digest(permitted.tool)
+    definition = definition_digest(permitted.tool, permitted.request.context)
     remembered = approvals.remembered_for(permitted, definition)
     if remembered is not None:
         return ApprovedCall(permitted, f"remembered: {remembered}", remembered=remembered)

@@ -52,7 +52,7 @@ def facts_to_explain(
             "The agent's or the session's id is not valid.", fields=["agent_id", "session_id"]
         ) from None
     principal = Principal(query.principal_id or "", frozenset({Scope.CALL}), speaks_for)
-    request = CallRequest(query.tool, query.arguments, options, principal, "explain", "explain")
+    request = CallRequest(query.tool, query.arguments, options, principal, "explain", "explain", {})
     validated = validate(resolve(request, registry, agents, today))
     return facts_of(validated, principal.id, lambda: False)
 

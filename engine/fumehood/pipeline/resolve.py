@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from fumehood.core.call import CallRequest
-from fumehood.core.errors import PermissionDenied, ToolDeprecated, ToolDisabled
+from fumehood.core.errors import PermissionDenied, ToolDeprecated, ToolDisabled, ToolNotFound
 from fumehood.core.identity import Scope
 from fumehood.core.names import EXTERNAL
 from fumehood.core.tool import ToolDefinition
@@ -36,14 +36,17 @@ def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: da
     Raises:
         ResourceNotFound: no such agent, or not this principal's to speak for.
         PermissionDenied: the agent does not have this tool, or not in this version.
-        ToolNotFound: no such name or version.
+        ToolNotFound: no such name or version, or a tool to be decided about only.
         ToolDisabled: disabled, or host code that the operator did not allow.
         ToolDeprecated: the sunset date has passed.
     """
     binding = None
     reference = request.tool
     agent_id = request.options.agent_id
-    if agent_id is not None and reference.startswith(EXTERNAL):
+    is_external = reference.startswith(EXTERNAL)
+    if is_external and request.context is None:  # by a key or a look a yes would be told again
+        raise ToolNotFound(f"{reference[:80]} is called by nobody here. Ask POST /v1/decisions.")
+    if agent_id is not None and is_external:
         require_agent(request.principal, agent_id, agents.find(agent_id))
     elif agent_id is not None:
         binding = _binding(request, agent_id, agents)

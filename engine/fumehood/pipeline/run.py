@@ -24,7 +24,13 @@ from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.admit import plan_admission
-from fumehood.pipeline.approve import ApprovedCall, WaitCancelled, approve, wait_for
+from fumehood.pipeline.approve import (
+    ApprovedCall,
+    WaitCancelled,
+    approve,
+    require_readable,
+    wait_for,
+)
 from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.cached import answer_from_cache, land
@@ -112,6 +118,8 @@ async def _claim(
     if permitted.request.is_fallback:
         require_no_approval(permitted)
         return None
+    if permitted.decision.verdict is Verdict.ASK:
+        require_readable(permitted)
     found = await services.keys.claim(permitted, permitted.request.call_id, services.clock.now())
     if found is not None or permitted.decision.verdict is not Verdict.ASK:
         return found

@@ -11,7 +11,13 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.approvals.model import Approval, ApprovalQuery, ApprovalState, NewDecision
+from fumehood.approvals.model import (
+    Approval,
+    ApprovalQuery,
+    ApprovalState,
+    NewDecision,
+    RememberWish,
+)
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.decision import Decision
@@ -160,6 +166,29 @@ async def test_yes_is_for_no_other_call(tmp_path: Path, other: dict[str, Any]) -
         assert (await here.engine.decide("Bash", RM, **same)).decision == "allow"  # the twin
 
 
+async def test_remembered_yes_is_for_the_context_that_the_approver_saw(tmp_path: Path) -> None:
+    same: dict[str, Any] = {"context": {"cwd": "/w"}, "session_id": "s1"}
+    remember = NewDecision(decision="approve", remember=RememberWish(arguments=()))
+    async with deciding(tmp_path) as here:
+        await here.say(await here.pending(**same), remember)
+        for _ in range(3):
+            assert (await here.engine.decide("Bash", RM, **same)).decision == "allow"  # the twin
+        assert (await here.engine.decide("Bash", {"command": "x"}, **same)).decision == "allow"
+        await here.pending(**{**same, "context": {"cwd": "/etc"}})
+        await here.pending(session_id="s1")
+
+
+@pytest.mark.parametrize("where", ["arguments", "context"])
+async def test_call_that_no_human_could_read_is_not_asked_about(tmp_path: Path, where: str) -> None:
+    """Hashing one of a few megabytes held all other calls up for half a minute."""
+    async with deciding(tmp_path) as here:
+        many = {"deep": [{"a": [0] * 100} for _ in range(200)]}
+        with pytest.raises(CallFailed, match="A human has to read this call"):
+            await here.engine.decide("Write", **{where: many})
+        del many["deep"][196:]  # the twin: 19,996 values
+        assert (await here.engine.decide("Write", **{where: many})).decision == "pending"
+
+
 async def test_yes_that_nobody_has_used_in_time_is_none(tmp_path: Path) -> None:
     approvals = ApprovalSettings(start_within_seconds=60, repeat_seconds=3600)
     async with deciding(tmp_path, approvals=approvals) as here:
@@ -283,14 +312,17 @@ async def test_engine_that_stops_decides_nothing(tmp_path: Path) -> None:
         assert refused.value.envelope.error.code == "SHUTTING_DOWN"
 
 
-async def test_call_of_an_external_tool_is_the_same_decision_and_runs_nothing(
+async def test_external_tool_is_called_by_nobody_so_that_a_yes_is_told_once(
     tmp_path: Path,
 ) -> None:
+    """A key, or a look through MCP, would tell it again and again."""
     async with deciding(tmp_path) as here:
-        assert (await here.engine.call("external:Bash", LS)).data == {"decision": "allow"}
-        waits = await here.engine.call("external:Bash", RM)
-        assert waits.error is not None
-        assert waits.error.code == "REQUIRES_HUMAN_APPROVAL"
+        ways: list[dict[str, Any]] = [{}, {"idempotency_key": "k"}, {"dry_run": True}]
+        for options in ways:
+            refused = await here.engine.call("external:Bash", LS, **options)
+            assert refused.error is not None
+            assert refused.error.code == "TOOL_NOT_FOUND"
+        assert (await here.engine.decide("Bash", LS)).decision == "allow"  # the twin
         details = here.engine.tool("external:Bash")
         assert (details.source, details.tool.dangerous) == ("external", True)
 
