@@ -22,6 +22,7 @@ from fumehood.answers import (
     TokenAnswer,
     TokenList,
     ToolWithSource,
+    Whoami,
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.model import UsageTable
@@ -99,6 +100,10 @@ class AsyncControlClient(AsyncBaseClient):
         As a caller's `usage`; `query` may have a `principal`, too.
         """
         return await self._transport.send(usage_request(by, query))
+
+    async def whoami(self) -> Whoami:
+        """The principal of this client's credential, and its scopes."""
+        return await self._transport.send(ask("GET", Whoami, "whoami"))
 
     async def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""

@@ -23,6 +23,7 @@ from fumehood.answers import (
     TokenAnswer,
     TokenList,
     ToolWithSource,
+    Whoami,
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.model import UsageTable
@@ -100,6 +101,10 @@ class ControlClient(BaseClient):
         As a caller's `usage`; `query` may have a `principal`, too.
         """
         return self._transport.send(usage_request(by, query))
+
+    def whoami(self) -> Whoami:
+        """The principal of this client's credential, and its scopes."""
+        return self._transport.send(ask("GET", Whoami, "whoami"))
 
     def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""
