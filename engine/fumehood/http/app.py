@@ -36,6 +36,7 @@ from fumehood.http.routes import (
     cache,
     calls,
     decisions,
+    overview,
     policy,
     sessions,
     stream,
@@ -66,6 +67,7 @@ CONTROL_OPERATIONS = [
     *audit.OPERATIONS,
     *usage.CONTROL_OPERATIONS,
     *cache.OPERATIONS,
+    *overview.OPERATIONS,
     *about.OPERATIONS,
 ]
 """Operations of the control socket. On the callers' socket they are RESOURCE_NOT_FOUND."""

@@ -51,7 +51,9 @@ def record_ending(call: CallContext, envelope: Envelope, calls: CallLog) -> None
     )
     is_over = not call.is_parked
     if is_over and request.principal is not None and not request.options.dry_run:
-        calls.record(_row(request, request.principal.id, envelope, code, ended_by))
+        row = _row(request, request.principal.id, envelope, code, ended_by)
+        row["stages"] = call.trace.stages_ms()
+        calls.record(row)
 
 
 def record_replay(call: CallContext, envelope: Envelope, calls: CallLog, timestamp: str) -> None:
