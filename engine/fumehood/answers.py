@@ -15,6 +15,7 @@ from fumehood.audit.model import AuditRecord
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.finding import Finding
+from fumehood.core.identity import Scope
 from fumehood.core.session import SessionRecord
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import ToolDefinition
@@ -221,6 +222,13 @@ class TokenAnswer(_Data):
     token: TokenInfo
 
 
+class Whoami(_Data):
+    """The principal of a credential, and its scopes."""
+
+    principal_id: str
+    scopes: tuple[Scope, ...]
+
+
 class ApproverList(_Data):
     """Those who have authority now, oldest first."""
 
@@ -264,9 +272,13 @@ class DecidedApprovals(_Data):
 
 
 class ApprovalChanges(_Data):
-    """A number that grows with every change of any approval. It begins anew with the engine."""
+    """A number that grows with every change of any approval. It begins anew with the engine.
+
+    `pending` is how many wait for a decision.
+    """
 
     changes: int
+    pending: int
 
 
 class RememberedList(_Data):

@@ -172,3 +172,6 @@ class FakeDesk:
             while self.changes <= after:
                 await self._changed.wait()
         return self.changes
+
+    async def count_pending(self) -> int:
+        return 1

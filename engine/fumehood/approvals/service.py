@@ -119,12 +119,19 @@ class ApprovalService:
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
-        """A number that grows with every change; waits, bounded, until it is beyond `after`."""
+        """A number that grows with every change; waits, bounded, until it differs from `after`.
+
+        It begins anew with the engine, so a number of before is smaller or greater.
+        """
         requests = self.requests
-        if requests.changes <= after:
+        if requests.changes == after:
             with anyio.move_on_after(within_s):
                 await requests.until_beyond(after)
         return requests.changes
+
+    async def count_pending(self) -> int:
+        """How many approvals wait for a decision."""
+        return await self.requests.table.count(ApprovalState.PENDING)
 
     def remedy_without_approvers(self) -> str | None:
         """What the operator has to do if there are no approvers; None if there are some."""

@@ -238,6 +238,11 @@ class ApprovalTable:
         ordered = ids.order_by(APPROVALS.c.seq)
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
+    async def count(self, state: ApprovalState) -> int:
+        """The number of approvals in a state."""
+        counted = select(func.count()).where(APPROVALS.c.state == state.value)
+        return await self._database.read(lambda c: c.execute(counted).scalar_one())
+
     async def due(self, now: datetime, warn_before: datetime) -> tuple[list[str], list[str]]:
         """The ids that have expired, and those that need a warning; at most 500 each."""
         waiting = APPROVALS.c.state.in_([ApprovalState.PENDING.value, ApprovalState.APPROVED.value])

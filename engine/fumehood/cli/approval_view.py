@@ -12,8 +12,6 @@ The text comes from a model or its prompt, so it is untrusted. Invariants:
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,31 +20,21 @@ from typing import Any, Literal
 from rich.cells import cell_len
 
 from fumehood.approvals.model import Approval, ApprovalState, RememberedRule
-from fumehood.cli.escaping import escapes, json_line, json_lines, visible
+from fumehood.approvals.wording import (
+    KNOWN_OF_ALL,
+    SIGNS,
+    entries_of,
+    entry_facts,
+    hidden_in,
+    is_shown,
+    rest_of,
+)
+from fumehood.approvals.wording import ago as ago
+from fumehood.approvals.wording import preview_in_words as preview_in_words
+from fumehood.core.escaping import json_line, json_lines, visible
 from fumehood.core.json_types import JsonObject
 
-MAX_NAMED = 8
-
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
-
-_SIGNS = {"added": "+", "changed": "~", "removed": "-"}
-_VERBS = {"added": "adds", "changed": "changes", "removed": "removes"}
-_PLURALS = {"directory": "directories", "entry": "entries"}
-_KNOWN_OF_ALL = frozenset({*_SIGNS, "missing", "kept", "counts", "truncated", "would_fail"})
-_KNOWN_COUNTS = frozenset({*_SIGNS, "removed_bytes"})
-_KNOWN_OF_ONE = frozenset(
-    {
-        "path", "path_base64", "kind", "special", "mode", "size", "sha256", "links", "unread",
-        "target", "target_base64", "before", "after", "other_names", "diff", "diff_truncated",
-        "diff_coarse", "binary", "too_large",
-    }
-)  # fmt: skip
-_KNOWN_OF_STATE = frozenset({"mode", "size", "sha256"})
-_MARKS = {
-    "unread": "cannot be read",
-    "binary": "not text",
-    "too_large": "too large to compare",
-}
 
 Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
 
@@ -80,7 +68,7 @@ def approval_lines(
         ]
     if approval.decisions:
         lines += [Line(""), Line("decisions", "head"), *_decisions(approval, columns)]
-    hidden = _hidden_in(approval)
+    hidden = hidden_in(approval)
     if hidden:
         said = f"Escaped, because invisible or misleading: {hidden}"
         lines += [Line(""), *warning(said, columns)]
@@ -143,19 +131,6 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
     yield "call", approval.call_id
 
 
-def ago(moment: datetime, now: datetime) -> str:
-    """Format a distance in time: `in 5 m`, `2 h ago`."""
-    seconds = int((moment - now).total_seconds())
-    size = abs(seconds)
-    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if size >= 2 * length:
-            shown = f"{size // length} {unit}"
-            break
-    else:
-        shown = f"{size} s"
-    return f"in {shown}" if seconds >= 0 else f"{shown} ago"
-
-
 def _field(name: str, value: str, columns: int) -> Line:
     return Line("\n".join(folded(f"{name + ':':<13}{visible(value)}", columns, indent=" " * 13)))
 
@@ -198,109 +173,36 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
         yield from plain(INDENT + visible(text), columns)
 
 
-def _hidden_in(approval: Approval) -> str:
-    """Name the escaped characters, with counts."""
-    found: Counter[str] = Counter()
-    shown = [approval.arguments, approval.asked_arguments, approval.preview]
-    for text in _texts([*shown, approval.reason, approval.tool]):
-        found.update(char for char, seen in escapes(text, breaks=True) if seen != char)
-    named = [
-        f"U+{ord(char):04X} {unicodedata.name(char, 'control character')} ×{count}"
-        for char, count in found.most_common(MAX_NAMED)
-    ]
-    return ", ".join(named) + (", …" if len(found) > MAX_NAMED else "")
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, keys included. Iterative, since the depth is untrusted."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, dict):
-            waiting += [*item.keys(), *item.values()]
-        elif isinstance(item, list):
-            waiting += item
-
-
 def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
     """Lay out the whole preview that the engine computed."""
     if "would_fail" in preview:
         said = visible(str(preview["would_fail"]))
         yield from warning(f"The call would fail: {said}", columns)
-    if not _KNOWN_OF_ALL.isdisjoint(preview):
+    if not KNOWN_OF_ALL.isdisjoint(preview):
         yield from plain(INDENT + preview_in_words(preview), columns, "head")
-    for what, sign in _SIGNS.items():
-        for entry in _entries(preview, what):
+    for what, sign in SIGNS.items():
+        for entry in entries_of(preview, what):
             yield from _entry(sign, entry, columns)
-    for entry in _entries(preview, "missing"):
+    for entry in entries_of(preview, "missing"):
         yield from plain(f"{INDENT}? missing: {visible(str(entry['path']))}", columns)
-    for entry in _entries(preview, "kept"):
+    for entry in entries_of(preview, "kept"):
         words = f"{INDENT}! kept, {visible(str(entry.get('why')))}: {visible(str(entry['path']))}"
         yield from warning(words, columns)
-    rest = {key: value for key, value in preview.items() if not _is_shown(key, value)}
+    rest = {key: value for key, value in preview.items() if not is_shown(key, value)}
     if rest:
         yield from _as_json("in all", rest, columns)
     if preview.get("truncated"):
         yield Line("The list is incomplete.", "warning")
 
 
-def preview_in_words(preview: JsonObject) -> str:
-    """Summarise what is added, changed and removed, such as `removes 1 file, 7 bytes`."""
-    parts = [words for what in _SIGNS if (words := _how_much(preview, what))]
-    return "; ".join(parts) or "changes nothing"
-
-
-def _how_much(preview: JsonObject, what: str) -> str:
-    listed = _entries(preview, what)
-    counts = preview.get("counts")
-    counts = counts if isinstance(counts, dict) else {}
-    in_all = max(_number(counts.get(what)), len(listed))
-    if in_all == 0:
-        return ""
-    if in_all > len(listed):
-        said = _amount(in_all, "entry")
-    else:
-        kinds = Counter(_kind(entry, what) for entry in listed)
-        said = ", ".join(_amount(number, kind) for kind, number in kinds.items())
-    size = sum(_number(entry.get("size")) for entry in listed)
-    if what == "removed":
-        size = max(_number(counts.get("removed_bytes")), size)
-    if what != "changed" and (size or "file" in said):
-        said += f", {_amount(size, 'byte')}"
-    return f"{_VERBS[what]} {said}"
-
-
-def _entries(preview: JsonObject, what: str) -> list[JsonObject]:
-    found = preview.get(what)
-    if not isinstance(found, list):
-        return []
-    return [{"path": None, **e} if isinstance(e, dict) else {"path": e} for e in found]
-
-
-def _is_shown(key: str, value: Any) -> bool:
-    """Whether this part of a preview has a known form, and so was shown in words."""
-    if key == "counts":
-        return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)
-    if key in (*_SIGNS, "missing", "kept"):
-        return isinstance(value, list)
-    return key in _KNOWN_OF_ALL
-
-
 def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
     kinds: dict[str, Kind] = {"+": "added", "-": "removed"}
-    facts = ", ".join(_entry_facts(entry)) or "entry"
+    facts = ", ".join(entry_facts(entry)) or "entry"
     said = f"{facts}: {visible(str(entry['path']))}"
     yield from plain(f"{INDENT}{sign} {said}", columns, kinds.get(sign, "plain"))
     if "target" in entry:
         yield from plain(f"{INDENT * 3}leads to: {visible(str(entry['target']))}", columns)
-    rest = {key: value for key, value in entry.items() if key not in _KNOWN_OF_ONE}
-    rest |= {
-        key: entry[key]
-        for key in ("before", "after")
-        if key in entry and not _KNOWN_OF_STATE.issuperset(_state(entry, key) or {"": 0})
-    }
+    rest = rest_of(entry)
     if rest:
         yield from plain(f"{INDENT * 3}also: {json_line(rest)}", columns)
     diff = entry.get("diff")
@@ -311,52 +213,6 @@ def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
         yield from warning(f"{INDENT * 3}{words}", columns)
     if entry.get("diff_truncated"):
         yield from warning(f"{INDENT * 3}There is more of this diff than is shown.", columns)
-
-
-def _entry_facts(entry: JsonObject) -> Iterator[str]:
-    if "kind" in entry or _state(entry, "after"):
-        yield _kind(entry, "changed")
-    if "size" in entry:
-        yield _amount(_number(entry["size"]), "byte")
-    yield from _differences(_state(entry, "before"), _state(entry, "after"))
-    yield from (words for mark, words in _MARKS.items() if entry.get(mark))
-    if "links" in entry and entry["links"] != 1:
-        others = _number(entry["links"]) - 1
-        yield f"stays under {_amount(others, 'other name')}"
-    if "other_names" in entry:
-        yield f"also changed under {_amount(_number(entry['other_names']), 'other name')}"
-    if "path_base64" in entry:
-        yield "its name is not UTF-8"
-
-
-def _differences(before: JsonObject, after: JsonObject) -> Iterator[str]:
-    sizes = [_number(state.get("size")) for state in (before, after) if "size" in state]
-    if sizes:
-        yield " → ".join(f"{size:,}" for size in dict.fromkeys(sizes)) + " bytes"
-    modes = [str(state["mode"]) for state in (before, after) if "mode" in state]
-    if len(set(modes)) > 1:
-        yield visible("mode " + " → ".join(modes))
-
-
-def _state(entry: JsonObject, key: str) -> JsonObject:
-    found = entry.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _kind(entry: JsonObject, what: str) -> str:
-    kind = entry.get("special") if entry.get("kind") == "other" else entry.get("kind")
-    if kind is None:
-        return "file" if what == "changed" else "entry"
-    return visible(str(kind))
-
-
-def _amount(number: int, what: str) -> str:
-    words = what if number == 1 else _PLURALS.get(what, f"{what}s")
-    return f"{number:,} {words}"
-
-
-def _number(value: Any) -> int:
-    return value if type(value) is int else 0
 
 
 def _diff(diff: str, columns: int) -> Iterator[Line]:

@@ -15,6 +15,7 @@ from fumehood.cli.plain_values import PlainCommand, with_plain_values
 
 COMMANDS = {
     "serve": "Run the engine as a daemon until SIGTERM or Ctrl-C.",
+    "web": "Serve the inbox and the console to a browser on this machine, until Ctrl-C.",
     "call": "Call a tool and show its envelope.",
     "run": "Run a program in a sandbox and show what it printed.",
     "mcp": "Serve an MCP client over standard input and output.",

@@ -25,6 +25,7 @@ from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.settings import config_fault, find_control_socket, find_socket, read_config
 
 if TYPE_CHECKING:
+    from fumehood.answers import Whoami
     from fumehood.client import Client, ControlClient
     from fumehood.core.json_types import JsonObject
 
@@ -125,16 +126,35 @@ def controlling(
     `scope` names the required scope in messages; the engine does the check.
     """
     from fumehood.client import ControlClient
+
+    path = _answering_control_socket(socket, as_json=as_json)
+    credential = read_credential(from_stdin=credential_stdin, scope=scope)
+    with _ending_the_command(as_json=as_json), ControlClient(path, credential=credential) as client:
+        yield client
+
+
+def checked_credential(
+    socket: Path | None, *, credential_stdin: bool, scope: str
+) -> tuple[Path, str, Whoami]:
+    """Read a credential for a process that keeps it: the control socket, and the principal."""
+    from fumehood.client import ControlClient
+
+    path = _answering_control_socket(socket)
+    credential = read_credential(from_stdin=credential_stdin, scope=scope)
+    with _ending_the_command(as_json=False), ControlClient(path, credential=credential) as client:
+        return path, credential, client.whoami()
+
+
+def _answering_control_socket(socket: Path | None, *, as_json: bool = False) -> Path:
+    """Return the control socket if an engine answers there, before a credential is typed."""
     from fumehood.client.exchange import require_listener
 
     path = find_control_socket(socket)
     with _ending_the_command(as_json=as_json):
-        require_listener(path)  # before a credential is typed in vain
+        require_listener(path)
         if socket is None:
             _tell_config_fault(path)
-    credential = read_credential(from_stdin=credential_stdin, scope=scope)
-    with _ending_the_command(as_json=as_json), ControlClient(path, credential=credential) as client:
-        yield client
+    return path
 
 
 def read_credential(*, from_stdin: bool, scope: str) -> str:

@@ -14,6 +14,7 @@ import typer
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.settings import read_config, read_control_path, read_socket_path
+from fumehood.cli.web import console_of
 
 if TYPE_CHECKING:
     from fumehood.config import Config
@@ -27,6 +28,12 @@ def serve(
     home: Annotated[
         Path | None, typer.Option(help="The state directory; default: FUMEHOOD_HOME.")
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the web console, too, on this machine.")
+    ] = False,
+    web_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The port of the console; 0 chooses one.")
+    ] = 8420,
     log_level: Annotated[
         str | None,
         typer.Option(help="debug, info, warning or error; default: info, on a terminal warning."),
@@ -54,7 +61,10 @@ def serve(
             level = "warning"  # for a person: the credential must not scroll away
     log = make_logger(level, config.log_format)
 
+    console = console_of(read_control_path(config), path, web_port if web else None)
+
     def say_ready() -> None:
+        start_console()
         with suppress(OSError):  # stderr has no reader any more, as with the log
             print(f"fumehood listens on {path}", file=sys.stderr, flush=True)
 
@@ -62,7 +72,8 @@ def serve(
         await run(config, log, show_credential=_way_to_show(), on_ready=say_ready)
 
     try:
-        anyio.run(main)
+        with console as start_console:
+            anyio.run(main)
     except (StoreError, ConfigError, PolicyError) as error:
         fail(str(error), ExitCode.UNAVAILABLE)
 

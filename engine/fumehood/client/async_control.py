@@ -25,6 +25,7 @@ from fumehood.answers import (
     TokenAnswer,
     TokenList,
     ToolWithSource,
+    Whoami,
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.model import UsageTable
@@ -129,6 +130,10 @@ class AsyncControlClient(AsyncBaseClient):
         """How the calls of each tool went in the last hours: success and latency."""
         query = {"hours": hours}
         return await self._transport.send(ask("GET", ToolFiguresList, "figures", query=query))
+
+    async def whoami(self) -> Whoami:
+        """The principal of this client's credential, and its scopes."""
+        return await self._transport.send(ask("GET", Whoami, "whoami"))
 
     async def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""

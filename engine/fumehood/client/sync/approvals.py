@@ -137,10 +137,13 @@ class ControlledApprovals:
 
     def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
         """Wait until the number of changes is another than `after`, 25 s at most."""
+        return (self.changes(after, wait_s=wait_s)).changes
+
+    def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
+        """The same, with the number of approvals that are pending then."""
         query = {"after": after, "wait": wait_s}
         request = ask("GET", ApprovalChanges, "approvals", "changes", query=query, work_s=wait_s)
-        found = self._transport.send(request)
-        return found.changes
+        return self._transport.send(request)
 
     def remembered(self) -> tuple[RememberedRule, ...]:
         """The rules that decisions left behind."""

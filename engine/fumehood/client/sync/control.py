@@ -26,6 +26,7 @@ from fumehood.answers import (
     TokenAnswer,
     TokenList,
     ToolWithSource,
+    Whoami,
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.model import UsageTable
@@ -130,6 +131,10 @@ class ControlClient(BaseClient):
         """How the calls of each tool went in the last hours: success and latency."""
         query = {"hours": hours}
         return self._transport.send(ask("GET", ToolFiguresList, "figures", query=query))
+
+    def whoami(self) -> Whoami:
+        """The principal of this client's credential, and its scopes."""
+        return self._transport.send(ask("GET", Whoami, "whoami"))
 
     def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""

@@ -261,7 +261,7 @@ async def await_approval_changes(engine: Engine, query: ChangesQuery) -> Approva
         if not engine.is_draining:
             raise
         raise ShuttingDown("The engine is stopping. Retry when it runs again.") from None
-    return ApprovalChanges(changes=changes)
+    return ApprovalChanges(changes=changes, pending=await engine.approvals.count_pending())
 
 
 @endpoint("GET", "/v1/policy/remembered", Needs.APPROVER)

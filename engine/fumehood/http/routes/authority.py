@@ -11,6 +11,7 @@ from fumehood.answers import (
     ChangeList,
     TokenAnswer,
     TokenList,
+    Whoami,
 )
 from fumehood.core.errors import IdempotencyConflict, InvalidParams, ResourceNotFound
 from fumehood.core.identity import Principal
@@ -80,6 +81,12 @@ async def remove_approver(
     return ApproverAnswer(approver=removed.info)
 
 
+@endpoint("GET", "/v1/whoami", Needs.APPROVER, authorize=require_authority)
+async def whoami(caller: Principal) -> Whoami:
+    """Show the principal and the scopes of this credential. Approvers may ask, too."""
+    return Whoami(principal_id=caller.id, scopes=tuple(sorted(caller.scopes)))
+
+
 @endpoint("GET", "/v1/changes", Needs.APPROVER, authorize=require_authority)
 async def list_changes(engine: Engine) -> ChangeList:
     """List the newest 100 changes of authority, agents and registry.
@@ -104,5 +111,6 @@ OPERATIONS = [
     list_approvers,
     add_approver,
     remove_approver,
+    whoami,
     list_changes,
 ]

@@ -1,0 +1,176 @@
+"""An approval in words, for the people who decide on it; used by every face that shows one.
+
+The text comes from a model or its prompt, so it is untrusted. Invariant: untrusted text in a
+sentence is escaped (`core/escaping.py`); a preview of unknown form is never passed over in silence
+(`is_shown`, `rest_of`).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from fumehood.approvals.model import Approval
+from fumehood.core.escaping import escapes, visible
+from fumehood.core.json_types import JsonObject
+
+MAX_NAMED = 8
+
+SIGNS = {"added": "+", "changed": "~", "removed": "-"}
+_VERBS = {"added": "adds", "changed": "changes", "removed": "removes"}
+_PLURALS = {"directory": "directories", "entry": "entries"}
+KNOWN_OF_ALL = frozenset({*SIGNS, "missing", "kept", "counts", "truncated", "would_fail"})
+_KNOWN_COUNTS = frozenset({*SIGNS, "removed_bytes"})
+_KNOWN_OF_ONE = frozenset(
+    {
+        "path", "path_base64", "kind", "special", "mode", "size", "sha256", "links", "unread",
+        "target", "target_base64", "before", "after", "other_names", "diff", "diff_truncated",
+        "diff_coarse", "binary", "too_large",
+    }
+)  # fmt: skip
+_KNOWN_OF_STATE = frozenset({"mode", "size", "sha256"})
+_MARKS = {
+    "unread": "cannot be read",
+    "binary": "not text",
+    "too_large": "too large to compare",
+}
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """Format a distance in time: `in 5 m`, `2 h ago`."""
+    seconds = int((moment - now).total_seconds())
+    size = abs(seconds)
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if size >= 2 * length:
+            shown = f"{size // length} {unit}"
+            break
+    else:
+        shown = f"{size} s"
+    return f"in {shown}" if seconds >= 0 else f"{shown} ago"
+
+
+def hidden_in(approval: Approval) -> str:
+    """Name the escaped characters, with counts."""
+    found: Counter[str] = Counter()
+    shown = [approval.arguments, approval.asked_arguments, approval.preview]
+    for text in _texts([*shown, approval.reason, approval.tool]):
+        found.update(char for char, seen in escapes(text, breaks=True) if seen != char)
+    named = [
+        f"U+{ord(char):04X} {unicodedata.name(char, 'control character')} ×{count}"
+        for char, count in found.most_common(MAX_NAMED)
+    ]
+    return ", ".join(named) + (", …" if len(found) > MAX_NAMED else "")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a JSON value, keys included. Iterative, since the depth is untrusted."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            waiting += item
+
+
+def preview_in_words(preview: JsonObject) -> str:
+    """Summarise what is added, changed and removed, such as `removes 1 file, 7 bytes`."""
+    parts = [words for what in SIGNS if (words := _how_much(preview, what))]
+    return "; ".join(parts) or "changes nothing"
+
+
+def _how_much(preview: JsonObject, what: str) -> str:
+    listed = entries_of(preview, what)
+    counts = preview.get("counts")
+    counts = counts if isinstance(counts, dict) else {}
+    in_all = max(number_of(counts.get(what)), len(listed))
+    if in_all == 0:
+        return ""
+    if in_all > len(listed):
+        said = _amount(in_all, "entry")
+    else:
+        kinds = Counter(_kind(entry, what) for entry in listed)
+        said = ", ".join(_amount(number, kind) for kind, number in kinds.items())
+    size = sum(number_of(entry.get("size")) for entry in listed)
+    if what == "removed":
+        size = max(number_of(counts.get("removed_bytes")), size)
+    if what != "changed" and (size or "file" in said):
+        said += f", {_amount(size, 'byte')}"
+    return f"{_VERBS[what]} {said}"
+
+
+def entries_of(preview: JsonObject, what: str) -> list[JsonObject]:
+    found = preview.get(what)
+    if not isinstance(found, list):
+        return []
+    return [{"path": None, **e} if isinstance(e, dict) else {"path": e} for e in found]
+
+
+def is_shown(key: str, value: Any) -> bool:
+    """Whether this part of a preview has a known form, and so was shown in words."""
+    if key == "counts":
+        return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)
+    if key in (*SIGNS, "missing", "kept"):
+        return isinstance(value, list)
+    return key in KNOWN_OF_ALL
+
+
+def entry_facts(entry: JsonObject) -> Iterator[str]:
+    if "kind" in entry or state_of(entry, "after"):
+        yield _kind(entry, "changed")
+    if "size" in entry:
+        yield _amount(number_of(entry["size"]), "byte")
+    yield from _differences(state_of(entry, "before"), state_of(entry, "after"))
+    yield from (words for mark, words in _MARKS.items() if entry.get(mark))
+    if "links" in entry and entry["links"] != 1:
+        others = number_of(entry["links"]) - 1
+        yield f"stays under {_amount(others, 'other name')}"
+    if "other_names" in entry:
+        yield f"also changed under {_amount(number_of(entry['other_names']), 'other name')}"
+    if "path_base64" in entry:
+        yield "its name is not UTF-8"
+
+
+def _differences(before: JsonObject, after: JsonObject) -> Iterator[str]:
+    sizes = [number_of(state.get("size")) for state in (before, after) if "size" in state]
+    if sizes:
+        yield " → ".join(f"{size:,}" for size in dict.fromkeys(sizes)) + " bytes"
+    modes = [str(state["mode"]) for state in (before, after) if "mode" in state]
+    if len(set(modes)) > 1:
+        yield visible("mode " + " → ".join(modes))
+
+
+def state_of(entry: JsonObject, key: str) -> JsonObject:
+    found = entry.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _kind(entry: JsonObject, what: str) -> str:
+    kind = entry.get("special") if entry.get("kind") == "other" else entry.get("kind")
+    if kind is None:
+        return "file" if what == "changed" else "entry"
+    return visible(str(kind))
+
+
+def _amount(number: int, what: str) -> str:
+    words = what if number == 1 else _PLURALS.get(what, f"{what}s")
+    return f"{number:,} {words}"
+
+
+def number_of(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def rest_of(entry: JsonObject) -> JsonObject:
+    """The parts of an entry that `entry_facts` does not know."""
+    rest = {key: value for key, value in entry.items() if key not in _KNOWN_OF_ONE}
+    return rest | {
+        key: entry[key]
+        for key in ("before", "after")
+        if key in entry and not _KNOWN_OF_STATE.issuperset(state_of(entry, key) or {"": 0})
+    }

@@ -1,0 +1,108 @@
+"""`fumehood web`: the inbox and the console in a browser on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.options import ControlSocketPath, CredentialStdin
+from fumehood.cli.reach import EITHER, checked_credential
+from fumehood.cli.settings import find_socket
+
+if TYPE_CHECKING:
+    import socket as sockets
+
+    from fumehood.web.app import Console
+
+DEFAULT_PORT = 8420
+
+Port = Annotated[
+    int, typer.Option(min=0, max=65_535, help="The port on this machine; 0 chooses one.")
+]
+
+
+def web(
+    port: Port = DEFAULT_PORT,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Serve the inbox and the console to a browser on this machine, until Ctrl-C."""
+    from fumehood.web.server import protect, run
+
+    with listening(port) as listener:
+        protect()
+        path, credential, who = checked_credential(
+            socket, credential_stdin=credential_stdin, scope=EITHER
+        )
+
+        def say_ready(console: Console) -> None:
+            link = console.link(credential)
+            print(
+                f"The console listens on http://127.0.0.1:{console.port} for "
+                f"{who.principal_id.removeprefix('approver:')}. Ctrl-C stops it.\n"
+                f"Open this link within 5 minutes. It works once:\n\n    {link}\n",
+                flush=True,
+            )
+            if open_browser and not webbrowser.open(link):
+                print("No browser could be opened here.", flush=True)
+
+        run(listener, path, find_socket(), on_ready=say_ready)
+
+
+def listening(port: int) -> sockets.socket:
+    """Listen for browsers, or end the command."""
+    from fumehood.web.server import listen
+
+    try:
+        return listen(port)
+    except OSError as error:
+        fail(
+            f"The port {port} of this machine cannot be used: {error.strerror}. Choose another one "
+            "with --port, or stop the program that has it.",
+            ExitCode.UNAVAILABLE,
+        )
+
+
+@contextmanager
+def console_of(control: Path, callers: Path, port: int | None) -> Iterator[Callable[[], None]]:
+    """A console beside a daemon; the function starts it. It ends with this block. None: no console.
+
+    Nobody is logged in there: each browser needs a credential.
+    """
+    if port is None:
+        yield lambda: None
+        return
+    children: list[subprocess.Popen[bytes]] = []
+    with listening(port) as listener:
+
+        def start() -> None:
+            descriptor = str(listener.fileno())
+            # The daemon's variables are not the console's to know.
+            known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+            children.append(
+                subprocess.Popen(  # noqa: S603 - our own program
+                    [sys.executable, "-m", "fumehood.web", descriptor, str(control), str(callers)],
+                    env=known,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                )
+            )
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            print(f"The console listens on {address}", file=sys.stderr, flush=True)
+
+        try:
+            yield start
+        finally:
+            for child in children:
+                child.terminate()
+                child.wait()

@@ -1,0 +1,98 @@
+"""Untrusted text for people, on a terminal or in a browser: misleading characters are escaped.
+
+All text that does not come from a face's own code goes through here: answers, program output,
+names, reasons, files. Invariant: no character is written that moves the cursor, changes
+colour, is invisible, overlaps another or changes the text direction. Such a character is always
+written as `\\u{202e}`, also within JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+
+MAX_MARKS_IN_A_ROW = 3
+"""Accents on one letter, as languages need. More would overlap other lines."""
+
+_SHOW_NOTHING = frozenset(
+    {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0}
+    | set(range(0x180B, 0x1810))
+    | set(range(0xFE00, 0xFE10))
+    | set(range(0xE0000, 0xE1000))
+)
+"""*Source*: Unicode's Default_Ignorable_Code_Point of letters and marks, and the empty braille."""
+
+_JSON_ESCAPE = re.compile(r"\\(u00([01][0-9a-f])|.)", re.DOTALL)
+_SHORT_ESCAPES = {r"\b": r"\u{0008}", r"\f": r"\u{000c}", r"\r": r"\u{000d}"}
+
+
+def visible(text: str) -> str:
+    """Escape untrusted text to one line, including line ends and tabs."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(shown for _, shown in escapes(text, breaks=False))
+
+
+def printable(text: str) -> str:
+    """Escape untrusted text; line ends and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(shown for _, shown in escapes(text, breaks=True))
+
+
+def indented(text: str) -> str:
+    """Escape untrusted text and indent its further lines, so that none can pass for ours."""
+    return printable(text).replace("\n", "\n    ")
+
+
+def json_line(value: Any) -> str:
+    """Format a value as JSON on one line, for people."""
+    return visible(_one_style(json.dumps(value, ensure_ascii=False, allow_nan=False)))
+
+
+def json_lines(value: Any) -> str:
+    """Format a value as indented JSON, for people."""
+    return printable(_one_style(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)))
+
+
+def json_document(value: Any) -> str:
+    """Format a value as valid JSON that is also safe on a terminal."""
+    document = json.dumps(value, ensure_ascii=False, indent=2)
+    return "".join(
+        char if shown == char else json.dumps(char)[1:-1]
+        for char, shown in escapes(document, breaks=True)
+    )
+
+
+def escapes(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
+    """Yield each character and its escaped form; with `breaks`, line ends and tabs stay."""
+    marks = 0
+    can_carry = False
+    for char in text:
+        is_mark = unicodedata.category(char) in ("Mn", "Me")
+        marks = marks + 1 if is_mark else 0
+        paints_over = is_mark and (not can_carry or marks > MAX_MARKS_IN_A_ROW)
+        if (char in "\n\t" and breaks) or (_is_seen(char) and not paints_over):
+            yield char, char
+        else:
+            yield char, f"\\u{{{ord(char):04x}}}"
+        can_carry = char.isalpha() or (is_mark and can_carry)
+
+
+def _is_seen(char: str) -> bool:
+    """Whether a character is visible: no control, format, private or separator, and not blank."""
+    return char.isprintable() and ord(char) not in _SHOW_NOTHING
+
+
+def _one_style(document: str) -> str:
+    """Rewrite JSON's escapes of invisible characters in our form."""
+
+    def ours(found: re.Match[str]) -> str:
+        if found[2] is not None:
+            return f"\\u{{00{found[2]}}}"
+        return _SHORT_ESCAPES.get(found[0], found[0])
+
+    return _JSON_ESCAPE.sub(ours, document)

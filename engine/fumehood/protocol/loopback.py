@@ -1,0 +1,56 @@
+"""Servers on a loopback address: how they listen, and which requests are meant for them.
+
+Every user and every web page of this machine can connect to such an address, and a page of the
+internet can send a browser there under its own name (DNS rebinding). Invariant: a request that
+`why_not_ours` lets pass has this server's own name as its host, and no page of another origin
+behind it. It says nothing about who sent it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+
+BACKLOG = 2048
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """Listen on a loopback address; port 0 chooses one.
+
+    Raises:
+        ValueError: it is no loopback address.
+        OSError: it cannot be used.
+    """
+    address = ipaddress.ip_address(host.strip("[]"))
+    if not address.is_loopback:
+        raise ValueError(f"{host} is not a loopback address.")
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(address), port))
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def own_names(host: str, port: int) -> frozenset[str]:
+    """The names that a request may call this server by: its address, and `localhost`."""
+    names = {f"[{host}]" if ":" in host else host, "localhost"}
+    return frozenset({f"{name}:{port}" for name in names} | (names if port == 80 else set()))
+
+
+def why_not_ours(names: frozenset[str], headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Why a request is not for the server with these names; None if it is."""
+    found: dict[bytes, list[str]] = {b"host": [], b"origin": []}
+    for name, value in headers:
+        if name in found:
+            found[name].append(value.decode("latin-1").lower())
+    if len(found[b"host"]) != 1 or found[b"host"][0] not in names:
+        return "The host of this request is not this server."
+    if any(origin not in {f"http://{name}" for name in names} for origin in found[b"origin"]):
+        return "Pages of other origins may not use this server."
+    return None

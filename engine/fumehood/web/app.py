@@ -1,0 +1,207 @@
+"""The console: its addresses, the way of a request to its handler, and login and logout."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from fumehood.client.api_request import DaemonUnavailable, Refused
+from fumehood.client.async_client import AsyncClient
+from fumehood.web.guard import Guard, names_of
+from fumehood.web.live import Live
+from fumehood.web.logins import LONGEST_S, Connect, Login, Logins
+from fumehood.web.pages import PAGES
+from fumehood.web.text import STATIC, make_environment
+from fumehood.web.view import CSRF_HEADER, Address, Form, Page, Problem, View, go, read_form
+
+HOME = "/inbox"
+STATUSES = {
+    "RESOURCE_NOT_FOUND": 404, "TOOL_NOT_FOUND": 404, "PERMISSION_DENIED": 403,
+    "RATE_LIMITED": 429, "SHUTTING_DOWN": 503,
+}  # fmt: skip
+MEDIA = {
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+LINK_OVER = (
+    "This link was used already, or its five minutes are over. Enter a credential, or start "
+    "fumehood web again for another link."
+)
+
+
+class Console:
+    """One web console: logins, live updates, templates, and the clients that it asks."""
+
+    def __init__(
+        self, connect: Connect, caller: AsyncClient, port: int, pages: Sequence[Page] = PAGES
+    ) -> None:
+        """`connect` reaches the control socket; `caller` is for reading on the callers' one."""
+        self.port = port
+        self.logins = Logins(connect)
+        self.live = Live(self.logins)
+        self.caller = caller
+        self._pages = pages
+        self._environment = make_environment()
+        routes = [
+            Route("/", self._home),
+            Route("/login", self._login_page),
+            Route("/login", self._log_in, methods=["POST"]),
+            Route("/events", self._events),
+            Route("/static/{name}", self._static),
+            self._route(Address("POST", "/logout", self._log_out)),
+            *(self._route(one) for page in pages for one in page.addresses),
+        ]
+        app = Starlette(
+            routes=routes,
+            exception_handlers={HTTPException: self._http_error},
+            lifespan=self._lifespan,
+        )
+        app.router.redirect_slashes = False
+        self.app = Guard(app, lambda: names_of(self.port))
+
+    @property
+    def cookie_name(self) -> str:
+        """Cookies know no ports, so that two consoles need two names."""
+        return f"fumehood_{self.port}"
+
+    def link(self, credential: str) -> str:
+        """An address that logs in once."""
+        return f"http://127.0.0.1:{self.port}/login?token={self.logins.new_link(credential)}"
+
+    def render(
+        self, template: str, status: int = 200, *, login: Login | None = None, path: str = "",
+        **values: Any,
+    ) -> HTMLResponse:  # fmt: skip
+        """A template as a response."""
+        page = next((one for one in self._pages if path.startswith(one.path)), None)
+        text = self._environment.get_template(template).render(
+            login=login, pages=self._pages, page=page, **values
+        )
+        return HTMLResponse(text, status)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        await self.logins.close_all()
+        await self.caller.close()
+
+    def _route(self, address: Address) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await self._guarded(request, address)
+
+        return Route(address.path, endpoint, methods=[address.method])
+
+    async def _guarded(self, request: Request, address: Address) -> Response:
+        """Run a handler for a person who is logged in; its errors become pages."""
+        login = await self.logins.of_cookie(request.cookies.get(self.cookie_name))
+        if login is None:
+            return go(request, "/login")
+        view = View(self, request, login)
+        try:
+            if address.method != "GET":
+                view.form = await read_form(request)
+                given = request.headers.get(CSRF_HEADER) or view.form.get("csrf")
+                if not login.is_csrf(given):
+                    raise Problem("This form is not of this login. Load the page again.", 403)
+            return await address.handler(view)
+        except Problem as problem:
+            return view.notice(problem.message, problem.status)
+        except DaemonUnavailable as away:
+            if view.is_part:
+                return view.notice(_away_in_words(away), 503)
+            return view.render("away.html", 503)
+        except Refused as refused:
+            if refused.code == "UNAUTHORIZED":
+                await self._end(login)
+                return go(request, "/login")
+            return view.notice(str(refused), STATUSES.get(refused.code, 409))
+        except Exception:
+            traceback.print_exc()
+            return view.notice("The console has a fault. Its terminal says more.", 500)
+
+    async def _http_error(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        login = await self.logins.of_cookie(request.cookies.get(self.cookie_name))
+        words = "There is no such page." if status == 404 else "This request is not possible."
+        return self.render("message.html", status, login=login, message=words)
+
+    async def _home(self, request: Request) -> Response:
+        return go(request, HOME)
+
+    async def _events(self, request: Request) -> Response:
+        login = await self.logins.of_cookie(request.cookies.get(self.cookie_name))
+        return StreamingResponse(self.live.events(login), media_type="text/event-stream")
+
+    async def _static(self, request: Request) -> Response:
+        path = STATIC / request.path_params["name"]
+        if path.parent != STATIC or not path.is_file():
+            raise HTTPException(404)
+        # Its address changes with its content.
+        forever = {"cache-control": "public, max-age=31536000, immutable"}
+        return FileResponse(path, media_type=MEDIA[path.suffix], headers=forever)
+
+    async def _login_page(self, request: Request) -> Response:
+        token = request.query_params.get("token", "")
+        return self.render("login.html", token=token, message="")
+
+    async def _log_in(self, request: Request) -> Response:
+        try:
+            form = await read_form(request)
+            credential = await self._credential(form)
+            cookie, _ = await self.logins.open(credential)
+        except Problem as problem:
+            return self.render("login.html", problem.status, token="", message=problem.message)
+        except DaemonUnavailable:
+            words = "The engine does not answer. Start it with fumehood serve, then try again."
+            return self.render("login.html", 503, token="", message=words)
+        except (ValueError, Refused) as error:
+            is_limited = isinstance(error, Refused) and error.code == "RATE_LIMITED"
+            words = "Too many attempts. Wait a moment." if is_limited else UNKNOWN_CREDENTIAL
+            return self.render("login.html", 429 if is_limited else 403, token="", message=words)
+        old = await self.logins.of_cookie(request.cookies.get(self.cookie_name))
+        if old is not None:
+            await self._end(old)
+        response = go(request, HOME)
+        response.set_cookie(
+            self.cookie_name, cookie, max_age=int(LONGEST_S), path="/", httponly=True,
+            samesite="strict",
+        )  # fmt: skip
+        return response
+
+    async def _credential(self, form: Form) -> str:
+        token = form.get("token")
+        if not token:
+            return form.get("credential").strip()
+        found = self.logins.use_link(token)
+        if found is None:
+            raise Problem(LINK_OVER, 403)
+        return found
+
+    async def _log_out(self, view: View) -> Response:
+        await self._end(view.login)
+        response = view.go("/login")
+        response.delete_cookie(self.cookie_name, path="/", httponly=True, samesite="strict")
+        return response
+
+    async def _end(self, login: Login) -> None:
+        await self.logins.close(login)
+        self.live.wake()
+
+
+UNKNOWN_CREDENTIAL = "This credential is unknown, or has neither approve nor admin."
+
+
+def _away_in_words(away: DaemonUnavailable) -> str:
+    if away.may_have_acted:
+        return "The engine went away before it answered. See whether the change was made."
+    return "The engine is away; nothing was changed."

@@ -1,0 +1,171 @@
+"""A call's arguments as fields of a form, made from the tool's schema, and back.
+
+A field's name says how its text is read: `text:NAME`, `number:NAME`, `choice:NAME` and `json:NAME`
+(the last two are JSON); `given:NAME` is a field that is not left out. The browser may send
+anything: the engine validates the result like a new call. Invariant: a form that is sent back
+unchanged gives equal arguments. A text that a browser would change (line ends) or a reader would
+misread (invisible characters) is therefore edited as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fumehood.core.escaping import printable
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
+from fumehood.web.view import Form
+
+Kind = Literal["text", "number", "choice", "json"]
+LONG_TEXT = 60
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentField:
+    """One argument in the form."""
+
+    name: str
+    kind: Kind
+    value: str
+    is_given: bool
+    is_required: bool
+    label: str = ""
+    """The type, and what the schema says of it."""
+    choices: tuple[str, ...] = ()
+    """JSON of each."""
+    error: str = ""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes several lines."""
+        return self.kind == "json" or "\n" in self.value or len(self.value) > LONG_TEXT
+
+
+def fields_of(
+    arguments: JsonObject, schema: JsonObject | None, errors: Mapping[str, str] | None = None
+) -> list[ArgumentField]:
+    """The fields of a call: those of the schema, then arguments that it does not name."""
+    properties = _object(_object(schema).get("properties"))
+    required = _object(schema).get("required")
+    names = [*properties, *(name for name in arguments if name not in properties)]
+    return [
+        _field(
+            name,
+            arguments,
+            _object(properties.get(name)),
+            is_required=isinstance(required, list) and name in required,
+            error=(errors or {}).get(name, ""),
+        )
+        for name in names
+    ]
+
+
+def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) -> Any:
+    """The fields with the texts that somebody typed, and their errors."""
+    return [
+        ArgumentField(
+            one.name, one.kind, _typed(form, one), f"given:{one.name}" in dict(form.fields),
+            one.is_required, one.label, one.choices, errors.get(one.name, ""),
+        )
+        for one in fields
+    ]  # fmt: skip
+
+
+def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
+    """The arguments of a form, and what is wrong with which."""
+    given = {name[6:] for name, _ in form.fields if name.startswith("given:")}
+    arguments: JsonObject = {}
+    errors: dict[str, str] = {}
+    for field, text in form.fields:
+        kind, colon, name = field.partition(":")
+        if not colon or name not in given or name in arguments:
+            continue
+        try:
+            if kind == "text":
+                arguments[name] = text.replace("\r\n", "\n")
+            elif kind == "number":
+                arguments[name] = _number(text.strip())
+            elif kind in ("choice", "json"):
+                arguments[name] = strict_json.loads(text.encode())
+        except ValueError as error:
+            errors[name] = "This is not a number." if kind == "number" else f"No JSON: {error}."
+    return arguments, errors
+
+
+def errors_of(fields: tuple[str, ...] | None, message: str) -> dict[str, str]:
+    """The engine's refusal by argument; under an empty name where it names none."""
+    names = {_argument(pointer) for pointer in fields or ()}
+    return dict.fromkeys(names or {""}, message)
+
+
+def _field(
+    name: str, arguments: JsonObject, schema: JsonObject, *, is_required: bool, error: str
+) -> ArgumentField:
+    is_given = name in arguments
+    value = arguments[name] if is_given else schema.get("default")
+    types = schema.get("type")
+    allowed = schema.get("enum")
+    kind: Kind = "json"
+    choices: tuple[str, ...] = ()
+    text = _json(value) if is_given or "default" in schema else ""
+    of_enum = tuple(map(_json, allowed)) if isinstance(allowed, list) else ()
+    if of_enum and (not is_given or text in of_enum):
+        kind, choices = "choice", of_enum
+    elif types == "boolean" and (not is_given or isinstance(value, bool)):
+        kind, choices = "choice", ("true", "false")
+    elif types in ("integer", "number") and (not is_given or _is_number(value)):
+        kind = "number"
+    elif (types == "string" or not schema) and isinstance(value, str) and _is_plain(value):
+        kind, text = "text", value
+    elif types == "string" and not is_given and value is None:
+        kind, text = "text", ""
+    label = f"{types}" if isinstance(types, str) else "JSON"
+    if schema.get("description"):
+        label = f"{label} · {str(schema['description'])[:300]}"
+    return ArgumentField(name, kind, text, is_given, is_required, label, choices, error)
+
+
+def _typed(form: Form, field: ArgumentField) -> str:
+    typed = form.get(f"{field.kind}:{field.name}", field.value)
+    return typed.replace("\r\n", "\n")
+
+
+def _argument(pointer: str) -> str:
+    name = pointer.removeprefix("/arguments").removeprefix("/").partition("/")[0]
+    return name.removeprefix("arguments.").replace("~1", "/").replace("~0", "~")
+
+
+def _is_plain(text: str) -> bool:
+    return printable(text) == text and "\t" not in text
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(text: str) -> int | float:
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(text)
+    found: int | float = json.loads(text)
+    if not math.isfinite(found):
+        raise ValueError(text)
+    return found
+
+
+def _json(value: Any) -> str:
+    """JSON whose misleading characters are written as JSON's own escapes."""
+    document = json.dumps(value, ensure_ascii=False, indent=2)
+    return "".join(
+        char if char == "\n" or printable(char) == char else json.dumps(char)[1:-1]
+        for char in document
+    )
+
+
+def _object(value: Any) -> JsonObject:
+    return value if isinstance(value, dict) else {}

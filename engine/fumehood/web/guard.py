@@ -1,0 +1,79 @@
+"""The guard before every page: whose request it is, and the headers of every answer.
+
+Invariants: a request under another host name, or with another origin, gets nothing; a request that
+changes anything says its origin, which is this server's; every answer, errors included, has the
+headers below, so that a browser runs no script and loads nothing but from here, whatever text a
+page shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fumehood.protocol.loopback import own_names, why_not_ours
+
+CONTENT_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+HEADERS = {
+    "content-security-policy": CONTENT_POLICY,
+    "x-content-type-options": "nosniff",
+    # Not `no-referrer`: with it browsers send `Origin: null` with our own forms.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "x-frame-options": "DENY",
+}
+
+SAFE = frozenset({"GET", "HEAD"})
+
+
+class Guard:
+    """An ASGI application around another one."""
+
+    def __init__(self, app: ASGIApp, names: Callable[[], frozenset[str]]) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        why = self._refusal(scope)
+        app = self._app if why is None else PlainTextResponse(f"{why}\n", status_code=403)
+        await app(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> str | None:
+        why = why_not_ours(self._names(), scope["headers"])
+        has_origin = any(name == b"origin" for name, _ in scope["headers"])
+        if why is None and scope["method"] not in SAFE and not has_origin:
+            return "This request does not say which page it comes from."
+        return why
+
+
+def names_of(port: int) -> frozenset[str]:
+    """The names of a server on 127.0.0.1."""
+    return own_names("127.0.0.1", port)

@@ -1,0 +1,139 @@
+"""Live updates: one watcher follows the engine while a page is open, and tells every browser.
+
+A browser is told that something has changed, and fetches it with its own login; no content is sent
+here. The events of `/events` (server-sent events):
+
+| event | data | meaning |
+|---|---|---|
+| `approvals` | `{"pending": 3}` | approvals have changed; also the first one, and after `away` |
+| `tick` | `{}` | every `TICK_S`, for pages that look again at what has no event of its own |
+| `away` | `{}` | the engine does not answer; the watcher keeps trying |
+| `paused` | `{}` | a page of this login was opened later, and browsers have few connections |
+| `logged-out` | `{}` | the login is over |
+
+Invariant: the engine is asked once for all browsers, and not at all while no page is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import anyio
+
+from fumehood.client.api_request import DaemonUnavailable, Refused
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
+from fumehood.web.logins import Login, Logins
+
+TICK_S = 2.0
+POLL_S = 20.0
+RETRY_S = 0.5
+TOGETHER_S = 0.1
+"""Changes within this time are told once."""
+
+MAX_STREAMS = 4
+"""For each login: browsers open six connections to a server, and pages need some for themselves."""
+
+LOST_AUTHORITY = frozenset({"UNAUTHORIZED", "PERMISSION_DENIED"})
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What was told last."""
+
+    event: str
+    data: JsonObject = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    login: Login
+    woken: anyio.Event = field(default_factory=anyio.Event)
+    is_paused: bool = False
+
+
+class Live:
+    """The watcher, and the streams to the browsers."""
+
+    def __init__(self, logins: Logins) -> None:
+        self._logins = logins
+        self._streams: list[_Stream] = []
+        self._watcher: asyncio.Task[None] | None = None
+        self._state: State | None = None
+
+    async def events(self, login: Login | None) -> AsyncIterator[bytes]:
+        """The events for one page."""
+        yield b"retry: 1000\n\n"
+        if login is None:
+            yield _event("logged-out")
+            return
+        stream, told = self._open(login), None
+        try:
+            while True:
+                if stream.is_paused or not await self._logins.is_open(login):
+                    yield _event("paused" if stream.is_paused else "logged-out")
+                    return
+                if self._state is not told and self._state is not None:
+                    told = self._state
+                    yield _event(told.event, told.data)
+                else:
+                    yield _event("tick")
+                with anyio.move_on_after(TICK_S):
+                    await stream.woken.wait()
+                stream.woken = anyio.Event()
+        finally:
+            self._close(stream)
+
+    def wake(self) -> None:
+        """Let every stream look again, such as after a logout."""
+        for stream in self._streams:
+            stream.woken.set()
+
+    def _open(self, login: Login) -> _Stream:
+        stream = _Stream(login)
+        own = [one for one in self._streams if one.login is login and not one.is_paused]
+        if len(own) >= MAX_STREAMS:
+            own[0].is_paused = True
+            own[0].woken.set()
+        self._streams.append(stream)
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch())
+        return stream
+
+    def _close(self, stream: _Stream) -> None:
+        self._streams.remove(stream)
+        if not self._streams and self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = self._state = None
+
+    async def _watch(self) -> None:
+        after = -1
+        while True:
+            login = self._streams[-1].login
+            try:
+                found = await login.control.approvals.changes(after, wait_s=POLL_S)
+            except (DaemonUnavailable, Refused, RuntimeError) as error:
+                # RuntimeError: this login has just ended, and its client is closed.
+                after = -1
+                if isinstance(error, Refused) and error.code in LOST_AUTHORITY:
+                    await self._logins.close(login)
+                    self.wake()
+                elif not isinstance(error, RuntimeError):
+                    self._tell(State("away"))
+                await anyio.sleep(RETRY_S)
+                continue
+            if found.changes != after:
+                after = found.changes
+                self._tell(State("approvals", {"pending": found.pending}))
+            await anyio.sleep(TOGETHER_S)
+
+    def _tell(self, state: State) -> None:
+        if state != self._state or state.event == "approvals":
+            self._state = state
+            self.wake()
+
+
+def _event(name: str, data: JsonObject | None = None) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), strict_json.dumps(data or {}))

@@ -1,0 +1,373 @@
+"""The inbox: calls that wait for approval, decisions on them, and those decided lately.
+
+Every decision carries the version and the digest that the page showed, so that what was looked at
+is decided or nothing. The engine says who may decide, and this page repeats its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from fumehood.approvals.model import (
+    Approval,
+    ApprovalState,
+    NewDecision,
+    OneOfSeveral,
+    RememberedRule,
+    RememberWish,
+)
+from fumehood.client.api_request import DaemonUnavailable, Refused
+from fumehood.core.escaping import json_lines
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
+from fumehood.web.arguments import ArgumentField, arguments_of, as_sent, errors_of, fields_of
+from fumehood.web.view import Page, Problem, View, get, post
+
+PAGE_SIZE = 50
+MAX_LISTED = 500
+MAX_AT_ONCE = 100
+"""Of one request to the engine."""
+
+DECIDED_EACH = 20
+NOT_PENDING = [state for state in ApprovalState if state is not ApprovalState.PENDING]
+MOVED_ON = frozenset({"IDEMPOTENCY_CONFLICT", "APPROVAL_EXPIRED"})
+PERIODS = {"1h": ("1 hour", 1), "8h": ("8 hours", 8), "1d": ("1 day", 24), "7d": ("7 days", 168)}
+SESSION = "session"
+
+
+async def show(view: View) -> Response:
+    """The whole page, without an approval that is open."""
+    return view.render("inbox.html", **await _list(view), approval=None)
+
+
+async def show_list(view: View) -> Response:
+    """The list alone."""
+    return view.render("inbox_list.html", **await _list(view))
+
+
+async def show_one(view: View) -> Response:
+    """One approval: beside the list, or alone where only it has to be fetched."""
+    approval = await view.control.approvals.show(view.path["approval_id"])
+    if view.is_part:
+        if view.query.get("version") == _mark(approval):
+            return view.unchanged()
+        return _detail(view, approval)
+    values = await _list(view, has_detail=True)
+    return view.render("inbox.html", **values, **_of_detail(view, approval))
+
+
+async def approve(view: View) -> Response:
+    """Approve one approval as it was shown, or as it was edited in the form before."""
+    arguments = None
+    if view.form.get("arguments"):
+        arguments = _json_object(view.form.get("arguments"))
+    return await _decide(
+        view,
+        NewDecision(
+            decision="approve",
+            reason=_reason(view),
+            arguments=arguments,
+            remember=_wish(view) if view.form.get("scope") else None,
+            action_digest=view.form.get("digest") or None,
+        ),
+    )
+
+
+async def deny(view: View) -> Response:
+    """Deny one approval."""
+    return await _decide(view, NewDecision(decision="deny", reason=_reason(view)))
+
+
+async def ask_to_deny(view: View) -> Response:
+    """The form for the reason of a denial."""
+    approval = await view.control.approvals.show(view.path["approval_id"])
+    return view.render("inbox_deny.html", approval=approval)
+
+
+async def edit(view: View) -> Response:
+    """The form for other arguments."""
+    approval = await view.control.approvals.show(view.path["approval_id"])
+    return _edit_form(view, approval, fields_of(approval.arguments, await _schema(view, approval)))
+
+
+async def check_edit(view: View) -> Response:
+    """Show the call as it would be with other arguments, or what is wrong with them."""
+    approval = await view.control.approvals.show(view.path["approval_id"])
+    arguments, errors = arguments_of(view.form)
+    if not errors:
+        try:
+            edited = await view.control.approvals.preview_edit(approval.id, arguments)
+        except Refused as refused:
+            if refused.code in MOVED_ON:
+                return _detail(view, approval, _who_was_first(view, approval))
+            error = refused.envelope.error
+            errors = errors_of(error.fields if error else None, error.message if error else "")
+        else:
+            return view.render(
+                "inbox_edited.html", approval=edited, version=view.form.get("version"),
+                arguments=strict_json.dumps(arguments).decode(),
+            )  # fmt: skip
+    fields = fields_of(approval.arguments, await _schema(view, approval))
+    general = "; ".join({e for name, e in errors.items() if name not in {f.name for f in fields}})
+    return _edit_form(view, approval, as_sent(fields, view.form, errors), general)
+
+
+async def ask_to_remember(view: View) -> Response:
+    """The form for a rule to remember, and the rule as it would be."""
+    approval = await view.control.approvals.show(view.path["approval_id"])
+    chosen = view.query
+    scope = chosen.get("scope") or (SESSION if approval.session_id else "1h")
+    same = chosen.all("same") if chosen.get("scope") else list(approval.arguments)
+    rule: RememberedRule | None = None
+    error = ""
+    try:
+        wish = _make_wish(scope, chosen.get("uses"), same, view.now)
+        rule = await view.control.approvals.preview_remember(approval.id, wish)
+    except (Refused, Problem) as refused:
+        error = str(refused)
+    return view.render(
+        "inbox_remember.html", approval=approval, rule=rule, error=error, scope=scope, same=same,
+        uses=chosen.get("uses"), periods=PERIODS,
+    )  # fmt: skip
+
+
+async def ask_several(view: View) -> Response:
+    """Show several approvals that are about to be decided together."""
+    items = [_item(text) for text in view.query.all("item")]
+    if not items or len(items) > MAX_AT_ONCE:
+        raise Problem(f"Choose 1 to {MAX_AT_ONCE} approvals.")
+    found = await asyncio.gather(*(view.control.approvals.show(name) for name, _ in items))
+    return view.render("inbox_several.html", approvals=found)
+
+
+async def decide_several(view: View) -> Response:
+    """Decide on several: all, or none."""
+    decision = view.form.get("decision")
+    if decision not in ("approve", "deny"):
+        raise Problem("Choose to approve or to deny.")
+    chosen = []
+    for text in view.form.all("item"):
+        name, version = _item(text)
+        made = NewDecision(decision=decision, reason=_reason(view))  # type: ignore[arg-type]
+        chosen.append(OneOfSeveral(approval_id=name, version=version, decision=made))
+    if not chosen:
+        raise Problem("Choose at least one approval.")
+    decided = await view.control.approvals.decide_all(chosen)
+    return view.render("inbox_decided.html", approvals=decided, decision=decision)
+
+
+async def resolve(view: View) -> Response:
+    """Record the outcome of a call that the engine's end interrupted."""
+    outcome = view.form.get("outcome")
+    if outcome not in ("done", "failed"):
+        raise Problem("Choose an outcome.")
+    approval = await view.control.approvals.resolve(
+        view.path["approval_id"],
+        outcome,  # type: ignore[arg-type]
+        note=view.form.get("reason").strip() or None,
+    )
+    return _detail(view, approval)
+
+
+async def raw(view: View) -> Response:
+    """One part of an approval, whole, as a file."""
+    approval = await view.control.approvals.show(view.path["approval_id"])
+    name = view.query.get("name")
+    part: Any = approval.preview if view.query.get("part") == "preview" else approval.arguments
+    if name and isinstance(part, dict):
+        part = part.get(name)
+    text = part if isinstance(part, str) else json_lines(part)
+    return view.download(text, f"{approval.id}.txt")
+
+
+async def _list(view: View, *, has_detail: bool = False) -> dict[str, Any]:
+    """What the list shows."""
+    shown = min(max(view.query.number("shown", PAGE_SIZE), PAGE_SIZE), MAX_LISTED)
+    tab = "decided" if view.query.get("tab") == "decided" else "waiting"
+    approvals = view.control.approvals
+    if tab == "decided":
+        pages = await asyncio.gather(
+            *(approvals.list(state=state, limit=DECIDED_EACH) for state in NOT_PENDING)
+        )
+        found = sorted(
+            (one for page in pages for one in page.items), key=_last_change, reverse=True
+        )[:PAGE_SIZE]
+        state = await approvals.changes()
+        has_more = False
+    else:
+        found, cursor, has_more = [], None, True
+        while has_more and len(found) < shown:
+            limit = min(MAX_AT_ONCE, shown - len(found))
+            page = await approvals.list(state=ApprovalState.PENDING, limit=limit, cursor=cursor)
+            found += page.items
+            cursor, has_more = page.next_cursor, page.has_more
+        state = await approvals.changes()
+    return {
+        "approvals": found, "pending": state.pending, "tab": tab, "has_more": has_more,
+        "shown": shown, "next_shown": min(shown + PAGE_SIZE, MAX_LISTED), "max_listed": MAX_LISTED,
+        "open_id": view.path.get("approval_id") if has_detail else view.query.get("open"),
+    }  # fmt: skip
+
+
+async def _decide(view: View, decision: NewDecision) -> Response:
+    """Make one decision. Where somebody was first, show what they decided."""
+    approval_id = view.path["approval_id"]
+    one = OneOfSeveral(
+        approval_id=approval_id, version=view.form.number("version", 0), decision=decision
+    )
+    try:
+        (approval,) = await view.control.approvals.decide_all([one])
+    except Refused as refused:
+        approval = await view.control.approvals.show(approval_id)
+        words = _who_was_first(view, approval) if refused.code in MOVED_ON else str(refused)
+        return _detail(view, approval, words)
+    return _detail(view, approval)
+
+
+def _who_was_first(view: View, approval: Approval) -> str:
+    """Why a decision came too late."""
+    if approval.state is ApprovalState.EXPIRED:
+        return "Too late: this approval has expired. Nothing was decided."
+    if approval.state is ApprovalState.CANCELLED:
+        return "Too late: its caller has taken the call back. Nothing was decided."
+    if approval.decisions:
+        last = approval.decisions[-1]
+        who = "You" if last.approver == view.login.principal_id else last.approver
+        did = "denied" if last.decision == "deny" else "approved"
+        did = "edited and approved" if last.edited else did
+        return f"{who} {did} this first, at {last.at:%H:%M:%S} UTC. Your decision changed nothing."
+    return "This has changed since you looked at it. Look again; nothing was decided."
+
+
+def _detail(view: View, approval: Approval, problem: str = "") -> Response:
+    return view.render("inbox_detail.html", **_of_detail(view, approval, problem))
+
+
+def _of_detail(view: View, approval: Approval, problem: str = "") -> dict[str, Any]:
+    has_voted = view.login.principal_id in approval.yes_votes
+    return {"approval": approval, "mark": _mark(approval), "problem": problem,
+            "has_voted": has_voted, "facts_of_place": _place_of(approval)}  # fmt: skip
+
+
+def _mark(approval: Approval) -> str:
+    """What a page shows of an approval, in a word. `counted` changes without a new version."""
+    return f"{approval.version}.{len(approval.counted)}"
+
+
+def _place_of(approval: Approval) -> list[tuple[str, str]]:
+    """Where the call would run, with what limits, and what it may cost."""
+    binding = approval.binding
+    if not binding:
+        return []
+    place = binding.get("place") or {}
+    limits = binding.get("limits") or {}
+    where = " · ".join(
+        str(part)
+        for part in (binding.get("placement"), place.get("image"), place.get("runtime"))
+        if part
+    )
+    units = (
+        ("timeout_seconds", "{:g} s"), ("cpu_seconds", "{:g} s of processor"),
+        ("memory_mb", "{:,} MB of memory"), ("output_bytes", "{:,} bytes of output"),
+    )  # fmt: skip
+    known = [form.format(limits[name]) for name, form in units if _is_number(limits.get(name))]
+    facts = [("Runs in", where), ("Limits", " · ".join(known)), ("Network", binding.get("network"))]
+    cost = binding.get("cost_ceiling")
+    if cost is not None:
+        facts.append(("Costs up to", f"{cost} USD"))
+    return [(name, str(value)) for name, value in facts if value]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _edit_form(
+    view: View, approval: Approval, fields: list[ArgumentField], error: str = ""
+) -> Response:
+    return view.render("inbox_edit.html", approval=approval, fields=fields, error=error)
+
+
+async def _schema(view: View, approval: Approval) -> JsonObject | None:
+    """The schema of the call's tool; None where it is not to be had, as with tools of others."""
+    try:
+        found = await view.caller.tool(f"{approval.tool}@{approval.tool_version}")
+    except (Refused, DaemonUnavailable, ValueError):
+        return None
+    return found.tool.parameters
+
+
+def _reason(view: View) -> str | None:
+    reason = view.form.get("reason").strip().replace("\r\n", "\n")
+    if len(reason) > 1000:
+        raise Problem("The reason is too long: 1,000 characters at most.")
+    return reason or None
+
+
+def _wish(view: View) -> RememberWish:
+    form = view.form
+    return _make_wish(form.get("scope"), form.get("uses"), form.all("same"), view.now)
+
+
+def _make_wish(scope: str, uses: str, same: list[str], now: datetime) -> RememberWish:
+    given: JsonObject = {"scope": SESSION, "arguments": tuple(same)}
+    if scope != SESSION:
+        if scope not in PERIODS:
+            raise Problem("Choose how long the rule lasts.")
+        given |= {"scope": "until", "until": now + timedelta(hours=PERIODS[scope][1])}
+    if uses.strip():
+        if not uses.strip().isdigit():
+            raise Problem("The number of uses is a whole number.")
+        given["uses"] = int(uses)
+    try:
+        return RememberWish(**given)
+    except ValidationError:
+        raise Problem("The number of uses is 1 to 1,000,000.") from None
+
+
+def _item(text: str) -> tuple[str, int]:
+    """An approval's id and the version that was seen, from `apr_…@3`."""
+    name, _, version = text.partition("@")
+    if not (version.isascii() and version.isdigit() and len(version) < 10):
+        raise Problem("This is not an approval.")
+    return name, int(version)
+
+
+def _json_object(text: str) -> JsonObject:
+    try:
+        found = strict_json.loads(text.encode())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Problem("The edited arguments cannot be read. Edit them again.")
+    return found
+
+
+def _last_change(approval: Approval) -> datetime:
+    return approval.ended_at or approval.started_at or approval.decided_at or approval.created_at
+
+
+PAGE = Page(
+    "Inbox",
+    "/inbox",
+    (
+        get("/inbox", show),
+        get("/inbox/list", show_list),
+        get("/inbox/several", ask_several),
+        post("/inbox/several", decide_several),
+        get("/inbox/{approval_id}", show_one),
+        post("/inbox/{approval_id}/approve", approve),
+        get("/inbox/{approval_id}/deny", ask_to_deny),
+        post("/inbox/{approval_id}/deny", deny),
+        get("/inbox/{approval_id}/edit", edit),
+        post("/inbox/{approval_id}/edit", check_edit),
+        get("/inbox/{approval_id}/remember", ask_to_remember),
+        post("/inbox/{approval_id}/resolve", resolve),
+        get("/inbox/{approval_id}/raw", raw),
+    ),
+)

@@ -1,0 +1,78 @@
+"""The process of the web console: listening, logging in by link, stopping.
+
+Invariant: it listens on a loopback address only, and other processes of its user cannot read its
+memory, where credentials are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from fumehood.client.async_client import AsyncClient
+from fumehood.client.async_control import AsyncControlClient
+from fumehood.protocol.loopback import listen_on
+from fumehood.web.app import Console
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 8420
+LAST_ANSWERS_S = 1
+MAX_HEADER_BYTES = 32 * 1024
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+"""*Source*: linux/prctl.h."""
+
+
+def listen(port: int) -> socket.socket:
+    """Listen on a port of this machine; 0 chooses one. Raises OSError."""
+    return listen_on(HOST, port)
+
+
+def protect(*, ends_with_parent: bool = False) -> None:
+    """Keep debuggers and core dumps away from this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "the process cannot be protected")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if ends_with_parent:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def run(
+    listener: socket.socket,
+    control: Path,
+    callers: Path,
+    *,
+    on_ready: Callable[[Console], None] = lambda _: None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    console = Console(
+        lambda credential: AsyncControlClient(control, credential=credential),
+        AsyncClient(callers),
+        listener.getsockname()[1],
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        console.app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=LAST_ANSWERS_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    gc.collect()
+    gc.freeze()
+    on_ready(console)
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,232 @@
+// The console's own script: live updates, ages, keyboard, selection, notifications. Pages are made on
+// the server; nothing here makes HTML of data.
+(() => {
+  "use strict";
+  const body = document.body;
+  const byId = (id) => document.getElementById(id);
+  const all = (selector) => [...document.querySelectorAll(selector)];
+
+  // -- live updates (the events: engine/fumehood/web/live.py) --------------------------------------
+
+  const RETRY_MS = 2000;
+  let source = null;
+  let pending = null;
+  let isAway = false;
+
+  function listen() {
+    if (!body.dataset.live || source) return;
+    source = new EventSource(body.dataset.live);
+    source.addEventListener("approvals", (event) => {
+      const now = JSON.parse(event.data).pending;
+      showAway(false);
+      showPending(now);
+      htmx.trigger(body, "live-approvals");
+    });
+    source.addEventListener("tick", () => htmx.trigger(body, "live-tick"));
+    source.addEventListener("away", () => showAway(true));
+    source.addEventListener("paused", () => stop(true));
+    source.addEventListener("logged-out", () => location.assign("/login"));
+    source.addEventListener("error", () => {
+      if (!source) return;
+      showAway(true);
+      if (source.readyState !== EventSource.CLOSED) return; // else the browser tries again
+      stop(false);
+      setTimeout(listen, RETRY_MS);
+    });
+  }
+
+  function stop(isPaused) {
+    source.close();
+    source = null;
+    byId("paused").hidden = !isPaused;
+  }
+
+  function showAway(away) {
+    byId("away").hidden = !away;
+    if (isAway && !away && document.querySelector("[data-reload-when-back]")) location.reload();
+    isAway = away;
+  }
+
+  function showPending(now) {
+    for (const badge of all("[data-pending]")) {
+      badge.textContent = now;
+      badge.hidden = !now;
+    }
+    const title = document.title.replace(/^\(\d+\) /, "");
+    document.title = now ? `(${now}) ${title}` : title;
+    if (pending !== null && now > pending) notify(now);
+    pending = now;
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden || source) return;
+    byId("paused").hidden = true;
+    listen();
+  });
+
+  // -- notifications -------------------------------------------------------------------------------
+
+  const canNotify = "Notification" in window && body.dataset.live;
+  const wish = all("[data-notify]")[0];
+  if (wish && canNotify) {
+    wish.hidden = Notification.permission !== "default";
+    wish.addEventListener("click", () =>
+      Notification.requestPermission().then(() => { wish.hidden = true; }));
+  }
+
+  function notify(count) {
+    if (!canNotify || Notification.permission !== "granted" || !document.hidden) return;
+    // No text of an agent's: a notification is shown outside the page.
+    const told = new Notification("fumehood", {
+      body: count === 1 ? "A call waits for you." : `${count} calls wait for you.`, tag: "fumehood",
+    });
+    told.addEventListener("click", () => { window.focus(); told.close(); });
+  }
+
+  // -- ages ----------------------------------------------------------------------------------------
+
+  const UNITS = [["d", 86400], ["h", 3600], ["m", 60]];
+
+  function showAges() {
+    for (const element of all("time[data-age]")) {
+      const seconds = Math.trunc((Date.parse(element.dateTime) - Date.now()) / 1000);
+      const size = Math.abs(seconds);
+      const unit = UNITS.find(([, length]) => size >= 2 * length);
+      const words = unit ? `${Math.floor(size / unit[1])} ${unit[0]}` : `${size} s`;
+      element.textContent = seconds >= 0 ? `in ${words}` : `${words} ago`;
+    }
+  }
+  setInterval(showAges, 5000);
+
+  // -- selection: kept while the list is made anew -------------------------------------------------
+
+  const chosen = new Set();
+  const boxes = () => all("#cards input[name=item]");
+
+  function showSelection() {
+    const bar = byId("selection");
+    if (!bar) return;
+    bar.hidden = chosen.size === 0;
+    bar.querySelector("[data-selected]").textContent = chosen.size;
+  }
+
+  function restore() {
+    const there = new Set(boxes().map((box) => box.value));
+    for (const value of chosen) if (!there.has(value)) chosen.delete(value);
+    for (const box of boxes()) box.checked = chosen.has(box.value);
+    showSelection();
+    showOpen();
+  }
+
+  function clearSelection() {
+    chosen.clear();
+    for (const box of boxes()) box.checked = false;
+    showSelection();
+  }
+
+  // -- the open approval ---------------------------------------------------------------------------
+
+  const open = () => document.querySelector("[data-open]")?.dataset.open;
+
+  function showOpen() {
+    const id = open() || document.querySelector("[data-panel]")?.dataset.panel.split("/").pop();
+    for (const row of rows()) {
+      if (row.dataset.id === id) row.setAttribute("aria-current", "true");
+      else row.removeAttribute("aria-current");
+    }
+  }
+
+  document.addEventListener("change", (event) => {
+    if (event.target.name !== "item" || !event.target.closest("#cards")) return;
+    if (event.target.checked) chosen.add(event.target.value);
+    else chosen.delete(event.target.value);
+    showSelection();
+  });
+
+  document.addEventListener("click", (event) => {
+    const target = event.target.closest("[data-unselect], [data-help]");
+    if (!target) return;
+    if (target.matches("[data-help]")) byId("help").showModal();
+    else clearSelection();
+  });
+
+  let focused = null;
+  body.addEventListener("htmx:beforeSwap", (event) => {
+    if (event.detail.target.id !== "list") return;
+    focused = document.activeElement?.closest("#cards .item")?.querySelector(".row")?.dataset.id;
+  });
+
+  body.addEventListener("htmx:afterSwap", (event) => {
+    const target = event.detail.target;
+    showAges();
+    if (target.id === "list") {
+      restore();
+      if (focused) rows().find((row) => row.dataset.id === focused)?.focus({ preventScroll: true });
+    } else if (target.id === "detail") {
+      const main = byId("main");
+      main.classList.toggle("has-open", target.childElementCount > 0);
+      if (target.querySelector("[data-unselect-all]")) clearSelection();
+      showOpen();
+      if (!open()) target.querySelector("[autofocus], textarea, input:not([type=hidden])")?.focus();
+    } else if (target.id === "notices") {
+      setTimeout(() => target.replaceChildren(), 8000);
+    }
+  });
+
+  body.addEventListener("htmx:sendError", () => showAway(true));
+
+  // -- keyboard ------------------------------------------------------------------------------------
+
+  const rows = () => all("#cards .row");
+
+  function move(step) {
+    const found = rows();
+    if (!found.length) return;
+    const active = document.activeElement?.closest(".row");
+    const from = found.findIndex((row) => row === active || (!active && row.ariaCurrent === "true"));
+    const to = from < 0 ? (step > 0 ? 0 : found.length - 1) : from + step;
+    const next = found[Math.min(Math.max(to, 0), found.length - 1)];
+    next.focus();
+    next.click();
+  }
+
+  const KEYS = {
+    j: () => move(1),
+    k: () => move(-1),
+    x: () => {
+      const row = document.activeElement?.closest(".row") || document.querySelector(".row[aria-current]");
+      row?.closest(".item").querySelector("input[name=item]")?.click();
+    },
+    "?": () => byId("help").showModal(),
+  };
+
+  function goBack() {
+    const back = document.querySelector("[data-back]");
+    if (back) back.click();
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || byId("help")?.open) return;
+    const typing = event.target.closest("input:not([type=checkbox]), textarea, select");
+    if (event.key === "Escape") {
+      if (typing) typing.blur();
+      else goBack();
+      return;
+    }
+    if (typing || !body.dataset.live) return;
+    const button = document.querySelector(`[data-key="${CSS.escape(event.key)}"]:not(:disabled)`);
+    const act = KEYS[event.key];
+    if (!button && !act) return;
+    event.preventDefault();
+    if (event.repeat && button) return; // a held key decides nothing twice
+    if (button) button.click();
+    else act();
+  });
+
+  // -- start ---------------------------------------------------------------------------------------
+
+  for (const form of all("form[data-submit]")) form.requestSubmit();
+  showAges();
+  restore();
+  listen();
+})();

@@ -1,0 +1,169 @@
+"""Text in pages: what a template prints is escaped, for HTML and for readers.
+
+Invariant: the environment made here escapes every printed value twice: characters that are
+invisible or change the direction of text become `\\u{202e}`, and HTML's own are quoted. Only markup
+made in this package (`Markup`) passes as it is, and it is never made of untrusted text. The filter
+`exact` quotes for HTML alone, for values that a form sends back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fumehood.approvals.wording import ago as words_of_age
+from fumehood.approvals.wording import (
+    entries_of,
+    entry_facts,
+    hidden_in,
+    preview_in_words,
+    rest_of,
+)
+from fumehood.core.escaping import json_line, json_lines, printable
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+
+MAX_SHOWN = 20_000
+"""Characters of one text on a page. The rest is a download."""
+
+MAX_LINES = 400
+
+_DIFF_KINDS = {"+": "added", "-": "removed", "@": "hunk"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The beginning of a text that may be too long for a page."""
+
+    text: str
+    is_cut: bool
+    length: int
+    """Of the whole, in characters."""
+
+
+@cache
+def make_environment() -> Environment:
+    """The environment of all templates, made once: compiling them takes a while."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.globals.update(static=_static_addresses().__getitem__)
+    environment.filters.update(
+        age=age,
+        moment=moment,
+        amount=amount,
+        size=size,
+        brief=brief,
+        exact=Markup.escape,
+        shown=shown,
+        json_line=json_line,
+        json_lines=json_lines,
+        diff=diff_lines,
+        preview_words=preview_in_words,
+        entries=entries_of,
+        facts=lambda entry: ", ".join(entry_facts(entry)) or "entry",
+        rest_of=rest_of,
+        hidden=hidden_in,
+    )
+    return environment
+
+
+def age(then: datetime | None, now: datetime | None = None) -> Markup:
+    """A distance in time, such as `2 m ago`, which the page keeps up to date."""
+    if then is None:
+        return Markup("")
+    words = words_of_age(then, now or datetime.now(UTC))
+    at = then.astimezone(UTC)
+    return Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M:%S} UTC" data-age>{}</time>').format(
+        at.isoformat(), at, words
+    )
+
+
+def moment(then: datetime | None) -> Markup:
+    """A time of day in UTC; with the date where it is not today's."""
+    if then is None:
+        return Markup("")
+    at, now = then.astimezone(UTC), datetime.now(UTC)
+    form = "%H:%M:%S" if at.date() == now.date() else "%Y-%m-%d %H:%M"
+    return Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M:%S} UTC">{}</time>').format(
+        at.isoformat(), at, at.strftime(form)
+    )
+
+
+def amount(number: float) -> str:
+    """A number with separators."""
+    return f"{number:,}"
+
+
+def size(number: float) -> str:
+    """A number of bytes in its unit."""
+    for unit in ("bytes", "KB", "MB"):
+        if number < 1000:
+            return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
+
+
+def brief(value: Any, length: int = 120) -> str:
+    """The beginning of a text or a JSON value, on one line."""
+    text = value if isinstance(value, str) else _arguments_in_brief(value, length)
+    line = text[: length + 1].replace("\n", " ⏎ ").replace("\t", " ")
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def shown(text: str) -> Shown:
+    """As much of a text as fits on a page."""
+    head = text[:MAX_SHOWN]
+    lines = head.split("\n")
+    if len(lines) > MAX_LINES:
+        head = "\n".join(lines[:MAX_LINES])
+    return Shown(head, is_cut=len(head) < len(text), length=len(text))
+
+
+def diff_lines(text: str) -> Iterator[tuple[str, str]]:
+    """Each line of a diff with its class."""
+    for line in text.removesuffix("\n").split("\n"):
+        yield _DIFF_KINDS.get(line[:1], "same"), line
+
+
+def _arguments_in_brief(value: Any, length: int) -> str:
+    """`name: value, …` for a call's arguments, and not more of it than is read."""
+    if not isinstance(value, dict):
+        return json_line(value)
+    parts, used = [], 0
+    for name, one in value.items():
+        text = one[:length] if isinstance(one, str) else json_line(one)[:length]
+        parts.append(f"{name[:40]}: {text}" if len(value) > 1 else text)
+        used += len(parts[-1])
+        if used > length:
+            break
+    return " · ".join(parts)
+
+
+def _finalize(value: Any) -> Any:
+    if isinstance(value, Markup):
+        return value
+    return "" if value is None else printable(str(value))
+
+
+def _static_addresses() -> dict[str, str]:
+    """The address of each static file, which changes with its content."""
+    return {
+        path.name: f"/static/{path.name}?{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+        for path in STATIC.iterdir()
+    }

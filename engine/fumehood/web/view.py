@@ -1,0 +1,218 @@
+"""A page and its requests.
+
+How to add a page:
+
+1. Write `pages/calls.py`. A handler takes a `View` and returns a response:
+
+       async def show(view: View) -> Response:
+           found = await view.caller.calls(limit=50)
+           return view.render("calls.html", calls=found.items)
+
+       async def cancel(view: View) -> Response:
+           await view.caller.cancel(view.path["call_id"])
+           return view.go("/calls")
+
+       PAGE = Page(
+           "Calls", "/calls", (get("/calls", show), post("/calls/{call_id}/cancel", cancel))
+       )
+
+2. Write `templates/calls.html`; it begins with `{% extends "base.html" %}` and fills the block
+   `main`. A part that is fetched alone (`hx-get`) is a template of its own, included in the page.
+   `parts.html` has the macros: `badge`, `fields`, `block` (long text), `empty`, `csrf`.
+3. Add `calls.PAGE` to `PAGES` in `pages/__init__.py`. That is also the order of the navigation.
+
+What a handler need not do: it runs for logged-in people only; a POST has passed its checks of
+origin and token; `Refused` and `DaemonUnavailable` become a page or, for a part, a notice; whatever
+a template prints is escaped. A handler raises `Problem` for a fault of the request.
+
+Rules: a GET changes nothing. No `style=`, no `<script>`, no `hx-on`, no `hx-vals='js:…'`, no filter
+in `hx-trigger`: the content policy forbids them, and the tests in `tests/browser` fail. Widths of
+bars are SVG attributes. A page looks again by `hx-trigger="live-approvals from:body"` or
+`hx-trigger="live-tick from:body"` (each 2 s), never by a timer of its own. Classes:
+`static/app.css` lists them at its head. Untrusted files are sent by `view.download`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from fumehood.client.async_client import AsyncClient
+from fumehood.client.async_control import AsyncControlClient
+from fumehood.web.logins import Login
+
+if TYPE_CHECKING:
+    from fumehood.web.app import Console
+
+MAX_FORM_BYTES = 4_000_000
+MAX_FORM_FIELDS = 2000
+FORM = "application/x-www-form-urlencoded"
+CSRF_HEADER = "x-csrf-token"
+
+
+class Problem(Exception):
+    """A fault of a request, told to the person who made it."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
+class Form:
+    """The fields of a form, or of a query; a field may be given several times."""
+
+    def __init__(self, fields: Sequence[tuple[str, str]]) -> None:
+        self.fields = fields
+
+    def get(self, name: str, default: str = "") -> str:
+        """The first value of a field."""
+        return next((value for key, value in self.fields if key == name), default)
+
+    def all(self, name: str) -> list[str]:
+        """Every value of a field."""
+        return [value for key, value in self.fields if key == name]
+
+    def number(self, name: str, default: int) -> int:
+        """A whole number. Raises Problem: it is none."""
+        given = self.get(name).strip()
+        if not given:
+            return default
+        if not (given.isascii() and given.isdigit() and len(given) < 10):
+            raise Problem(f"{name} is not a whole number.")
+        return int(given)
+
+
+class View:
+    """One request of a person who is logged in, and the answers to it."""
+
+    def __init__(self, console: Console, request: Request, login: Login) -> None:
+        self.console = console
+        self.request = request
+        self.login = login
+        self.form = Form([])
+        """The fields of a POST."""
+        self.query = Form(request.query_params.multi_items())
+        self.now = datetime.now(UTC)
+
+    @property
+    def control(self) -> AsyncControlClient:
+        """The control socket, with this person's credential."""
+        return self.login.control
+
+    @property
+    def caller(self) -> AsyncClient:
+        """The callers' socket, as the user who runs this process: no credential goes there."""
+        return self.console.caller
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The parts of the address that the route names."""
+        return self.request.path_params
+
+    @property
+    def is_part(self) -> bool:
+        """Whether a part of a page is asked for, and not the page."""
+        headers = self.request.headers
+        return "hx-request" in headers and "hx-history-restore-request" not in headers
+
+    def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """A page, or a part of one."""
+        return self.console.render(
+            template, status, login=self.login, now=self.now, path=self.request.url.path, **values
+        )
+
+    def go(self, address: str) -> Response:
+        """Send the browser to another page of ours."""
+        return go(self.request, address)
+
+    def notice(self, message: str, status: int = 200) -> Response:
+        """A message in the corner of the page, which stays as it is."""
+        if not self.is_part:
+            return self.render("message.html", status, message=message)
+        response = self.render("notice.html", status, message=message)
+        response.headers["hx-retarget"] = "#notices"
+        response.headers["hx-reswap"] = "innerHTML"
+        return response
+
+    @staticmethod
+    def unchanged() -> Response:
+        """The answer to a part that is as it was."""
+        return Response(status_code=204)
+
+    @staticmethod
+    def download(content: str | bytes, name: str) -> Response:
+        """Untrusted content as a file: no browser shows or runs it."""
+        raw = content.encode("utf-8", "replace") if isinstance(content, str) else content
+        safe = quote(name[-150:], safe="")
+        return Response(
+            raw,
+            media_type="text/plain; charset=utf-8",
+            headers={
+                "content-disposition": f"attachment; filename*=UTF-8''{safe}",
+                "content-security-policy": "sandbox; default-src 'none'",
+            },
+        )
+
+
+Handler = Callable[[View], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One method at one address."""
+
+    method: str
+    path: str
+    handler: Handler
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page with its parts."""
+
+    title: str
+    path: str
+    addresses: tuple[Address, ...]
+
+
+def get(path: str, handler: Handler) -> Address:
+    """A page or a part; it changes nothing."""
+    return Address("GET", path, handler)
+
+
+def post(path: str, handler: Handler) -> Address:
+    """A change."""
+    return Address("POST", path, handler)
+
+
+def go(request: Request, address: str) -> Response:
+    """Send a browser to another page of ours, whoever asks for it."""
+    if "hx-request" in request.headers:
+        return Response(status_code=200, headers={"hx-redirect": address})
+    return RedirectResponse(address, status_code=303)
+
+
+async def read_form(request: Request) -> Form:
+    """The fields of a body. Raises Problem."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+        raise Problem("This is not a form.", 415)
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > MAX_FORM_BYTES:
+            raise Problem("This form is too large.", 413)
+    try:
+        fields = parse_qsl(
+            raw.decode("ascii"), keep_blank_values=True, encoding="utf-8", errors="strict",
+            max_num_fields=MAX_FORM_FIELDS,
+        )  # fmt: skip
+    except ValueError:
+        raise Problem("This form cannot be read.") from None
+    return Form(fields)

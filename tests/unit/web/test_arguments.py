@@ -1,0 +1,106 @@
+"""Arguments as a form, and back: a form that is sent as it came gives equal arguments."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.core.escaping import printable
+from fumehood.web.arguments import arguments_of, errors_of, fields_of
+from fumehood.web.view import Form
+from support.web import SCHEMA
+
+pytestmark = pytest.mark.row("A6")
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(
+    ["a\r\nb", "a\nb", "\n", "", " x ", "a\u202eb", "\x1b[31m", "\t", "ﾠ", "</textarea>", "\"&'<"]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from([*SCHEMA["properties"]]) | TEXTS.filter(bool)  # type: ignore[misc]
+
+
+def as_a_browser_sends(fields: Any) -> Form:
+    """Texts as a browser sends them: every line end is CR LF."""
+    sent = []
+    for one in fields:
+        assert printable(one.value) == one.value
+        if one.is_given:
+            sent.append((f"given:{one.name}", "1"))
+        text = re.sub(r"\r\n|\r|\n", "\r\n", one.value)
+        sent.append((f"{one.kind}:{one.name}", text))
+    return Form(sent)
+
+
+@given(
+    st.dictionaries(NAMES, VALUES, max_size=5), st.sampled_from([SCHEMA, None, {"properties": 3}])
+)
+def test_unchanged_form_gives_equal_arguments(arguments: dict[str, Any], schema: Any) -> None:
+    fields = fields_of(arguments, schema)
+    found, errors = arguments_of(as_a_browser_sends(fields))
+    assert errors == {}
+    assert found == arguments
+    assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in arguments.items()}
+
+
+def test_fields_have_the_kinds_of_the_schema() -> None:
+    found = {
+        one.name: one for one in fields_of({"to": "a", "text": "x\ny", "more": {"a": 1}}, SCHEMA)
+    }
+    kinds = {name: one.kind for name, one in found.items()}
+    assert kinds == {
+        "to": "text", "text": "text", "times": "number", "urgent": "choice", "folder": "choice",
+        "tags": "json", "more": "json",
+    }  # fmt: skip
+    assert found["to"].is_required and not found["text"].is_required
+    assert not found["to"].is_long and found["text"].is_long
+    assert found["folder"].choices == ('"sent"', '"drafts"')
+    assert not found["times"].is_given and found["more"].is_given
+    assert "Whom to write to." in found["to"].label
+
+
+def test_what_cannot_be_read_is_said_at_its_field() -> None:
+    form = Form(
+        [("given:times", "1"), ("number:times", "two"), ("given:tags", "1"), ("json:tags", "[1,"),
+         ("given:to", "1"), ("text:to", "a"), ("text:text", "is left out")]
+    )  # fmt: skip
+    arguments, errors = arguments_of(form)
+    assert arguments == {"to": "a"}
+    assert errors["times"] == "This is not a number." and errors["tags"].startswith("No JSON")
+
+
+@pytest.mark.parametrize("text", ["1e999", "NaN", "Infinity", "0x1", "1_000", "１", "--1", ""])
+def test_number_that_is_none_is_refused(text: str) -> None:
+    found, errors = arguments_of(Form([("given:n", "1"), ("number:n", text)]))
+    assert found == {} and errors
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        (("to",), {"to"}),
+        (("/text/3",), {"text"}),
+        (("arguments.to",), {"to"}),
+        (("/arguments/a~1b",), {"a/b"}),
+        (None, {""}),
+    ],
+)
+def test_refusal_is_shown_at_the_fields_it_names(fields: Any, names: set[str]) -> None:
+    assert errors_of(fields, "No.") == dict.fromkeys(names, "No.")
+
+
+def test_markup_in_a_value_stays_a_value() -> None:
+    (field,) = fields_of({"x": "</textarea><script>"}, None)
+    assert html.unescape(html.escape(field.value)) == "</textarea><script>"

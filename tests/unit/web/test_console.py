@@ -1,0 +1,274 @@
+"""The console's door: who gets in, whose requests count, and what every answer says to a browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fumehood.web.guard import CONTENT_POLICY
+from fumehood.web.logins import IDLE_S, LINK_S, LONGEST_S
+from fumehood.web.view import Page, View, get
+from support.approvals import approval
+from support.web import ALICE, BASE, BOB, PORT, Browser, Site, make_site
+
+pytestmark = pytest.mark.row("A6")
+
+
+@pytest.fixture
+def site() -> Site:
+    return make_site(approval())
+
+
+PATHS = [
+    "/",
+    "/login",
+    "/inbox",
+    "/inbox/list",
+    "/nothing",
+    "/events",
+    "/static/app.css",
+    "/static/../app.py",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("credential", [None, ALICE])
+def test_every_answer_has_the_headers(site: Site, path: str, credential: str | None) -> None:
+    browser = site.browser(credential)
+    if path == "/events" and credential:
+        site.engine.is_away = True
+        return  # a stream without an end; its headers are seen in tests/browser
+    headers = browser.get(path).headers
+    assert headers["content-security-policy"] == CONTENT_POLICY
+    assert "unsafe" not in CONTENT_POLICY and "http" not in CONTENT_POLICY
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+    assert headers["cross-origin-opener-policy"] == "same-origin"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["cache-control"] == (
+        "public, max-age=31536000, immutable" if path == "/static/app.css" else "no-store"
+    )
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", "", f"127.0.0.2:{PORT}"],
+)
+def test_other_hosts_get_nothing(site: Site, host: str) -> None:
+    browser = site.browser()
+    assert browser.get("/inbox", host=host).status_code == 403
+    for own in (f"localhost:{PORT}", f"127.0.0.1:{PORT}", f"LOCALHOST:{PORT}"):
+        assert browser.get("/inbox", host=own).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "null",
+        f"https://127.0.0.1:{PORT}",
+        f"http://127.0.0.1:{PORT + 1}",
+        None,
+    ],
+)
+def test_change_from_another_origin_is_refused(site: Site, origin: str | None) -> None:
+    browser, one = site.browser(), approval()
+    sent = {"version": "1"}
+    assert browser.post(f"/inbox/{one.id}/approve", sent, origin=origin).status_code == 403
+    assert site.engine.asked == []
+    assert browser.post(f"/inbox/{one.id}/approve", sent).status_code == 200
+    assert len(site.engine.asked) == 1
+
+
+def test_form_without_its_token_is_refused(site: Site) -> None:
+    alice, bob = site.browser(ALICE), site.browser(BOB)
+    path, sent = f"/inbox/{approval().id}/approve", {"version": "1"}
+    assert alice.post(path, sent, csrf=False).status_code == 403
+    for wrong in (bob.csrf, "ä", ""):
+        assert alice.post(path, {**sent, "csrf": wrong}, csrf=False).status_code == 403
+    assert alice.post(path, sent, csrf=False, headers={"x-csrf-token": ""}).status_code == 403
+    assert alice.post(path, sent, csrf=False, headers={"x-csrf-token": "a"}).status_code == 403
+    assert site.engine.asked == []
+    assert (
+        alice.post(path, sent, csrf=False, headers={"x-csrf-token": alice.csrf}).status_code == 200
+    )
+
+
+def test_get_of_a_change_changes_nothing(site: Site) -> None:
+    one = approval()
+    assert site.browser().get(f"/inbox/{one.id}/approve").status_code == 405
+    assert site.browser().get("/logout").status_code == 405
+    assert site.engine.asked == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/inbox", "/inbox/list", f"/inbox/{approval().id}", "/inbox/several?item=a@1"]
+)
+def test_nothing_is_shown_without_a_login(site: Site, path: str) -> None:
+    browser = site.browser(None)
+    found = browser.get(path)
+    assert found.status_code == 303 and found.headers["location"] == "/login"
+    part = browser.part(path)
+    assert part.headers["hx-redirect"] == "/login" and part.text == ""
+    assert browser.post("/inbox/several", csrf=False).headers["location"] == "/login"
+
+
+def test_cookie_is_for_this_server_alone(site: Site) -> None:
+    cookie = Browser(site.console).log_in(ALICE).headers["set-cookie"]
+    assert cookie.startswith(f"fumehood_{PORT}=")
+    flags = {part.strip().lower() for part in cookie.split(";")[1:]}
+    assert {"httponly", "samesite=strict", "path=/"} <= flags
+    assert not any(flag.startswith("domain") for flag in flags)
+
+
+@pytest.mark.parametrize("credential", ["", "fha_nobody", "ä", "x" * 10_000])
+def test_wrong_credential_does_not_log_in(site: Site, credential: str) -> None:
+    browser = Browser(site.console)
+    found = browser.log_in(credential)
+    assert found.status_code == 403 and "unknown" in found.text
+    assert browser.get("/inbox").status_code == 303
+
+
+def token_of(link: str) -> str:
+    return link.partition("token=")[2]
+
+
+def test_link_logs_in_once(site: Site) -> None:
+    link = site.console.link(ALICE)
+    assert link.startswith(f"{BASE}/login?token=") and len(token_of(link)) >= 43  # 256 bits
+    page = Browser(site.console).get(link.removeprefix(BASE))
+    assert page.status_code == 200 and token_of(link) in page.text  # a look uses nothing up
+    first = Browser(site.console)
+    assert first.post("/login", {"token": token_of(link)}, csrf=False).status_code == 303
+    assert "alice" in first.get("/inbox").text
+    second = Browser(site.console)
+    again = second.post("/login", {"token": token_of(link)}, csrf=False)
+    assert again.status_code == 403 and "used already" in again.text
+    assert second.get("/inbox").status_code == 303
+
+
+@pytest.mark.parametrize(("after_s", "status"), [(LINK_S - 1, 303), (LINK_S + 1, 403)])
+def test_link_has_an_end(site: Site, after_s: float, status: int) -> None:
+    token = token_of(site.console.link(ALICE))
+    site.clock[0] += after_s
+    assert Browser(site.console).post("/login", {"token": token}, csrf=False).status_code == status
+
+
+def test_login_ends_when_it_is_not_used(site: Site) -> None:
+    browser = site.browser()
+    site.clock[0] += IDLE_S - 1
+    assert browser.get("/inbox").status_code == 200
+    site.clock[0] += IDLE_S + 1
+    assert browser.get("/inbox").status_code == 303
+    assert site.console.logins._logins == {}
+
+
+def test_login_ends_after_a_day_even_if_it_is_used(site: Site) -> None:
+    browser = site.browser()
+    for _ in range(int(LONGEST_S / (IDLE_S / 2))):
+        assert browser.get("/inbox").status_code == 200
+        site.clock[0] += IDLE_S / 2
+    site.clock[0] += 1
+    assert browser.get("/inbox").status_code == 303
+
+
+def test_logout_forgets_the_credential(site: Site) -> None:
+    browser = site.browser()
+    (login,) = site.console.logins._logins.values()
+    assert browser.post("/logout").status_code == 303
+    assert browser.get("/inbox").status_code == 303
+    assert login.control.is_closed  # type: ignore[attr-defined]
+
+
+def test_revoked_credential_ends_the_login(site: Site) -> None:
+    browser = site.browser()
+    site.engine.revoked.add(ALICE)
+    assert browser.get("/inbox").headers["location"] == "/login"
+    site.engine.revoked.clear()
+    assert browser.get("/inbox").status_code == 303
+
+
+def test_second_login_of_a_browser_ends_the_first(site: Site) -> None:
+    browser = site.browser(ALICE)
+    assert browser.log_in(BOB).status_code == 303
+    (login,) = site.console.logins._logins.values()
+    assert login.principal_id == "approver:bob"
+
+
+def test_logins_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fumehood.web.logins.MAX_LOGINS", 3)
+    browsers = [site.browser() for _ in range(4)]
+    assert [one.get("/inbox").status_code for one in browsers] == [303, 200, 200, 200]
+
+
+def test_no_secret_is_in_the_memory_of_the_logins_as_it_was_sent(site: Site) -> None:
+    cookie = (
+        Browser(site.console)
+        .log_in(ALICE)
+        .headers["set-cookie"]
+        .partition("=")[2]
+        .partition(";")[0]
+    )
+    token = token_of(site.console.link(ALICE))
+    kept = repr(site.console.logins._logins) + repr(list(site.console.logins._links))
+    assert cookie not in kept and token not in kept and ALICE not in kept
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"csrf=x", "text/plain", 415),
+        (b"a" * 4_000_001, "application/x-www-form-urlencoded", 413),
+        (b"a=%ff", "application/x-www-form-urlencoded", 400),
+        ("a=ü".encode(), "application/x-www-form-urlencoded", 400),
+        (b"a=1&" * 3000, "application/x-www-form-urlencoded", 400),
+    ],
+)
+def test_body_that_is_no_form_is_refused(
+    site: Site, content: bytes, kind: str, status: int
+) -> None:
+    headers = {"origin": BASE, "content-type": kind}
+    for path in ("/inbox/several", "/login"):
+        found = site.browser().client.post(path, content=content, headers=headers)
+        assert found.status_code == status, path
+    assert site.engine.asked == []
+
+
+def test_away_engine_is_a_page_that_comes_back(site: Site) -> None:
+    browser = site.browser()
+    site.engine.is_away = True
+    page = browser.get("/inbox")
+    assert page.status_code == 503 and "data-reload-when-back" in page.text
+    part = browser.part("/inbox/list")
+    assert part.status_code == 503 and part.headers["hx-retarget"] == "#notices"
+    assert Browser(site.console).log_in(ALICE).status_code == 503
+    site.engine.is_away = False
+    assert browser.get("/inbox").status_code == 200
+
+
+def test_fault_of_a_page_tells_the_browser_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    async def broken(view: View) -> Any:
+        raise RuntimeError("secret path")
+
+    site = make_site(pages=(Page("Broken", "/inbox", (get("/inbox", broken),)),))
+    found = site.browser().get("/inbox")
+    assert found.status_code == 500 and "secret path" not in found.text
+    assert "secret path" in capsys.readouterr().err
+
+
+def test_page_loads_nothing_from_elsewhere_and_has_no_inline_code(site: Site) -> None:
+    import re
+
+    page = site.browser().get(f"/inbox/{approval().id}").text
+    addresses = re.findall(r'(?:src|href|action|hx-get|hx-post)="([^"]*)"', page)
+    assert len(addresses) > 10
+    assert all(one.startswith(("/", "#")) for one in addresses)
+    assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=|hx-on|js:", page)
+
+
+def test_static_files_are_those_of_the_package_alone(site: Site) -> None:
+    for name in ("htmx.min.js", "app.js", "app.css", "icon.svg", "htmx.LICENSE.txt"):
+        assert site.browser(None).get(f"/static/{name}").status_code == 200
+    for name in ("..%2fapp.py", "%2e%2e/app.py", "nothing.js", "%00"):
+        assert site.browser(None).get(f"/static/{name}").status_code == 404
