@@ -28,6 +28,7 @@ from fumehood.approvals.wording import (
     rest_of,
 )
 from fumehood.core.escaping import json_line, json_lines, printable
+from fumehood.web.watching import FILTERS
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -80,6 +81,7 @@ def make_environment() -> Environment:
         rest_of=rest_of,
         hidden=hidden_in,
     )
+    environment.filters.update(FILTERS)
     return environment
 
 
