@@ -152,10 +152,8 @@ def _name(text: str) -> str:
 
 def _output(envelope: Envelope) -> dict[str, Any]:
     """What the tool gave, also where it failed."""
-    data = envelope.data
-    if not data and envelope.error is not None:
-        data = envelope.error.details
-    return data if isinstance(data, dict) else {"value": data} if data is not None else {}
+    details = envelope.error.details if envelope.error is not None else None
+    return envelope.data or details or {}
 
 
 def _pictures(envelope: Envelope | None) -> list[dict[str, Any]]:
@@ -169,11 +167,10 @@ def _parts_of(envelope: Envelope) -> dict[str, Any]:
     texts: dict[str, str] = {}
     rest: dict[str, Any] = {}
     for name, value in _output(envelope).items():
-        table = _table(value)
         if name in ("images", "files") or value in (None, "", [], {}):
             continue
-        if table is not None:
-            tables[name] = table
+        if (found := _table(value)) is not None:
+            tables[name] = found
         elif isinstance(value, str) and ("\n" in value or len(value) > 200):
             texts[name] = value
         elif isinstance(value, dict | list):

@@ -15,7 +15,7 @@ from fumehood.client.api_request import Refused
 from fumehood.web.view import Page, Problem, View, get, post
 
 MAX_SHOWN = 200
-MAX_LISTED = 200
+MAX_LISTED = 100
 MAX_PREVIEW_BYTES = 200_000
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
 """A file is held in memory while it is sent. Larger ones: `fumehood sessions get`."""
