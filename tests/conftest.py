@@ -37,6 +37,8 @@ gc.set_threshold(50_000)
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 NPM = Path(sys.prefix) / "npm" / "node_modules" / ".bin"
+CHROMIUM = Path("/usr/bin/chromium")
+AXE = NPM.parent / "axe-core" / "axe.min.js"
 FRAMEWORKS = Path(sys.executable).parents[1] / "frameworks" / "bin" / "python"
 FRAMEWORKS_MCP1 = FRAMEWORKS.parents[2] / "frameworks-mcp1" / "bin" / "python"
 """Of the environments that `make frameworks` makes."""
@@ -59,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require",
         default="",
-        help="Comma-separated needs (docker, runsc, landlock, root, systemd, node, npm) without which "
+        help="Comma-separated needs (docker, runsc, landlock, root, systemd, node, npm, browser) without which "
         "tests fail instead of being skipped.",
     )
     parser.addoption(
@@ -167,6 +169,11 @@ def has_npm_programs() -> bool:
     return (NPM / "mcp-inspector").exists()
 
 
+def has_browser() -> bool:
+    """Whether pages can be driven in Chromium, and looked at by axe."""
+    return CHROMIUM.exists() and AXE.exists()
+
+
 AVAILABLE = {
     "docker": has_docker,
     "runsc": has_runsc,
@@ -175,6 +182,7 @@ AVAILABLE = {
     "systemd": has_systemd_analyze,
     "node": has_node,
     "npm": has_npm_programs,
+    "browser": has_browser,
     "frameworks": lambda: FRAMEWORKS.exists() and FRAMEWORKS_MCP1.exists(),
 }
 

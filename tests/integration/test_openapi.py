@@ -275,6 +275,8 @@ CONTROL = [
     Asked("listRemembered", "/v1/policy/remembered", code="UNAUTHORIZED", credential="fht_0_0"),
     Asked("forgetRemembered", "/v1/policy/remembered/{rule_id}"),
     Asked("forgetRemembered", "/v1/policy/remembered/rul_0", code="RESOURCE_NOT_FOUND"),
+    Asked("whoami", "/v1/whoami"),
+    Asked("whoami", "/v1/whoami", code="UNAUTHORIZED", credential="fha_0_0"),
     Asked("listChanges", "/v1/changes"),
     Asked("listChanges", "/v1/changes", code="UNAUTHORIZED", credential="fha_0_0"),
     Asked("showPolicy", "/v1/policy"),

@@ -64,6 +64,7 @@ class FakeEngine:
     revoked: set[str] = field(default_factory=set)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     edit_refused: Refused | None = None
+    asked_for_changes: int = 0
     changed: anyio.Event = field(default_factory=anyio.Event)
 
     def put(self, *given: Approval) -> None:
@@ -129,6 +130,7 @@ class FakeControl:
 
     async def changes(self, after: int = -1, *, wait_s: float = 25) -> ApprovalChanges:
         self._check()
+        self.engine.asked_for_changes += 1
         if after == self.engine.changes:
             with anyio.move_on_after(wait_s):
                 await self.engine.changed.wait()

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from fumehood.approvals.model import Approval
-from fumehood.core.escaping import escapes, visible
+from fumehood.core.escaping import misleading_in, visible
 from fumehood.core.json_types import JsonObject
 
 MAX_NAMED = 8
@@ -57,7 +57,7 @@ def hidden_in(approval: Approval) -> str:
     found: Counter[str] = Counter()
     shown = [approval.arguments, approval.asked_arguments, approval.preview]
     for text in _texts([*shown, approval.reason, approval.tool]):
-        found.update(char for char, seen in escapes(text, breaks=True) if seen != char)
+        found.update(misleading_in(text))
     named = [
         f"U+{ord(char):04X} {unicodedata.name(char, 'control character')} ×{count}"
         for char, count in found.most_common(MAX_NAMED)

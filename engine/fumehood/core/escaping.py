@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 MAX_MARKS_IN_A_ROW = 3
 """Accents on one letter, as languages need. More would overlap other lines."""
+
+_MARKS = ("Mn", "Me")
 
 _SHOW_NOTHING = frozenset(
     {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0}
@@ -38,9 +41,16 @@ def visible(text: str) -> str:
 
 def printable(text: str) -> str:
     """Escape untrusted text; line ends and tabs stay."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(shown for _, shown in escapes(text, breaks=True))
+    return "\n".join(map(_printable_line, text.split("\n")))
+
+
+def misleading_in(text: str) -> Counter[str]:
+    """The characters of a text that `printable` escapes, counted."""
+    found: Counter[str] = Counter()
+    for line in text.split("\n"):
+        if not _is_harmless(line):
+            found.update(char for char, shown in escapes(line, breaks=True) if shown != char)
+    return found
 
 
 def indented(text: str) -> str:
@@ -72,7 +82,7 @@ def escapes(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
     marks = 0
     can_carry = False
     for char in text:
-        is_mark = unicodedata.category(char) in ("Mn", "Me")
+        is_mark = unicodedata.category(char) in _MARKS
         marks = marks + 1 if is_mark else 0
         paints_over = is_mark and (not can_carry or marks > MAX_MARKS_IN_A_ROW)
         if (char in "\n\t" and breaks) or (_is_seen(char) and not paints_over):
@@ -80,6 +90,19 @@ def escapes(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
         else:
             yield char, f"\\u{{{ord(char):04x}}}"
         can_carry = char.isalpha() or (is_mark and can_carry)
+
+
+def _printable_line(line: str) -> str:
+    if _is_harmless(line):
+        return line
+    return "".join(shown for _, shown in escapes(line, breaks=True))
+
+
+def _is_harmless(line: str) -> bool:
+    """Whether a line has nothing to escape; looks at each character once, for long texts."""
+    if line.isascii() and line.isprintable():
+        return True
+    return all(_is_seen(char) and unicodedata.category(char) not in _MARKS for char in set(line))
 
 
 def _is_seen(char: str) -> bool:

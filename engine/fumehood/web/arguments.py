@@ -19,10 +19,13 @@ from typing import Any, Literal
 from fumehood.core.escaping import printable
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
-from fumehood.web.view import Form
+from fumehood.web.view import Form, Problem
 
 Kind = Literal["text", "number", "choice", "json"]
 LONG_TEXT = 60
+MAX_TEXT = 200_000
+"""Characters of all arguments, as JSON."""
+
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 
 
@@ -50,7 +53,16 @@ class ArgumentField:
 def fields_of(
     arguments: JsonObject, schema: JsonObject | None, errors: Mapping[str, str] | None = None
 ) -> list[ArgumentField]:
-    """The fields of a call: those of the schema, then arguments that it does not name."""
+    """The fields of a call: those of the schema, then arguments that it does not name.
+
+    Raises:
+        Problem: they are too long for a form.
+    """
+    if len(json.dumps(arguments)) > MAX_TEXT:
+        raise Problem(
+            "These arguments are too long to edit here. In a terminal: fumehood approvals approve "
+            "ID --edit @FILE"
+        )
     properties = _object(_object(schema).get("properties"))
     required = _object(schema).get("required")
     names = [*properties, *(name for name in arguments if name not in properties)]

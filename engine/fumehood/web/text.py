@@ -9,6 +9,7 @@ made in this package (`Markup`) passes as it is, and it is never made of untrust
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,10 +25,11 @@ from fumehood.approvals.wording import (
     entries_of,
     entry_facts,
     hidden_in,
+    is_shown,
     preview_in_words,
     rest_of,
 )
-from fumehood.core.escaping import json_line, json_lines, printable
+from fumehood.core.escaping import json_line, printable
 from fumehood.web.watching import FILTERS
 
 HERE = Path(__file__).parent
@@ -73,12 +75,12 @@ def make_environment() -> Environment:
         exact=Markup.escape,
         shown=shown,
         json_line=json_line,
-        json_lines=json_lines,
         diff=diff_lines,
         preview_words=preview_in_words,
         entries=entries_of,
         facts=lambda entry: ", ".join(entry_facts(entry)) or "entry",
         rest_of=rest_of,
+        unknown_of=lambda preview: {k: v for k, v in preview.items() if not is_shown(k, v)},
         hidden=hidden_in,
     )
     environment.filters.update(FILTERS)
@@ -128,8 +130,9 @@ def brief(value: Any, length: int = 120) -> str:
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
-def shown(text: str) -> Shown:
-    """As much of a text as fits on a page."""
+def shown(value: Any) -> Shown:
+    """As much of a text, or of a value as JSON, as fits on a page."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
     head = text[:MAX_SHOWN]
     lines = head.split("\n")
     if len(lines) > MAX_LINES:
@@ -146,15 +149,19 @@ def diff_lines(text: str) -> Iterator[tuple[str, str]]:
 def _arguments_in_brief(value: Any, length: int) -> str:
     """`name: value, …` for a call's arguments, and not more of it than is read."""
     if not isinstance(value, dict):
-        return json_line(value)
+        return _json(value)
     parts, used = [], 0
     for name, one in value.items():
-        text = one[:length] if isinstance(one, str) else json_line(one)[:length]
+        text = one[:length] if isinstance(one, str) else _json(one)[:length]
         parts.append(f"{name[:40]}: {text}" if len(value) > 1 else text)
         used += len(parts[-1])
         if used > length:
             break
     return " · ".join(parts)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _finalize(value: Any) -> Any:

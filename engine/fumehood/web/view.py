@@ -26,8 +26,8 @@ origin and token; `Refused` and `DaemonUnavailable` become a page or, for a part
 a template prints is escaped. A handler raises `Problem` for a fault of the request.
 
 Rules: a GET changes nothing. No `style=`, no `<script>`, no `hx-on`, no `hx-vals='js:…'`, no filter
-in `hx-trigger`: the content policy forbids them, and the tests in `tests/browser` fail. Widths of
-bars are SVG attributes. A page looks again by `hx-trigger="live-approvals from:body"` or
+in `hx-trigger`: the content policy forbids them, and `tests/acceptance/test_web.py` fails. Widths
+of bars are SVG attributes. A page looks again by `hx-trigger="live-approvals from:body"` or
 `hx-trigger="live-tick from:body"` (each 2 s), never by a timer of its own. Classes:
 `static/app.css` lists them at its head. Untrusted files are sent by `view.download`.
 """

@@ -340,6 +340,7 @@ CONTROL: list[tuple[Method, str, Any]] = [
     (lambda c: c.approvers.list(), "GET /v1/approvers", None),
     (lambda c: c.approvers.remove("n"), "DELETE /v1/approvers/n", None),
     (lambda c: c.changes(), "GET /v1/changes", None),
+    (lambda c: c.whoami(), "GET /v1/whoami", None),
     (lambda c: c.audit.page(after=7, limit=50), "GET /v1/audit?after=7&limit=50", None),
     (lambda c: c.audit.verify(), "GET /v1/audit/verify", None),
     (lambda c: c.audit.rotate(), "POST /v1/audit/rotate", None),

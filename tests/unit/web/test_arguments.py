@@ -64,10 +64,13 @@ def test_fields_have_the_kinds_of_the_schema() -> None:
         "to": "text", "text": "text", "times": "number", "urgent": "choice", "folder": "choice",
         "tags": "json", "more": "json",
     }  # fmt: skip
-    assert found["to"].is_required and not found["text"].is_required
-    assert not found["to"].is_long and found["text"].is_long
+    assert found["to"].is_required
+    assert not found["text"].is_required
+    assert not found["to"].is_long
+    assert found["text"].is_long
     assert found["folder"].choices == ('"sent"', '"drafts"')
-    assert not found["times"].is_given and found["more"].is_given
+    assert not found["times"].is_given
+    assert found["more"].is_given
     assert "Whom to write to." in found["to"].label
 
 
@@ -78,13 +81,15 @@ def test_what_cannot_be_read_is_said_at_its_field() -> None:
     )  # fmt: skip
     arguments, errors = arguments_of(form)
     assert arguments == {"to": "a"}
-    assert errors["times"] == "This is not a number." and errors["tags"].startswith("No JSON")
+    assert errors["times"] == "This is not a number."
+    assert errors["tags"].startswith("No JSON")
 
 
 @pytest.mark.parametrize("text", ["1e999", "NaN", "Infinity", "0x1", "1_000", "１", "--1", ""])
 def test_number_that_is_none_is_refused(text: str) -> None:
     found, errors = arguments_of(Form([("given:n", "1"), ("number:n", text)]))
-    assert found == {} and errors
+    assert found == {}
+    assert errors
 
 
 @pytest.mark.parametrize(

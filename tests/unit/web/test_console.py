@@ -38,10 +38,11 @@ def test_every_answer_has_the_headers(site: Site, path: str, credential: str | N
     browser = site.browser(credential)
     if path == "/events" and credential:
         site.engine.is_away = True
-        return  # a stream without an end; its headers are seen in tests/browser
+        return  # a stream without an end; its headers are seen in the browser
     headers = browser.get(path).headers
     assert headers["content-security-policy"] == CONTENT_POLICY
-    assert "unsafe" not in CONTENT_POLICY and "http" not in CONTENT_POLICY
+    assert "unsafe" not in CONTENT_POLICY
+    assert "http" not in CONTENT_POLICY
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "same-origin"
     assert headers["cross-origin-opener-policy"] == "same-origin"
@@ -108,9 +109,11 @@ def test_get_of_a_change_changes_nothing(site: Site) -> None:
 def test_nothing_is_shown_without_a_login(site: Site, path: str) -> None:
     browser = site.browser(None)
     found = browser.get(path)
-    assert found.status_code == 303 and found.headers["location"] == "/login"
+    assert found.status_code == 303
+    assert found.headers["location"] == "/login"
     part = browser.part(path)
-    assert part.headers["hx-redirect"] == "/login" and part.text == ""
+    assert part.headers["hx-redirect"] == "/login"
+    assert part.text == ""
     assert browser.post("/inbox/several", csrf=False).headers["location"] == "/login"
 
 
@@ -126,7 +129,8 @@ def test_cookie_is_for_this_server_alone(site: Site) -> None:
 def test_wrong_credential_does_not_log_in(site: Site, credential: str) -> None:
     browser = Browser(site.console)
     found = browser.log_in(credential)
-    assert found.status_code == 403 and "unknown" in found.text
+    assert found.status_code == 403
+    assert "unknown" in found.text
     assert browser.get("/inbox").status_code == 303
 
 
@@ -136,15 +140,18 @@ def token_of(link: str) -> str:
 
 def test_link_logs_in_once(site: Site) -> None:
     link = site.console.link(ALICE)
-    assert link.startswith(f"{BASE}/login?token=") and len(token_of(link)) >= 43  # 256 bits
+    assert link.startswith(f"{BASE}/login?token=")
+    assert len(token_of(link)) >= 43
     page = Browser(site.console).get(link.removeprefix(BASE))
-    assert page.status_code == 200 and token_of(link) in page.text  # a look uses nothing up
+    assert page.status_code == 200
+    assert token_of(link) in page.text
     first = Browser(site.console)
     assert first.post("/login", {"token": token_of(link)}, csrf=False).status_code == 303
     assert "alice" in first.get("/inbox").text
     second = Browser(site.console)
     again = second.post("/login", {"token": token_of(link)}, csrf=False)
-    assert again.status_code == 403 and "used already" in again.text
+    assert again.status_code == 403
+    assert "used already" in again.text
     assert second.get("/inbox").status_code == 303
 
 
@@ -212,7 +219,9 @@ def test_no_secret_is_in_the_memory_of_the_logins_as_it_was_sent(site: Site) -> 
     )
     token = token_of(site.console.link(ALICE))
     kept = repr(site.console.logins._logins) + repr(list(site.console.logins._links))
-    assert cookie not in kept and token not in kept and ALICE not in kept
+    assert cookie not in kept
+    assert token not in kept
+    assert ALICE not in kept
 
 
 @pytest.mark.parametrize(
@@ -239,9 +248,11 @@ def test_away_engine_is_a_page_that_comes_back(site: Site) -> None:
     browser = site.browser()
     site.engine.is_away = True
     page = browser.get("/inbox")
-    assert page.status_code == 503 and "data-reload-when-back" in page.text
+    assert page.status_code == 503
+    assert "data-reload-when-back" in page.text
     part = browser.part("/inbox/list")
-    assert part.status_code == 503 and part.headers["hx-retarget"] == "#notices"
+    assert part.status_code == 503
+    assert part.headers["hx-retarget"] == "#notices"
     assert Browser(site.console).log_in(ALICE).status_code == 503
     site.engine.is_away = False
     assert browser.get("/inbox").status_code == 200
@@ -253,7 +264,8 @@ def test_fault_of_a_page_tells_the_browser_nothing(capsys: pytest.CaptureFixture
 
     site = make_site(pages=(Page("Broken", "/inbox", (get("/inbox", broken),)),))
     found = site.browser().get("/inbox")
-    assert found.status_code == 500 and "secret path" not in found.text
+    assert found.status_code == 500
+    assert "secret path" not in found.text
     assert "secret path" in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from fumehood.client.api_request import Refused
 from fumehood.core.envelope import Envelope
 from fumehood.core.escaping import json_lines
+from fumehood.web.guard import SANDBOX
 from fumehood.web.plots import time_line
 from fumehood.web.view import Page, Problem, View, get, post
 
@@ -79,7 +80,7 @@ async def picture(view: View) -> Response:
     kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
     if kind is None:
         return view.download(content, str(entry.get("filename", "figure")))
-    return Response(content, media_type=kind, headers={"content-security-policy": "sandbox"})
+    return Response(content, media_type=kind, headers={"content-security-policy": SANDBOX})
 
 
 async def raw(view: View) -> Response:
@@ -164,7 +165,7 @@ def _pictures(envelope: Envelope | None) -> list[dict[str, Any]]:
 def _parts_of(envelope: Envelope) -> dict[str, Any]:
     """The answer in parts: pictures, files, tables, texts and the rest, by name."""
     tables: dict[str, Any] = {}
-    texts: dict[str, str] = {}
+    texts: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for name, value in _output(envelope).items():
         if name in ("images", "files") or value in (None, "", [], {}):
@@ -174,7 +175,7 @@ def _parts_of(envelope: Envelope) -> dict[str, Any]:
         elif isinstance(value, str) and ("\n" in value or len(value) > 200):
             texts[name] = value
         elif isinstance(value, dict | list):
-            texts[name] = json_lines(value)
+            texts[name] = value
         else:
             rest[name] = value
     files = _output(envelope).get("files")

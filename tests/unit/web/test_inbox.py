@@ -1,0 +1,374 @@
+"""The inbox: everything of a call is shown and inert, and what was looked at is decided or nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.approvals.model import ApprovalState, DecisionRecord
+from fumehood.core.escaping import printable
+from support.approvals import NOW, approval
+from support.web import BOB, make_site, many, refusal
+
+pytestmark = pytest.mark.row("A6")
+
+ID = approval().id
+SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+HOSTILE = [
+    SCRIPT,
+    "\x1b]0;title\x07\x1b[2J\x1b[31mred",
+    "invoice\u202egpj.exe",
+    "a\u200bb\u2066c\ufeff",
+    "</pre></textarea></title><svg onload=alert(1)>",
+    "' onclick=alert(1) x='",
+    '"><a href="javascript:alert(1)">',
+    "{{ 7*7 }}{% raw %}",
+    "x" * 5_000_000,
+    "line\n" * 100_000,
+]
+
+
+class Tags(HTMLParser):
+    """The tags and attributes that a browser would see."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.seen.append((tag, dict(attributes)))
+
+    @property
+    def shape(self) -> list[str]:
+        return [tag for tag, _ in self.seen]
+
+
+def mail(**fields: Any) -> Any:
+    given = {
+        "tool": "send_mail",
+        "arguments": {"to": "a@example.com", "text": "Hi"},
+        "binding": None,
+    }
+    return approval(**{**given, **fields})
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:12]))
+def test_hostile_text_is_shown_inert_everywhere(text: str) -> None:
+    entry = {
+        "path": text,
+        "kind": "file",
+        "size": 3,
+        "diff": f"@@ -1 +1 @@\n-{text}\n+b\n",
+        "other": text,
+    }
+    one = mail(
+        arguments={"to": text, text[:200]: text, "deep": [text, {"k": text}]}, agent_id=text[:100],
+        session_id=text[:100], reason=text, rule=text[:100], tool_version="1.0.0",
+        preview={"added": [entry], "kept": [{"path": text, "why": text}], "would_fail": text, "odd": text},
+        stuck=text[:100], principal_id=text[:100],
+        decisions=(DecisionRecord(at=NOW, approver=text[:100], channel="control", decision="deny", action_digest="0" * 64, reason=text[:500]),),
+    )  # fmt: skip
+    site = make_site(one)
+    browser = site.browser()
+    for path in (
+        "",
+        "/list",
+        f"/{ID}",
+        f"/{ID}/edit",
+        f"/{ID}/deny",
+        f"/{ID}/remember",
+        f"/several?item={ID}@1",
+    ):
+        found = browser.get(f"/inbox{path}")
+        is_too_long = path.endswith("edit") and len(text) > 10_000
+        assert found.status_code == (400 if is_too_long else 200), path
+        assert len(found.content) < 1_000_000, path
+        tags = Tags(found.text)
+        for tag, attributes in tags.seen:
+            assert not any(name.startswith("on") or name == "style" for name in attributes), path
+            assert tag not in ("svg", "iframe", "object", "embed", "base"), path
+            for name in ("href", "src", "action"):
+                assert (
+                    not (attributes.get(name) or "").lower().startswith(("javascript", "data", "x"))
+                ), path
+            if tag in ("script", "img"):
+                assert (attributes["src"] or "").startswith("/static/")
+        shown = found.text.replace("\n", "").replace("\t", "")
+        names = re.sub(r'(name|value)="[^"]*"', "", shown)  # what a form sends back is exact
+        assert printable(names) == names, path
+
+
+TEXT = st.text(max_size=30)
+
+
+@given(
+    TEXT,
+    TEXT,
+    TEXT,
+    st.recursive(
+        TEXT | st.none() | st.integers(),
+        lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+        max_leaves=5,
+    ),
+)
+def test_no_text_makes_a_tag(tool: str, reason: str, name: str, value: Any) -> None:
+    def shape_of(tool: str, reason: str, name: str, value: Any) -> list[str]:
+        site = make_site()
+        one = approval(tool=tool, reason=reason, arguments={name: value}, binding=None)
+        values = {"approvals": [one], "pending": 1, "tab": "waiting", "has_more": False, "shown": 50,
+                  "next_shown": 50, "max_listed": 500, "open_id": None, "now": NOW}  # fmt: skip
+        page = site.console.render("inbox_list.html", **values)
+        return Tags(page.body.decode()).shape
+
+    assert shape_of(tool, reason, name, value) == shape_of("t", "r", "n", "v")
+
+
+def test_everything_an_approver_needs_is_shown() -> None:
+    binding = {
+        "placement": "container", "place": {"image": "python-data", "runtime": "runsc"}, "network": "none",
+        "limits": {"timeout_seconds": 30.0, "memory_mb": 512, "output_bytes": 1048576}, "cost_ceiling": "0.250000",
+    }  # fmt: skip
+    preview = {
+        "changed": [
+            {"path": "a.txt", "kind": "file", "size": 4, "diff": "@@ -1 +1 @@\n-old\n+new\n"}
+        ]
+    }
+    one = mail(
+        binding=binding, preview=preview, agent_id="mailer", rule="no-mail", reason="Mail costs.", quorum=2,
+        approvers=("approver:alice", "approver:bob"), counted=("approver:bob",), session_id="sess_1",
+        budget={"budget": "daily", "left": "0", "limit": "5", "needed": "1"},
+    )  # fmt: skip
+    page = make_site(one).browser().get(f"/inbox/{ID}").text
+    words = re.sub(r"<[^>]+>", " ", page)
+    for expected in (
+        "send_mail", "mailer", "no-mail", "Mail costs.", "container · python-data · runsc", "30 s", "512 MB",
+        "1,048,576 bytes of output", "0.250000 USD", "a.txt", "-old", "+new", "2 approvals from approver:alice, approver:bob",
+        "1 so far", "sess_1", "daily", "a@example.com", one.call_id, "dangerous", "changes 1 file",
+    ):  # fmt: skip
+        assert expected in words, expected
+    assert '<span class="removed">-old' in page
+    assert '<span class="added">+new' in page
+
+
+def test_argument_that_is_too_long_is_cut_and_can_be_downloaded() -> None:
+    text = "<b>" * 1_000_000
+    browser = make_site(mail(arguments={"a b/ü": text})).browser()
+    page = browser.get(f"/inbox/{ID}").text
+    assert len(page) < 250_000
+    assert "3,000,000 characters" in page
+    (address,) = re.findall(rf'href="(/inbox/{ID}/raw\?part=arguments[^"]*)"', page)
+    assert unquote(address).endswith("name=a b/ü")
+    found = browser.get(address.replace("&amp;", "&"))
+    assert found.text == text
+    assert found.headers["content-type"] == "text/plain; charset=utf-8"
+    assert found.headers["content-disposition"].startswith("attachment;")
+
+
+@pytest.mark.parametrize("decision", ["approve", "deny"])
+def test_decision_carries_what_was_shown(decision: str) -> None:
+    site = make_site(approval(version=4, action_digest="d" * 64))
+    browser = site.browser()
+    sent = {"version": "4", "digest": "d" * 64, "reason": " because\r\nof it "}
+    page = browser.post(f"/inbox/{ID}/{decision}", sent)
+    ((who, item),) = site.engine.asked
+    assert (who, item.approval_id, item.version) == ("approver:alice", ID, 4)
+    assert item.decision.decision == decision
+    assert item.decision.reason == "because\nof it"
+    assert item.decision.action_digest == ("d" * 64 if decision == "approve" else None)
+    assert "approver:alice" in page.text
+
+
+def test_second_of_two_people_sees_who_was_first() -> None:
+    site = make_site(approval())
+    alice, bob = site.browser(), site.browser(BOB)
+    assert alice.post(f"/inbox/{ID}/deny", {"version": "1"}).status_code == 200
+    late = bob.post(f"/inbox/{ID}/approve", {"version": "1"})
+    assert "approver:alice denied this first" in late.text
+    assert "Your decision changed nothing" in late.text
+    assert len(site.engine.asked) == 1
+    assert "You denied this first" in alice.post(f"/inbox/{ID}/approve", {"version": "1"}).text
+
+
+def test_decision_on_an_old_version_changes_nothing() -> None:
+    site = make_site(approval(version=2))
+    page = site.browser().post(f"/inbox/{ID}/approve", {"version": "1"})
+    assert "Look again; nothing was decided" in page.text
+    assert site.engine.asked == []
+
+
+@pytest.mark.parametrize("version", ["", "x", "-1", "９", "1" * 12])
+def test_decision_needs_a_version(version: str) -> None:
+    site = make_site(approval())
+    found = site.browser().post(f"/inbox/{ID}/approve", {"version": version})
+    assert found.status_code in (200, 400)
+    assert site.engine.asked == []
+
+
+def test_open_page_is_left_alone_until_its_approval_changes() -> None:
+    site = make_site(approval())
+    browser = site.browser()
+    (address,) = re.findall(
+        r'hx-get="(/inbox/[^"]*\?version=[^"]*)"', browser.get(f"/inbox/{ID}").text
+    )
+    assert browser.part(address).status_code == 204
+    site.engine.put(approval(counted=("approver:bob",), quorum=2))
+    assert browser.part(address).status_code == 200
+
+
+def test_edit_is_a_form_of_the_schema_and_is_approved_after_a_look() -> None:
+    site = make_site(mail())
+    browser = site.browser()
+    form = browser.part(f"/inbox/{ID}/edit").text
+    assert 'name="text:to" value="a@example.com"' in form
+    assert 'name="choice:urgent"' in form
+    fields = [
+        ("given:to", "1"),
+        ("text:to", "b@example.com"),
+        ("given:text", "1"),
+        ("text:text", "a\r\nb"),
+        ("version", "1"),
+    ]
+    looked = browser.post(f"/inbox/{ID}/edit", fields, headers={"hx-request": "true"})
+    assert site.engine.asked == []
+    assert "b@example.com" in looked.text
+    hidden = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', looked.text))
+    import html
+
+    arguments = html.unescape(hidden["arguments"])
+    assert json.loads(arguments) == {"to": "b@example.com", "text": "a\nb"}
+    sent = {"version": hidden["version"], "digest": hidden["digest"], "arguments": arguments}
+    assert browser.post(f"/inbox/{ID}/approve", sent).status_code == 200
+    ((_, item),) = site.engine.asked
+    assert item.decision.arguments == {"to": "b@example.com", "text": "a\nb"}
+    assert item.decision.action_digest == "e" * 64
+
+
+def test_refused_edit_keeps_what_was_typed_and_says_what_is_wrong() -> None:
+    site = make_site(mail())
+    site.engine.edit_refused = refusal("INVALID_PARAMS", "to is no address", ["to"])
+    page = (
+        site.browser()
+        .post(f"/inbox/{ID}/edit", [("given:to", "1"), ("text:to", "typed"), ("version", "1")])
+        .text
+    )
+    assert 'value="typed"' in page
+    assert re.search(r'<p class="error"[^>]*>to is no address', page)
+    site.engine.edit_refused = refusal("PERMISSION_DENIED", "The policy denies this.")
+    page = site.browser().post(f"/inbox/{ID}/edit", [("version", "1")]).text
+    assert re.search(r'role="alert">The policy denies this', page)
+
+
+def test_tool_without_a_known_schema_is_edited_as_json() -> None:
+    form = (
+        make_site(approval(arguments={"paths": ["a.txt"]})).browser().part(f"/inbox/{ID}/edit").text
+    )
+    assert 'name="json:paths"' in form
+
+
+def test_rule_is_shown_before_it_is_remembered() -> None:
+    site = make_site(mail())
+    browser = site.browser()
+    page = browser.part(f"/inbox/{ID}/remember").text
+    assert "With exactly" in page
+    assert "Approve and remember" in page
+    page = browser.part(f"/inbox/{ID}/remember?scope=8h&uses=3").text
+    assert "With ANY arguments" in page
+    assert "3 more times" in page
+    assert site.engine.asked == []
+    browser.post(f"/inbox/{ID}/approve", {"version": "1", "scope": "8h", "uses": "3", "same": "to"})
+    ((_, item),) = site.engine.asked
+    wish = item.decision.remember
+    assert (wish.scope, wish.uses, wish.arguments) == ("until", 3, ("to",))
+    assert timedelta(hours=7.9) < wish.until - datetime.now(UTC) < timedelta(hours=8.1)
+
+
+@pytest.mark.parametrize(
+    "query", ["scope=9y", "scope=1h&uses=x", "scope=1h&uses=0", "scope=1h&uses=99999999999"]
+)
+def test_rule_that_cannot_be_is_refused(query: str) -> None:
+    site = make_site(mail())
+    page = site.browser().part(f"/inbox/{ID}/remember?{query}").text
+    assert 'role="alert"' in page
+    assert re.search(r"<button[^>]*disabled[^>]*>Approve and remember", page)
+    fields = dict(pair.split("=") for pair in query.split("&"))
+    assert (
+        site.browser().post(f"/inbox/{ID}/approve", {"version": "1", **fields}).status_code == 400
+    )
+    assert site.engine.asked == []
+
+
+def test_several_are_shown_and_then_decided_together() -> None:
+    site = make_site(*many(3))
+    browser = site.browser()
+    items = [f"{one.id}@1" for one in many(3)[:2]]
+    page = browser.part("/inbox/several?" + "&".join(f"item={one}" for one in items)).text
+    assert "file-1.txt" in page
+    assert "file-2.txt" in page
+    assert "file-3.txt" not in page
+    fields = [("item", one) for one in items] + [("decision", "deny"), ("reason", "no")]
+    assert browser.post("/inbox/several", fields).status_code == 200
+    assert [(item.decision.decision, item.version) for _, item in site.engine.asked] == [
+        ("deny", 1)
+    ] * 2
+
+
+def test_of_several_none_is_decided_where_one_has_changed() -> None:
+    site = make_site(*many(2))
+    site.engine.put(many(2)[1].model_copy(update={"version": 2}))
+    fields = [("item", f"{one.id}@1") for one in many(2)] + [("decision", "approve")]
+    assert site.browser().post("/inbox/several", fields).status_code == 409
+    assert site.engine.asked == []
+
+
+@pytest.mark.parametrize("item", ["", "apr_1", "apr_1@", "apr_1@x", "@", "../../x@1"])
+def test_item_that_is_none_is_refused(item: str) -> None:
+    site = make_site(approval())
+    found = site.browser().post("/inbox/several", [("item", item), ("decision", "approve")])
+    assert found.status_code >= 400
+    assert site.engine.asked == []
+
+
+def test_list_shows_a_part_of_many_and_the_count_of_all() -> None:
+    browser = make_site(*many(1000)).browser()
+    page = browser.get("/inbox").text
+    assert page.count('class="row"') == 50
+    assert re.search(r'Waiting <span class="count">1,000</span>', page)
+    assert "Show more (950 are not shown)" in page
+    assert browser.part("/inbox/list?shown=100").text.count('class="row"') == 100
+    most = browser.part("/inbox/list?shown=99999999").text
+    assert most.count('class="row"') == 500
+    assert "Show more" not in most
+    assert browser.part("/inbox/list?shown=x").status_code == 400
+
+
+def test_decided_calls_are_listed_with_who_decided() -> None:
+    site = make_site(approval(1), approval(2, state=ApprovalState.INTERRUPTED))
+    browser = site.browser()
+    browser.post(f"/inbox/{ID}/deny", {"version": "1"})
+    page = browser.get("/inbox?tab=decided").text
+    assert "denied by approver:alice" in page
+    assert "interrupted" in page
+    assert 'name="item"' not in page
+
+
+def test_interrupted_call_is_resolved_by_a_person() -> None:
+    site = make_site(approval(state=ApprovalState.INTERRUPTED))
+    browser = site.browser()
+    assert "may have taken effect" in browser.get(f"/inbox/{ID}").text
+    assert browser.post(f"/inbox/{ID}/resolve", {"outcome": "maybe"}).status_code == 400
+    browser.post(f"/inbox/{ID}/resolve", {"outcome": "done", "reason": "saw it"})
+    assert site.engine.asked == [("approver:alice", (ID, "done", "saw it"))]
+
+
+@pytest.mark.parametrize("name", ["apr_none", "..", "%2e%2e", "%00", "a%0ab", "x" * 3000])
+def test_unknown_approval_is_a_page_that_says_so(name: str) -> None:
+    assert make_site().browser().get(f"/inbox/{name}").status_code in (303, 404, 409)

@@ -1,0 +1,126 @@
+"""Live updates: one watcher for all pages, which says when the engine is away and when it is back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from fumehood.web import live
+from fumehood.web.live import MAX_STREAMS
+from support.approvals import approval
+from support.web import ALICE, BOB, Site, make_site
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("A6")]
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(live, "RETRY_S", 0.01)
+    monkeypatch.setattr(live, "TICK_S", 0.02)
+    return make_site(approval(1))
+
+
+class Page:
+    """The events of one open page."""
+
+    def __init__(self, site: Site, login: Any) -> None:
+        self._events = site.console.live.events(login)
+
+    async def __aenter__(self) -> Page:
+        assert await anext(self._events) == b"retry: 1000\n\n"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._events.aclose()  # type: ignore[attr-defined]
+
+    async def next(self) -> bytes:
+        """The next event that is no tick."""
+        with anyio.fail_after(10):
+            while (event := await anext(self._events)).startswith(b"event: tick"):
+                pass
+        return event
+
+    async def tick(self) -> bytes:
+        with anyio.fail_after(10):
+            return await anext(self._events)
+
+
+async def log_in(site: Site, credential: str = ALICE) -> Any:
+    _, login = await site.console.logins.open(credential)
+    return login
+
+
+async def test_page_is_told_of_the_number_that_waits(site: Site) -> None:
+    async with Page(site, await log_in(site)) as page:
+        assert await page.next() == b'event: approvals\ndata: {"pending":1}\n\n'
+        site.engine.put(approval(2))
+        assert await page.next() == b'event: approvals\ndata: {"pending":2}\n\n'
+
+
+async def test_many_pages_share_one_watcher_that_ends_with_them(site: Site) -> None:
+    one, two = await log_in(site), await log_in(site, BOB)
+    async with Page(site, one) as first, Page(site, two) as second:
+        assert await first.next() == await second.next()
+        asked = site.engine.asked_for_changes
+        site.engine.put(approval(2))
+        assert await first.next() == await second.next()
+        assert site.engine.asked_for_changes <= asked + 2
+        watcher = site.console.live._watcher
+    with pytest.raises(BaseException):  # noqa: B017, PT011
+        await watcher
+    asked = site.engine.asked_for_changes
+    site.engine.put(approval(3))
+    await anyio.lowlevel.checkpoint()
+    assert site.engine.asked_for_changes == asked
+
+
+async def test_page_is_told_when_the_engine_is_away_and_back(site: Site) -> None:
+    async with Page(site, await log_in(site)) as page:
+        await page.next()
+        site.engine.is_away = True
+        site.engine.tell()
+        assert await page.next() == b"event: away\ndata: {}\n\n"
+        site.engine.is_away, site.engine.changes = False, 0  # it counts anew after a start
+        assert (await page.next()).startswith(b"event: approvals")
+
+
+async def test_page_of_a_closed_login_is_told_and_ends(site: Site) -> None:
+    login = await log_in(site)
+    async with Page(site, login) as page:
+        await page.next()
+        await site.console._end(login)
+        assert await page.next() == b"event: logged-out\ndata: {}\n\n"
+        with pytest.raises(StopAsyncIteration):
+            await page.tick()
+    async with Page(site, None) as page:
+        assert await page.next() == b"event: logged-out\ndata: {}\n\n"
+
+
+async def test_revoked_credential_ends_its_pages_and_no_others(site: Site) -> None:
+    alice, bob = await log_in(site), await log_in(site, BOB)
+    async with Page(site, alice) as first, Page(site, bob) as second:
+        await first.next()
+        await second.next()
+        site.engine.revoked.add(BOB)  # the watcher asks with the newest page's credential
+        site.engine.tell()
+        assert await second.next() == b"event: logged-out\ndata: {}\n\n"
+        await second.__aexit__()
+        site.engine.put(approval(2))
+        assert await first.next() == b'event: approvals\ndata: {"pending":2}\n\n'
+
+
+async def test_page_too_many_pauses_the_oldest(site: Site) -> None:
+    login = await log_in(site)
+    pages: list[Any] = []
+    async with anyio.create_task_group():
+        for _ in range(MAX_STREAMS + 1):
+            pages.append(await Page(site, login).__aenter__())
+            await pages[-1].tick()
+        told = [await page.next() for page in pages]
+        assert told[0] == b"event: paused\ndata: {}\n\n"
+        assert all(one.startswith(b"event: approvals") for one in told[1:])
+        for page in pages:
+            await page.__aexit__()
