@@ -172,9 +172,7 @@ def _parts_of(envelope: Envelope) -> dict[str, Any]:
             continue
         if (found := _table(value)) is not None:
             tables[name] = found
-        elif isinstance(value, str) and ("\n" in value or len(value) > 200):
-            texts[name] = value
-        elif isinstance(value, dict | list):
+        elif isinstance(value, dict | list) or _is_long(value):
             texts[name] = value
         else:
             rest[name] = value
@@ -184,6 +182,10 @@ def _parts_of(envelope: Envelope) -> dict[str, Any]:
         "files": [one for one in files if isinstance(one, dict)] if isinstance(files, list) else [],
         "tables": tables, "texts": texts, "rest": rest,
     }  # fmt: skip
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, str) and ("\n" in value or len(value) > 200)
 
 
 def _table(value: Any) -> dict[str, Any] | None:
