@@ -12,6 +12,7 @@
   let source = null;
   let pending = null;
   let isAway = false;
+  let told = 0;
 
   function listen() {
     if (!body.dataset.live || source) return;
@@ -20,6 +21,7 @@
       const now = JSON.parse(event.data).pending;
       showAway(false);
       showPending(now);
+      told += 1;
       htmx.trigger(body, "live-approvals");
     });
     source.addEventListener("tick", () => htmx.trigger(body, "live-tick"));
@@ -171,6 +173,13 @@
     } else if (target.id === "notices") {
       setTimeout(() => target.replaceChildren(), 8000);
     }
+  });
+
+  // A change while an approval was fetched: the request for it was lost with the old part.
+  body.addEventListener("htmx:beforeRequest", (event) => { event.detail.xhr.told = told; });
+  body.addEventListener("htmx:afterSettle", (event) => {
+    const isLate = event.detail.target.id === "detail" && event.detail.xhr.told !== told;
+    if (isLate) htmx.trigger(body, "live-approvals");
   });
 
   body.addEventListener("htmx:sendError", () => showAway(true));

@@ -1,0 +1,354 @@
+"""The web console in a real browser: people log in, look, and decide; what an agent writes is inert."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from conftest import Daemon
+from fumehood import Client, ControlClient
+from fumehood.core.envelope import Envelope
+from support.approving import approving_daemon, ran
+from support.browser import (
+    NARROW,
+    VIOLATIONS,
+    WIDE,
+    Console,
+    Person,
+    faults_of,
+    running_browser,
+    running_console,
+)
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.row("A6"), pytest.mark.needs("browser")]
+
+SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def daemon(home: Path) -> Iterator[Daemon]:
+    with approving_daemon(home) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def bob(daemon: Daemon) -> str:
+    """Another approver's credential."""
+    with ControlClient(daemon.control, credential=daemon.credential) as client:
+        return client.approvers.add("bob").secret
+
+
+@pytest.fixture(scope="module")
+def console(daemon: Daemon) -> Iterator[Console]:
+    with running_console(daemon) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+NewPerson = Callable[..., Person]
+
+
+@pytest.fixture
+def person(chromium: Browser) -> Iterator[NewPerson]:
+    """Somebody with a window; whatever breaks the content policy, or throws, fails the test."""
+    people: list[Person] = []
+
+    def make(**given: Any) -> Person:
+        people.append(Person(chromium, **given))
+        return people[-1]
+
+    yield make
+    complaints = [said for one in people for said in one.complaints]
+    for one in people:
+        one.context.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def owner(person: NewPerson, console: Console, daemon: Daemon) -> Page:
+    """The first approver, at the inbox."""
+    return person().log_in(console, daemon.credential)
+
+
+def ask(daemon: Daemon, text: str, **arguments: Any) -> str:
+    """The approval of a call that waits."""
+    with Client(daemon.socket) as client:
+        answer = client.call("note", {"text": text, **arguments})
+    assert answer.error is not None
+    assert answer.error.approval_id is not None, answer.error
+    return answer.error.approval_id
+
+
+def answer_of(daemon: Daemon, approval_id: str) -> Envelope:
+    """The answer of a call that was decided."""
+    with Client(daemon.socket) as client:
+        call = client.approvals.show(approval_id).call_id
+        wait_until(lambda: client.call_state(call).envelope is not None)
+        found = client.call_state(call).envelope
+    assert found is not None
+    return found
+
+
+def show(page: Page, approval_id: str) -> None:
+    """Open one approval by a click on its row."""
+    page.click(f'.row[data-id="{approval_id}"]')
+    page.wait_for_selector(f'[data-open="{approval_id}"]')
+
+
+def wait_for_state(page: Page, state: str) -> None:
+    expect(page.locator(".approval .badge").first).to_have_text(state)
+
+
+def test_link_of_the_terminal_logs_in_once(person: NewPerson, daemon: Daemon) -> None:
+    with running_console(daemon) as console:
+        first, second = person(), person()
+        first.page.goto(console.link)
+        first.page.wait_for_url("**/inbox")
+        expect(first.page.locator(".who .name")).to_have_text("owner")
+        second.page.goto(console.link)
+        expect(second.page.locator(".banner.bad")).to_contain_text("used already")
+        second.page.goto(f"{console.address}/inbox")
+        expect(second.page).to_have_url(f"{console.address}/login")
+        first.page.click("text=Log out")
+        first.page.wait_for_url("**/login")
+        first.page.goto(f"{console.address}/inbox")
+        expect(first.page).to_have_url(f"{console.address}/login")
+
+
+def test_new_call_appears_by_itself_and_is_approved_from_the_keyboard(
+    owner: Page, daemon: Daemon
+) -> None:
+    approval = ask(daemon, "by keyboard")
+    expect(owner.locator(f'.row[data-id="{approval}"]')).to_be_visible()
+    expect(owner).to_have_title(re.compile(r"^\(\d+\) Inbox"))
+    owner.keyboard.press("j")
+    owner.wait_for_selector(f'[data-open="{approval}"]')
+    expect(owner.locator(".argument code").first).to_have_text('"by keyboard"')
+    owner.keyboard.press("a")
+    wait_for_state(owner, "done")
+    assert (
+        answer_of(daemon, approval).data == {"result": {"noted": "by keyboard"}}
+        or answer_of(daemon, approval).success
+    )
+    assert ran(daemon)[-1] == "'by keyboard' 1"
+    expect(owner.locator(f'.row[data-id="{approval}"]')).to_have_count(0)
+    expect(owner.locator(".votes")).to_contain_text("approver:owner")
+
+
+def test_denial_tells_the_model_why(owner: Page, daemon: Daemon) -> None:
+    approval = ask(daemon, "denied one")
+    show(owner, approval)
+    owner.keyboard.press("d")
+    owner.fill("#reason", "Not on a Monday.")
+    owner.click("button:text-is('Deny')")
+    wait_for_state(owner, "denied")
+    error = answer_of(daemon, approval).error
+    assert error is not None
+    assert error.code == "APPROVAL_DENIED"
+    assert "Not on a Monday." in error.message
+    assert not any("denied one" in line for line in ran(daemon))
+
+
+def test_edited_call_is_checked_shown_and_then_run(owner: Page, daemon: Daemon) -> None:
+    approval = ask(daemon, "before\nan edit", times=2)
+    show(owner, approval)
+    owner.keyboard.press("e")
+    owner.fill("[name='text:text']", "after\nan edit")
+    owner.fill("[name='number:times']", "many")
+    owner.click("text=Check the edit")
+    expect(owner.locator(".error")).to_have_text("This is not a number.")
+    expect(owner.locator("[name='text:text']")).to_have_value("after\nan edit")
+    owner.fill("[name='number:times']", "3")
+    owner.click("text=Check the edit")
+    expect(owner.locator(".arguments")).to_contain_text("after")
+    assert not any("edit" in line for line in ran(daemon))
+    owner.click("text=Approve as edited")
+    wait_for_state(owner, "done")
+    assert ran(daemon)[-1] == "'after\\nan edit' 3"
+    expect(owner.locator(".approval")).to_contain_text("As requested, before the edit")
+
+
+def test_remembered_rule_is_shown_first_and_allows_the_next_call(
+    owner: Page, daemon: Daemon
+) -> None:
+    show(owner, ask(daemon, "again and again"))
+    owner.keyboard.press("r")
+    expect(owner.locator(".rule")).to_contain_text("any number of times")
+    owner.fill("#uses", "1")
+    owner.locator("#uses").blur()
+    expect(owner.locator(".rule")).to_contain_text("1 more times")
+    owner.click("text=Approve and remember")
+    wait_for_state(owner, "done")
+    with Client(daemon.socket) as client:
+        assert client.call("note", {"text": "again and again"}).success
+
+
+def test_several_are_decided_together(owner: Page, daemon: Daemon) -> None:
+    names = [f"one of several {number}" for number in range(3)]
+    asked = [ask(daemon, name) for name in names]
+    for approval in asked[:2]:
+        owner.check(f'.item:has([data-id="{approval}"]) input')
+    expect(owner.locator("#selection")).to_contain_text("2 selected")
+    late = ask(daemon, "meanwhile")
+    expect(owner.locator(f'.row[data-id="{late}"]')).to_be_visible()
+    expect(owner.locator("#selection")).to_contain_text("2 selected")  # a new list forgets nothing
+    owner.click("text=Decide together")
+    owner.click("text=Approve all 2")
+    expect(owner.locator("#detail")).to_contain_text("2 approved")
+    wait_until(lambda: sum("one of several" in line for line in ran(daemon)) == 2)
+    assert not any("one of several 2" in line for line in ran(daemon))
+    expect(owner.locator("#selection")).to_be_hidden()
+
+
+def test_second_of_two_people_sees_who_was_first(
+    owner: Page, person: NewPerson, console: Console, daemon: Daemon, bob: str
+) -> None:
+    approval = ask(daemon, "for two")
+    second = person().log_in(console, bob)
+    second.goto(f"{console.address}/inbox/{approval}")
+    second.keyboard.press("d")  # a form, which no live update takes away
+    second.fill("#reason", "too late")
+    show(owner, approval)
+    owner.keyboard.press("a")
+    wait_for_state(owner, "done")
+    second.click("button:text-is('Deny')")
+    expect(second.locator(".banner.warn[role=alert]")).to_contain_text(
+        "approver:owner approved this first"
+    )
+    assert ran(daemon)[-1] == "'for two' 1"
+
+
+def test_decision_of_another_person_arrives_by_itself(
+    owner: Page, person: NewPerson, console: Console, daemon: Daemon, bob: str
+) -> None:
+    approval = ask(daemon, "seen by two")
+    second = person().log_in(console, bob)
+    show(second, approval)
+    show(owner, approval)
+    owner.keyboard.press("a")
+    wait_for_state(second, "done")
+    expect(second.locator(".votes")).to_contain_text("approver:owner")
+
+
+@pytest.mark.parametrize(
+    "text", [SCRIPT, f"</pre></textarea>{SCRIPT}", f"'\">{SCRIPT}", "a\u202eb\x1b[31m"]
+)
+def test_hostile_text_is_inert_on_every_view(owner: Page, daemon: Daemon, text: str) -> None:
+    approval = ask(daemon, text)
+    show(owner, approval)
+    for key in ("", "e", "d", "r"):
+        if key:
+            owner.keyboard.press(key)
+            owner.wait_for_selector(".panel :focus")
+        assert owner.locator("#detail img, #detail script, #cards img").count() == 0
+        assert not re.search("[\u202e\x1b]", owner.inner_text("body"))
+        if key:
+            owner.keyboard.press("Escape")
+            owner.keyboard.press("Escape")
+            owner.wait_for_selector("[data-open]")
+    owner.keyboard.press("a")
+    wait_for_state(owner, "done")
+    assert ran(daemon)[-1] == f"{text!r} 1"
+
+
+def test_breach_of_the_content_policy_is_noticed(person: NewPerson, console: Console) -> None:
+    """The control: what the other tests rely on."""
+    somebody = person()
+    page = somebody.open(f"{console.address}/login")
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=alert(1)>')")
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">x</p>')")
+    wait_until(
+        lambda: page.evaluate("1") == 1 and any(VIOLATIONS in one for one in somebody.complaints)
+    )
+    somebody.complaints.clear()
+
+
+def test_page_of_another_site_can_do_nothing(owner: Page, console: Console, daemon: Daemon) -> None:
+    """In the browser that is logged in; what the server itself refuses is in tests/unit/web."""
+    approval = ask(daemon, "from elsewhere")
+    elsewhere = owner.context.new_page()
+    elsewhere.goto("about:blank")
+    sent = """(address) => fetch(address, {method: "POST", mode: "no-cors", credentials: "include",
+        body: new URLSearchParams({version: "1"})}).then((answer) => answer.type, () => "blocked")"""
+    address = f"{console.address}/inbox/{approval}/approve"
+    assert elsewhere.evaluate(sent, address) in ("opaque", "blocked")
+    show(owner, approval)
+    assert not any("from elsewhere" in line for line in ran(daemon))
+
+
+def test_expired_login_leads_to_the_login_page(
+    owner: Page, console: Console, daemon: Daemon
+) -> None:
+    owner.context.clear_cookies()
+    ask(daemon, "for nobody")  # the list is fetched again
+    owner.wait_for_url("**/login")
+
+
+def test_page_recovers_by_itself_when_the_engine_comes_back(person: NewPerson, home: Path) -> None:
+    place = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    try:
+        with approving_daemon(place) as before:
+            console = running_console(before)
+            running = console.__enter__()
+            page = person().log_in(running, before.credential)
+            first = ask(before, "before the restart")
+            show(page, first)
+        expect(page.locator("#away")).to_be_visible()
+        page.keyboard.press("a")
+        expect(page.locator("#notices")).to_contain_text("away")
+        with approving_daemon(place, credential=before.credential) as after:
+            expect(page.locator("#away")).to_be_hidden()
+            second = ask(after, "after the restart")
+            expect(page.locator(f'.row[data-id="{second}"]')).to_be_visible()
+            page.keyboard.press("a")
+            wait_for_state(page, "done")
+            assert ran(after) == ["'before the restart' 1"]
+            console.__exit__(None, None, None)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_axe_finds_nothing(
+    person: NewPerson, console: Console, daemon: Daemon, size: tuple[int, int], scheme: str
+) -> None:
+    approval = ask(daemon, f"looked at by axe\n{scheme}{size}")
+    somebody = person(size=size, scheme=scheme)
+    page = somebody.open(f"{console.address}/login")
+    assert faults_of(page) == []
+    somebody.log_in(console, daemon.credential)
+    for path in ("", "?tab=decided", f"/{approval}"):
+        page.goto(f"{console.address}/inbox{path}")
+        page.wait_for_selector("[data-open]" if approval in path else "#cards")
+        assert faults_of(page) == [], path
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+    for key in ("e", "d", "r"):
+        page.click(f'[data-key="{key}"]')
+        page.wait_for_selector(".panel")
+        assert faults_of(page) == [], key
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), key
+        page.click("[data-back]")
+        page.wait_for_selector("[data-open]")
+    page.keyboard.press("?")
+    assert faults_of(page) == []

@@ -1,0 +1,161 @@
+"""The console as a process: started by a terminal or beside a daemon, and nobody's to look into."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, make_first_approver
+from fumehood.web.server import protect
+from support.browser import running_console
+from support.wait import wait_until
+
+pytestmark = pytest.mark.row("A6")
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def status_of(address: str, **headers: str) -> int:
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, headers=headers), timeout=30
+        ) as found:
+            return found.status
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+def is_gone(address: str) -> bool:
+    host, port = address.removeprefix("http://").split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0
+
+
+def test_terminal_is_given_a_link_and_the_credential_stays_out_of_sight(
+    administered_daemon: Daemon,
+) -> None:
+    with running_console(administered_daemon) as console:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/login\?token=[\w-]{43}", console.link)
+        assert status_of(f"{console.address}/login") == 200
+        assert status_of(f"{console.address}/login", Host="evil.example") == 403
+        for name in ("cmdline", "environ"):
+            place = Path(f"/proc/{console.process.pid}/{name}")
+            assert administered_daemon.credential.encode() not in place.read_bytes()
+        # Of a process that may not be dumped root owns /proc/PID, and others of its user read nothing.
+        held = Path(f"/proc/{console.process.pid}/status").read_text()
+        assert "CoreDumping:\t0" in held
+        limits = Path(f"/proc/{console.process.pid}/limits").read_text()
+        assert re.search(r"Max core file size +0 +0 ", limits)
+    assert is_gone(console.address)
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("is_protected", [True, False], ids=["protected", "control"])
+def test_other_process_of_its_user_cannot_look_into_it(is_protected: bool, tmp_path: Path) -> None:
+    """As nobody, who is not root; /proc/PID/environ asks for the same right as the memory."""
+    program = (
+        "import ctypes, sys\n"
+        f"{inspect.getsource(protect)}\n"
+        f"PR_SET_DUMPABLE = 4; import resource\nif {is_protected}: protect()\n"
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    nobody = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-I", "-c"]
+    process = subprocess.Popen([*nobody, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    look = f"open('/proc/{process.pid}/environ').read()"
+    other = subprocess.run([*nobody, look], capture_output=True, check=False)
+    process.communicate(timeout=30)
+    assert (other.returncode == 0) is not is_protected
+
+
+def test_taken_port_is_said_before_a_credential_is_asked_for(
+    administered_daemon: Daemon, taken_port: int
+) -> None:
+    for command in (
+        ["web", "--port", str(taken_port)],
+        ["serve", "--web", "--web-port", str(taken_port)],
+    ):
+        done = subprocess.run(
+            [str(FUMEHOOD), *command], env=administered_daemon.environment, input="",
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode != 0
+        assert f"The port {taken_port} of this machine cannot be used" in done.stderr
+        assert "Credential" not in done.stderr
+
+
+def test_wrong_credential_starts_no_console(administered_daemon: Daemon) -> None:
+    done = subprocess.run(
+        [str(FUMEHOOD), "web", "--port", "0", "--credential-stdin"], input="fha_0_0\n",
+        env=administered_daemon.environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "token=" not in done.stdout
+
+
+def console_of(daemon: Daemon) -> tuple[str, int]:
+    """The address and the process of the console beside a daemon."""
+    found = re.compile(r"The console listens on (http://127\.0\.0\.1:\d+)")
+    wait_until(lambda: found.search(daemon.log) is not None)
+    address = found.search(daemon.log)
+    assert address is not None
+    wait_until(lambda: status_of(f"{address[1]}/login") == 200)
+    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text()
+    (child,) = [
+        int(pid) for pid in children.split()
+        if b"fumehood.web" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]  # fmt: skip
+    return address[1], child
+
+
+def serve_web(home: Path) -> Daemon:
+    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "SECRET_OF_A_TOOL": "canary"}
+    with (home / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [str(FUMEHOOD), "serve", "--web", "--web-port", "0"], env=environment,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    return Daemon(process, home, environment)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_console_beside_a_daemon_ends_with_it(home: Path, how: signal.Signals) -> None:
+    make_first_approver(home)
+    daemon = serve_web(home)
+    try:
+        address, child = console_of(daemon)
+        assert b"canary" not in Path(f"/proc/{child}/environ").read_bytes()
+        daemon.process.send_signal(how)
+        daemon.process.wait(timeout=30)
+        wait_until(lambda: is_gone(address))
+    finally:
+        daemon.process.kill()
+        daemon.process.wait(timeout=30)
+
+
+def test_daemon_without_the_option_has_no_console(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text()
+    assert not any(
+        b"fumehood.web" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children.split()
+    )
+    maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()
+    assert "markupsafe" not in maps
+    assert os.path.exists(daemon.socket)

@@ -1,0 +1,131 @@
+"""A real browser for the console, and the console in front of a real daemon."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from conftest import AXE, CHROMIUM, FUMEHOOD, Daemon
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+"""Root has no sandbox of its own."""
+
+WAIT_MS = 20_000
+WIDE, NARROW = (1280, 800), (380, 780)
+VIOLATIONS = "violations-of-the-policy"
+NOTE_VIOLATIONS = """
+addEventListener("securitypolicyviolation", (event) =>
+  console.error("violations-of-the-policy", event.violatedDirective, event.blockedURI, event.sample));
+"""
+HARMLESS = ("Failed to load resource", "net::ERR", "Response Status Error Code")
+"""What the console of a browser says of answers that are refusals, and of a server that is away."""
+
+
+@dataclass
+class Console:
+    """A running `fumehood web`."""
+
+    process: subprocess.Popen[str]
+    link: str
+
+    @property
+    def address(self) -> str:
+        return self.link.partition("/login")[0]
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(timeout=30)
+
+
+@contextmanager
+def running_console(daemon: Daemon, credential: str = "") -> Iterator[Console]:
+    """The console of a daemon, which listens on a port of the system's choice."""
+    process = subprocess.Popen(
+        [str(FUMEHOOD), "web", "--port", "0", "--credential-stdin"], env=daemon.environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{credential or daemon.credential}\n")
+    process.stdin.flush()
+    lines = iter(process.stdout.readline, "")
+    link = next(line.strip() for line in lines if "/login?token=" in line)
+    console = Console(process, link)
+    try:
+        yield console
+    finally:
+        status = console.stop()
+        process.stdin.close()
+        process.stdout.close()
+    assert status in (0, -15), status
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Person:
+    """Somebody with a window: what the browser complains of is kept."""
+
+    def __init__(
+        self, browser: Browser, size: tuple[int, int] = WIDE, scheme: Any = "light"
+    ) -> None:
+        self.complaints: list[str] = []
+        self.context: BrowserContext = browser.new_context(
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme
+        )
+        self.context.set_default_timeout(WAIT_MS)
+        self.context.add_init_script(NOTE_VIOLATIONS)
+        self.page = self.new_page()
+
+    def new_page(self) -> Page:
+        page = self.context.new_page()
+        page.on("console", lambda said: self._note(said.type, said.text))
+        page.on("pageerror", lambda error: self._note("error", str(error)))
+        page.on(
+            "dialog",
+            lambda dialog: (self._note("error", f"dialog {dialog.message}"), dialog.dismiss()),
+        )
+        return page
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind == "error" and not any(words in text for words in HARMLESS):
+            self.complaints.append(text)
+
+    def log_in(self, console: Console, credential: str) -> Page:
+        self.page.goto(f"{console.address}/login")
+        self.page.fill("#credential", credential)
+        self.page.click("button.primary")
+        self.page.wait_for_url("**/inbox")
+        return self.page
+
+    def open(self, address: str) -> Page:
+        """A page, with its script started."""
+        self.page.goto(address)
+        self.page.wait_for_selector("main")
+        return self.page
+
+
+def faults_of(page: Page) -> list[str]:
+    """What axe finds on a page, as it is now."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found: dict[str, Sequence[Any]] = page.evaluate(
+        "axe.run(document, {resultTypes: ['violations']})"
+    )
+    return [
+        f"{one['id']}: {node['html'][:150]} {node['failureSummary'][:300]}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
