@@ -6,6 +6,8 @@ them, so that the three cannot differ.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, RootModel
 
 from fumehood.approvals.model import Approval, ApprovalPage, RememberedRule
@@ -110,6 +112,26 @@ class CallAnswer(_Data):
     call: CallRecord
     approval: Approval | None = None
     envelope: Envelope | None = None
+
+
+class CallDetails(_Data):
+    """One call of anybody's, with everything that is kept of it, for approvers and administrators.
+
+    `stages_ms` is the time of each stage in order. `audit_seq` is its row in the audit chain.
+    `children` are the calls that its program made, newest first.
+    """
+
+    call: CallRecord
+    stages_ms: dict[str, float]
+    audit_seq: int | None
+    approval: Approval | None
+    envelope: Envelope | None
+    answer: Literal["shown", "not_kept", "needs_admin"]
+    """Why there is an envelope, or none. Kept are the answers of calls that needed approval or
+    had an idempotency key."""
+    children: tuple[CallRecord, ...]
+    can_repeat: bool
+    """Whether its arguments are kept, so that it can be repeated as a dry run."""
 
 
 class BatchAnswer(_Data):

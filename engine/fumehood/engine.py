@@ -53,6 +53,7 @@ from fumehood.core.status import AlertList, Readiness, StateReadiness
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import TokenCounter
 from fumehood.engine_metrics import figures_of
+from fumehood.engine_overview import Overview
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.session_files import SessionFiles
 from fumehood.formats.agent_loop import (
@@ -176,6 +177,7 @@ class Engine:
         self.approvals = made.approvals.service
         self.policy = made.policy
         self.webhook = made.approvals.webhook
+        self.overview = Overview(made)
 
     async def __aenter__(self) -> Engine:
         await self._life.begin()

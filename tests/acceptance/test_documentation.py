@@ -415,7 +415,7 @@ def test_how_to_watch_with_prometheus_runs_as_it_stands(
     environment = {
         **CLEAN_ENVIRONMENT,
         "FUMEHOOD_HOME": str(home),
-        "PATH": f"{FUMEHOOD.parent}:{tmp_path}:{CLEAN_ENVIRONMENT['PATH']}",
+        "PATH": f"{tmp_path}:{shell_path()}",
     }
     said: list[str] = []
     for language, mark, text in snippets(page):

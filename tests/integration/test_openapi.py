@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import Daemon
-from fumehood import ControlClient
+from fumehood import Client, ControlClient
 from fumehood.approvals.channels.webhook import HEADER, sign
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from support.http import Answer, SocketClient
@@ -212,6 +212,31 @@ CONTROL = [
     Asked("explainCall", "/v1/policy/explain", {"tool": "nothing"}, "TOOL_NOT_FOUND"),
     Asked("reloadPolicy", "/v1/policy/reload", {}),
     Asked("reloadPolicy", "/v1/policy/reload", {}, "UNAUTHORIZED", credential=""),
+    Asked("showEngine", "/v1/engine"),
+    Asked("showEngine", "/v1/engine", code="UNAUTHORIZED", credential=""),
+    Asked("showFigures", "/v1/figures?hours=168"),
+    Asked("showFigures", "/v1/figures?hours=0", code="INVALID_PARAMS"),
+    Asked("listAllCalls", "/v1/calls?principal=uid:0&limit=2"),
+    Asked("listAllCalls", "/v1/calls?cursor=call_0", code="RESOURCE_NOT_FOUND"),
+    Asked("showAnyCall", "/v1/calls/{kept_call}"),
+    Asked("showAnyCall", "/v1/calls/call_0", code="RESOURCE_NOT_FOUND"),
+    Asked("getBlobOfCall", "/v1/calls/{kept_call}{kept_blob}"),
+    Asked("getBlobOfCall", "/v1/calls/{kept_call}{kept_blob}0", code="RESOURCE_NOT_FOUND"),
+    Asked("repeatAsDryRun", "/v1/calls/{asked_call}/dry-run", {}),
+    Asked("repeatAsDryRun", "/v1/calls/call_0/dry-run", {}, "RESOURCE_NOT_FOUND"),
+    Asked("listAllSessions", "/v1/sessions"),
+    Asked("listAllSessions", "/v1/sessions", code="UNAUTHORIZED", credential=""),
+    Asked("showAnySession", "/v1/sessions/{session_id}"),
+    Asked("showAnySession", "/v1/sessions/sess_0", code="RESOURCE_NOT_FOUND"),
+    Asked("listFilesOfSession", "/v1/sessions/{session_id}/files?limit=5"),
+    Asked("listFilesOfSession", "/v1/sessions/sess_0/files", code="RESOURCE_NOT_FOUND"),
+    Asked("getFileOfSession", "/v1/sessions/{session_id}/files/a.txt"),
+    Asked("getFileOfSession", "/v1/sessions/{session_id}/files/%2e%2e/a", code="INVALID_PARAMS"),
+    Asked("endAnySession", "/v1/sessions/{session_id}"),
+    Asked("endAnySession", "/v1/sessions/sess_0", code="RESOURCE_NOT_FOUND"),
+    Asked("tryRules", "/v1/policy/try",
+          {"rules": '[[rules]]\nid = "r"\ndecision = "ask"\ntools = ["calculator"]'}),
+    Asked("tryRules", "/v1/policy/try", {"rules": "[[rules]]"}, "INVALID_PARAMS"),
     Asked("showCache", "/v1/cache"),
     Asked("showCache", "/v1/cache", code="UNAUTHORIZED", credential=""),
     Asked("clearCache", "/v1/cache"),
@@ -389,17 +414,25 @@ def test_every_operation_answers_as_it_is_described(face: Face, described_daemon
 
 
 def _waiting_calls(daemon: Daemon) -> dict[str, str]:
-    """Approvals to be decided on."""
+    """Approvals to be decided on, and a call, a blob and a session of somebody's."""
     client = daemon.client()
+    made = {}
     try:
-        return {
-            name: client.call("calculator", ASKED["arguments"], new_call=True).body["error"][
-                "approval_id"
-            ]
-            for name in ("first", "second", "third")
-        }
+        for name in ("first", "second", "third"):
+            asked = client.call("calculator", ASKED["arguments"], new_call=True).body
+            made[name] = asked["error"]["approval_id"]
+        code = {"code": "print('x' * 20_000)"}
+        kept = client.call("run_restricted_python", code, idempotency_key="kept").body
+        made["kept_call"] = kept["metadata"]["call_id"]
+        made["kept_blob"] = kept["data"]["resource_url"].removeprefix("/v1")
     finally:
         client.close()
+    with Client(daemon.socket) as caller:
+        made["asked_call"] = caller.approvals.show(made["first"]).call_id
+        session = caller.create_session(memory_mb=128)
+        caller.put_file(session.id, "a.txt", b"a")
+        made["session_id"] = session.id
+    return made
 
 
 def _check_examples(face: Face, examples: list[Asked], made: dict[str, str]) -> None:

@@ -236,10 +236,14 @@ class Circuits:
         circuit = self._of(tool)
         return circuit.status() if circuit is not None else None
 
+    def statuses(self) -> list[CircuitStatus]:
+        """Every circuit that has come into being; those that are not closed first."""
+        found = [circuit.status() for circuit in self._circuits.values()]
+        return sorted(found, key=lambda one: (one.state is CircuitState.CLOSED, one.upstream))
+
     def broken(self) -> int:
         """How many circuits are not closed."""
-        states = (circuit.status().state for circuit in self._circuits.values())
-        return sum(state is not CircuitState.CLOSED for state in states)
+        return sum(one.state is not CircuitState.CLOSED for one in self.statuses())
 
     def _of(self, tool: ToolDefinition) -> Circuit | None:
         if tool.executor not in ("http", "mcp"):

@@ -16,9 +16,12 @@ from fumehood.answers import (
     AuditPage,
     BindingAnswer,
     BindingList,
+    CallDetails,
+    CallList,
     ChangedTools,
     ChangeList,
     Deleted,
+    SessionFileList,
     TokenAnswer,
     TokenList,
     ToolWithSource,
@@ -30,16 +33,32 @@ from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
+    ApiRequest,
+    Refused,
+    address,
     ask,
+    ask_for_bytes,
     listed,
+    query_text,
     without_none,
 )
 from fumehood.client.async_approvals import AsyncControlledApprovals
-from fumehood.client.async_client import AsyncBaseClient, usage_request
+from fumehood.client.async_client import TURN_S, AsyncBaseClient, usage_request
 from fumehood.client.async_transport import AsyncTransport
+from fumehood.client.exchange import Write
+from fumehood.core.call_log import CallPage
+from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.keywords import AllUsageKeywords, show_keywords
+from fumehood.core.keywords import AllCallsKeywords, AllUsageKeywords, checked, show_keywords
+from fumehood.core.overview import (
+    EngineSummary,
+    OwnedSession,
+    OwnedSessionAnswer,
+    OwnedSessionList,
+    ToolFiguresList,
+    TriedRules,
+)
 from fumehood.core.status import AlertList
 from fumehood.identity.model import (
     Agent,
@@ -51,6 +70,7 @@ from fumehood.identity.model import (
     TokenInfo,
 )
 from fumehood.policy.model import Explanation, PolicyStatus
+from fumehood.protocol.blob_urls import parse_blob_url
 
 VERIFY_S = 600.0
 """For some ten million rows."""
@@ -91,6 +111,8 @@ class AsyncControlClient(AsyncBaseClient):
         self.approvals = AsyncControlledApprovals(self._transport)
         self.audit = AsyncControlledAudit(self._transport)
         self.cache = AsyncControlledCache(self._transport)
+        self.calls = AsyncControlledCalls(self._transport)
+        self.sessions = AsyncControlledSessions(self._transport)
 
     async def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[AllUsageKeywords]
@@ -100,6 +122,15 @@ class AsyncControlClient(AsyncBaseClient):
         As a caller's `usage`; `query` may have a `principal`, too.
         """
         return await self._transport.send(usage_request(by, query))
+
+    async def engine(self) -> EngineSummary:
+        """How the engine is: version, walls, containers, sessions, circuits, running calls."""
+        return await self._transport.send(ask("GET", EngineSummary, "engine"))
+
+    async def figures(self, hours: int = 24) -> ToolFiguresList:
+        """How the calls of each tool went in the last hours: success and latency."""
+        query = {"hours": hours}
+        return await self._transport.send(ask("GET", ToolFiguresList, "figures", query=query))
 
     async def whoami(self) -> Whoami:
         """The principal of this client's credential, and its scopes."""
@@ -323,6 +354,14 @@ class AsyncControlledPolicy:
         """Let the engine read the file now; a faulty one is refused and the old rules stay."""
         return await self._transport.send(ask("POST", PolicyStatus, "policy", "reload"))
 
+    async def try_rules(self, rules: str, *, days: int = 7) -> TriedRules:
+        """Which calls of the last days these rules, as in a policy file in TOML, are about.
+
+        The log has no arguments, so that conditions on them are taken to hold.
+        """
+        body: JsonObject = {"rules": rules, "days": days}
+        return await self._transport.send(ask("POST", TriedRules, "policy", "try", body=body))
+
 
 class AsyncControlledApprovers:
     """Approvers. A part of `AsyncControlClient`."""
@@ -383,6 +422,98 @@ class AsyncControlledCache:
     async def clear(self) -> ClearedCache:
         """Drop every answer, of all principals."""
         return await self._transport.send(ask("DELETE", ClearedCache, "cache"))
+
+
+@show_keywords
+class AsyncControlledCalls:
+    """Everybody's calls. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(self, **query: Unpack[AllCallsKeywords]) -> CallPage:
+        """A page of calls, newest first; one may have fewer than `limit` and still go on.
+
+        `query` is that of `AllCallsQuery`: since, until, agent, tool, code, principal, session,
+        trace, parent, limit, cursor.
+        """
+        asked = checked(AllCallsKeywords, "list", query)
+        found = await self._transport.send(ask("GET", CallList, "calls", query=asked))
+        return found.page
+
+    async def show(self, call_id: str) -> CallDetails:
+        """One call with everything that is kept of it."""
+        return await self._transport.send(ask("GET", CallDetails, "calls", call_id))
+
+    async def dry_run(self, call_id: str) -> Envelope:
+        """What a call that needed approval would do now, with its caller's rights."""
+        path = address("calls", call_id, "dry-run")
+        return await self._transport.send(ApiRequest("POST", path, _dry_run_answer))
+
+    async def blob(self, call_id: str, url: str) -> bytes:
+        """The whole of a blob of a call's answer, by its `url` there.
+
+        Raises:
+            ValueError: this is no address of a blob, so nothing was sent.
+        """
+        blob = parse_blob_url(url)
+        given = {"expires": blob.expires, "signature": blob.signature}
+        path = address("calls", call_id, "blobs", blob.blob_id) + query_text(given)
+        content = bytearray()
+        await self._transport.download(ask_for_bytes(path), content.extend)
+        return bytes(content)
+
+
+class AsyncControlledSessions:
+    """Everybody's sessions. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(self) -> tuple[OwnedSession, ...]:
+        """The sessions of all principals: active ones, then those that ended lately."""
+        found = await self._transport.send(ask("GET", OwnedSessionList, "sessions"))
+        return found.items
+
+    async def show(self, session_id: str) -> OwnedSession:
+        """One session."""
+        found = await self._transport.send(ask("GET", OwnedSessionAnswer, "sessions", session_id))
+        return found.session
+
+    async def end(self, session_id: str) -> OwnedSession:
+        """End a session with whatever runs in it; its files are gone. Needs `admin`."""
+        request = ask("DELETE", OwnedSessionAnswer, "sessions", session_id, work_s=TURN_S)
+        found = await self._transport.send(request)
+        return found.session
+
+    async def files(
+        self,
+        session_id: str,
+        path: str = "",
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SessionFileList:
+        """A page of what is in a session's workspace, or in one directory of it."""
+        query = {"path": path or None, "limit": limit, "cursor": cursor}
+        parts = "sessions", session_id, "files"
+        request = ask("GET", SessionFileList, *parts, query=query, work_s=TURN_S)
+        return await self._transport.send(request)
+
+    async def download_file(self, session_id: str, path: str, write: Write) -> None:
+        """A file of a session to `write`, piece by piece."""
+        parts = address("sessions", session_id, "files", *path.split("/"))
+        await self._transport.download(ask_for_bytes(parts, TURN_S), write)
+
+
+def _dry_run_answer(raw: bytes) -> Envelope:
+    """Raises Refused: this is no answer of a call."""
+    from fumehood.protocol.messages import decode_envelope
+
+    envelope = decode_envelope(raw)
+    if envelope.metadata.call_id is None:
+        raise Refused(envelope)
+    return envelope
 
 
 def _only(found: ChangedTools) -> ToolWithSource:

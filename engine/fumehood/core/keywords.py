@@ -79,6 +79,15 @@ class CallQueryKeywords(TypedDict, total=False):
     cursor: str | None
 
 
+class AllCallsKeywords(CallQueryKeywords, total=False):
+    """Of `AllCallsQuery`."""
+
+    principal: str | None
+    session: str | None
+    trace: str | None
+    parent: str | None
+
+
 class ToolFilterKeywords(TypedDict, total=False):
     """Filters of a list of tools."""
 

@@ -37,6 +37,7 @@ from fumehood.http.routes import (
     calls,
     decisions,
     metrics,
+    overview,
     policy,
     sessions,
     stream,
@@ -71,6 +72,7 @@ CONTROL_OPERATIONS = [
     *usage.CONTROL_OPERATIONS,
     *cache.OPERATIONS,
     *metrics.OPERATIONS,
+    *overview.OPERATIONS,
     *about.OPERATIONS,
 ]
 """Operations of the control socket. On the callers' socket they are RESOURCE_NOT_FOUND."""

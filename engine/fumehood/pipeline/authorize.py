@@ -29,7 +29,7 @@ class Policy(Protocol):
         ...
 
     def count(self, decision: Decision) -> None:
-        """Count the decisions of rules in shadow mode on a real call."""
+        """Count the rule that decided a real call, and those in shadow mode."""
         ...
 
 
@@ -73,6 +73,8 @@ def authorize(
     require_credential(principal, validated.tool.definition)
     decision = policy.decide(facts_of(validated, principal.id, is_over_budget))
     if decision.verdict is Verdict.DENY:
+        if not validated.request.options.dry_run:
+            policy.count(decision)
         why = f" {decision.reason}" if decision.reason else ""
         tool = validated.tool.definition
         raise PermissionDenied(

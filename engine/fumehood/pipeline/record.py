@@ -66,7 +66,9 @@ def record_ending(call: CallContext, envelope: Envelope, services: PipelineServi
         return
     _observe(call, metadata, code, services)
     if request.principal is not None:
-        services.calls.record(_row(request, request.principal.id, envelope, code, ended_by))
+        row = _row(request, request.principal.id, envelope, code, ended_by)
+        row["stages"] = call.trace.stages_ms()
+        services.calls.record(row)
 
 
 def record_replay(

@@ -152,10 +152,10 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
 
 
 def _log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Log the decisions of rules in shadow mode."""
+    """Count the rule that decided, and log the decisions of rules in shadow mode."""
+    services.policy.count(permitted.decision)
     if not permitted.decision.shadow:
         return
-    services.policy.count(permitted.decision)
     services.log.info(
         "policy.shadow",
         tool=permitted.tool.definition.name,

@@ -415,6 +415,8 @@ class RuleStatus(_Value):
     line: int | None
     is_of_this_environment: bool
     reason: str | None
+    decided: int
+    """Calls that it decided since this policy was loaded."""
     would_have_decided: int
     """Calls that it matched in shadow mode since this policy was loaded."""
 

@@ -99,6 +99,7 @@ class PolicyGate:
     def replace(self, policy: Policy | None) -> None:
         """Use another policy from now on, all of it at once."""
         self._rules = _Rules(policy, self.environment)
+        self._counts: Counter[str] = Counter()
         self._shadow_counts: Counter[str] = Counter()
 
     def decide(self, facts: CallFacts) -> Decision:
@@ -111,7 +112,8 @@ class PolicyGate:
         return decision if not about.shadow else _with_shadow(decision, about.shadow, facts)
 
     def count(self, decision: Decision) -> None:
-        """Count the shadow decisions of a call that was really made."""
+        """Count the rule that decided a call that was really made, and its shadow decisions."""
+        self._counts[decision.rule] += 1
         self._shadow_counts.update(told.partition(" ")[0] for told in decision.shadow)
 
     def explain(self, facts: CallFacts) -> Explanation:
@@ -144,6 +146,7 @@ class PolicyGate:
             is_of_this_environment=rule.environments is None
             or self.environment in rule.environments,
             reason=rule.reason,
+            decided=self._counts[rule.id],
             would_have_decided=self._shadow_counts[rule.id],
         )
 

@@ -323,6 +323,10 @@ class SessionHistory:
         found = self._over.get(session_id)
         return found if found is not None and found.principal_id == principal_id else None
 
+    def every(self) -> list[KeptSession]:
+        """Every ended session, newest first."""
+        return list(self._over.values())[::-1]
+
     def of(self, principal_id: str) -> list[KeptSession]:
         """This principal's ended sessions, newest first."""
         mine = [one for one in self._over.values() if one.principal_id == principal_id]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -177,6 +177,12 @@ class SessionKeeper:
         newest = sorted(live, key=lambda one: one.created_at, reverse=True)
         return [*map(self._record, newest), *(o.record for o in self._history.of(principal.id))]
 
+    def every(self) -> Sequence[KeptSession]:
+        """Those of all principals, newest first: active ones, then those that ended recently."""
+        newest = sorted(self._live.values(), key=lambda one: one.created_at, reverse=True)
+        live = [KeptSession(one.principal_id, self._record(one)) for one in newest]
+        return [*live, *self._history.every()]
+
     def find(self, principal: Principal, session_id: str) -> SessionRecord:
         """One of a principal's own, also one that is over. Raises ResourceNotFound."""
         session = self._live.get(session_id)
@@ -187,8 +193,10 @@ class SessionKeeper:
             raise _unknown()
         return over.record
 
-    async def end(self, principal: Principal, session_id: str) -> SessionRecord:
-        """End one's own session with everything that runs in it. One that is over stays as it is.
+    async def end(
+        self, principal: Principal, session_id: str, why: str = "its owner ended it"
+    ) -> SessionRecord:
+        """End a principal's session with everything that runs in it. One that is over stays so.
 
         Raises:
             ResourceNotFound: no such session of this principal's.
@@ -196,7 +204,7 @@ class SessionKeeper:
         """
         session = self._live.get(session_id)
         if session is not None and session.principal_id == principal.id:
-            self._finish(session, SessionStatus.ENDED, "its owner ended it")
+            self._finish(session, SessionStatus.ENDED, why)
             await self._history.write()
         return self.find(principal, session_id)
 

@@ -40,7 +40,7 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
-_RENAMED = frozenset({"id", "at"})
+_NOT_AUDITED = frozenset({"id", "at", "stages"})
 
 
 class CallRow(TypedDict):
@@ -65,6 +65,7 @@ class CallRow(TypedDict):
     tokens_used: int
     cache_hit: NotRequired[bool | None]
     parent_id: NotRequired[str | None]
+    stages: NotRequired[dict[str, float] | None]
 
 
 class CallLog:
@@ -111,7 +112,7 @@ class CallLog:
         )
         if not rows:
             raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
-        return _record(rows[0])
+        return record_of(rows[0])
 
     async def prune(self, now: datetime) -> int:
         """Delete rows that are too old or too many; returns their number.
@@ -137,18 +138,22 @@ class CallLog:
 
 
 def _keep(connection: Connection, rows: list[Row]) -> None:
-    connection.execute(_INSERT, rows)
-    chain_of(connection).append_all(connection, [_audited(row) for row in rows])
+    last = chain_of(connection).append_all(connection, [_audited(row) for row in rows])
+    first = last - len(rows) + 1
+    kept = [{"stages": None, **row, "audit_seq": first + at} for at, row in enumerate(rows)]
+    connection.execute(_INSERT, kept)
 
 
 def _audited(row: Row) -> AuditEntry:
     """The audit record of a call: the fields of the log that have a value."""
-    told = {key: value for key, value in row.items() if value is not None and key not in _RENAMED}
+    told = {
+        key: value for key, value in row.items() if value is not None and key not in _NOT_AUDITED
+    }
     return AuditEntry("call.ended", row["at"], {"call_id": row["id"], **told})
 
 
 def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPage:
-    wanted = [CALLS.c.principal_id == principal_id, *_filters(query)]
+    wanted = [CALLS.c.principal_id == principal_id, *filters_of(query)]
     if query.cursor is not None:
         own = (CALLS.c.id == query.cursor) & (CALLS.c.principal_id == principal_id)
         seq = connection.execute(select(CALLS.c.seq).where(own)).scalar_one_or_none()
@@ -157,7 +162,7 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
         wanted.append(CALLS.c.seq < seq)
     listed = select(CALLS).where(*wanted).order_by(CALLS.c.seq.desc()).limit(query.limit + 1)
     rows = connection.execute(listed).mappings().all()
-    items = tuple(_record(row) for row in rows[: query.limit])
+    items = tuple(record_of(row) for row in rows[: query.limit])
     has_more = len(rows) > query.limit
     return CallPage(
         items=items,
@@ -167,8 +172,9 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
     )
 
 
-def _filters(query: CallQuery) -> list[ColumnElement[bool]]:
-    filters = []
+def filters_of(query: CallQuery) -> list[ColumnElement[bool]]:
+    """The conditions of a query, but its cursor."""
+    filters: list[ColumnElement[bool]] = []
     if query.since is not None:
         filters.append(CALLS.c.at >= as_kept(query.since))
     if query.until is not None:
@@ -185,7 +191,8 @@ def _filters(query: CallQuery) -> list[ColumnElement[bool]]:
     return filters
 
 
-def _record(row: RowMapping) -> CallRecord:
+def record_of(row: RowMapping) -> CallRecord:
+    """A row as its readers see it."""
     return CallRecord(
         call_id=row["id"],
         timestamp=row["at"],

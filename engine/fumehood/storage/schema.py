@@ -17,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    text,
 )
 
 METADATA = MetaData()
@@ -129,8 +130,12 @@ CALLS = Table(
     Column("tokens_used", Integer, nullable=False),
     Column("cache_hit", Boolean),
     Column("parent_id", String),
+    Column("stages", JSON(none_as_null=True)),
+    Column("audit_seq", Integer),
     # An index for each filter of a list: no combination reads rows in vain.
     Index("calls_by_principal", "principal_id", "seq", "at", "tool", "code", "agent_id"),
+    Index("calls_by_trace", "trace_id"),
+    Index("calls_by_parent", "parent_id", sqlite_where=text("parent_id IS NOT NULL")),
 )
 """One row for each call, ordered by `seq`; `at` is the envelope's timestamp, in milliseconds."""
 

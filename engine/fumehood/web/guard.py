@@ -29,6 +29,9 @@ CONTENT_POLICY = "; ".join(
     )
 )
 
+SANDBOX = "sandbox; default-src 'none'"
+"""The stricter policy of untrusted content, which is sent as it is."""
+
 HEADERS = {
     "content-security-policy": CONTENT_POLICY,
     "x-content-type-options": "nosniff",
@@ -58,7 +61,10 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                own = headers.get("content-security-policy", "")
                 headers.update(HEADERS)
+                if own == SANDBOX:
+                    headers["content-security-policy"] = own
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 

@@ -51,6 +51,11 @@ class Login:
         """Whether its credential has `approve`."""
         return Scope.APPROVE in self.scopes
 
+    @property
+    def can_administer(self) -> bool:
+        """Whether its credential has `admin`."""
+        return Scope.ADMIN in self.scopes
+
     def is_csrf(self, given: str) -> bool:
         """Whether a form's token is this login's."""
         return secrets.compare_digest(self.csrf.encode(), given.encode())

@@ -30,6 +30,7 @@ from fumehood.approvals.wording import (
     rest_of,
 )
 from fumehood.core.escaping import json_line, printable
+from fumehood.web.watching import FILTERS
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -82,6 +83,7 @@ def make_environment() -> Environment:
         unknown_of=lambda preview: {k: v for k, v in preview.items() if not is_shown(k, v)},
         hidden=hidden_in,
     )
+    environment.filters.update(FILTERS)
     return environment
 
 

@@ -28,6 +28,7 @@ from fumehood.core.decision import DecisionOptions
 from fumehood.core.identity import Principal, TrustDomain, uid_principal_id
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import MAX_COMPARED, did_you_mean
+from fumehood.core.overview import AllCallsQuery
 from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
@@ -63,6 +64,7 @@ PAIRS = [
     (keywords.HandleKeywords, HandleOptions, set()),
     (keywords.DecisionKeywords, DecisionOptions, set()),
     (keywords.CallQueryKeywords, CallQuery, set()),
+    (keywords.AllCallsKeywords, AllCallsQuery, set()),
     (keywords.UsageKeywords, UsageQuery, {"by"}),
     (keywords.AllUsageKeywords, AllUsageQuery, {"by"}),
     (keywords.ApprovalQueryKeywords, ApprovalQuery, set()),

@@ -17,9 +17,12 @@ from fumehood.answers import (
     AuditPage,
     BindingAnswer,
     BindingList,
+    CallDetails,
+    CallList,
     ChangedTools,
     ChangeList,
     Deleted,
+    SessionFileList,
     TokenAnswer,
     TokenList,
     ToolWithSource,
@@ -31,16 +34,32 @@ from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
+    ApiRequest,
+    Refused,
+    address,
     ask,
+    ask_for_bytes,
     listed,
+    query_text,
     without_none,
 )
+from fumehood.client.exchange import Write
 from fumehood.client.sync.approvals import ControlledApprovals
-from fumehood.client.sync.client import BaseClient, usage_request
+from fumehood.client.sync.client import TURN_S, BaseClient, usage_request
 from fumehood.client.sync.transport import Transport
+from fumehood.core.call_log import CallPage
+from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.keywords import AllUsageKeywords, show_keywords
+from fumehood.core.keywords import AllCallsKeywords, AllUsageKeywords, checked, show_keywords
+from fumehood.core.overview import (
+    EngineSummary,
+    OwnedSession,
+    OwnedSessionAnswer,
+    OwnedSessionList,
+    ToolFiguresList,
+    TriedRules,
+)
 from fumehood.core.status import AlertList
 from fumehood.identity.model import (
     Agent,
@@ -52,6 +71,7 @@ from fumehood.identity.model import (
     TokenInfo,
 )
 from fumehood.policy.model import Explanation, PolicyStatus
+from fumehood.protocol.blob_urls import parse_blob_url
 
 VERIFY_S = 600.0
 """For some ten million rows."""
@@ -92,6 +112,8 @@ class ControlClient(BaseClient):
         self.approvals = ControlledApprovals(self._transport)
         self.audit = ControlledAudit(self._transport)
         self.cache = ControlledCache(self._transport)
+        self.calls = ControlledCalls(self._transport)
+        self.sessions = ControlledSessions(self._transport)
 
     def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[AllUsageKeywords]
@@ -101,6 +123,15 @@ class ControlClient(BaseClient):
         As a caller's `usage`; `query` may have a `principal`, too.
         """
         return self._transport.send(usage_request(by, query))
+
+    def engine(self) -> EngineSummary:
+        """How the engine is: version, walls, containers, sessions, circuits, running calls."""
+        return self._transport.send(ask("GET", EngineSummary, "engine"))
+
+    def figures(self, hours: int = 24) -> ToolFiguresList:
+        """How the calls of each tool went in the last hours: success and latency."""
+        query = {"hours": hours}
+        return self._transport.send(ask("GET", ToolFiguresList, "figures", query=query))
 
     def whoami(self) -> Whoami:
         """The principal of this client's credential, and its scopes."""
@@ -322,6 +353,14 @@ class ControlledPolicy:
         """Let the engine read the file now; a faulty one is refused and the old rules stay."""
         return self._transport.send(ask("POST", PolicyStatus, "policy", "reload"))
 
+    def try_rules(self, rules: str, *, days: int = 7) -> TriedRules:
+        """Which calls of the last days these rules, as in a policy file in TOML, are about.
+
+        The log has no arguments, so that conditions on them are taken to hold.
+        """
+        body: JsonObject = {"rules": rules, "days": days}
+        return self._transport.send(ask("POST", TriedRules, "policy", "try", body=body))
+
 
 class ControlledApprovers:
     """Approvers. A part of `ControlClient`."""
@@ -378,6 +417,98 @@ class ControlledCache:
     def clear(self) -> ClearedCache:
         """Drop every answer, of all principals."""
         return self._transport.send(ask("DELETE", ClearedCache, "cache"))
+
+
+@show_keywords
+class ControlledCalls:
+    """Everybody's calls. A part of `ControlClient`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self, **query: Unpack[AllCallsKeywords]) -> CallPage:
+        """A page of calls, newest first; one may have fewer than `limit` and still go on.
+
+        `query` is that of `AllCallsQuery`: since, until, agent, tool, code, principal, session,
+        trace, parent, limit, cursor.
+        """
+        asked = checked(AllCallsKeywords, "list", query)
+        found = self._transport.send(ask("GET", CallList, "calls", query=asked))
+        return found.page
+
+    def show(self, call_id: str) -> CallDetails:
+        """One call with everything that is kept of it."""
+        return self._transport.send(ask("GET", CallDetails, "calls", call_id))
+
+    def dry_run(self, call_id: str) -> Envelope:
+        """What a call that needed approval would do now, with its caller's rights."""
+        path = address("calls", call_id, "dry-run")
+        return self._transport.send(ApiRequest("POST", path, _dry_run_answer))
+
+    def blob(self, call_id: str, url: str) -> bytes:
+        """The whole of a blob of a call's answer, by its `url` there.
+
+        Raises:
+            ValueError: this is no address of a blob, so nothing was sent.
+        """
+        blob = parse_blob_url(url)
+        given = {"expires": blob.expires, "signature": blob.signature}
+        path = address("calls", call_id, "blobs", blob.blob_id) + query_text(given)
+        content = bytearray()
+        self._transport.download(ask_for_bytes(path), content.extend)
+        return bytes(content)
+
+
+class ControlledSessions:
+    """Everybody's sessions. A part of `ControlClient`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def list(self) -> tuple[OwnedSession, ...]:
+        """The sessions of all principals: active ones, then those that ended lately."""
+        found = self._transport.send(ask("GET", OwnedSessionList, "sessions"))
+        return found.items
+
+    def show(self, session_id: str) -> OwnedSession:
+        """One session."""
+        found = self._transport.send(ask("GET", OwnedSessionAnswer, "sessions", session_id))
+        return found.session
+
+    def end(self, session_id: str) -> OwnedSession:
+        """End a session with whatever runs in it; its files are gone. Needs `admin`."""
+        request = ask("DELETE", OwnedSessionAnswer, "sessions", session_id, work_s=TURN_S)
+        found = self._transport.send(request)
+        return found.session
+
+    def files(
+        self,
+        session_id: str,
+        path: str = "",
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SessionFileList:
+        """A page of what is in a session's workspace, or in one directory of it."""
+        query = {"path": path or None, "limit": limit, "cursor": cursor}
+        parts = "sessions", session_id, "files"
+        request = ask("GET", SessionFileList, *parts, query=query, work_s=TURN_S)
+        return self._transport.send(request)
+
+    def download_file(self, session_id: str, path: str, write: Write) -> None:
+        """A file of a session to `write`, piece by piece."""
+        parts = address("sessions", session_id, "files", *path.split("/"))
+        self._transport.download(ask_for_bytes(parts, TURN_S), write)
+
+
+def _dry_run_answer(raw: bytes) -> Envelope:
+    """Raises Refused: this is no answer of a call."""
+    from fumehood.protocol.messages import decode_envelope
+
+    envelope = decode_envelope(raw)
+    if envelope.metadata.call_id is None:
+        raise Refused(envelope)
+    return envelope
 
 
 def _only(found: ChangedTools) -> ToolWithSource:

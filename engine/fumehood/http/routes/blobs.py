@@ -47,6 +47,11 @@ async def get_blob(
     blob, file = await engine.open_blob(
         blob_id, caller, expires=query.expires, signature=query.signature
     )
+    return sent_blob(request, blob, file)
+
+
+def sent_blob(request: Request, blob: Blob, file: BinaryIO) -> Response:
+    """A blob as a download."""
     if request.method == "HEAD":
         file.close()
         return Response(headers=_headers(blob))

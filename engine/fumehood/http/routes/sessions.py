@@ -111,7 +111,7 @@ def _refuse_while_draining(engine: Engine) -> None:
         raise ShuttingDown("The engine is stopping. Retry when it runs again.")
 
 
-def _path(request: Request, _: Principal) -> str:
+def file_path(request: Request, _: Principal) -> str:
     """Decode the file's path from the raw bytes of the address.
 
     The server has decoded the address leniently, which could give one file two names, and turn an
@@ -138,7 +138,9 @@ SESSION = "The session's id, `sess_…`."
 SessionId = Annotated[str, SESSION]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 FilesToWrite = Annotated[SessionFiles, Given(_files_to_write, {"session_id": SESSION})]
-FilePath = Annotated[str, "The file's path in the workspace, with literal slashes.", Given(_path)]
+FilePath = Annotated[
+    str, "The file's path in the workspace, with literal slashes.", Given(file_path)
+]
 
 
 @endpoint("GET", "/v1/sessions", Needs.CALLER)
@@ -206,7 +208,7 @@ async def get_session_file(
     headers = attachment_headers(path, content_type_of(path), download.size)
     if request.method == "HEAD":
         return Response(headers=headers)
-    on_break = partial(_log_break, engine)
+    on_break = partial(log_break, engine)
     return FileBody(download.pieces(), headers, FileChanged, on_break)
 
 
@@ -249,7 +251,8 @@ async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) 
     return Deleted(deleted=path)
 
 
-def _log_break(engine: Engine, why: str) -> None:
+def log_break(engine: Engine, why: str) -> None:
+    """Log that a download ended early."""
     engine.log.warning("session.download_broke_off", why=why[:200])
 
 

@@ -21,6 +21,7 @@ from fumehood.storage.migrations import (
     m0008_code_mode,
     m0009_repeats,
     m0010_blobs_of_sessions,
+    m0011_overview,
 )
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -34,5 +35,6 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0008_code_mode.upgrade,
     m0009_repeats.upgrade,
     m0010_blobs_of_sessions.upgrade,
+    m0011_overview.upgrade,
 )
 """In order; the schema's version is the number of steps that a database has passed."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from fumehood.web.pages import inbox
+from fumehood.web.pages import agents, calls, health, inbox, policy, sessions, tools, usage
 
-PAGES = (inbox.PAGE,)
+PAGES = (
+    inbox.PAGE, calls.PAGE, tools.PAGE, agents.PAGE, sessions.PAGE, usage.PAGE, policy.PAGE,
+    health.PAGE,
+)  # fmt: skip

@@ -1,0 +1,278 @@
+"""What approvers and administrators see and do beyond their own calls, for the control socket.
+
+Host side. Above it the engine; below it the parts that `compose` has made. Invariant: nothing here
+calls a tool, but a dry run, which uses nothing up. Answers and files of others are for
+administrators: they could make a token of the owner's anyway. Approvers see the answers of calls
+that needed approval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, BinaryIO
+
+from fumehood.answers import CallDetails
+from fumehood.compose import Composition
+from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call_log import CallPage
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import (
+    InvalidParams,
+    PermissionDenied,
+    ResourceNotFound,
+    ToolNotFound,
+)
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.names import EXTERNAL
+from fumehood.core.overview import (
+    AllCallsQuery,
+    EngineSummary,
+    MatchedCalls,
+    OwnedSession,
+    RulesToTry,
+    ToolFiguresList,
+    TriedRule,
+    TriedRules,
+)
+from fumehood.core.session import KeptSession, SessionStatus
+from fumehood.core.status import Readiness
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.handle import CallHandle
+from fumehood.policy.loader import parse_policy
+from fumehood.policy.model import CallFacts, PolicyError, Rule
+from fumehood.policy.rules import compile_rule
+from fumehood.protocol.messages import decode_envelope
+from fumehood.storage.all_calls import AllCalls, CallGroup
+from fumehood.storage.blobs import Blob
+from fumehood.storage.changes import recorded
+
+MAX_CHILDREN = 100
+SHOWN_GROUPS = 20
+
+
+class Overview:
+    """The view over one engine's calls, sessions, tools and rules."""
+
+    def __init__(self, made: Composition) -> None:
+        self._made = made
+        self._clock = made.basis.clock
+        self._calls = AllCalls(made.database)
+        self._started_at = self._clock.now()
+
+    # -- calls -----------------------------------------------------------------------------
+
+    async def calls(self, query: AllCallsQuery) -> CallPage:
+        """Calls of all principals, newest first. Raises as `AllCalls.page`."""
+        return await self._calls.page(query)
+
+    async def call(self, call_id: str, reader: Principal) -> CallDetails:
+        """One call with everything that is kept of it, and that the reader may see.
+
+        Raises:
+            ResourceNotFound: there is no such call in the log.
+        """
+        record, timing = await self._calls.get(call_id)
+        stored = await self._made.approvals.service.requests.table.of_call(call_id)
+        approval = None
+        if stored is not None:
+            approval = await self._made.approvals.service.show(stored.approval.id)
+        answer = stored.answer if stored is not None else None
+        if answer is None:
+            answer = await self._made.state.keys.answer_of(record.principal_id, call_id)
+        may_read = approval is not None or Scope.ADMIN in reader.scopes
+        children = await self._calls.page(AllCallsQuery(parent=call_id, limit=MAX_CHILDREN))
+        return CallDetails(
+            call=record,
+            stages_ms=timing.stages_ms,
+            audit_seq=timing.audit_seq,
+            approval=approval,
+            envelope=_envelope(answer) if answer is not None and may_read else None,
+            answer="shown" if answer is not None and may_read else
+            "not_kept" if answer is None else "needs_admin",
+            children=children.items,
+            can_repeat=stored is not None and not stored.approval.tool.startswith(EXTERNAL),
+        )  # fmt: skip
+
+    async def open_blob(
+        self, call_id: str, blob_id: str, reader: Principal, *, expires: str, signature: str
+    ) -> tuple[Blob, BinaryIO]:
+        """A blob of a call's answer, for those who may see the answer; its file is to be closed.
+
+        Raises:
+            ResourceNotFound: no such call or blob, or no longer.
+            PermissionDenied: the reader may not see the answer.
+        """
+        details = await self.call(call_id, reader)
+        if details.answer == "needs_admin":
+            raise PermissionDenied("The answers of calls without approval need admin.")
+        owner = details.call.principal_id
+        return await self._made.state.blobs.open_blob(blob_id, owner, expires, signature)
+
+    async def repeat_as_dry_run(self, call_id: str) -> Envelope:
+        """What a call that needed approval would do now, with its caller's rights. Nothing runs.
+
+        Raises:
+            ResourceNotFound: its arguments are not kept.
+            PermissionDenied: its caller may not call any more.
+        """
+        stored = await self._made.approvals.service.requests.table.of_call(call_id)
+        if stored is None or stored.approval.tool.startswith(EXTERNAL):
+            raise ResourceNotFound(
+                "The arguments of this call are not kept: only those of calls that needed approval "
+                "are. Do not retry."
+            )
+        requests = self._made.approvals.service.requests
+        principal = requests.eligibility.caller_of(stored)
+        if principal is None:
+            raise PermissionDenied("The caller of this call may not make it any more.")
+        given = CallOptions.model_validate(stored.request.options)
+        kept = {"agent_id", "session_id", "isolation", "timeout_seconds", "memory_limit_mb"}
+        options = CallOptions(dry_run=True, **given.model_dump(include=kept))
+        body = CallBody(arguments=stored.request.arguments, options=options)
+        tool = f"{stored.approval.tool}@{stored.approval.tool_version}"
+        return await self._made.calls.run(tool, body, principal, CallHandle())
+
+    async def figures(self, hours: int) -> ToolFiguresList:
+        """How the calls of each tool went lately. Raises ReadFailed."""
+        return await self._calls.figures(self._clock.now() - timedelta(hours=hours))
+
+    # -- sessions --------------------------------------------------------------------------
+
+    def sessions(self) -> tuple[OwnedSession, ...]:
+        """The sessions of all principals."""
+        return tuple(map(_owned, self._made.sessions.every()))
+
+    def session(self, session_id: str) -> OwnedSession:
+        """One session. Raises ResourceNotFound."""
+        for one in self._made.sessions.every():
+            if one.record.id == session_id:
+                return _owned(one)
+        raise ResourceNotFound("There is no such session. Do not retry.")
+
+    def owner_of(self, session_id: str) -> Principal:
+        """A principal that stands for a session's owner, with no scope. Raises ResourceNotFound."""
+        return Principal(self.session(session_id).principal_id)
+
+    async def end_session(self, session_id: str, by: Principal) -> OwnedSession:
+        """End anybody's session with everything that runs in it; recorded as a change.
+
+        Raises:
+            ResourceNotFound: there is no such session.
+            WriteFailed: it could not be recorded, and goes on.
+        """
+        found = self.session(session_id)
+        if found.state is SessionStatus.ACTIVE:
+            details = {"principal_id": found.principal_id}
+            await self._made.database.write(
+                recorded(
+                    lambda _: None, at=self._clock.now(), by=by.id, action="session.end",
+                    subject=session_id, details=details,
+                )
+            )  # fmt: skip
+            why = "an administrator ended it"
+            await self._made.sessions.end(Principal(found.principal_id), session_id, why)
+        return self.session(session_id)
+
+    # -- the engine ------------------------------------------------------------------------
+
+    def summary(self, readiness: Readiness) -> EngineSummary:
+        """How the engine is."""
+        made = self._made
+        config = made.basis.config
+        containers = getattr(made.walls.container, "counts", {})
+        return EngineSummary(
+            version=_version(),
+            started_at=self._started_at,
+            mode=config.mode,
+            environment=config.environment,
+            is_draining=made.intake.is_draining,
+            running_calls=len(made.calls.running),
+            readiness=readiness,
+            containers={name: int(count) for name, count in containers.items()},
+            sessions=dict(made.sessions.counts),
+            circuits=tuple(made.circuits.statuses()),
+        )
+
+    # -- rules -----------------------------------------------------------------------------
+
+    async def try_rules(self, wish: RulesToTry) -> TriedRules:
+        """Try rules against the calls of the last days. The rules in force stay.
+
+        Raises:
+            InvalidParams: the rules have faults.
+            ReadFailed: the log cannot be read.
+        """
+        registry = self._made.registry
+        known = [tool.definition for tool in registry]
+        try:
+            policy = parse_policy("rules.toml", wish.rules.encode(), known)
+        except PolicyError as refused:
+            faults = list(refused.shown)
+            raise InvalidParams(
+                f"The rules cannot be used: {faults[0]}", fields=["rules"],
+                details={"faults": faults},
+            ) from None  # fmt: skip
+        groups, is_partial = await self._calls.groups(self._clock.now() - timedelta(days=wish.days))
+        tools = {group[:2]: self._tool(group) for group in groups}
+        found = [(group, tool) for group in groups if (tool := tools[group[:2]]) is not None]
+        environment = self._made.basis.config.environment
+        calls = sum(group.calls for group in groups)
+        return TriedRules(
+            items=tuple(_tried(rule, environment, found) for rule in policy.rules),
+            calls=calls,
+            skipped=calls - sum(group.calls for group, _ in found),
+            is_partial=is_partial,
+        )
+
+    def _tool(self, group: CallGroup) -> ToolDefinition | None:
+        try:
+            reference = f"{group.tool}@{group.version}" if group.version else group.tool
+            return self._made.registry.get(reference, names_others=False).definition
+        except ToolNotFound:
+            return None
+
+
+def _tried(
+    rule: Rule, environment: str, groups: Sequence[tuple[CallGroup, ToolDefinition]]
+) -> TriedRule:
+    unknown = [f"argument {one.argument}" for one in rule.when]
+    unknown += ["over_budget"] if rule.over_budget else []
+    plain = rule.model_copy(update={"when": (), "over_budget": None})
+    compiled = compile_rule(plain, None, environment)
+    matched = [
+        group
+        for group, tool in groups
+        if compiled.is_about(tool)
+        and compiled.matches(CallFacts(tool, {}, group.principal_id, group.agent_id, None))
+    ]
+    return TriedRule(
+        id=rule.id,
+        decision=rule.decision.value,
+        calls=sum(group.calls for group in matched),
+        groups=tuple(
+            MatchedCalls(
+                tool=group.tool, principal_id=group.principal_id, agent_id=group.agent_id,
+                calls=group.calls,
+            )
+            for group in matched[:SHOWN_GROUPS]
+        ),
+        unknown=tuple(unknown),
+    )  # fmt: skip
+
+
+def _owned(kept: KeptSession) -> OwnedSession:
+    fields: dict[str, Any] = dict(kept.record)
+    return OwnedSession(**fields, principal_id=kept.principal_id)
+
+
+def _envelope(answer: str) -> Envelope:
+    return decode_envelope(answer.encode())
+
+
+def _version() -> str:
+    try:
+        return version("fumehood")
+    except PackageNotFoundError:
+        return "0"

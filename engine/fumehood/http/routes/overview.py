@@ -1,0 +1,236 @@
+"""Everybody's calls, sessions and figures, on the control socket.
+
+Needs `approve` or `admin`; to see the files of a session and to end it, `admin`. An administrator
+could make a token of the owner's, and so gains nothing by seeing them here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fumehood.answers import CallDetails, CallList, Pagination, SessionFileList
+from fumehood.core.errors import (
+    InvalidParams,
+    PermissionDenied,
+    RateLimited,
+    ResourceNotFound,
+    SandboxUnavailable,
+)
+from fumehood.core.identity import Principal
+from fumehood.core.overview import (
+    AllCallsQuery,
+    EngineSummary,
+    FiguresQuery,
+    OwnedSessionAnswer,
+    OwnedSessionList,
+    RulesToTry,
+    ToolFiguresList,
+    TriedRules,
+)
+from fumehood.engine import Engine
+from fumehood.executors.program_output import content_type_of
+from fumehood.executors.session_files import FileChanged, SessionFiles
+from fumehood.http.answers import engine_of, envelope_response
+from fumehood.http.caller import require_authority
+from fumehood.http.endpoint import ANY_MEDIA, Given, Needs, endpoint
+from fumehood.http.routes.blobs import BlobQuery, sent_blob
+from fumehood.http.routes.sessions import SESSION, FileListQuery, file_path, log_break
+from fumehood.http.transfers import FileBody, attachment_headers, require_room
+
+FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
+
+CallId = Annotated[str, "The `call_id` of an envelope."]
+SessionId = Annotated[str, SESSION]
+FilePath = Annotated[
+    str, "The file's path in the workspace, with literal slashes.", Given(file_path)
+]
+
+
+def _files(request: Request, _: Principal) -> SessionFiles:
+    engine, session_id = engine_of(request), request.path_params["session_id"]
+    return engine.session_files(session_id, engine.overview.owner_of(session_id))
+
+
+Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
+
+
+@endpoint(
+    "GET", "/v1/calls", Needs.APPROVER, authorize=require_authority, errors=[ResourceNotFound]
+)
+async def list_all_calls(engine: Engine, query: AllCallsQuery) -> CallList:
+    """List the calls of all principals, newest first.
+
+    Needs `approve` or `admin`. A page may have fewer items than `limit` and still go on.
+    """
+    page = await engine.overview.calls(query)
+    pagination = Pagination(**page.model_dump(exclude={"items"}))
+    return CallList(items=page.items, pagination=pagination)
+
+
+@endpoint(
+    "GET",
+    "/v1/calls/{call_id}",
+    Needs.APPROVER,
+    authorize=require_authority,
+    errors=[ResourceNotFound],
+)
+async def show_any_call(engine: Engine, caller: Principal, call_id: CallId) -> CallDetails:
+    """Show one call of anybody's, with everything that is kept of it.
+
+    Needs `approve` or `admin`. The answer of a call that needed no approval is for `admin`.
+    """
+    return await engine.overview.call(call_id, caller)
+
+
+@endpoint(
+    "GET",
+    "/v1/calls/{call_id}/blobs/{blob_id}",
+    Needs.APPROVER,
+    authorize=require_authority,
+    errors=[ResourceNotFound, PermissionDenied],
+    media=ANY_MEDIA,
+)
+async def get_blob_of_call(
+    request: Request,
+    engine: Engine,
+    caller: Principal,
+    call_id: CallId,
+    blob_id: Annotated[str, "The blob's id, `blob_…`."],
+    query: BlobQuery,
+) -> Response:
+    """Download a blob of a call's answer, for those who may see the answer.
+
+    `expires` and `signature` are those of the address in the answer.
+    """
+    blob, file = await engine.overview.open_blob(
+        call_id, blob_id, caller, expires=query.expires, signature=query.signature
+    )
+    return sent_blob(request, blob, file)
+
+
+@endpoint(
+    "POST",
+    "/v1/calls/{call_id}/dry-run",
+    Needs.APPROVER,
+    authorize=require_authority,
+    errors=[ResourceNotFound, PermissionDenied],
+    has_tool_codes=True,
+)
+async def repeat_as_dry_run(engine: Engine, call_id: CallId) -> Response:
+    """Repeat a call that needed approval as a dry run, with its caller's rights. Nothing runs.
+
+    Needs `approve` or `admin`. The answer is the envelope of the dry run.
+    """
+    return envelope_response(await engine.overview.repeat_as_dry_run(call_id))
+
+
+@endpoint("GET", "/v1/figures", Needs.APPROVER, authorize=require_authority)
+async def show_figures(engine: Engine, query: FiguresQuery) -> ToolFiguresList:
+    """Show how the calls of each tool went in the last hours: success and latency.
+
+    Needs `approve` or `admin`. Computed from the call log.
+    """
+    return await engine.overview.figures(query.hours)
+
+
+@endpoint("GET", "/v1/engine", Needs.APPROVER, authorize=require_authority)
+async def show_engine(engine: Engine) -> EngineSummary:
+    """Show the version, walls, containers, sessions, circuits and running calls.
+
+    Needs `approve` or `admin`.
+    """
+    return engine.overview.summary(engine.ready())
+
+
+@endpoint("GET", "/v1/sessions", Needs.APPROVER, authorize=require_authority)
+async def list_all_sessions(engine: Engine) -> OwnedSessionList:
+    """List the sessions of all principals: active ones, then those of the last day.
+
+    Needs `approve` or `admin`.
+    """
+    return OwnedSessionList(items=engine.overview.sessions())
+
+
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}",
+    Needs.APPROVER,
+    authorize=require_authority,
+    errors=[ResourceNotFound],
+)
+async def show_any_session(engine: Engine, session_id: SessionId) -> OwnedSessionAnswer:
+    """Show one session of anybody's. Needs `approve` or `admin`."""
+    return OwnedSessionAnswer(session=engine.overview.session(session_id))
+
+
+@endpoint("DELETE", "/v1/sessions/{session_id}", Needs.ADMIN, errors=[ResourceNotFound])
+async def end_any_session(
+    engine: Engine, caller: Principal, session_id: SessionId
+) -> OwnedSessionAnswer:
+    """End anybody's session and everything that runs in it; delete its files.
+
+    It is recorded as a change. An ended session stays as it is.
+    """
+    return OwnedSessionAnswer(session=await engine.overview.end_session(session_id, caller))
+
+
+@endpoint("GET", "/v1/sessions/{session_id}/files", Needs.ADMIN, errors=FILE_ERRORS)
+async def list_files_of_session(
+    caller: Principal, files: Files, query: FileListQuery
+) -> SessionFileList:
+    """List the files of anybody's session by path, one page at a time."""
+    page = await files.page(
+        query.path, recursive=query.recursive, limit=query.limit, cursor=query.cursor
+    )
+    return SessionFileList(items=page.items, pagination=Pagination(**page.pagination))
+
+
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/files/{path:path}",
+    Needs.ADMIN,
+    errors=FILE_ERRORS | {RateLimited},
+    media=ANY_MEDIA,
+)
+async def get_file_of_session(
+    request: Request, engine: Engine, caller: Principal, files: Files, path: FilePath
+) -> Response:
+    """Download a file of anybody's session, as its owner could. The log says who did."""
+    require_room(request.scope["state"]["share"])
+    download = await files.download(path)
+    engine.log.info("session.file_read", session_id=request.path_params["session_id"], by=caller.id)
+    headers = attachment_headers(path, content_type_of(path), download.size)
+    if request.method == "HEAD":
+        return Response(headers=headers)
+    return FileBody(download.pieces(), headers, FileChanged, partial(log_break, engine))
+
+
+@endpoint(
+    "POST", "/v1/policy/try", Needs.APPROVER, authorize=require_authority, errors=[InvalidParams]
+)
+async def try_rules(engine: Engine, body: RulesToTry) -> TriedRules:
+    """Try rules against the calls of the last days. The rules in force stay.
+
+    Needs `approve` or `admin`. The log keeps no arguments, so conditions on them are taken to hold.
+    """
+    return await engine.overview.try_rules(body)
+
+
+OPERATIONS = [
+    list_all_calls,
+    show_any_call,
+    get_blob_of_call,
+    repeat_as_dry_run,
+    show_figures,
+    show_engine,
+    list_all_sessions,
+    show_any_session,
+    end_any_session,
+    list_files_of_session,
+    get_file_of_session,
+    try_rules,
+]

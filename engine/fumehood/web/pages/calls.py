@@ -1,0 +1,218 @@
+"""The calls of everybody: a live list with filters and search, and one call in full.
+
+What a call answered is hostile. Its pictures are sent again with a content type found here, from
+their first bytes; everything else is text, or a download.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from fumehood.client.api_request import Refused
+from fumehood.core.envelope import Envelope
+from fumehood.core.escaping import json_lines
+from fumehood.web.guard import SANDBOX
+from fumehood.web.plots import time_line
+from fumehood.web.view import Page, Problem, View, get, post
+
+PAGE_SIZE = 50
+PERIODS = {"": "any time", "1": "last hour", "24": "last day", "168": "last 7 days"}
+FILTERS = ("q", "tool", "agent", "code", "principal", "session", "hours", "cursor")
+
+MAX_ROWS, MAX_COLUMNS = 50, 12
+PICTURES = {
+    b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif", b"GIF89a": "image/gif",
+}  # fmt: skip
+"""First bytes → content type. No SVG, which may hold script."""
+
+
+async def show(view: View) -> Response:
+    """The whole page. A search for one call leads to it."""
+    wanted = view.query.get("q").strip()
+    if wanted.startswith("call_"):
+        return view.go(f"/calls/{_name(wanted)}")
+    return view.render("calls.html", **await _list(view))
+
+
+async def show_list(view: View) -> Response:
+    """The list alone, where it has changed."""
+    values = await _list(view)
+    newest = values["calls"][0].call_id if values["calls"] else ""
+    if newest == view.query.get("newest"):
+        return view.unchanged()
+    return view.render("calls_list.html", **values)
+
+
+async def show_one(view: View) -> Response:
+    """One call with everything that is kept of it."""
+    details = await view.control.calls.show(_name(view.path["call_id"]))
+    answer = details.envelope
+    return view.render(
+        "call.html",
+        one=details,
+        bars=time_line(details.stages_ms),
+        answer=_parts_of(answer) if answer else None,
+    )
+
+
+async def picture(view: View) -> Response:
+    """One figure of a call's answer."""
+    details = await view.control.calls.show(_name(view.path["call_id"]))
+    found = _pictures(details.envelope)
+    number = view.path["number"]
+    if not number.isdigit() or int(number) >= len(found):
+        raise Problem("There is no such figure.", 404)
+    entry = found[int(number)]
+    try:
+        if isinstance(entry.get("content_base64"), str):
+            content = base64.b64decode(entry["content_base64"], validate=True)
+        else:
+            content = await view.control.calls.blob(details.call.call_id, str(entry.get("url")))
+    except (ValueError, binascii.Error):
+        raise Problem("This figure is not kept.", 404) from None
+    kind = next((kind for start, kind in PICTURES.items() if content.startswith(start)), None)
+    if kind is None:
+        return view.download(content, str(entry.get("filename", "figure")))
+    return Response(content, media_type=kind, headers={"content-security-policy": SANDBOX})
+
+
+async def raw(view: View) -> Response:
+    """The envelope, or a text of the answer, whole, as a file."""
+    details = await view.control.calls.show(_name(view.path["call_id"]))
+    if details.envelope is None:
+        raise Problem("The answer of this call is not shown.", 404)
+    part = view.query.get("part")
+    content: Any = details.envelope.model_dump(mode="json")
+    if part:
+        content = _output(details.envelope).get(part)
+    text = content if isinstance(content, str) else json_lines(content)
+    return view.download(text, f"{details.call.call_id}-{part or 'envelope'}.txt")
+
+
+async def repeat(view: View) -> Response:
+    """Repeat a call as a dry run, and show what it would do."""
+    answer = await view.control.calls.dry_run(_name(view.path["call_id"]))
+    return view.render("call_dry_run.html", answer=answer)
+
+
+async def _list(view: View) -> dict[str, Any]:
+    given = {name: view.query.get(name).strip() for name in FILTERS}
+    query = _query_of(view, given)
+    error = ""
+    try:
+        page = await view.control.calls.list(limit=PAGE_SIZE, **query)
+        calls, cursor = page.items, page.next_cursor
+    except Refused as refused:
+        if refused.code not in ("INVALID_PARAMS", "RESOURCE_NOT_FOUND"):
+            raise
+        calls, cursor, error = (), None, str(refused)
+    kept = {name: value for name, value in given.items() if value and name != "cursor"}
+    return {
+        "calls": calls, "given": given, "error": error, "periods": PERIODS,
+        "address": urlencode({**kept, **({"cursor": given["cursor"]} if given["cursor"] else {})}),
+        "older": urlencode({**kept, "cursor": cursor}) if cursor else "",
+        "is_live": not given["cursor"], "is_filtered": bool(kept),
+    }  # fmt: skip
+
+
+def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
+    """The filters, and what the search text means by its form."""
+    names = ("tool", "agent", "principal", "session", "cursor")
+    query: dict[str, Any] = {name: given[name] for name in names if given[name]}
+    if given["code"]:
+        query["code"] = given["code"].upper()
+    if given["hours"] in PERIODS and given["hours"]:
+        query["since"] = view.now - timedelta(hours=int(given["hours"]))
+    wanted = given["q"]
+    if wanted.startswith("sess_"):
+        query["session"] = wanted
+    elif wanted.startswith("trace_"):
+        query["trace"] = wanted
+    elif ":" in wanted and not wanted.startswith("external:"):
+        query["principal"] = wanted
+    elif wanted.isupper():
+        query["code"] = wanted
+    elif wanted:
+        query["tool"] = wanted
+    return query
+
+
+def _name(text: str) -> str:
+    """An id that can stand in an address. Raises Problem."""
+    if not text.isascii() or not text.replace("_", "").replace("-", "").isalnum():
+        raise Problem("This is not the id of a call.", 404)
+    return text
+
+
+def _output(envelope: Envelope) -> dict[str, Any]:
+    """What the tool gave, also where it failed."""
+    details = envelope.error.details if envelope.error is not None else None
+    return envelope.data or details or {}
+
+
+def _pictures(envelope: Envelope | None) -> list[dict[str, Any]]:
+    found = _output(envelope).get("images") if envelope is not None else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _parts_of(envelope: Envelope) -> dict[str, Any]:
+    """The answer in parts: pictures, files, tables, texts and the rest, by name."""
+    tables: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for name, value in _output(envelope).items():
+        if name in ("images", "files") or value in (None, "", [], {}):
+            continue
+        if (found := _table(value)) is not None:
+            tables[name] = found
+        elif isinstance(value, dict | list) or _is_long(value):
+            texts[name] = value
+        else:
+            rest[name] = value
+    files = _output(envelope).get("files")
+    return {
+        "pictures": _pictures(envelope),
+        "files": [one for one in files if isinstance(one, dict)] if isinstance(files, list) else [],
+        "tables": tables, "texts": texts, "rest": rest,
+    }  # fmt: skip
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, str) and ("\n" in value or len(value) > 200)
+
+
+def _table(value: Any) -> dict[str, Any] | None:
+    """A list of flat objects as a table; None if it is none."""
+    if not isinstance(value, list) or len(value) < 1:
+        return None
+    if not all(isinstance(row, dict) and row for row in value):
+        return None
+    if any(isinstance(cell, dict | list) for row in value for cell in row.values()):
+        return None
+    names = list(dict.fromkeys(name for row in value[:MAX_ROWS] for name in row))
+    return {
+        "names": names[:MAX_COLUMNS],
+        "rows": [[row.get(name) for name in names[:MAX_COLUMNS]] for row in value[:MAX_ROWS]],
+        "cut": len(value) > MAX_ROWS or len(names) > MAX_COLUMNS, "length": len(value),
+    }  # fmt: skip
+
+
+PAGE = Page(
+    "Calls",
+    "/calls",
+    (
+        get("/calls", show),
+        get("/calls/list", show_list),
+        get("/calls/{call_id}", show_one),
+        get("/calls/{call_id}/figures/{number}", picture),
+        get("/calls/{call_id}/raw", raw),
+        post("/calls/{call_id}/dry-run", repeat),
+    ),
+)

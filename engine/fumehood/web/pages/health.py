@@ -1,0 +1,77 @@
+"""The engine's health: walls, containers, circuits, changes, and the checks of this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import anyio
+from starlette.responses import Response
+
+from fumehood.client.api_request import Refused
+from fumehood.web.view import Page, View, get, post
+
+CHECK_S = 120.0
+MAX_FINDINGS = 200
+MAX_CHANGES = 10
+
+Finding = dict[str, str]
+
+
+async def show(view: View) -> Response:
+    """The whole page."""
+    return view.render("health.html", **await _values(view), can_check="HOME" in os.environ)
+
+
+async def show_live(view: View) -> Response:
+    """What changes by itself."""
+    return view.render("health_live.html", **await _values(view))
+
+
+async def check(view: View) -> Response:
+    """Run `fumehood doctor` on this host, as the user of this console."""
+    findings, error = await _doctor()
+    order = {"missing": 0, "warning": 1}
+    findings.sort(key=lambda one: order.get(one.get("verdict", ""), 2))
+    return view.render("health_checks.html", findings=findings, error=error)
+
+
+async def _values(view: View) -> dict[str, Any]:
+    engine = await view.control.engine()
+    changes = await view.control.changes()
+    return {"engine": engine, "changes": changes[:MAX_CHANGES], "alerts": await _alerts(view)}
+
+
+async def _alerts(view: View) -> Any:
+    """The engine's alerts; None from an engine that has none."""
+    ask = getattr(view.control, "alerts", None)
+    try:
+        return await ask() if ask is not None else None
+    except Refused:
+        return None
+
+
+async def _doctor() -> tuple[list[Finding], str]:
+    """What the doctor finds; its error where it finds nothing."""
+    command = [sys.executable, "-m", "fumehood.cli.main", "doctor", "--json"]
+    try:
+        with anyio.fail_after(CHECK_S):
+            done = await anyio.run_process(command, check=False)
+        found = json.loads(done.stdout)
+    except TimeoutError:
+        return [], "The checks took too long."
+    except (OSError, ValueError):
+        return [], "The checks could not be run here. Run fumehood doctor in a terminal."
+    if not isinstance(found, list):
+        return [], "The checks could not be read."
+    return [{key: str(one.get(key) or "") for key in ("check", "verdict", "found", "cure")}
+            for one in found[:MAX_FINDINGS]], ""  # fmt: skip
+
+
+PAGE = Page(
+    "Health",
+    "/health",
+    (get("/health", show), get("/health/live", show_live), post("/health/check", check)),
+)

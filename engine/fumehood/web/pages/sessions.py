@@ -1,0 +1,114 @@
+"""The sessions of everybody, and the files in them for administrators.
+
+A file is hostile in its name, too: it is shown as text, and leaves as a download of plain text.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from fumehood.answers import SessionFileList
+from fumehood.client.api_request import Refused
+from fumehood.web.view import Page, Problem, View, get, post
+
+MAX_SHOWN = 200
+MAX_LISTED = 100
+MAX_PREVIEW_BYTES = 200_000
+MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
+"""A file is held in memory while it is sent. Larger ones: `fumehood sessions get`."""
+
+
+class _TooLarge(Exception):
+    """Enough of a file was read."""
+
+
+async def show(view: View) -> Response:
+    """Every session."""
+    sessions = await view.control.sessions.list()
+    return view.render(
+        "sessions.html", sessions=sessions[:MAX_SHOWN], is_cut=len(sessions) > MAX_SHOWN
+    )
+
+
+async def show_one(view: View) -> Response:
+    """One session with its calls and files; with a file opened where one is chosen."""
+    session = await view.control.sessions.show(view.path["session_id"])
+    calls = await view.control.calls.list(session=session.id, limit=20)
+    folder, name = view.query.get("folder"), view.query.get("file")
+    files: SessionFileList | None = None
+    problem, preview, is_cut = "", None, False
+    may_look = view.login.can_administer and session.state == "active"
+    if may_look:
+        try:
+            files = await view.control.sessions.files(session.id, folder, limit=MAX_LISTED)
+            if name:
+                content = await _content(view, session.id, name, MAX_PREVIEW_BYTES)
+                is_cut = len(content) > MAX_PREVIEW_BYTES
+                preview = _text_of(content[:MAX_PREVIEW_BYTES])
+        except (Refused, ValueError) as refused:
+            problem = str(refused)
+    return view.render(
+        "session.html", session=session, calls=calls.items, files=files, problem=problem,
+        folder=folder, name=name, preview=preview, is_cut=is_cut, query=_query,
+    )  # fmt: skip
+
+
+async def download(view: View) -> Response:
+    """One file, as a download."""
+    name = view.query.get("file")
+    try:
+        content = await _content(view, view.path["session_id"], name, MAX_DOWNLOAD_BYTES)
+    except ValueError:
+        raise Problem("There is no such file.", 404) from None
+    if len(content) > MAX_DOWNLOAD_BYTES:
+        raise Problem("This file is too large for a browser: use fumehood sessions get.", 413)
+    return view.download(content, name.rpartition("/")[2])
+
+
+async def end(view: View) -> Response:
+    """End a session with its files."""
+    await view.control.sessions.end(view.path["session_id"])
+    return view.go(f"/sessions/{quote(view.path['session_id'], safe='')}")
+
+
+async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
+    """A file, or its beginning and at least one byte more than `most`."""
+    content = bytearray()
+
+    def take(piece: bytes) -> None:
+        content.extend(piece)
+        if len(content) > most:
+            raise _TooLarge
+
+    with suppress(_TooLarge):
+        await view.control.sessions.download_file(session_id, name, take)
+    return bytes(content)
+
+
+def _text_of(content: bytes) -> str | None:
+    """A text; None if the file is none."""
+    if b"\x00" in content:
+        return None
+    try:
+        return content.decode("utf-8", "replace" if len(content) >= MAX_PREVIEW_BYTES else "strict")
+    except UnicodeDecodeError:
+        return None
+
+
+def _query(**parts: str) -> str:
+    return "&".join(f"{key}={quote(value, safe='')}" for key, value in parts.items() if value)
+
+
+PAGE = Page(
+    "Sessions",
+    "/sessions",
+    (
+        get("/sessions", show),
+        get("/sessions/{session_id}", show_one),
+        get("/sessions/{session_id}/download", download),
+        post("/sessions/{session_id}/end", end),
+    ),
+)

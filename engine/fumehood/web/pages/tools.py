@@ -1,0 +1,60 @@
+"""The tools: where each runs and why, and how its calls went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from fumehood.core.overview import ToolFigures
+from fumehood.core.tool import ToolDefinition
+from fumehood.web.view import Page, View, get
+
+MAX_SHOWN = 500
+PERIODS = {"24": "last day", "168": "last 7 days"}
+
+
+async def show(view: View) -> Response:
+    """Every tool with its figures."""
+    hours = view.query.get("hours", "24")
+    hours = hours if hours in PERIODS else "24"
+    wanted = view.query.get("q").strip().lower()
+    found = await view.control.figures(int(hours))
+    figures = {one.tool: one for one in found.items}
+    tools = [tool async for tool in _tools(view) if not wanted or wanted in _text_of(tool)]
+    return view.render(
+        "tools.html", tools=tools[:MAX_SHOWN], is_cut=len(tools) > MAX_SHOWN, figures=figures,
+        hours=hours, periods=PERIODS, wanted=wanted, is_partial=found.is_partial,
+    )  # fmt: skip
+
+
+async def show_one(view: View) -> Response:
+    """One tool in full."""
+    name = view.path["name"]
+    details = await view.caller.tool(name)
+    found = await view.control.figures(168)
+    tool = details.tool
+    figures: ToolFigures | None = next((f for f in found.items if f.tool == tool.name), None)
+    calls = await view.control.calls.list(tool=tool.name, limit=10)
+    document = tool.model_dump(mode="json", exclude_unset=True, exclude={"headers"})
+    return view.render(
+        "tool.html", one=details, tool=tool, figures=figures, calls=calls.items, document=document
+    )
+
+
+async def _tools(view: View) -> Any:
+    cursor = None
+    while True:
+        page = await view.caller.tools_page(limit=100, cursor=cursor)
+        for tool in page.items:
+            yield tool
+        cursor = page.pagination.next_cursor
+        if cursor is None:
+            return
+
+
+def _text_of(tool: ToolDefinition) -> str:
+    return f"{tool.name} {tool.category or ''} {' '.join(tool.tags)} {tool.description}".lower()
+
+
+PAGE = Page("Tools", "/tools", (get("/tools", show), get("/tools/{name}", show_one)))

@@ -1,0 +1,105 @@
+"""Words and numbers of the pages that watch: the filters of their templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from fumehood.answers import CallDetails
+from fumehood.core.tool import ToolDefinition
+from fumehood.web.plots import share
+
+FAIR, GOOD = 0.95, 0.99
+"""Parts of calls that succeed, below which a tool is shown in another colour."""
+
+
+def ms(number: float) -> str:
+    """Milliseconds in a fitting unit."""
+    if number >= 60_000:
+        return f"{number / 60_000:.1f} min"
+    if number >= 1000:
+        return f"{number / 1000:.2f} s"
+    return f"{number:.0f} ms" if number >= 10 else f"{number:.2f} ms"
+
+
+def money(text: str) -> str:
+    """An amount without the zeros behind it; nothing where it is none."""
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        return text
+    return f"{amount.normalize():f}" if amount else ""
+
+
+def figure(number: float) -> str:
+    """A number with as many places as one reads."""
+    if number == int(number):
+        return f"{int(number):,}"
+    return f"{number:,.2f}" if number >= 1 else f"{number:.4f}"
+
+
+def instant(text: str) -> datetime | None:
+    """A time of the log."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def percent(part: float, whole: float) -> str:
+    """A part of a whole, rounded down: 100 % means all."""
+    return f"{int(1000 * part / whole) / 10:g} %" if whole else "–"
+
+
+def health_of(part: float, whole: float) -> str:
+    """The class of a rate of success."""
+    rate = part / whole if whole else 1.0
+    return "good" if rate >= GOOD else "warn" if rate >= FAIR else "bad"
+
+
+def size_of(number: Any) -> str:
+    """A number of bytes, if it is one."""
+    return f"{number:,} bytes" if type(number) is int else ""
+
+
+def place_of(tool: ToolDefinition) -> tuple[str, str]:
+    """Where a tool runs, and why."""
+    kind = tool.executor
+    if kind in ("expression", "restricted_python"):
+        return "interpreter", "Small programs run in a locked process without network or files."
+    if kind.startswith("code:"):
+        return "container", "It runs whole programs, which nobody has read."
+    if kind.startswith("workspace"):
+        return "container", "It works on the files of a session, which are in its container."
+    if kind.startswith("http"):
+        return "remote service", "The engine sends a request; nothing of it runs here."
+    if kind == "mcp":
+        return "MCP server", "A server of the Model Context Protocol runs it."
+    if tool.sandboxed:
+        return "jail", "A function of an installed package, in a process without rights."
+    return "host", "A trusted function of the operator's. No wall is around it."
+
+
+def call_facts(details: CallDetails) -> list[tuple[str, str]]:
+    """The facts of a call that have no link."""
+    call = details.call
+    cost = money(call.cost)
+    facts = [
+        ("Time", ms(call.execution_time_ms)),
+        ("Processor", ms(call.cpu_ms) if call.cpu_ms is not None else ""),
+        ("Cost", f"{cost} {call.currency}" if cost else ""),
+        ("Tokens", f"{call.input_tokens:,} in · {call.output_tokens:,} out"),
+        ("Ended by", call.ended_by or ""),
+        ("Cache", "answered from the cache" if call.cache_hit else ""),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "call_facts": call_facts, "figure": figure, "health_of": health_of, "instant": instant,
+    "money": money, "ms": ms, "percent": percent, "place_of": place_of, "share": share,
+    "size_of": size_of,
+}  # fmt: skip

@@ -1,0 +1,241 @@
+"""The console's pages that watch, in a real browser: they open, follow the engine, and stay inert."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from conftest import Daemon
+from fumehood import Client, ControlClient
+from support.browser import (
+    NARROW,
+    WIDE,
+    Console,
+    Person,
+    faults_of,
+    running_browser,
+    running_console,
+)
+from support.scripted_daemon import running_scripted_daemon
+
+pytestmark = [pytest.mark.row("D5"), pytest.mark.needs("browser")]
+
+SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+SVG = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'><script>alert(2)</script></svg>"
+HTML = b"<!doctype html><script>alert(1)</script><body onload=alert(2)>"
+ATTACK = "\u202egnp.<img src=x onerror=alert(1)>.txt"
+POLICY = """
+[[rules]]
+id = "ask-for-sums"
+decision = "ask"
+tools = ["calculator"]
+[[rules.when]]
+argument = "/expression"
+prefix = "2"
+"""
+
+
+@dataclass
+class House:
+    """A daemon in which something has happened, and a console in front of it."""
+
+    daemon: Daemon
+    console: Console
+    session: str
+    asked_call: str
+    kept_call: str
+
+    def address(self, path: str) -> str:
+        return f"{self.console.address}{path}"
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    rules = tmp_path_factory.mktemp("rules") / "policy.toml"
+    rules.write_text(POLICY, encoding="utf-8")
+    rules.chmod(0o600)
+    with running_scripted_daemon(approver=True, policy_file=str(rules)) as daemon:
+        with ControlClient(daemon.control, credential=daemon.credential) as control:
+            control.agents.create("reader", description=SCRIPT, principals=[f"uid:{os.getuid()}"])
+            control.agents.bind("reader", "calculator", fixed={"precision": 2})
+        with Client(daemon.socket) as client:
+            client.call("calculator", {"expression": "1 + 1"}, agent_id="reader")
+            client.call("calculator", {"expression": "1 / 0"})
+            asked = client.call("calculator", {"expression": "2 + 2"}).metadata.call_id
+            code = {"code": f"print({SCRIPT!r} * 20)\n[{{'a': 1, 'b': {SCRIPT!r}}}]"}
+            kept = client.call("run_restricted_python", code, idempotency_key="kept")
+            session = client.create_session(memory_mb=128).id
+            for name, content in (("a.svg", SVG), ("a.html", HTML), (ATTACK, b"hello")):
+                client.put_file(session, name, content)
+        with ControlClient(daemon.control, credential=daemon.credential) as control:
+            (waiting,) = control.approvals.list().items
+            control.approvals.deny(waiting.id, version=waiting.version, reason="no")
+        with running_console(daemon) as console:
+            yield House(daemon, console, session, str(asked), str(kept.metadata.call_id))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+NewPerson = Callable[..., Person]
+
+
+@pytest.fixture
+def person(chromium: Browser) -> Iterator[NewPerson]:
+    """Somebody with a window; whatever breaks the content policy, or throws, fails the test."""
+    people: list[Person] = []
+
+    def make(**given: Any) -> Person:
+        people.append(Person(chromium, **given))
+        return people[-1]
+
+    yield make
+    complaints = [said for one in people for said in one.complaints]
+    for one in people:
+        one.context.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def owner(person: NewPerson, house: House) -> Page:
+    return person().log_in(house.console, house.daemon.credential)
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
+def test_each_page_opens_and_axe_finds_nothing(
+    person: NewPerson, house: House, size: tuple[int, int], scheme: str
+) -> None:
+    page = person(size=size, scheme=scheme).log_in(house.console, house.daemon.credential)
+    paths = [
+        "/calls", f"/calls/{house.asked_call}", f"/calls/{house.kept_call}", "/tools",
+        "/tools/calculator", "/agents", "/sessions", f"/sessions/{house.session}", "/usage",
+        "/usage?days=30&by=principal", "/policy", "/health", "/calls?tool=nothing",
+    ]  # fmt: skip
+    found: list[tuple[str, str]] = []
+    for path in paths:
+        answer = page.goto(house.address(path))
+        assert answer is not None
+        assert answer.status == 200, path
+        found += [(path, fault) for fault in faults_of(page)]
+        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            found.append((path, "it is wider than the window"))
+    assert found == []
+
+
+def test_live_list_grows_by_itself(owner: Page, house: House) -> None:
+    owner.goto(house.address("/calls?tool=calculator&hours=24"))
+    rows = owner.locator("table.calls tbody tr")
+    before = rows.count()
+    with Client(house.daemon.socket) as client:
+        new = client.call("calculator", {"expression": "5 * 5"}).metadata.call_id
+        client.call("run_restricted_python", {"code": "1"})  # what does not fit stays out
+    expect(owner.locator(f'a[href="/calls/{new}"]')).to_be_visible()
+    expect(rows).to_have_count(before + 1)
+
+
+def test_filters_and_search_work(owner: Page, house: House) -> None:
+    owner.goto(house.address("/calls"))
+    owner.fill("#code", "execution_error")
+    owner.click("text=Filter")
+    badges = owner.locator("table.calls td.wide .badge")
+    expect(badges).to_have_text(["EXECUTION_ERROR"])
+    owner.click("text=Clear")
+    owner.fill("#agent", "reader")
+    owner.press("#agent", "Enter")
+    expect(owner.locator("table.calls tbody tr")).to_have_count(1)
+    owner.fill("#q", house.asked_call)
+    owner.press("#q", "Enter")
+    owner.wait_for_url(f"**/calls/{house.asked_call}")
+    expect(owner.locator(".arguments")).to_contain_text("2 + 2")
+
+
+def test_call_is_repeated_as_a_dry_run(owner: Page, house: House) -> None:
+    owner.goto(house.address(f"/calls/{house.asked_call}"))
+    owner.click("text=Run again as a dry run")
+    expect(owner.locator("#dry-run .banner")).to_contain_text("REQUIRES_HUMAN_APPROVAL")
+    assert faults_of(owner) == []
+
+
+def test_hostile_answer_is_text_and_a_table(owner: Page, house: House) -> None:
+    owner.goto(house.address(f"/calls/{house.kept_call}"))
+    expect(owner.locator("main pre").first).to_contain_text(SCRIPT)
+    expect(owner.locator("main td", has_text=SCRIPT)).to_be_visible()
+    assert owner.locator("main img, main script").count() == 0
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.svg", SVG), ("a.html", HTML)])
+def test_file_with_script_is_shown_as_text_and_downloaded(
+    owner: Page, house: House, name: str, content: bytes
+) -> None:
+    owner.goto(house.address(f"/sessions/{house.session}"))
+    owner.click(f"a:text-is('{name}')")
+    expect(owner.locator("#preview pre")).to_contain_text("<script>alert(")
+    assert owner.locator("main svg[onload], main script, main iframe").count() == 0
+    row = owner.locator("tr", has=owner.locator(f"a:text-is('{name}')"))
+    with owner.expect_download() as download:
+        row.locator("a[download]").click()
+    assert download.value.path().read_bytes() == content
+    # Asked for as a page, it is a download all the same.
+    with owner.expect_download() as again:
+        owner.evaluate(
+            "address => { location.href = address }",
+            f"/sessions/{house.session}/download?file={name}",
+        )
+    assert again.value.path().read_bytes() == content
+
+
+def test_session_file_named_like_an_attack_is_only_a_name(owner: Page, house: House) -> None:
+    owner.goto(house.address(f"/sessions/{house.session}"))
+    link = owner.locator("td a", has_text="onerror")
+    expect(link.first).to_contain_text("\\u{202e}gnp.<img src=x")
+    link.first.click()
+    expect(owner.locator("#preview pre")).to_have_text("hello")
+    assert owner.locator("main img").count() == 0
+    assert "\u202e" not in owner.inner_text("body")
+
+
+def test_policy_explains_and_tries(owner: Page, house: House) -> None:
+    owner.goto(house.address("/policy"))
+    owner.fill("#tool", "calculator")
+    owner.fill("#arguments", '{"expression": "2 * 2"}')
+    owner.click("button:text-is('Explain')")
+    expect(owner.locator("#explained")).to_contain_text("ask-for-sums")
+    owner.fill("#rules", '[[rules]]\nid = "no"\ndecision = "deny"\ntools = ["calculator"]\n')
+    owner.click("button:text-is('Try')")
+    expect(owner.locator("#tried")).to_contain_text("calculator")
+    owner.fill("#rules", "[[rules]]\nid = 7")
+    owner.click("button:text-is('Try')")
+    expect(owner.locator("#tried [role=alert]")).to_be_visible()
+    assert faults_of(owner) == []
+
+
+def test_administrator_ends_a_session(owner: Page, house: House) -> None:
+    with Client(house.daemon.socket) as client:
+        session = client.create_session(memory_mb=128).id
+    owner.goto(house.address(f"/sessions/{session}"))
+    owner.click("summary:has-text('End this session')")
+    owner.click("text=End it and delete its files")
+    expect(owner.locator(".headline .badge")).to_have_text("ended")
+    with ControlClient(house.daemon.control, credential=house.daemon.credential) as control:
+        assert control.changes()[0].action == "session.end"
+
+
+def test_approver_without_admin_sees_calls_and_no_files(person: NewPerson, house: House) -> None:
+    with ControlClient(house.daemon.control, credential=house.daemon.credential) as control:
+        secret = control.approvers.add("carol").secret
+    page = person().log_in(house.console, secret)
+    page.goto(house.address(f"/calls/{house.kept_call}"))
+    expect(page.locator("main")).to_contain_text("for administrators only")
+    page.goto(house.address(f"/sessions/{house.session}"))
+    expect(page.locator("main")).to_contain_text("are for administrators")
+    expect(page.locator("main")).not_to_contain_text("a.svg")
+    page.goto(house.address("/usage"))
+    expect(page.locator("main")).to_contain_text("For administrators")

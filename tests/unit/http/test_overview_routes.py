@@ -1,0 +1,229 @@
+"""Everybody's calls, sessions and figures on the control socket: who may see and do what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import Config, Engine
+from fumehood.core.call import CallBody
+from fumehood.core.envelope import Envelope
+from fumehood.core.identity import Principal, Scope
+from fumehood.http.peer import Face
+from fumehood.identity.approvers import make_first_approver
+from fumehood.testing import FakeWall, ManualClock
+from support.approvals import NOW
+from support.faces import FacesClient
+from support.http import Answer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("D6", "A4")]
+
+POLICY = """
+[[rules]]
+id = "sums"
+decision = "ask"
+tools = ["calculator"]
+[[rules.when]]
+argument = "/expression"
+prefix = "2"
+
+[[rules]]
+id = "no-tens"
+decision = "deny"
+tools = ["calculator"]
+[[rules.when]]
+argument = "/expression"
+prefix = "10"
+"""
+RULE = """
+[[rules]]
+id = "big"
+decision = "deny"
+tools = ["calculator"]
+[[rules.when]]
+argument = "/expression"
+prefix = "9"
+
+[[rules]]
+id = "for-one-agent"
+decision = "ask"
+agents = ["nobody"]
+"""
+
+
+@dataclass
+class House:
+    """An engine, and somebody with each kind of credential."""
+
+    engine: Engine
+    client: FacesClient
+    admin: str
+    approver: str
+    caller: str
+
+    async def ask(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+        """As the approver on the control socket, unless told otherwise."""
+        return await self.client.ask(method, path, body, **{"credential": self.approver, **more})
+
+    async def call(self, expression: str, **options: Any) -> Envelope:
+        body = CallBody.model_validate(
+            {"arguments": {"expression": expression}, "options": options}
+        )
+        return await self.engine.run("calculator", body, self.engine.principal_of_uid(1))
+
+
+@pytest.fixture
+async def house(home: Path) -> AsyncIterator[House]:
+    policy = home / "policy.toml"
+    policy.write_text(POLICY, encoding="utf-8")
+    policy.chmod(0o600)
+    from fumehood.storage.database import FILE_NAME, open_database
+
+    database = open_database(home / FILE_NAME)
+    shown: list[str] = []
+    make_first_approver(database, "owner", NOW, shown.append)
+    config = Config(home=home, policy_file=policy)
+    async with Engine(
+        config=config, interpreter=FakeWall(), clock=ManualClock(NOW), database=database
+    ) as engine:
+        root = Principal("init", frozenset({Scope.ADMIN}))
+        _, approver = await engine.approvers.add("alice", {Scope.APPROVE}, by=root, now=NOW)
+        _, caller = await engine.tokens.new(
+            "caller", principal_id="token:c", scopes=(Scope.CALL,), agents=(), expires_at=None,
+            by=root, now=NOW,
+        )  # fmt: skip
+        yield House(engine, FacesClient(engine), shown[0], approver, caller)
+    database.close()
+
+
+async def test_approver_sees_the_calls_of_all_and_searches_them(house: House) -> None:
+    await house.call("1 + 1", trace_id="mine")
+    await house.call("10 + 1")
+    everything = (await house.ask("GET", "/v1/calls")).body["data"]["items"]
+    assert [one["code"] for one in everything] == ["PERMISSION_DENIED", "OK"]
+    assert {one["principal_id"] for one in everything} == {"uid:1"}
+    found = (await house.ask("GET", "/v1/calls?trace=mine&code=OK")).body["data"]["items"]
+    assert [one["trace_id"] for one in found] == ["mine"]
+
+
+OPERATIONS = [
+    ("GET", "/v1/calls", None), ("GET", "/v1/calls/call_0", None),
+    ("POST", "/v1/calls/call_0/dry-run", None), ("GET", "/v1/figures", None),
+    ("GET", "/v1/engine", None), ("GET", "/v1/sessions", None),
+    ("GET", "/v1/sessions/sess_0", None), ("GET", "/v1/sessions/sess_0/files", None),
+    ("GET", "/v1/sessions/sess_0/files/a", None), ("DELETE", "/v1/sessions/sess_0", None),
+    ("POST", "/v1/policy/try", {"rules": RULE}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "body"), OPERATIONS)
+async def test_without_authority_nothing_is_shown_or_ended(
+    house: House, method: str, path: str, body: Any
+) -> None:
+    assert (await house.ask(method, path, body, credential=None)).code == "UNAUTHORIZED"
+    caller = await house.ask(method, path, body, credential=house.caller)
+    assert caller.code == "PERMISSION_DENIED"
+    admin = await house.ask(method, path, body, credential=house.admin)
+    assert admin.code in (None, "RESOURCE_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/sessions/sess_0/files"), ("GET", "/v1/sessions/sess_0/files/a"),
+     ("DELETE", "/v1/sessions/sess_0")],
+)  # fmt: skip
+async def test_files_of_a_session_and_its_end_need_admin(
+    house: House, method: str, path: str
+) -> None:
+    assert (await house.ask(method, path)).code == "PERMISSION_DENIED"
+
+
+async def test_on_the_callers_socket_nothing_of_others_is_seen(house: House) -> None:
+    await house.call("1 + 1")
+    own = await house.ask("GET", "/v1/calls", face=Face.ENGINE, credential=None)
+    assert own.body["data"]["items"] == []
+    for path in ("/v1/figures", "/v1/engine"):
+        answer = await house.ask("GET", path, face=Face.ENGINE, credential=None)
+        assert answer.code == "RESOURCE_NOT_FOUND"
+
+
+async def test_call_has_its_stages_its_audit_row_and_its_children(house: House) -> None:
+    call_id = (await house.call("1 + 1")).metadata.call_id
+    shown = (await house.ask("GET", f"/v1/calls/{call_id}")).body["data"]
+    assert list(shown["stages_ms"])[:3] == ["resolve", "validate", "authorize"]
+    page = await house.ask("GET", f"/v1/audit?after={shown['audit_seq'] - 1}&limit=1",
+                           credential=house.admin)  # fmt: skip
+    assert f'"call_id":"{call_id}"' in page.body["data"]["items"][0]["body"]
+    assert (shown["children"], shown["approval"], shown["answer"]) == ([], None, "not_kept")
+
+
+async def test_answer_of_a_keyed_call_is_for_administrators(house: House) -> None:
+    call_id = (await house.call("1 + 1", idempotency_key="k")).metadata.call_id
+    path = f"/v1/calls/{call_id}"
+    seen = (await house.ask("GET", path)).body["data"]
+    assert (seen["answer"], seen["envelope"]) == ("needs_admin", None)
+    blob = await house.ask("GET", f"{path}/blobs/blob_0?expires=1&signature=0")
+    assert blob.code == "PERMISSION_DENIED"
+    seen = (await house.ask("GET", path, credential=house.admin)).body["data"]
+    assert seen["answer"] == "shown"
+    assert seen["envelope"]["metadata"]["call_id"] == call_id
+
+
+async def test_call_that_needed_approval_is_repeated_as_a_dry_run(house: House) -> None:
+    waiting = await house.call("2 + 2")
+    assert waiting.error is not None
+    approval_id = str(waiting.error.approval_id)
+    tag = [("if-match", "*")]
+    denied = {"decision": "deny", "reason": "no"}
+    await house.ask("POST", f"/v1/approvals/{approval_id}/decision", denied, headers=tag)
+    call_id = waiting.metadata.call_id
+    shown = (await house.ask("GET", f"/v1/calls/{call_id}")).body["data"]
+    assert (shown["approval"]["id"], shown["can_repeat"]) == (approval_id, True)
+    again = (await house.ask("POST", f"/v1/calls/{call_id}/dry-run")).body
+    assert again["success"], again
+    assert again["data"]["dry_run"] is True
+    # Nothing was run or recorded, and no approval was asked for.
+    assert len((await house.ask("GET", "/v1/calls")).body["data"]["items"]) == 1
+
+
+async def test_arguments_of_another_call_are_not_kept(house: House) -> None:
+    call_id = (await house.call("1 + 1")).metadata.call_id
+    assert (await house.ask("POST", f"/v1/calls/{call_id}/dry-run")).code == "RESOURCE_NOT_FOUND"
+
+
+async def test_figures_and_the_state_of_the_engine(house: House) -> None:
+    await house.call("1 + 1")
+    figures = (await house.ask("GET", "/v1/figures?hours=1")).body["data"]
+    assert [(one["tool"], one["calls"]) for one in figures["items"]] == [("calculator", 1)]
+    engine = (await house.ask("GET", "/v1/engine")).body["data"]
+    assert engine["environment"] == "production"
+    assert engine["running_calls"] == 0
+    assert engine["readiness"]["status"] in ("ready", "not_ready")
+
+
+async def test_rules_count_the_calls_that_they_decided(house: House) -> None:
+    await house.call("2 + 2")
+    await house.call("10 + 2")
+    await house.call("10 + 2", dry_run=True)
+    rules = (await house.ask("GET", "/v1/policy")).body["data"]["rules"]
+    assert {one["id"]: one["decided"] for one in rules} == {"sums": 1, "no-tens": 1}
+
+
+async def test_rule_is_tried_against_past_calls(house: House) -> None:
+    await house.call("1 + 1")
+    await house.call("1 / 0")
+    await house.engine.run("gone", CallBody(), house.engine.principal_of_uid(1))
+    tried = (await house.ask("POST", "/v1/policy/try", {"rules": RULE})).body["data"]
+    assert (tried["calls"], tried["skipped"]) == (3, 1)
+    first, second = tried["items"]
+    assert (first["id"], first["calls"], first["unknown"]) == ("big", 2, ["argument /expression"])
+    assert first["groups"][0]["tool"] == "calculator"
+    assert (second["id"], second["calls"], second["unknown"]) == ("for-one-agent", 0, [])
+    faulty = await house.ask("POST", "/v1/policy/try", {"rules": "[[rules]]\nid = 7"})
+    assert faulty.code == "INVALID_PARAMS"
+    # The rules in force are the same as before.
+    assert len((await house.ask("GET", "/v1/policy")).body["data"]["rules"]) == 2

@@ -1,0 +1,140 @@
+"""The call log of all principals: what a page holds, and what one question may cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from fumehood.core.errors import ResourceNotFound
+from fumehood.core.overview import AllCallsQuery
+from fumehood.storage import all_calls as module
+from fumehood.storage.all_calls import AllCalls
+from fumehood.storage.calls import CallLog
+from fumehood.storage.database import Database
+from support.state import call_row
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("D6")]
+
+SINCE = datetime(2025, 12, 31, tzinfo=UTC)
+
+
+@pytest.fixture
+def log(database: Database) -> CallLog:
+    return CallLog(database, kept_days=30, kept=100_000)
+
+
+async def listed(database: Database, **query: Any) -> tuple[list[int], bool]:
+    page = await AllCalls(database).page(AllCallsQuery(**query))
+    return [int(one.call_id.removeprefix("call_"), 16) for one in page.items], page.has_more
+
+
+async def test_calls_of_all_principals_come_newest_first(log: CallLog, database: Database) -> None:
+    for number in range(4):
+        log.record(call_row(number, principal_id=f"uid:{number % 2}"))
+    assert await listed(database) == ([3, 2, 1, 0], False)
+    assert await listed(database, principal="uid:1") == ([3, 1], False)
+
+
+async def test_each_filter_holds_the_others_back(log: CallLog, database: Database) -> None:
+    fields: list[dict[str, Any]] = [
+        {"agent_id": "a"}, {"tool": "t"}, {"code": "TIMEOUT"}, {"session_id": "s"},
+        {"trace_id": "trace_x"}, {"parent_id": "call_p"},
+    ]  # fmt: skip
+    plain = {"agent_id": None, "session_id": None, "parent_id": None}
+    for number, one in enumerate(fields):
+        log.record(call_row(number, **{**plain, **one}))
+    queries = [
+        {"agent": "a"}, {"tool": "t"}, {"code": "TIMEOUT"}, {"session": "s"},
+        {"trace": "trace_x"}, {"parent": "call_p"},
+    ]  # fmt: skip
+    assert [await listed(database, **query) for query in queries] == [
+        ([number], False) for number in range(6)
+    ]
+
+
+async def test_rare_call_is_found_by_going_on_page_after_page(
+    log: CallLog, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the log is, one question reads a bounded part of it."""
+    monkeypatch.setattr(module, "SCANNED", 10)
+    for number in range(35):
+        log.record(call_row(number, code="TIMEOUT" if number == 3 else "OK"))
+    query = AllCallsQuery(code="TIMEOUT")
+    asked = 0
+    while True:
+        page = await AllCalls(database).page(query)
+        asked += 1
+        if page.items or not page.has_more:
+            break
+        query = query.model_copy(update={"cursor": page.next_cursor})
+    assert [one.call_id for one in page.items] == [f"call_{3:024x}"]
+    assert asked == 4
+    assert not page.has_more
+
+
+async def test_unknown_cursor_and_call_are_not_found(database: Database) -> None:
+    with pytest.raises(ResourceNotFound):
+        await AllCalls(database).page(AllCallsQuery(cursor="call_0"))
+    with pytest.raises(ResourceNotFound):
+        await AllCalls(database).get("call_0")
+
+
+async def test_call_has_its_stages_and_its_row_in_the_audit_chain(
+    log: CallLog, database: Database
+) -> None:
+    for number in range(3):
+        row = call_row(number)
+        row["stages"] = {"validate": 0.5, "execute": float(number)}
+        log.record(row)
+    _, timing = await AllCalls(database).get(f"call_{1:024x}")
+    assert timing.stages_ms == {"validate": 0.5, "execute": 1.0}
+    seq = timing.audit_seq
+    rows = await database.read(
+        lambda c: c.execute(text("SELECT body FROM audit WHERE seq = :seq"), {"seq": seq}).all()
+    )
+    assert f"call_{1:024x}" in rows[0][0]
+    assert "stages" not in rows[0][0]
+
+
+async def test_figures_are_those_of_the_calls(log: CallLog, database: Database) -> None:
+    for number in range(100):
+        log.record(call_row(number, total_ms=float(number + 1), code="OK" if number else "TIMEOUT"))
+    log.record(call_row(200, tool="other", total_ms=7.0))
+    log.record(call_row(201, tool="old", at="2020-01-01T00:00:00.000Z"))
+    found = await AllCalls(database).figures(SINCE)
+    (one, other) = found.items
+    assert (one.tool, one.calls, one.succeeded) == ("calculator", 100, 99)
+    assert (one.mean_ms, one.p50_ms, one.p95_ms) == (50.5, 50.0, 95.0)
+    assert (other.tool, other.p50_ms, other.p95_ms) == ("other", 7.0, 7.0)
+    assert not found.is_partial
+
+
+async def test_figures_of_too_many_calls_or_names_say_so(
+    log: CallLog, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        log.record(call_row(number, tool=f"t{number}"))
+    monkeypatch.setattr(module, "MAX_TOOLS", 5)
+    found = await AllCalls(database).figures(SINCE)
+    assert len(found.items) == 5
+    assert found.is_partial
+    monkeypatch.setattr(module, "MAX_TOOLS", 50)
+    monkeypatch.setattr(module, "SCANNED", 10)
+    found = await AllCalls(database).figures(SINCE)
+    assert len(found.items) == 10
+    assert found.is_partial
+    assert not (await AllCalls(database).figures(SINCE + timedelta(days=30))).is_partial
+
+
+@pytest.mark.parametrize("column", ["trace_id", "parent_id"])
+async def test_search_by_trace_and_parent_uses_an_index(database: Database, column: str) -> None:
+    plan = await database.read(
+        lambda c: c.execute(
+            text(f"EXPLAIN QUERY PLAN SELECT * FROM calls WHERE seq BETWEEN 1 AND 9 AND "
+                 f"{column} = :x ORDER BY seq DESC LIMIT 11"), {"x": "x"},
+        ).all()
+    )  # fmt: skip
+    assert f"calls_by_{column.removesuffix('_id')}" in str(plan)

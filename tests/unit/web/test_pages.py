@@ -1,0 +1,588 @@
+"""The pages that watch: what they show of an engine, and that nothing of it runs in a browser."""
+
+from __future__ import annotations
+
+import base64
+import re
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fumehood.answers import CallDetails, Pagination, SessionFileList, ToolDetails, ToolList
+from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
+from fumehood.core.call_log import CallPage, CallRecord
+from fumehood.core.identity import Scope
+from fumehood.core.overview import (
+    EngineSummary,
+    MatchedCalls,
+    OwnedSession,
+    ToolFigures,
+    ToolFiguresList,
+    TriedRule,
+    TriedRules,
+)
+from fumehood.core.session import SessionStatus
+from fumehood.core.status import CircuitState, CircuitStatus, Readiness, StateReadiness
+from fumehood.core.workspace import WorkspaceEntry
+from fumehood.identity.model import Agent, Binding, Change
+from fumehood.policy.model import Explanation, PolicyStatus, RuleStatus, Verdict
+from fumehood.protocol.messages import decode_envelope
+from fumehood.web.guard import CONTENT_POLICY, SANDBOX
+from fumehood.web.pages import PAGES, health
+from fumehood.web.plots import OTHERS, columns_of, share, time_line
+from support.answers import envelope_bytes
+from support.approvals import NOW, approval
+from support.definitions import function_definition
+from support.web import ALICE, PORT, Browser, FakeCaller, FakeControl, FakeEngine, Site, refusal
+
+pytestmark = pytest.mark.row("D5")
+
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202egnp.exe\x1b[31m"
+PNG = b"\x89PNG\r\n\x1a\n picture"
+SVG = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>"
+SESSION = "sess_" + "0" * 32
+
+
+def call(number: int = 1, **fields: Any) -> CallRecord:
+    values = {
+        "call_id": f"call_{number:024x}", "timestamp": "2026-01-02T03:04:05.000Z",
+        "principal_id": "uid:1000", "agent_id": None, "session_id": None,
+        "trace_id": "trace_20260102_000000000000", "tool_name": "calculator",
+        "tool_version": "1.0.0", "code": "OK", "ended_by": "ok", "execution_time_ms": 12.5,
+        "cpu_ms": 1.5, "cost": "0.250000", "currency": "USD", "input_tokens": 9,
+        "output_tokens": 3, "tokens_used": 0,
+    }  # fmt: skip
+    return CallRecord(**{**values, **fields})
+
+
+def details(**fields: Any) -> CallDetails:
+    values = {
+        "call": call(), "stages_ms": {"validate": 1.0, "execute": 3.0}, "audit_seq": 7,
+        "approval": None, "envelope": None, "answer": "not_kept", "children": (),
+        "can_repeat": False,
+    }  # fmt: skip
+    return CallDetails(**{**values, **fields})
+
+
+def answered(data: dict[str, Any]) -> CallDetails:
+    return details(envelope=decode_envelope(envelope_bytes(data)), answer="shown")
+
+
+def session(**fields: Any) -> OwnedSession:
+    values = {
+        "id": SESSION, "state": SessionStatus.ACTIVE, "why": None, "image": "python",
+        "languages": ("python",), "agent_id": None, "memory_mb": 128, "created_at": NOW,
+        "last_used_at": NOW, "expires_at": NOW + timedelta(hours=1), "calls": 2, "is_busy": False,
+        "principal_id": "uid:1000",
+    }  # fmt: skip
+    return OwnedSession(**{**values, **fields})
+
+
+class Watched(FakeControl):
+    """`AsyncControlClient`, as far as these pages use it."""
+
+    def __init__(self, engine: FakeEngine, credential: str, told: SimpleNamespace) -> None:
+        super().__init__(engine, credential)
+        self.told = told
+        self.calls = SimpleNamespace(
+            list=self._calls, show=self._call, dry_run=self._dry_run, blob=self._blob
+        )
+        self.sessions = SimpleNamespace(
+            list=self._sessions, show=self._session, files=self._files, end=self._end,
+            download_file=self._download,
+        )  # fmt: skip
+        self.agents = SimpleNamespace(list=self._agents, show=self._agent)
+        self.policy = SimpleNamespace(show=self._policy, explain=self._explain, try_rules=self._try)
+
+    async def whoami(self) -> Any:
+        found = await super().whoami()
+        return found.model_copy(update={"scopes": self.told.scopes})
+
+    async def _calls(self, **query: Any) -> CallPage:
+        self._check()
+        self.told.asked.append(query)
+        if query.get("code") == "NONSENSE":
+            raise refusal("INVALID_PARAMS", "The query is wrong.")
+        return CallPage(
+            items=self.told.calls, has_more=self.told.cursor is not None,
+            next_cursor=self.told.cursor, total_count=None,
+        )  # fmt: skip
+
+    async def _call(self, call_id: str) -> CallDetails:
+        self.told.asked.append(call_id)
+        return self.told.details
+
+    async def _dry_run(self, call_id: str) -> Any:
+        self.told.asked.append(("dry-run", call_id))
+        return decode_envelope(envelope_bytes({"would_run": False, "refused_with": EVIL}))
+
+    async def _blob(self, call_id: str, url: str) -> bytes:
+        return self.told.blob
+
+    async def _sessions(self) -> Any:
+        return (session(principal_id=EVIL),)
+
+    async def _session(self, session_id: str) -> Any:
+        return session(id=session_id)
+
+    async def _files(self, session_id: str, path: str = "", **query: Any) -> SessionFileList:
+        page = Pagination(has_more=False, next_cursor=None, total_count=None)
+        return SessionFileList(items=self.told.files, pagination=page)
+
+    async def _download(self, session_id: str, path: str, write: Any) -> None:
+        self.told.asked.append(path)
+        for start in range(0, len(self.told.content), 100_000):
+            write(self.told.content[start : start + 100_000])
+
+    async def _end(self, session_id: str) -> Any:
+        self.told.asked.append(("end", session_id))
+        return session(state=SessionStatus.ENDED)
+
+    async def _agents(self) -> Any:
+        return (Agent(id="a", description=EVIL),)
+
+    async def _agent(self, agent_id: str) -> Any:
+        bound = Binding(tool="calculator", fixed={"x": EVIL})
+        return SimpleNamespace(agent=Agent(id="a", description=EVIL), tools=(bound,))
+
+    async def _policy(self) -> PolicyStatus:
+        rule = RuleStatus(
+            id="r", decision=Verdict.ASK, mode="shadow", line=3, is_of_this_environment=True,
+            reason=EVIL, decided=0, would_have_decided=41,
+        )  # fmt: skip
+        return PolicyStatus(
+            version="0", file="p.toml", environment="production", rules=(rule,), refused=(EVIL,)
+        )
+
+    async def _explain(self, tool: str, arguments: Any, **more: Any) -> Explanation:
+        self.told.asked.append((tool, arguments, more))
+        return Explanation(
+            tool=tool, environment="production", verdict=Verdict.DENY, rule="r", reason=EVIL,
+            approvers=(), quorum=1, policy_version="0", shadow=(), rules=(),
+        )  # fmt: skip
+
+    async def _try(self, rules: str, *, days: int) -> TriedRules:
+        if "id = 7" in rules:
+            raise refusal("INVALID_PARAMS", f"The rules cannot be used: {EVIL}")
+        group = MatchedCalls(tool=EVIL, principal_id="uid:1", agent_id=None, calls=3)
+        tried = TriedRule(
+            id="r", decision="ask", calls=3, groups=(group,), unknown=("argument /a",)
+        )
+        return TriedRules(items=(tried,), calls=10, skipped=1, is_partial=False)
+
+    async def remembered(self) -> Any:
+        return ()
+
+    async def figures(self, hours: int) -> ToolFiguresList:
+        one = ToolFigures(
+            tool="send", calls=200, succeeded=190, mean_ms=5, p50_ms=4, p95_ms=2500,
+            last_at="2026-01-02T03:04:05.000Z",
+        )  # fmt: skip
+        return ToolFiguresList(items=(one,), is_partial=False)
+
+    async def usage(self, by: list[str], **query: Any) -> UsageTable:
+        def row(**group: str | None) -> UsageRow:
+            return UsageRow(
+                group=group, calls=4, errors=1, input_tokens=10, output_tokens=5, tokens_used=0,  # type: ignore[arg-type]
+                cost={"USD": "0.500000"},
+            )  # fmt: skip
+
+        rows = (row(**{name: query["since"].strftime("%Y-%m-%d") if name == "day" else EVIL
+                       for name in by}),)  # fmt: skip
+        budget = BudgetStanding(
+            budget="b", subject={"agent": EVIL}, period="day", unit="calls", limit=10, spent=9,
+            held=1, left=0, resets_at=NOW,
+        )  # fmt: skip
+        return UsageTable(by=tuple(by), items=rows, total=row(), has_more=False, budgets=(budget,))  # type: ignore[arg-type]
+
+    async def engine_summary(self) -> EngineSummary:
+        circuit = CircuitStatus(
+            upstream=EVIL, state=CircuitState.OPEN, requests=9, failures=8, retry_after_ms=1500
+        )
+        state = StateReadiness(failing=True, lost_rows=3)
+        return EngineSummary(
+            version="1", started_at=NOW, mode="single-user", environment="production",
+            is_draining=False, running_calls=2, containers={"idle": 1}, sessions={"active": 1},
+            readiness=Readiness(status="ready", walls={}, state=state), circuits=(circuit,),
+        )  # fmt: skip
+
+
+class Tools(FakeCaller):
+    """`AsyncClient`, of which the page of tools reads definitions."""
+
+    tool_of_all = function_definition(name="send", description=EVIL, dangerous=True)
+
+    async def tools_page(self, **query: Any) -> ToolList:
+        page = Pagination(has_more=False, next_cursor=None, total_count=1)
+        return ToolList(items=(self.tool_of_all,), sources={"send": "builtin"}, pagination=page)
+
+    async def tool(self, reference: str) -> Any:
+        return ToolDetails(tool=self.tool_of_all, versions=("1.0.0",), source="entry point")
+
+
+@pytest.fixture
+def told() -> SimpleNamespace:
+    """What the engine has to tell."""
+    return SimpleNamespace(
+        calls=(call(),), cursor=None, details=details(), blob=b"", asked=[], content=b"",
+        files=(WorkspaceEntry(path=EVIL, kind="file", size=5, modified_at="2026"),),
+        scopes=(Scope.APPROVE, Scope.ADMIN),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def browser(told: SimpleNamespace) -> Browser:
+    from fumehood.web.app import Console
+
+    engine = FakeEngine()
+    engine.put(approval())
+
+    def connect(credential: str) -> Any:
+        return _Named(Watched(engine, credential, told))
+
+    console = Console(connect, Tools(), PORT, PAGES)  # type: ignore[arg-type]
+    return Site(engine, console, [0.0]).browser()
+
+
+class _Named:
+    """The fake with the client's own names for its state and its changes of authority."""
+
+    def __init__(self, control: Watched) -> None:
+        self._control = control
+        self.approvals = control
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._control, name)
+
+    async def engine(self) -> EngineSummary:
+        return await self._control.engine_summary()
+
+    async def changes(self) -> tuple[Change, ...]:
+        return (
+            Change(seq=1, at=NOW, principal_id=EVIL, action="agent.bind", subject=EVIL, details={}),
+        )
+
+
+ADDRESSES = [
+    "/calls", "/calls/list", f"/calls/{call().call_id}", "/tools", "/tools/send", "/agents",
+    "/sessions", f"/sessions/{SESSION}", "/usage", "/usage?days=30&by=agent", "/policy",
+    "/health", "/health/live",
+]  # fmt: skip
+
+
+def require_inert(text: str) -> None:
+    """Nothing of EVIL is markup, and its marks are seen."""
+    assert "<img src=x" not in text
+    assert "<script>alert" not in text
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("path", ADDRESSES)
+def test_page_is_made_of_hostile_values_and_inert(
+    browser: Browser, told: SimpleNamespace, path: str
+) -> None:
+    told.calls = (call(tool_name=EVIL, agent_id=EVIL, code="TIMEOUT", parent_id="call_1"),)
+    told.details = answered({"stdout": EVIL, "value": [{EVIL: EVIL, "n": 1}], "x": {EVIL: EVIL}})
+    page = browser.get(path)
+    assert page.status_code == 200, page.text
+    assert page.headers["content-security-policy"] == CONTENT_POLICY
+    require_inert(page.text)
+    tags = " ".join(re.sub(r'"[^"]*"', "", tag) for tag in re.findall(r"<[a-z][^>]*>", page.text))
+    assert not re.search(r"\sstyle\b|\son[a-z]+\b|hx-on", tags)
+    assert "javascript:" not in page.text
+
+
+def test_every_page_is_in_the_navigation(browser: Browser) -> None:
+    text = browser.get("/calls").text
+    titles = re.findall(r'<a href="/[a-z]+"(?: aria-current="page")?>([A-Z][a-z]+)', text)
+    assert titles == [
+        "Inbox", "Calls", "Tools", "Agents", "Sessions", "Usage", "Policy", "Health",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("query", "asked"),
+    [
+        ("q=sess_1", {"session": "sess_1"}), ("q=trace_1", {"trace": "trace_1"}),
+        ("q=uid%3A7", {"principal": "uid:7"}), ("q=TIMEOUT", {"code": "TIMEOUT"}),
+        ("q=run_python", {"tool": "run_python"}), ("code=timeout", {"code": "TIMEOUT"}),
+        ("q=external:Bash", {"tool": "external:Bash"}),
+        ("agent=a&tool=t&cursor=call_9", {"agent": "a", "tool": "t", "cursor": "call_9"}),
+        ("", {}),
+    ],
+)  # fmt: skip
+def test_search_means_what_its_text_looks_like(
+    browser: Browser, told: SimpleNamespace, query: str, asked: dict[str, str]
+) -> None:
+    browser.get(f"/calls?{query}")
+    assert told.asked == [{"limit": 50, **asked}]
+
+
+def test_search_for_a_call_leads_to_it(browser: Browser) -> None:
+    assert browser.get("/calls?q=call_12").headers["location"] == "/calls/call_12"
+    assert browser.get("/calls?q=call_1/../../logout").status_code == 404
+
+
+def test_wrong_filter_is_told_and_kept(browser: Browser) -> None:
+    page = browser.get("/calls?code=nonsense")
+    assert page.status_code == 200
+    assert "The query is wrong." in page.text
+    assert 'value="nonsense"' in page.text
+
+
+def test_live_list_is_sent_only_when_it_has_grown(browser: Browser, told: SimpleNamespace) -> None:
+    newest = told.calls[0].call_id
+    assert browser.part(f"/calls/list?newest={newest}").status_code == 204
+    told.calls = (call(2), *told.calls)
+    grown = browser.part(f"/calls/list?newest={newest}")
+    assert grown.status_code == 200
+    assert f"/calls/{call(2).call_id}" in grown.text
+
+
+def test_older_calls_keep_the_filters_and_are_not_live(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    told.cursor = "call_7"
+    assert 'href="/calls?tool=t&amp;cursor=call_7"' in browser.get("/calls?tool=t").text
+    assert "live-tick" in browser.get("/calls?tool=t").text
+    assert "live-tick" not in browser.get("/calls?tool=t&cursor=call_7").text
+
+
+def test_page_without_calls_says_the_next_step(browser: Browser, told: SimpleNamespace) -> None:
+    told.calls = ()
+    assert "fumehood call calculator" in browser.get("/calls").text
+    assert "Take a filter away" in browser.get("/calls?tool=t").text
+    told.cursor = "call_7"
+    assert "The log goes on" in browser.get("/calls?tool=t").text
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [("not_kept", "not kept"), ("needs_admin", "for administrators only")],
+)
+def test_missing_answer_says_why(
+    browser: Browser, told: SimpleNamespace, answer: str, words: str
+) -> None:
+    told.details = details(answer=answer)
+    text = browser.get(f"/calls/{call().call_id}").text
+    assert words in text
+    assert "cannot be repeated" in text
+
+
+def test_call_shows_stages_chain_children_and_a_table(
+    browser: Browser, told: SimpleNamespace
+) -> None:
+    told.details = answered({"value": [{"city": "Graz", "n": 3}]}).model_copy(
+        update={"children": (call(9),)}
+    )
+    text = browser.get(f"/calls/{call().call_id}").text
+    assert re.search(r'<rect class="stage-2" x="25.0" width="75.0"', text)
+    assert "row 7" in text
+    assert f"/calls/{call(9).call_id}" in text
+    assert re.search(r"<th>city</th>.*<td>Graz</td>", text, re.DOTALL)
+
+
+def test_dry_run_is_a_post_with_the_token(browser: Browser, told: SimpleNamespace) -> None:
+    told.details = details(can_repeat=True)
+    path = f"/calls/{call().call_id}/dry-run"
+    assert browser.get(path).status_code == 405
+    assert browser.post(path, csrf=False).status_code == 403
+    assert ("dry-run", call().call_id) not in told.asked
+    found = browser.post(path, headers={"hx-request": "true"})
+    assert "It would not run at once" in found.text
+    require_inert(found.text)
+    assert ("dry-run", call().call_id) in told.asked
+
+
+def shown(content: bytes) -> dict[str, Any]:
+    return {"filename": EVIL, "content_base64": base64.b64encode(content).decode()}
+
+
+def test_figure_is_sent_as_a_picture_by_its_bytes(browser: Browser, told: SimpleNamespace) -> None:
+    told.details = answered({"images": [shown(PNG), {"filename": "a", "url": "/v1/blobs/x"}]})
+    told.blob = b"\xff\xd8\xff jpeg"
+    path = f"/calls/{call().call_id}"
+    assert browser.get(path).text.count(f'<img src="{path}/figures/') == 2
+    first, second = browser.get(f"{path}/figures/0"), browser.get(f"{path}/figures/1")
+    assert (first.content, first.headers["content-type"]) == (PNG, "image/png")
+    assert second.headers["content-type"] == "image/jpeg"
+    for one in (first, second):
+        assert one.headers["content-security-policy"] == SANDBOX
+        assert one.headers["x-content-type-options"] == "nosniff"
+    assert browser.get(f"{path}/figures/2").status_code == 404
+    assert browser.get(f"{path}/figures/x").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "content", [SVG, b"<!doctype html><script>alert(1)</script>", b"GIF87", b""]
+)
+def test_figure_that_is_no_picture_is_a_download_of_text(
+    browser: Browser, told: SimpleNamespace, content: bytes
+) -> None:
+    told.details = answered({"images": [shown(content)]})
+    found = browser.get(f"/calls/{call().call_id}/figures/0")
+    require_download(found)
+    assert found.content == content
+
+
+def require_download(found: Any) -> None:
+    assert found.headers["content-type"] == "text/plain; charset=utf-8"
+    assert found.headers["content-disposition"].startswith("attachment; ")
+    assert found.headers["content-security-policy"] == SANDBOX
+    assert found.headers["content-disposition"].isascii()
+    assert "\n" not in found.headers["content-disposition"]
+
+
+def test_figure_that_is_not_base64_is_not_found(browser: Browser, told: SimpleNamespace) -> None:
+    told.details = answered({"images": [{"content_base64": "%%"}, 7]})
+    assert browser.get(f"/calls/{call().call_id}/figures/0").status_code == 404
+
+
+def test_long_text_is_cut_with_a_link_to_all_of_it(browser: Browser, told: SimpleNamespace) -> None:
+    long = "x" * 5_000_000
+    told.details = answered({"stdout": long})
+    path = f"/calls/{call().call_id}"
+    text = browser.get(path).text
+    assert len(text) < 200_000
+    assert f"{path}/raw?part=stdout" in text
+    found = browser.get(f"{path}/raw?part=stdout")
+    require_download(found)
+    assert found.text == long
+    require_download(browser.get(f"{path}/raw"))
+
+
+def test_tool_shows_where_it_runs_and_how_its_calls_went(browser: Browser) -> None:
+    row = browser.get("/tools").text
+    assert "95 %" in row
+    assert 'class="warn" width="95.0"' in row
+    text = browser.get("/tools/send").text
+    for words in ("dangerous", "2.50 s", "needs approval"):
+        assert words in text
+
+
+def test_file_of_a_session_is_a_download_of_text(browser: Browser, told: SimpleNamespace) -> None:
+    told.content = SVG
+    found = browser.get(f"/sessions/{SESSION}/download?file=d/{'%0d%0aX-Evil: 1'}.svg")
+    require_download(found)
+    assert found.content == SVG
+    assert "x-evil" not in found.headers
+
+
+def test_preview_of_a_file_is_text_and_bounded(browser: Browser, told: SimpleNamespace) -> None:
+    told.content = EVIL.encode()
+    page = browser.get(f"/sessions/{SESSION}?file=a.html").text
+    require_inert(page)
+    assert "&lt;script&gt;" in page
+    told.content = b"a\x00b"
+    assert "This file is not text" in browser.get(f"/sessions/{SESSION}?file=a").text
+    told.content = b"x" * 10_000_000
+    page = browser.get(f"/sessions/{SESSION}?file=a").text
+    assert len(page) < 300_000
+    assert "The beginning of" in page
+
+
+def test_file_that_is_too_large_for_a_browser_is_refused(
+    browser: Browser, told: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.web.pages.sessions.MAX_DOWNLOAD_BYTES", 1000)
+    told.content = b"x" * 1001
+    found = browser.get(f"/sessions/{SESSION}/download?file=a")
+    assert found.status_code == 413
+    assert "sessions get" in found.text
+
+
+def test_session_is_ended_by_a_form_with_its_token(browser: Browser, told: SimpleNamespace) -> None:
+    path = f"/sessions/{SESSION}/end"
+    assert browser.post(path, csrf=False).status_code == 403
+    assert told.asked == []
+    assert browser.post(path).status_code == 303
+    assert told.asked == [("end", SESSION)]
+
+
+def test_without_admin_files_and_ends_are_not_offered(told: SimpleNamespace) -> None:
+    from fumehood.web.app import Console
+
+    told.scopes = (Scope.APPROVE,)
+    engine = FakeEngine()
+    console = Console(lambda c: _Named(Watched(engine, c, told)), Tools(), PORT, PAGES)  # type: ignore[arg-type, return-value]
+    browser = Site(engine, console, [0.0]).browser(ALICE)
+    text = browser.get(f"/sessions/{SESSION}").text
+    assert "are for administrators" in text
+    assert "End this session" not in text
+    for path in ("/agents", "/usage"):
+        assert "For administrators" in browser.get(path).text
+
+
+def test_usage_has_a_plot_for_each_amount_and_budgets_as_bars(browser: Browser) -> None:
+    text = browser.get("/usage").text
+    assert re.findall(r'aria-label="(\w+) by day', text) == ["Calls", "Tokens", "Money"]
+    assert '<rect class="over" width="90.0"' in text
+
+
+def test_policy_shows_what_shadow_rules_would_have_done(browser: Browser) -> None:
+    text = browser.get("/policy").text
+    assert "41" in text
+    assert "The newest file is refused" in text
+    assert "The log keeps no arguments" in text
+
+
+def test_call_is_explained_and_rules_are_tried(browser: Browser, told: SimpleNamespace) -> None:
+    given = {"tool": "t", "arguments": '{"a": 1}', "agent": "x", "principal": ""}
+    found = browser.post("/policy/explain", given, headers={"hx-request": "true"})
+    require_inert(found.text)
+    assert told.asked == [("t", {"a": 1}, {"principal_id": None, "agent_id": "x"})]
+    for wrong in ("[1]", "{", "nonsense"):
+        found = browser.post("/policy/explain", {"tool": "t", "arguments": wrong})
+        assert "no JSON object" in found.text
+    tried = browser.post("/policy/try", {"rules": "[[rules]]"})
+    require_inert(tried.text)
+    assert "at most 3 calls" in tried.text
+    require_inert(browser.post("/policy/try", {"rules": "id = 7"}).text)
+
+
+def test_health_says_what_is_wrong(browser: Browser) -> None:
+    text = browser.get("/health").text
+    for words in ("The state cannot be written", "3 rows", "8 of 9 failed", "open"):
+        assert words in text
+
+
+def test_doctors_checks_run_on_a_post_only(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def found() -> Any:
+        asked.append(1)
+        return [{"check": "docker", "verdict": "missing", "found": EVIL, "cure": EVIL}], ""
+
+    monkeypatch.setattr(health, "_doctor", found)
+    assert browser.get("/health/check").status_code == 405
+    assert browser.post("/health/check", csrf=False).status_code == 403
+    assert asked == []
+    text = browser.post("/health/check").text
+    assert "missing" in text
+    require_inert(text)
+
+
+def test_time_line_puts_each_stage_behind_the_one_before() -> None:
+    bars = time_line({"a": 1.0, "b": 0.0, "c": 3.0})
+    assert [(bar.start, bar.length) for bar in bars] == [(0.0, 25.0), (25.0, 0.4), (25.0, 75.0)]
+    assert time_line({}) == []
+
+
+def test_columns_are_parts_of_the_largest_and_many_series_are_joined() -> None:
+    cells = [("d1", f"s{n}", float(10 - n)) for n in range(8)] + [("d2", "s0", 5.0)]
+    plot = columns_of(["d1", "d2"], [*cells, ("unknown day", "s0", 9.0)])
+    assert plot.series == ("s0", "s1", "s2", "s3", "s4", OTHERS)
+    first, second = plot.columns
+    assert plot.most == first.total == 52.0
+    assert sum(piece.height for piece in first.pieces) == pytest.approx(100, abs=0.01)
+    assert [piece.series for piece in second.pieces] == [1]
+    assert columns_of(["d1"], []).total == 0
+
+
+def test_share_is_never_more_than_the_whole() -> None:
+    assert (share(5, 10), share(20, 10), share(-1, 10), share(1, 0)) == (50.0, 100.0, 0.0, 0.0)
