@@ -84,6 +84,10 @@ ENDED = [
     Attack("too-deep", Harm.HOST_DOS,
            "send(b'{\"call\":' + b'[' * 90 + b']' * 90 + b'}')\nos.read(3, 1)",
            "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("two-tools-in-one-call", Harm.ESCAPE,
+           "send(b'{\"call\":{\"number\":1,\"tool\":\"calculator\",\"tool\":\"note\","
+           "\"arguments\":{}}}')\nos.read(3, 1)",
+           "SANDBOX_VIOLATION", ONE_CALL),
     Attack("no-call", Harm.HOST_DOS, "send(b'{\"call\":5}')\nos.read(3, 1)",
            "SANDBOX_VIOLATION", ONE_CALL),
     Attack("negative-number", Harm.HOST_DOS, "raw(-1, 'calculator', SUM)\nos.read(3, 1)",
@@ -208,6 +212,24 @@ def test_process_that_stays_calls_nothing_after_its_program(
     later = [call.call_id for call in client.calls(limit=3).items]
     assert later[2] == newest
     assert later[1].startswith(f"{later[0]}_") or later[0].startswith(f"{later[1]}_")
+
+
+def test_later_call_of_a_session_cannot_use_what_an_earlier_one_had(
+    client: Client, daemon: Daemon
+) -> None:
+    session = client.create_session(image="python").id
+    kept = "kept = os.dup(4)\nimport tools as earlier\ncode('calculator', SUM)"
+    first = run(client, kept, tools=["calculator", "note"], session_id=session)
+    assert first.data["value"] == "OK"
+    attack = (
+        "try:\n    os.write(kept, b'x')\nexcept BrokenPipeError:\n    print('broken')\n"
+        "try:\n    earlier.note(text='x')\nexcept earlier.ToolError as error:\n"
+        "    print(error.code)\n"
+        "earlier.calculator('2')['value']"  # the twin
+    )
+    data = run(client, attack, session_id=session).data
+    assert (data["stdout"], data["value"]) == ("broken\nTOOL_NOT_FOUND\n", 2)
+    require_harmless(client, daemon)
 
 
 def test_fork_of_a_program_cannot_use_its_tools(client: Client) -> None:
