@@ -242,6 +242,27 @@ async def test_a_server_that_does_not_speak_mcp_is_tried_again_and_has_no_tools(
     assert not any(psutil.pid_exists(pid) for pid in tries)
 
 
+async def test_a_server_that_reads_the_probe_late_is_spoken_to_in_its_era(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy host: the late probe makes it one of the newer era, which refuses a handshake."""
+    monkeypatch.setattr(mcp_wire, "PROBE_S", 0.01)
+    request = mcp_wire.Wire.request
+
+    async def patient_after_the_handshake(wire: Any, method: str, params: Any) -> Any:
+        if method == "initialize":
+            monkeypatch.setattr(mcp_wire, "PROBE_S", 10.0)
+        return await request(wire, method, params)
+
+    monkeypatch.setattr(mcp_wire.Wire, "request", patient_after_the_handshake)
+    log = RecordingLog()
+    config = Config(mcp_servers={"tester": server(TESTER)})
+    async with Engine(config=config, log=log) as engine:
+        await until(lambda: "tester__add" in names(engine))
+        assert mcp_wire.MODERN in str(log.events)
+        assert "mcp.server_lost" not in str(log.events)
+
+
 @pytest.mark.parametrize("mode", ["lists-ever", "lists-large"])
 async def test_a_list_without_end_is_cut(mode: str) -> None:
     async with serving(tester=server(SCRIPTED, mode)) as engine:

@@ -116,21 +116,29 @@ class Wire(ABC):
         Raises:
             RpcError, Lost, EngineError, TimeoutError: it is none that is understood.
         """
-        if not skip_probe:
-            with contextlib.suppress(RpcError, TimeoutError):
-                with anyio.fail_after(PROBE_S):
-                    found = await self.request("server/discover", self._stamped({}))
-                supported = found.get("supportedVersions")
-                if isinstance(supported, list) and MODERN in supported:
-                    self.version = MODERN
-                    return
+        if not skip_probe and await self._is_modern():
+            return
         greeting = {"protocolVersion": HANDSHAKE[0], "capabilities": {}, "clientInfo": CLIENT}
-        found = await self.request("initialize", greeting)
+        try:
+            found = await self.request("initialize", greeting)
+        except RpcError:  # of a slow server that has read the probe first, and is of that era now?
+            if skip_probe or not await self._is_modern():
+                raise
+            return
         version = found.get("protocolVersion")
         if version not in HANDSHAKE:
             raise Lost(f"it speaks version {str(version)[:40]!a} of MCP, which is not known here")
         self.version = version
         await self.notify("notifications/initialized", {})
+
+    async def _is_modern(self) -> bool:
+        with contextlib.suppress(RpcError, TimeoutError), anyio.fail_after(PROBE_S):
+            found = await self.request("server/discover", self._stamped({}))
+            supported = found.get("supportedVersions")
+            if isinstance(supported, list) and MODERN in supported:
+                self.version = MODERN
+                return True
+        return False
 
     async def ask(self, method: str, params: JsonObject, made: Request | None = None) -> JsonObject:
         """Send a request in the server's era; cancelled with its caller.

@@ -106,7 +106,7 @@ def parse_batch_call(document: Any) -> tuple[str, CallBody]:
     """
     if not isinstance(document, dict) or not isinstance(document.get("tool"), str):
         raise InvalidParams(
-            'A call of a batch must be an object: {"tool": "…", "arguments": {…}}.',
+            'A call of a batch must be an object with a tool: {"tool": "…", "arguments": {…}}.',
             fields=["tool"],
         )
     tool: str = document["tool"]
