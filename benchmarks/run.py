@@ -50,6 +50,7 @@ from benchmarks.bench_registry import registry_lines
 from benchmarks.bench_rest import rest_lines
 from benchmarks.bench_restricted import restricted_lines
 from benchmarks.bench_sight import sight_lines
+from benchmarks.bench_web import web_lines
 from benchmarks.bench_workshop import workshop_lines
 from benchmarks.line import Line
 
@@ -94,6 +95,7 @@ def measure() -> Iterator[Line]:
     yield from approval_lines()
     yield from rest_lines()
     yield from sight_lines()
+    yield from web_lines()
     with run_daemon() as daemon:
         yield from restricted_lines(daemon)
     with run_daemon() as daemon:
