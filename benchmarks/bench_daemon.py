@@ -52,12 +52,18 @@ class Running:
 
 @contextmanager
 def run_daemon(
-    settings: Mapping[str, str] | None = None, command: Sequence[str] = (str(FUMEHOOD), "serve")
+    settings: Mapping[str, str] | None = None,
+    command: Sequence[str] = (str(FUMEHOOD), "serve"),
+    *,
+    socket: Path | None = None,
 ) -> Iterator[Running]:
-    """`fumehood serve` in a directory of its own; `settings` as environment variables."""
+    """`fumehood serve` in a directory of its own; `settings` as environment variables.
+
+    `socket` is that of a directory which `settings` names instead.
+    """
     home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     environment = {"PATH": os.environ["PATH"], "FUMEHOOD_HOME": str(home), **(settings or {})}
-    with _server(list(command), home / "engine.sock", environment) as running:
+    with _server(list(command), socket or home / "engine.sock", environment) as running:
         yield running
     shutil.rmtree(home, ignore_errors=True)
 

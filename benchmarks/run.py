@@ -49,6 +49,7 @@ from benchmarks.bench_rate_limits import rate_limit_lines
 from benchmarks.bench_registry import registry_lines
 from benchmarks.bench_rest import rest_lines
 from benchmarks.bench_restricted import restricted_lines
+from benchmarks.bench_web import web_lines
 from benchmarks.bench_workshop import workshop_lines
 from benchmarks.line import Line
 
@@ -92,6 +93,7 @@ def measure() -> Iterator[Line]:
     yield from budget_lines()
     yield from approval_lines()
     yield from rest_lines()
+    yield from web_lines()
     with run_daemon() as daemon:
         yield from restricted_lines(daemon)
     with run_daemon() as daemon:

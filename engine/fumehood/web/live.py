@@ -62,6 +62,7 @@ class Live:
         self._streams: list[_Stream] = []
         self._watcher: asyncio.Task[None] | None = None
         self._state: State | None = None
+        self._is_stopping = False
 
     async def events(self, login: Login | None) -> AsyncIterator[bytes]:
         """The events for one page."""
@@ -71,7 +72,7 @@ class Live:
             return
         stream, told = self._open(login), None
         try:
-            while True:
+            while not self._is_stopping:
                 if stream.is_paused or not await self._logins.is_open(login):
                     yield _event("paused" if stream.is_paused else "logged-out")
                     return
@@ -90,6 +91,11 @@ class Live:
         """Let every stream look again, such as after a logout."""
         for stream in self._streams:
             stream.woken.set()
+
+    def stop(self) -> None:
+        """End every stream; the browsers try again."""
+        self._is_stopping = True
+        self.wake()
 
     def _open(self, login: Login) -> _Stream:
         stream = _Stream(login)

@@ -75,4 +75,17 @@ def run(
     gc.collect()
     gc.freeze()
     on_ready(console)
-    uvicorn.Server(config).run(sockets=[listener])
+    _Server(config, console).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends the streams that would otherwise keep it."""
+
+    def __init__(self, config: uvicorn.Config, console: Console) -> None:
+        super().__init__(config)
+        self._console = console
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and let what runs end."""
+        self._console.live.stop()
+        await super().shutdown(sockets)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from pydantic import ValidationError
@@ -189,29 +190,35 @@ async def _list(view: View, *, has_detail: bool = False) -> dict[str, Any]:
     """What the list shows."""
     shown = min(max(view.query.number("shown", PAGE_SIZE), PAGE_SIZE), MAX_LISTED)
     tab = "decided" if view.query.get("tab") == "decided" else "waiting"
-    approvals = view.control.approvals
-    if tab == "decided":
-        pages = await asyncio.gather(
-            *(approvals.list(state=state, limit=DECIDED_EACH) for state in NOT_PENDING)
-        )
-        found = sorted(
-            (one for page in pages for one in page.items), key=_last_change, reverse=True
-        )[:PAGE_SIZE]
-        state = await approvals.changes()
-        has_more = False
-    else:
-        found, cursor, has_more = [], None, True
-        while has_more and len(found) < shown:
-            limit = min(MAX_AT_ONCE, shown - len(found))
-            page = await approvals.list(state=ApprovalState.PENDING, limit=limit, cursor=cursor)
-            found += page.items
-            cursor, has_more = page.next_cursor, page.has_more
-        state = await approvals.changes()
+    listing = _decided(view) if tab == "decided" else _waiting(view, shown)
+    (found, has_more), state = await asyncio.gather(listing, view.control.approvals.changes())
     return {
         "approvals": found, "pending": state.pending, "tab": tab, "has_more": has_more,
         "shown": shown, "next_shown": min(shown + PAGE_SIZE, MAX_LISTED), "max_listed": MAX_LISTED,
         "open_id": view.path.get("approval_id") if has_detail else view.query.get("open"),
     }  # fmt: skip
+
+
+async def _waiting(view: View, shown: int) -> tuple[list[Approval], bool]:
+    found: list[Approval] = []
+    cursor, has_more = None, True
+    while has_more and len(found) < shown:
+        page = await view.control.approvals.list(
+            state=ApprovalState.PENDING, limit=min(MAX_AT_ONCE, shown - len(found)), cursor=cursor
+        )
+        found += page.items
+        cursor, has_more = page.next_cursor, page.has_more
+    return found, has_more
+
+
+async def _decided(view: View) -> tuple[list[Approval], bool]:
+    """Those decided lately: the newest of every other state."""
+    listed = view.control.approvals.list
+    pages = await asyncio.gather(
+        *(listed(state=state, limit=DECIDED_EACH) for state in NOT_PENDING)
+    )
+    found = [one for page in pages for one in page.items]
+    return sorted(found, key=_last_change, reverse=True)[:PAGE_SIZE], False
 
 
 async def _decide(view: View, decision: NewDecision) -> Response:
@@ -279,7 +286,7 @@ def _place_of(approval: Approval) -> list[tuple[str, str]]:
     facts = [("Runs in", where), ("Limits", " · ".join(known)), ("Network", binding.get("network"))]
     cost = binding.get("cost_ceiling")
     if cost is not None:
-        facts.append(("Costs up to", f"{cost} USD"))
+        facts.append(("Costs up to", f"{Decimal(cost).normalize():f} USD"))
     return [(name, str(value)) for name, value in facts if value]
 
 

@@ -153,6 +153,7 @@
   });
 
   let focused = null;
+  let lastOpen = null;
   body.addEventListener("htmx:beforeSwap", (event) => {
     if (event.detail.target.id !== "list") return;
     focused = document.activeElement?.closest("#cards .item")?.querySelector(".row")?.dataset.id;
@@ -168,8 +169,11 @@
       const main = byId("main");
       main.classList.toggle("has-open", target.childElementCount > 0);
       if (target.querySelector("[data-unselect-all]")) clearSelection();
+      if (!open() || open() !== lastOpen) target.scrollTop = 0;
+      lastOpen = open();
       showOpen();
-      if (!open()) target.querySelector("[autofocus], textarea, input:not([type=hidden])")?.focus();
+      const first = target.querySelector(".panel :is(textarea, select, input:not([type=hidden]))");
+      first?.focus({ preventScroll: true });
     } else if (target.id === "notices") {
       setTimeout(() => target.replaceChildren(), 8000);
     }
