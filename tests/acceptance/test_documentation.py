@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT, Daemon, StartDaemon, ready_image, shell_path
+from conftest import (
+    CLEAN_ENVIRONMENT,
+    Daemon,
+    StartDaemon,
+    make_first_approver,
+    ready_image,
+    shell_path,
+)
 from fumehood import load_config
 from support.definition_files import DefinitionDirectory
 from support.preloaded import PYTHON
@@ -311,6 +318,24 @@ def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
             assert done.returncode == 0, (text, done.stderr.decode())
             ran += 1
     assert ran >= 2
+
+
+@pytest.mark.row("D5")
+def test_how_to_watch_in_the_browser_runs_as_it_stands(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    credential = make_first_approver(home)
+    daemon = start_daemon()
+    ((language, _, text),) = snippets("docs/howto/watch-in-the-browser.md")
+    assert language == "python"
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=daemon.environment, capture_output=True, timeout=60,
+        text=True, input=f"{credential}\n",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("calculator 100% of 1 calls")
+    assert "'execute': " in done.stdout
+    assert "1 of 1 calls would need approval" in done.stdout
 
 
 @pytest.mark.row("A6")

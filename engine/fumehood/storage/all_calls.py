@@ -28,6 +28,9 @@ from fumehood.storage.schema import CALLS
 SCANNED = 200_000
 """The newest rows that one question looks at. A list goes on with the next ones."""
 
+SUMMED = 50_000
+"""The newest rows that figures are computed of: they are sorted for each tool."""
+
 MAX_TOOLS = 500
 MAX_GROUPS = 10_000
 
@@ -121,9 +124,11 @@ def _first(connection: Connection, wanted: ColumnElement[bool]) -> str | None:
     return connection.execute(first).scalars().first()
 
 
-def _recent(connection: Connection, since: datetime) -> tuple[list[ColumnElement[bool]], bool]:
+def _recent(
+    connection: Connection, since: datetime, most: int
+) -> tuple[list[ColumnElement[bool]], bool]:
     """The condition for calls since a moment, and whether the bound cuts older ones of it off."""
-    bound = _newest(connection) - SCANNED
+    bound = _newest(connection) - most
     at = as_kept(since)
     older = select(CALLS.c.seq).where(CALLS.c.seq <= bound, CALLS.c.at >= at)
     last = older.order_by(CALLS.c.seq.desc()).limit(1)
@@ -132,7 +137,7 @@ def _recent(connection: Connection, since: datetime) -> tuple[list[ColumnElement
 
 
 def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
-    wanted, is_cut = _recent(connection, since)
+    wanted, is_cut = _recent(connection, since, SUMMED)
     rows = connection.execute(_figures_of(wanted)).all()
     items = tuple(
         ToolFigures(
@@ -145,22 +150,14 @@ def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
 
 
 def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[tuple[object, ...]]:
-    of_tool = func.count().over(partition_by=CALLS.c.tool)
-    place = func.row_number().over(partition_by=CALLS.c.tool, order_by=CALLS.c.total_ms)
-    one = (
-        select(
-            CALLS.c.tool, CALLS.c.code, CALLS.c.at, CALLS.c.total_ms,
-            place.label("place"), of_tool.label("of_tool"),
-        )
-        .where(*wanted)
-        .subquery()
-    )  # fmt: skip
-    in_order = one.c
+    # The part of the tool's calls that took as long, or less.
+    part = func.cume_dist().over(partition_by=CALLS.c.tool, order_by=CALLS.c.total_ms)
+    columns = CALLS.c.tool, CALLS.c.code, CALLS.c.at, CALLS.c.total_ms, part.label("part")
+    in_order = select(*columns).where(*wanted).subquery().c
     count = func.count()
 
-    def not_faster_than(percent: int) -> ColumnElement[float]:
-        is_at = in_order.place * 100 >= in_order.of_tool * percent
-        return func.min(case((is_at, in_order.total_ms)))
+    def not_faster_than(least: float) -> ColumnElement[float]:
+        return func.min(case((in_order.part >= least, in_order.total_ms)))
 
     return (
         select(
@@ -168,8 +165,8 @@ def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[tuple[object, ...]]
             count.label("calls"),
             func.sum(case((in_order.code == "OK", 1), else_=0)).label("succeeded"),
             func.avg(in_order.total_ms).label("mean_ms"),
-            not_faster_than(50).label("p50_ms"),
-            not_faster_than(95).label("p95_ms"),
+            not_faster_than(0.5).label("p50_ms"),
+            not_faster_than(0.95).label("p95_ms"),
             func.max(in_order.at).label("last_at"),
         )
         .group_by(in_order.tool)
@@ -179,7 +176,7 @@ def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[tuple[object, ...]]
 
 
 def _groups(connection: Connection, since: datetime) -> tuple[list[CallGroup], bool]:
-    wanted, is_cut = _recent(connection, since)
+    wanted, is_cut = _recent(connection, since, SCANNED)
     keys = CALLS.c.tool, CALLS.c.version, CALLS.c.principal_id, CALLS.c.agent_id
     count = func.count()
     counted = select(*keys, count).where(*wanted).group_by(*keys).order_by(count.desc())

@@ -122,7 +122,7 @@ async def test_figures_of_too_many_calls_or_names_say_so(
     assert len(found.items) == 5
     assert found.is_partial
     monkeypatch.setattr(module, "MAX_TOOLS", 50)
-    monkeypatch.setattr(module, "SCANNED", 10)
+    monkeypatch.setattr(module, "SUMMED", 10)
     found = await AllCalls(database).figures(SINCE)
     assert len(found.items) == 10
     assert found.is_partial

@@ -167,8 +167,12 @@ def _parts_of(envelope: Envelope) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     rest: dict[str, Any] = {}
-    for name, value in _output(envelope).items():
-        if name in ("images", "files") or value in (None, "", [], {}):
+    output = _output(envelope)
+    shown_elsewhere = {"images", "files"}
+    if output.get("value") is not None:
+        shown_elsewhere.add("value_repr")
+    for name, value in output.items():
+        if name in shown_elsewhere or value in (None, "", [], {}):
             continue
         if (found := _table(value)) is not None:
             tables[name] = found
@@ -176,7 +180,7 @@ def _parts_of(envelope: Envelope) -> dict[str, Any]:
             texts[name] = value
         else:
             rest[name] = value
-    files = _output(envelope).get("files")
+    files = output.get("files")
     return {
         "pictures": _pictures(envelope),
         "files": [one for one in files if isinstance(one, dict)] if isinstance(files, list) else [],
