@@ -2,7 +2,8 @@
 
 Usage: `python scripts/demo.py [--json]`. It starts the daemon, builds the images that the default
 tools need, makes calls and shows one whole envelope and two lines for every other command; with
-`--json` one JSON object a step. The figure that a program draws stays in `fumehood-demo`.
+`--json` one JSON object a step. It ends with the link of an inbox where a call waits; on a terminal
+it stays until that is decided. The figure that a program draws stays in `fumehood-demo`.
 
 Invariant: every step has an expectation. Exit status 1 where one ended otherwise; where no images
 can be built the steps without containers are shown, and the status is 0.
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.request import urlopen
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 KEPT = Path("fumehood-demo")
@@ -38,6 +40,9 @@ FIGURE = KEPT / "figure-1.png"
 START_DEADLINE_S = 20
 ANSWER_DEADLINE_S = 20
 COMMAND_DEADLINE_S = 120
+INVITED_S = 300
+"""How long the demo waits on a terminal for a decision; the link works for as long."""
+
 LOOK_S = 0.1
 WIDEST = 110
 
@@ -200,7 +205,9 @@ def main() -> int:
                     programs(demo)
                     session(demo, credential)
                 verify(demo)
-    conclude(demo, time.monotonic() - started, has_containers=has_containers)
+                with inbox(demo, credential, has_containers=has_containers) as waiting:
+                    seconds = time.monotonic() - started
+                    conclude(demo, seconds, waiting, has_containers=has_containers)
     return 1 if demo.failed else 0
 
 
@@ -314,7 +321,7 @@ def build_images(demo: Demo) -> bool:
     shown = demo.typed(("images", "build"))
     ran = Ran(shown, process.returncode, seconds, "\n".join(built if is_built else heard), "")
     without = "The demo goes on without containers."
-    demo.show(ran, True, *(built if is_built else [*heard[-4:], without]))
+    demo.show(ran, True, *(["; ".join(built)] if is_built else [*heard[-4:], without]))
     return is_built
 
 
@@ -449,8 +456,74 @@ def verify(demo: Demo) -> None:
     demo.show(ran, ran.status == 0, f"intact: {found.get('intact')}, {found.get('rows')} rows")
 
 
-def conclude(demo: Demo, seconds: float, *, has_containers: bool) -> None:
-    """How it ended, where the figure is, and what to type next."""
+@dataclass(frozen=True)
+class Waiting:
+    """A call that waits in the inbox, and the link to the inbox."""
+
+    call: str
+    link: str
+
+
+@contextmanager
+def inbox(demo: Demo, credential: str, *, has_containers: bool) -> Iterator[Waiting | None]:
+    """Run `fumehood web` until the end of the block, with a deletion that waits for a person."""
+    if not has_containers:
+        yield None
+        return
+    session = demo.fumehood("sessions", "new").output.strip()
+    text = json.dumps({"path": "notes.txt", "content": "milk\nbread\n"})
+    demo.fumehood("call", "write_file", text, "--session", session)
+    paths = json.dumps({"paths": ["notes.txt"]})
+    asked = demo.fumehood("call", "delete_files", paths, "--session", session)
+    started = time.monotonic()
+    with subprocess.Popen(  # noqa: S603 - the demo's own command
+        [FUMEHOOD, "web", "--port", "0", "--credential-stdin"], env=demo.environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            print(credential, file=process.stdin, flush=True)
+            lines = (line.strip() for line in process.stdout or ())
+            link = next((line for line in lines if line.startswith("http")), "")
+            ran = Ran("fumehood web &", 0, time.monotonic() - started, link, "")
+            is_right = asked.status == 3 and is_page(link)
+            demo.show(ran, is_right, "an inbox in the browser, where another deletion waits")
+            told = (asked.answer or {}).get("metadata") or {}
+            yield Waiting(str(told.get("call_id")), link)
+        finally:
+            process.terminate()
+
+
+def is_page(link: str) -> bool:
+    """Whether a browser would get a page there, which loads nothing from elsewhere."""
+    try:
+        with urlopen(link, timeout=START_DEADLINE_S) as page:  # noqa: S310 - printed by the command
+            policy = page.headers.get("content-security-policy", "")
+            return page.status == 200 and policy.startswith("default-src 'none'")
+    except (OSError, ValueError):
+        return False
+
+
+def invite(demo: Demo, waiting: Waiting) -> None:
+    """Print the link. On a terminal the engine stays until the person has decided."""
+    stays = sys.stdout.isatty() and not demo.failed
+    how = "It ends when you have decided, or with Ctrl-C." if stays else (
+        "On a terminal the demo waits for you here."
+    )  # fmt: skip
+    demo.say(f"The inbox: {waiting.link}", f"Open this link in a browser and decide. {how}")
+    if not stays:
+        return
+    started = time.monotonic()
+    while time.monotonic() - started < INVITED_S:
+        ran = demo.fumehood("calls", "answer", waiting.call)
+        if ran.status != 3:
+            if ran.envelope is not None:
+                demo.say(f"You decided: {outcome(ran.envelope, 'deleted notes.txt')}")
+            return
+        time.sleep(1)
+
+
+def conclude(demo: Demo, seconds: float, waiting: Waiting | None, *, has_containers: bool) -> None:
+    """How it ended, where the figure is, what to type next, and the inbox."""
     for step in demo.failed:
         print(f"This step did not end as expected: {step}", file=sys.stderr)
     figure = str(FIGURE.resolve()) if has_containers else None
@@ -471,6 +544,8 @@ def conclude(demo: Demo, seconds: float, *, has_containers: bool) -> None:
         "  fumehood serve    # in the first",
         f"  fumehood {again}    # in the second",
     )
+    if waiting is not None:
+        invite(demo, waiting)
 
 
 def settings() -> list[str]:
