@@ -11,6 +11,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,28 @@ def test_other_process_of_its_user_cannot_look_into_it(is_protected: bool, tmp_p
     other = subprocess.run([*nobody, look], capture_output=True, check=False)
     process.communicate(timeout=30)
     assert (other.returncode == 0) is not is_protected
+
+
+def test_link_is_opened_without_being_an_argument(
+    administered_daemon: Daemon, tmp_path: Path
+) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f'#!/bin/sh\necho "$1" >{tmp_path}/seen\ncat "${{1#file://}}" >>{tmp_path}/seen\n'
+    )
+    browser.chmod(0o700)
+    environment = {**administered_daemon.environment, "BROWSER": str(browser)}
+    daemon = replace(administered_daemon, environment=environment)
+    with running_console(daemon, options=["--open"]) as console:
+        seen = tmp_path / "seen"
+        wait_until(lambda: seen.exists() and "url=" in seen.read_text())
+        address, page = seen.read_text().splitlines()
+        assert address.startswith("file:///")
+        assert "token" not in address
+        assert console.link in page
+        place = Path(address.removeprefix("file://"))
+        assert place.parent.stat().st_mode & 0o077 == 0
+    assert not place.parent.exists()
 
 
 def test_taken_port_is_said_before_a_credential_is_asked_for(

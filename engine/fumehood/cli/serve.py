@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,6 @@ import typer
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.settings import read_config, read_control_path, read_socket_path
-from fumehood.cli.web import console_of
 
 if TYPE_CHECKING:
     from fumehood.config import Config
@@ -61,7 +60,11 @@ def serve(
             level = "warning"  # for a person: the credential must not scroll away
     log = make_logger(level, config.log_format)
 
-    console = console_of(read_control_path(config), path, web_port if web else None)
+    console: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+    if web:
+        from fumehood.cli.web import console_of
+
+        console = console_of(read_control_path(config), path, web_port)
 
     def say_ready() -> None:
         start_console()

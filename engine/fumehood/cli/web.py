@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,7 +39,7 @@ def web(
     """Serve the inbox and the console to a browser on this machine, until Ctrl-C."""
     from fumehood.web.server import protect, run
 
-    with listening(port) as listener:
+    with listening(port) as listener, TemporaryDirectory(prefix="fumehood-") as private:
         protect()
         path, credential, who = checked_credential(
             socket, credential_stdin=credential_stdin, scope=EITHER
@@ -53,10 +53,19 @@ def web(
                 f"Open this link within 5 minutes. It works once:\n\n    {link}\n",
                 flush=True,
             )
-            if open_browser and not webbrowser.open(link):
+            if open_browser and not _open(link, Path(private)):
                 print("No browser could be opened here.", flush=True)
 
         run(listener, path, find_socket(), on_ready=say_ready)
+
+
+def _open(link: str, directory: Path) -> bool:
+    """Open the link from a page that only this user can read: arguments are seen by everybody."""
+    import webbrowser
+
+    page = directory / "open.html"
+    page.write_text(f'<meta http-equiv="refresh" content="0; url={link}">', encoding="utf-8")
+    return webbrowser.open(page.as_uri())
 
 
 def listening(port: int) -> sockets.socket:
@@ -74,14 +83,11 @@ def listening(port: int) -> sockets.socket:
 
 
 @contextmanager
-def console_of(control: Path, callers: Path, port: int | None) -> Iterator[Callable[[], None]]:
-    """A console beside a daemon; the function starts it. It ends with this block. None: no console.
+def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[], None]]:
+    """A console beside a daemon; the function starts it. It ends with this block.
 
     Nobody is logged in there: each browser needs a credential.
     """
-    if port is None:
-        yield lambda: None
-        return
     children: list[subprocess.Popen[bytes]] = []
     with listening(port) as listener:
 
