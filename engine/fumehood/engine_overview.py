@@ -102,11 +102,13 @@ class Overview:
 
         Raises:
             ResourceNotFound: no such call or blob, or no longer.
-            PermissionDenied: the reader may not see the answer.
+            PermissionDenied: the answer is for administrators.
         """
         details = await self.call(call_id, reader)
         if details.answer == "needs_admin":
             raise PermissionDenied("The answers of calls without approval need admin.")
+        if details.answer == "not_kept":
+            raise ResourceNotFound("The answer of this call is not kept. Do not retry.")
         owner = details.call.principal_id
         return await self._made.state.blobs.open_blob(blob_id, owner, expires, signature)
 

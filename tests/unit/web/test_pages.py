@@ -12,6 +12,7 @@ import pytest
 
 from fumehood.answers import CallDetails, Pagination, SessionFileList, ToolDetails, ToolList
 from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
+from fumehood.client.api_request import address
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.identity import Scope
 from fumehood.core.overview import (
@@ -219,6 +220,7 @@ class Tools(FakeCaller):
         return ToolList(items=(self.tool_of_all,), sources={"send": "builtin"}, pagination=page)
 
     async def tool(self, reference: str) -> Any:
+        address("tools", reference)  # as the client does
         return ToolDetails(tool=self.tool_of_all, versions=("1.0.0",), source="entry point")
 
 
@@ -324,6 +326,17 @@ def test_search_means_what_its_text_looks_like(
 def test_search_for_a_call_leads_to_it(browser: Browser) -> None:
     assert browser.get("/calls?q=call_12").headers["location"] == "/calls/call_12"
     assert browser.get("/calls?q=call_1/../../logout").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/calls/%2e%2e", "/calls/a%0a", "/sessions/%2e%2e", "/sessions/sess_%2e", "/tools/%2e%2e"],
+)
+def test_id_that_would_lead_elsewhere_is_not_found(
+    browser: Browser, told: SimpleNamespace, path: str
+) -> None:
+    assert browser.get(path).status_code == 404
+    assert told.asked == []
 
 
 def test_wrong_filter_is_told_and_kept(browser: Browser) -> None:

@@ -5,6 +5,7 @@ A file is hostile in its name, too: it is shown as text, and leaves as a downloa
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from urllib.parse import quote
 
@@ -35,7 +36,7 @@ async def show(view: View) -> Response:
 
 async def show_one(view: View) -> Response:
     """One session with its calls and files; with a file opened where one is chosen."""
-    session = await view.control.sessions.show(view.path["session_id"])
+    session = await view.control.sessions.show(_id(view))
     calls = await view.control.calls.list(session=session.id, limit=20)
     folder, name = view.query.get("folder"), view.query.get("file")
     files: SessionFileList | None = None
@@ -60,7 +61,7 @@ async def download(view: View) -> Response:
     """One file, as a download."""
     name = view.query.get("file")
     try:
-        content = await _content(view, view.path["session_id"], name, MAX_DOWNLOAD_BYTES)
+        content = await _content(view, _id(view), name, MAX_DOWNLOAD_BYTES)
     except ValueError:
         raise Problem("There is no such file.", 404) from None
     if len(content) > MAX_DOWNLOAD_BYTES:
@@ -70,8 +71,16 @@ async def download(view: View) -> Response:
 
 async def end(view: View) -> Response:
     """End a session with its files."""
-    await view.control.sessions.end(view.path["session_id"])
-    return view.go(f"/sessions/{quote(view.path['session_id'], safe='')}")
+    await view.control.sessions.end(_id(view))
+    return view.go(f"/sessions/{_id(view)}")
+
+
+def _id(view: View) -> str:
+    """The session of an address. Raises Problem: it can be none."""
+    found = view.path["session_id"]
+    if not re.fullmatch("sess_[0-9A-Za-z]{1,100}", found, re.ASCII):
+        raise Problem("There is no such session.", 404)
+    return found
 
 
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:

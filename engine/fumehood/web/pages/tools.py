@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from fumehood.core.overview import ToolFigures
 from fumehood.core.tool import ToolDefinition
-from fumehood.web.view import Page, View, get
+from fumehood.web.view import Page, Problem, View, get
 
 MAX_SHOWN = 500
 PERIODS = {"24": "last day", "168": "last 7 days"}
@@ -31,7 +31,10 @@ async def show(view: View) -> Response:
 async def show_one(view: View) -> Response:
     """One tool in full."""
     name = view.path["name"]
-    details = await view.caller.tool(name)
+    try:
+        details = await view.caller.tool(name)
+    except ValueError:
+        raise Problem("There is no such tool.", 404) from None
     found = await view.control.figures(168)
     tool = details.tool
     figures: ToolFigures | None = next((f for f in found.items if f.tool == tool.name), None)
