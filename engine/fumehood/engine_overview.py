@@ -73,7 +73,7 @@ class Overview:
         Raises:
             ResourceNotFound: there is no such call in the log.
         """
-        record, timing = await self._calls.get(call_id)
+        record, stages_ms, audit_seq = await self._calls.get(call_id)
         stored = await self._made.approvals.service.requests.table.of_call(call_id)
         approval = None
         if stored is not None:
@@ -85,8 +85,8 @@ class Overview:
         children = await self._calls.page(AllCallsQuery(parent=call_id, limit=MAX_CHILDREN))
         return CallDetails(
             call=record,
-            stages_ms=timing.stages_ms,
-            audit_seq=timing.audit_seq,
+            stages_ms=stages_ms,
+            audit_seq=audit_seq,
             approval=approval,
             envelope=_envelope(answer) if answer is not None and may_read else None,
             answer="shown" if answer is not None and may_read else

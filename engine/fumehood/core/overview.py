@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from fumehood.core.call import Id
 from fumehood.core.call_log import CallQuery
-from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SessionRecord
 from fumehood.core.status import CircuitStatus, Readiness
 
@@ -138,16 +135,3 @@ class TriedRules(_Value):
     calls: int
     skipped: int
     is_partial: bool
-
-
-class CallTiming(_Value):
-    """The time that each stage of a call took, in milliseconds, in order; and its audit row."""
-
-    stages_ms: dict[str, float]
-    audit_seq: int | None
-
-
-def as_timing(stages: Any, audit_seq: int | None) -> CallTiming:
-    """From a row of the log; rows of earlier versions have neither."""
-    found: JsonObject = stages if isinstance(stages, dict) else {}
-    return CallTiming(stages_ms=found, audit_seq=audit_seq)

@@ -14,13 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.errors import ResourceNotFound
-from fumehood.core.overview import (
-    AllCallsQuery,
-    CallTiming,
-    ToolFigures,
-    ToolFiguresList,
-    as_timing,
-)
+from fumehood.core.overview import AllCallsQuery, ToolFigures, ToolFiguresList
 from fumehood.storage.calls import as_kept, filters_of, record_of
 from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
@@ -63,14 +57,18 @@ class AllCalls:
         await self._database.flush()
         return await self._database.read(lambda connection: _page(connection, query))
 
-    async def get(self, call_id: str) -> tuple[CallRecord, CallTiming]:
-        """One call. Raises ResourceNotFound, ReadFailed."""
+    async def get(self, call_id: str) -> tuple[CallRecord, dict[str, float], int | None]:
+        """One call, the time of its stages, and its audit row; earlier versions kept neither.
+
+        Raises:
+            ResourceNotFound, ReadFailed.
+        """
         await self._database.flush()
         wanted = select(CALLS).where(CALLS.c.id == call_id)
         rows = await self._database.read(lambda c: c.execute(wanted).mappings().all())
         if not rows:
             raise ResourceNotFound("There is no such call in the log. Do not retry.")
-        return record_of(rows[0]), as_timing(rows[0]["stages"], rows[0]["audit_seq"])
+        return record_of(rows[0]), rows[0]["stages"] or {}, rows[0]["audit_seq"]
 
     async def figures(self, since: datetime) -> ToolFiguresList:
         """How the calls of each tool went since then. Raises ReadFailed."""

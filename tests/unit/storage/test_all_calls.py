@@ -89,9 +89,8 @@ async def test_call_has_its_stages_and_its_row_in_the_audit_chain(
         row = call_row(number)
         row["stages"] = {"validate": 0.5, "execute": float(number)}
         log.record(row)
-    _, timing = await AllCalls(database).get(f"call_{1:024x}")
-    assert timing.stages_ms == {"validate": 0.5, "execute": 1.0}
-    seq = timing.audit_seq
+    _, stages_ms, seq = await AllCalls(database).get(f"call_{1:024x}")
+    assert stages_ms == {"validate": 0.5, "execute": 1.0}
     rows = await database.read(
         lambda c: c.execute(text("SELECT body FROM audit WHERE seq = :seq"), {"seq": seq}).all()
     )

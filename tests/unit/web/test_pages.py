@@ -256,7 +256,7 @@ class _Named:
         self.approvals = control
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._control, name)
+        return getattr(self._control, name)  # `alerts` is of engines that have some
 
     async def engine(self) -> EngineSummary:
         return await self._control.engine_summary()
@@ -560,6 +560,24 @@ def test_health_says_what_is_wrong(browser: Browser) -> None:
     text = browser.get("/health").text
     for words in ("The state cannot be written", "3 rows", "8 of 9 failed", "open"):
         assert words in text
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_health_shows_the_alerts_of_an_engine_that_has_them(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    async def alerts(self: Any) -> Any:
+        firing = SimpleNamespace(firing=True, message=f"5 % of calls failed {EVIL}", since=NOW)
+        well = SimpleNamespace(firing=False, message="The mean is 4 ms.", since=None)
+        return SimpleNamespace(enabled=enabled, alerts=(firing, well))
+
+    assert "This engine has no alerts" in browser.get("/health").text
+    monkeypatch.setattr(_Named, "alerts", alerts, raising=False)
+    text = browser.get("/health").text
+    require_inert(text)
+    for words in ("firing", "5 % of calls failed", "The mean is 4 ms."):
+        assert (words in text) is enabled
+    assert ("switched off" in text) is not enabled
 
 
 def test_doctors_checks_run_on_a_post_only(
