@@ -30,7 +30,7 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = 8420
 LAST_ANSWERS_S = 1
 MAX_HEADER_BYTES = 32 * 1024
-MAX_CONNECTIONS = 500
+MAX_CONNECTIONS, ACCEPTED_AT_ONCE = 500, 100
 """Fewer than descriptors: without these, asyncio writes thousands of errors a second."""
 
 
@@ -71,6 +71,7 @@ def run(
         console.app,
         loop="asyncio",
         http=_Connection,
+        backlog=ACCEPTED_AT_ONCE,
         ws="none",
         log_config=None,
         access_log=False,
