@@ -11,13 +11,14 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, make_first_approver
-from fumehood.web.server import protect
+from fumehood.web.server import MAX_CONNECTIONS, protect
 from support.browser import running_console
 from support.wait import wait_until
 
@@ -140,12 +141,16 @@ def console_of(daemon: Daemon) -> tuple[str, int]:
     address = found.search(daemon.log)
     assert address is not None
     wait_until(lambda: status_of(f"{address[1]}/login") == 200)
-    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text()
     (child,) = [
-        int(pid) for pid in children.split()
+        int(pid) for pid in children_of(daemon)
         if b"fumehood.web" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]  # fmt: skip
     return address[1], child
+
+
+def children_of(daemon: Daemon) -> list[str]:
+    threads = Path(f"/proc/{daemon.process.pid}/task").glob("*/children")
+    return [pid for thread in threads for pid in thread.read_text().split()]
 
 
 def serve_web(home: Path) -> Daemon:
@@ -173,11 +178,38 @@ def test_console_beside_a_daemon_ends_with_it(home: Path, how: signal.Signals) -
         daemon.process.wait(timeout=30)
 
 
+def test_console_beside_a_daemon_is_started_again_where_it_dies(home: Path) -> None:
+    make_first_approver(home)
+    daemon = serve_web(home)
+    try:
+        address, child = console_of(daemon)
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: "The console ended (-9); it is started again." in daemon.log)
+        again, other = console_of(daemon)
+        assert (again, other == child) == (address, False)
+    finally:
+        daemon.process.terminate()
+        daemon.process.wait(timeout=30)
+    wait_until(lambda: is_gone(address))
+
+
+def test_connections_that_ask_for_nothing_keep_nobody_out(administered_daemon: Daemon) -> None:
+    """More of them than a process has descriptors, by somebody who is not logged in."""
+    with running_console(administered_daemon) as console, ExitStack() as stack:
+        place = ("127.0.0.1", int(console.address.rpartition(":")[2]))
+        for _ in range(MAX_CONNECTIONS + 100):
+            idle = stack.enter_context(socket.create_connection(place, timeout=30))
+            with suppress(ConnectionError):
+                idle.sendall(b"GET /")
+        assert status_of(f"{console.address}/login") == 200
+        held = os.listdir(f"/proc/{console.process.pid}/fd")
+        assert MAX_CONNECTIONS < len(held) < MAX_CONNECTIONS + 50
+
+
 def test_daemon_without_the_option_has_no_console(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
-    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text()
     assert not any(
-        b"fumehood.web" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children.split()
+        b"fumehood.web" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(daemon)
     )
     maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()
     assert "markupsafe" not in maps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fumehood.web.app import Console
 
 DEFAULT_PORT = 8420
+RESTART_S = 1.0
 
 Port = Annotated[
     int, typer.Option(min=0, max=65_535, help="The port on this machine; 0 chooses one.")
@@ -86,29 +88,42 @@ def listening(port: int) -> sockets.socket:
 def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[], None]]:
     """A console beside a daemon; the function starts it. It ends with this block.
 
-    Nobody is logged in there: each browser needs a credential.
+    Nobody is logged in there: each browser needs a credential. It is started again where it ends.
     """
     children: list[subprocess.Popen[bytes]] = []
+    is_over = threading.Event()
     with listening(port) as listener:
 
-        def start() -> None:
+        def keep() -> None:
             descriptor = str(listener.fileno())
             # The daemon's variables are not the console's to know.
             known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-            children.append(
-                subprocess.Popen(  # noqa: S603 - our own program
+            while not is_over.is_set():
+                child = subprocess.Popen(  # noqa: S603 - our own program
                     [sys.executable, "-m", "fumehood.web", descriptor, str(control), str(callers)],
                     env=known,
                     stdin=subprocess.DEVNULL,
                     pass_fds=[listener.fileno()],
                 )
-            )
+                children[:] = [child]
+                status = child.wait()
+                if not is_over.wait(RESTART_S):
+                    words = f"The console ended ({status}); it is started again."
+                    print(words, file=sys.stderr, flush=True)
+
+        # The thread lives as long as the process, of whose end the console is told.
+        keeper = threading.Thread(target=keep, daemon=True)
+
+        def start() -> None:
+            keeper.start()
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
             print(f"The console listens on {address}", file=sys.stderr, flush=True)
 
         try:
             yield start
         finally:
-            for child in children:
-                child.terminate()
-                child.wait()
+            is_over.set()
+            while keeper.is_alive():
+                for child in children:
+                    child.terminate()
+                keeper.join(0.1)

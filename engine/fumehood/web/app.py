@@ -23,6 +23,9 @@ from fumehood.web.text import STATIC, make_environment
 from fumehood.web.view import CSRF_HEADER, Address, Form, Page, Problem, View, go, read_form
 
 HOME = "/inbox"
+MAX_LOGIN_BYTES = 16_384
+"""Of a form that anybody on this machine may send."""
+
 STATUSES = {
     "RESOURCE_NOT_FOUND": 404, "TOOL_NOT_FOUND": 404, "PERMISSION_DENIED": 403,
     "RATE_LIMITED": 429, "SHUTTING_DOWN": 503,
@@ -97,6 +100,8 @@ class Console:
 
     def _route(self, address: Address) -> Route:
         async def endpoint(request: Request) -> Response:
+            if not {".", ".."}.isdisjoint(request.path_params.values()):
+                raise HTTPException(404)
             return await self._guarded(request, address)
 
         return Route(address.path, endpoint, methods=[address.method])
@@ -143,8 +148,10 @@ class Console:
         return StreamingResponse(self.live.events(login), media_type="text/event-stream")
 
     async def _static(self, request: Request) -> Response:
-        path = STATIC / request.path_params["name"]
-        if path.parent != STATIC or not path.is_file():
+        path = next(
+            (one for one in STATIC.iterdir() if one.name == request.path_params["name"]), None
+        )
+        if path is None:
             raise HTTPException(404)
         # Its address changes with its content.
         forever = {"cache-control": "public, max-age=31536000, immutable"}
@@ -156,7 +163,7 @@ class Console:
 
     async def _log_in(self, request: Request) -> Response:
         try:
-            form = await read_form(request)
+            form = await read_form(request, MAX_LOGIN_BYTES)
             credential = await self._credential(form)
             cookie, _ = await self.logins.open(credential)
         except Problem as problem:

@@ -165,7 +165,7 @@ def _number(text: str) -> int | float:
     if not _NUMBER.fullmatch(text):
         raise ValueError(text)
     found: int | float = json.loads(text)
-    if not math.isfinite(found):
+    if len(text) > 1000 or not math.isfinite(found):
         raise ValueError(text)
     return found
 

@@ -115,9 +115,11 @@ class Live:
             self._watcher = self._state = None
 
     async def _watch(self) -> None:
-        after = -1
+        after, turn = -1, 0
         while True:
-            login = self._streams[-1].login
+            # Each in turn, so that a login whose credential is revoked is told no more.
+            turn += 1
+            login = self._streams[-turn % len(self._streams)].login
             try:
                 found = await login.control.approvals.changes(after, wait_s=POLL_S)
             except (DaemonUnavailable, Refused, RuntimeError) as error:

@@ -6,6 +6,7 @@ memory, where credentials are.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import logging
@@ -15,8 +16,10 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fumehood.client.async_client import AsyncClient
 from fumehood.client.async_control import AsyncControlClient
@@ -27,6 +30,9 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = 8420
 LAST_ANSWERS_S = 1
 MAX_HEADER_BYTES = 32 * 1024
+MAX_CONNECTIONS, ACCEPTED_AT_ONCE = 500, 100
+"""Fewer than descriptors: without these, asyncio writes thousands of errors a second."""
+
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 """*Source*: linux/prctl.h."""
@@ -64,7 +70,8 @@ def run(
     config = uvicorn.Config(
         console.app,
         loop="asyncio",
-        http="h11",
+        http=_Connection,
+        backlog=ACCEPTED_AT_ONCE,
         ws="none",
         log_config=None,
         access_log=False,
@@ -77,6 +84,22 @@ def run(
     gc.freeze()
     on_ready(console)
     _Server(config, console).run(sockets=[listener])
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, of which there are so many at most: any user of this machine can connect."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Make room by ending one that asks for nothing, or refuse."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            idle = (one for one in self.connections if one is not self and _is_idle(one))
+            next(idle, self).transport.abort()
+
+
+def _is_idle(one: Any) -> bool:
+    is_asked = one.cycle is not None and not one.cycle.response_complete
+    return not is_asked and not one.transport.is_closing()
 
 
 class _Server(uvicorn.Server):

@@ -34,13 +34,14 @@ of bars are SVG attributes. A page looks again by `hx-trigger="live-approvals fr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from fumehood.client.async_client import AsyncClient
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 MAX_FORM_BYTES = 4_000_000
 MAX_FORM_FIELDS = 2000
+FORM_S = 30.0
 FORM = "application/x-www-form-urlencoded"
 CSRF_HEADER = "x-csrf-token"
 
@@ -199,20 +201,21 @@ def go(request: Request, address: str) -> Response:
     return RedirectResponse(address, status_code=303)
 
 
-async def read_form(request: Request) -> Form:
+async def read_form(request: Request, most: int = MAX_FORM_BYTES) -> Form:
     """The fields of a body. Raises Problem."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Problem("This is not a form.", 415)
     raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > MAX_FORM_BYTES:
-            raise Problem("This form is too large.", 413)
     try:
+        async with asyncio.timeout(FORM_S):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > most:
+                    raise Problem("This form is too large.", 413)
         fields = parse_qsl(
             raw.decode("ascii"), keep_blank_values=True, encoding="utf-8", errors="strict",
             max_num_fields=MAX_FORM_FIELDS,
         )  # fmt: skip
-    except ValueError:
+    except (ValueError, TimeoutError, ClientDisconnect):
         raise Problem("This form cannot be read.") from None
     return Form(fields)

@@ -242,6 +242,43 @@ def test_body_that_is_no_form_is_refused(
     assert site.engine.asked == []
 
 
+def test_form_of_somebody_unknown_is_small(site: Site) -> None:
+    sent = {"credential": "a" * 20_000}
+    assert site.browser(None).post("/login", sent, csrf=False).status_code == 413
+    assert site.browser().post("/inbox/several", sent).status_code == 400  # a fault of its fields
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/static/{'a' * 5000}",
+        "/inbox/%2e%2e",
+        "/tools/%2e",
+        "/inbox/several?item=..@1",
+        "/inbox/several?item=apr_1@%C2%B2",
+        f"/inbox/{approval().id}/remember?scope=1h&uses=%C2%B2",
+        f"/inbox/{approval().id}/remember?scope=1h&uses={'9' * 5000}",
+    ],
+)
+def test_odd_address_is_no_fault(site: Site, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for credential in (ALICE, None):
+        assert site.browser(credential).get(path).status_code < 500
+    assert capsys.readouterr().err == ""
+
+
+def test_odd_decision_is_no_fault(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    browser, one = site.browser(), approval()
+    items = [("item", f"{one.id}@1")] * 101
+    assert browser.post("/inbox/several", [*items, ("decision", "approve")]).status_code == 400
+    sent = {"given:times": "on", "number:times": "9" * 4000, "version": "1"}
+    assert "This is not a number." in browser.post(f"/inbox/{one.id}/edit", sent).text
+    assert site.engine.asked == []
+    assert capsys.readouterr().err == ""
+    sent = {"version": "1", "digest": "f" * 200}
+    assert browser.post(f"/inbox/{one.id}/approve", sent).status_code == 200
+    assert len(site.engine.asked[0][1].decision.action_digest) == 100  # which is nobody's
+
+
 def test_away_engine_is_a_page_that_comes_back(site: Site) -> None:
     browser = site.browser()
     site.engine.is_away = True

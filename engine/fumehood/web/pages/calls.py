@@ -66,10 +66,9 @@ async def picture(view: View) -> Response:
     """One figure of a call's answer."""
     details = await view.control.calls.show(_name(view.path["call_id"]))
     found = _pictures(details.envelope)
-    number = view.path["number"]
-    if not number.isdigit() or int(number) >= len(found):
+    entry = {str(number): one for number, one in enumerate(found)}.get(view.path["number"])
+    if entry is None:
         raise Problem("There is no such figure.", 404)
-    entry = found[int(number)]
     try:
         if isinstance(entry.get("content_base64"), str):
             content = base64.b64decode(entry["content_base64"], validate=True)

@@ -7,6 +7,7 @@ is decided or nothing. The engine says who may decide, and this page repeats its
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -27,7 +28,7 @@ from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.web.arguments import ArgumentField, arguments_of, as_sent, errors_of, fields_of
-from fumehood.web.view import Page, Problem, View, get, post
+from fumehood.web.view import Form, Page, Problem, View, get, post
 
 PAGE_SIZE = 50
 MAX_LISTED = 500
@@ -74,7 +75,7 @@ async def approve(view: View) -> Response:
             reason=_reason(view),
             arguments=arguments,
             remember=_wish(view) if view.form.get("scope") else None,
-            action_digest=view.form.get("digest") or None,
+            action_digest=view.form.get("digest")[:100] or None,
         ),
     )
 
@@ -156,8 +157,8 @@ async def decide_several(view: View) -> Response:
         name, version = _item(text)
         made = NewDecision(decision=decision, reason=_reason(view))  # type: ignore[arg-type]
         chosen.append(OneOfSeveral(approval_id=name, version=version, decision=made))
-    if not chosen:
-        raise Problem("Choose at least one approval.")
+    if not 1 <= len(chosen) <= MAX_AT_ONCE:
+        raise Problem(f"Choose 1 to {MAX_AT_ONCE} approvals.")
     decided = await view.control.approvals.decide_all(chosen)
     return view.render("inbox_decided.html", approvals=decided, decision=decision)
 
@@ -328,9 +329,7 @@ def _make_wish(scope: str, uses: str, same: list[str], now: datetime) -> Remembe
             raise Problem("Choose how long the rule lasts.")
         given |= {"scope": "until", "until": now + timedelta(hours=PERIODS[scope][1])}
     if uses.strip():
-        if not uses.strip().isdigit():
-            raise Problem("The number of uses is a whole number.")
-        given["uses"] = int(uses)
+        given["uses"] = Form([("The number of uses", uses)]).number("The number of uses", 1)
     try:
         return RememberWish(**given)
     except ValidationError:
@@ -339,10 +338,10 @@ def _make_wish(scope: str, uses: str, same: list[str], now: datetime) -> Remembe
 
 def _item(text: str) -> tuple[str, int]:
     """An approval's id and the version that was seen, from `apr_…@3`."""
-    name, _, version = text.partition("@")
-    if not (version.isascii() and version.isdigit() and len(version) < 10):
+    found = re.fullmatch(r"(apr_\w{1,100})@(\d{1,9})", text, re.ASCII)
+    if found is None:
         raise Problem("This is not an approval.")
-    return name, int(version)
+    return found[1], int(found[2])
 
 
 def _json_object(text: str) -> JsonObject:
