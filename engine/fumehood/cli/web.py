@@ -68,7 +68,7 @@ def _open(link: str, directory: Path) -> bool:
     return webbrowser.open(page.as_uri())
 
 
-def listening(port: int) -> sockets.socket:
+def listening(port: int, option: str = "--port") -> sockets.socket:
     """Listen for browsers, or end the command."""
     from fumehood.web.server import listen
 
@@ -77,7 +77,7 @@ def listening(port: int) -> sockets.socket:
     except OSError as error:
         fail(
             f"The port {port} of this machine cannot be used: {error.strerror}. Choose another one "
-            "with --port, or stop the program that has it.",
+            f"with {option}, or stop the program that has it.",
             ExitCode.UNAVAILABLE,
         )
 
@@ -89,7 +89,7 @@ def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[],
     Nobody is logged in there: each browser needs a credential.
     """
     children: list[subprocess.Popen[bytes]] = []
-    with listening(port) as listener:
+    with listening(port, "--web-port") as listener:
 
         def start() -> None:
             descriptor = str(listener.fileno())

@@ -249,6 +249,7 @@
   // -- start ---------------------------------------------------------------------------------------
 
   for (const form of all("form[data-submit]")) form.requestSubmit();
+  document.querySelector(".nav [aria-current]")?.scrollIntoView({ block: "nearest" }); // on a phone
   showAges();
   restore();
   listen();
