@@ -517,9 +517,20 @@ def invite(demo: Demo, waiting: Waiting) -> None:
         ran = demo.fumehood("calls", "answer", waiting.call)
         if ran.status != 3:
             if ran.envelope is not None:
-                demo.say(f"You decided: {outcome(ran.envelope, 'deleted notes.txt')}")
+                demo.say(f"You decided: {decision(ran.envelope)}")
             return
         time.sleep(1)
+
+
+def decision(envelope: dict[str, Any]) -> str:
+    """What came of the person's decision."""
+    error = envelope["error"]
+    if error is None:
+        return f"approved; the engine deleted {', '.join(envelope['data']['deleted'])}."
+    if error["code"] == "APPROVAL_DENIED":
+        reason = re.search(r"The reason: (.*) Do not retry", error["message"])
+        return f"denied; nothing was deleted. {reason[0][:-13] if reason else ''}".rstrip()
+    return f"{error['code']}: {error['message']}"
 
 
 def conclude(demo: Demo, seconds: float, waiting: Waiting | None, *, has_containers: bool) -> None:

@@ -155,6 +155,24 @@ def test_new_call_appears_by_itself_and_is_approved_from_the_keyboard(
     expect(owner.locator(".votes")).to_contain_text("approver:owner")
 
 
+def test_j_goes_on_with_the_next_call_after_a_decision(owner: Page, daemon: Daemon) -> None:
+    older, middle, _ = (ask(daemon, text) for text in ("the older", "the middle", "the newer"))
+    show(owner, middle)
+    owner.keyboard.press("a")
+    wait_for_state(owner, "done")
+    expect(owner.locator(f'.row[data-id="{middle}"]')).to_have_count(0)
+    owner.keyboard.press("j")
+    owner.wait_for_selector(f'[data-open="{older}"]')
+
+
+def test_argument_that_somebody_writes_is_given(owner: Page, daemon: Daemon) -> None:
+    show(owner, ask(daemon, "once"))
+    owner.keyboard.press("e")
+    owner.locator("[name='given:times']").uncheck()
+    owner.fill("[name='number:times']", "2")
+    expect(owner.locator("[name='given:times']")).to_be_checked()
+
+
 def test_denial_tells_the_model_why(owner: Page, daemon: Daemon) -> None:
     approval = ask(daemon, "denied one")
     show(owner, approval)
@@ -196,7 +214,7 @@ def test_remembered_rule_is_shown_first_and_allows_the_next_call(
     expect(owner.locator(".rule")).to_contain_text("any number of times")
     owner.fill("#uses", "1")
     owner.locator("#uses").blur()
-    expect(owner.locator(".rule")).to_contain_text("1 more times")
+    expect(owner.locator(".rule")).to_contain_text("1 more time")
     owner.click("text=Approve and remember")
     wait_for_state(owner, "done")
     with Client(daemon.socket) as client:

@@ -53,6 +53,8 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
     """The call was denied; `again`: the same call was denied recently."""
     newest = next((one for one in reversed(approval.decisions) if one.decision == "deny"), None)
     reason = f" The reason: {newest.reason}" if newest is not None and newest.reason else ""
+    if reason and reason[-1].isalnum():
+        reason += "."
     already = " already" if again else ""
     return ApprovalDenied(
         f"This call of {approval.tool} was{already} denied by a human.{reason} Do not retry it, "

@@ -40,16 +40,18 @@ _MARKS = {
 
 
 def ago(moment: datetime, now: datetime) -> str:
-    """Format a distance in time: `in 5 m`, `2 h ago`."""
+    """Format a distance in time: `in 5 m`, `2 h ago`, `now`."""
     seconds = int((moment - now).total_seconds())
     size = abs(seconds)
+    if not size:
+        return "now"
     for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
         if size >= 2 * length:
             shown = f"{size // length} {unit}"
             break
     else:
         shown = f"{size} s"
-    return f"in {shown}" if seconds >= 0 else f"{shown} ago"
+    return f"in {shown}" if seconds > 0 else f"{shown} ago"
 
 
 def hidden_in(approval: Approval) -> str:

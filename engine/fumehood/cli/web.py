@@ -70,7 +70,7 @@ def _open(link: str, directory: Path) -> bool:
     return webbrowser.open(page.as_uri())
 
 
-def listening(port: int) -> sockets.socket:
+def listening(port: int, option: str = "--port") -> sockets.socket:
     """Listen for browsers, or end the command."""
     from fumehood.web.server import listen
 
@@ -79,7 +79,7 @@ def listening(port: int) -> sockets.socket:
     except OSError as error:
         fail(
             f"The port {port} of this machine cannot be used: {error.strerror}. Choose another one "
-            "with --port, or stop the program that has it.",
+            f"with {option}, or stop the program that has it.",
             ExitCode.UNAVAILABLE,
         )
 
@@ -92,7 +92,7 @@ def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[],
     """
     children: list[subprocess.Popen[bytes]] = []
     is_over = threading.Event()
-    with listening(port) as listener:
+    with listening(port, "--web-port") as listener:
 
         def keep() -> None:
             descriptor = str(listener.fileno())

@@ -130,8 +130,10 @@ class _ToLog(logging.Handler):
         self._last: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        # The message template only: its arguments may come from a client.
-        message = str(record.msg).splitlines()[0][:200]
+        # The message template only, unless its arguments are numbers: others may be a client's.
+        are_numbers = isinstance(record.args, tuple) and all(type(n) is int for n in record.args)
+        text = record.getMessage() if are_numbers else str(record.msg)
+        message = text.splitlines()[0][:200]
         now = time.monotonic()
         if now - self._last.get(message, -math.inf) < SAME_MESSAGE_S:
             return

@@ -30,7 +30,7 @@ def money(text: str) -> str:
         amount = Decimal(text)
     except InvalidOperation:
         return text
-    return f"{amount.normalize():f}" if amount else ""
+    return f"{amount.normalize():,f}" if amount else ""
 
 
 def figure(number: float) -> str:

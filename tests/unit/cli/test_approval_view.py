@@ -213,7 +213,7 @@ def test_rule_for_any_arguments_is_a_warning() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(5, "in 5 s"), (119, "in 119 s"), (120, "in 2 m"), (7200, "in 2 h"), (-9, "9 s ago"), (200_000, "in 2 d")],
+    [(0, "now"), (5, "in 5 s"), (119, "in 119 s"), (120, "in 2 m"), (7200, "in 2 h"), (-9, "9 s ago"), (200_000, "in 2 d")],
 )  # fmt: skip
 def test_time_that_is_left_is_said_in_words(seconds: int, words: str) -> None:
     assert ago(NOW + timedelta(seconds=seconds), NOW) == words

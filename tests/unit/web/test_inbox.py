@@ -151,7 +151,7 @@ def test_everything_an_approver_needs_is_shown() -> None:
     words = re.sub(r"<[^>]+>", " ", page)
     for expected in (
         "send_mail", "mailer", "no-mail", "Mail costs.", "container · python-data · runsc", "30 s", "512 MB",
-        "1,048,576 bytes of output", "0.25 USD", "a.txt", "-old", "+new", "2 approvals from approver:alice, approver:bob",
+        "1.0 MB of output", "0.25 USD", "a.txt", "-old", "+new", "2 approvals from approver:alice, approver:bob",
         "1 so far", "sess_1", "daily", "a@example.com", one.call_id, "dangerous", "changes 1 file",
     ):  # fmt: skip
         assert expected in words, expected

@@ -28,6 +28,7 @@ from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.web.arguments import ArgumentField, arguments_of, as_sent, errors_of, fields_of
+from fumehood.web.text import size
 from fumehood.web.view import Form, Page, Problem, View, get, post
 
 PAGE_SIZE = 50
@@ -281,9 +282,11 @@ def _place_of(approval: Approval) -> list[tuple[str, str]]:
     )
     units = (
         ("timeout_seconds", "{:g} s"), ("cpu_seconds", "{:g} s of processor"),
-        ("memory_mb", "{:,} MB of memory"), ("output_bytes", "{:,} bytes of output"),
+        ("memory_mb", "{:,} MB of memory"),
     )  # fmt: skip
     known = [form.format(limits[name]) for name, form in units if _is_number(limits.get(name))]
+    if _is_number(limits.get("output_bytes")):
+        known.append(f"{size(limits['output_bytes'])} of output")
     facts = [("Runs in", where), ("Limits", " · ".join(known)), ("Network", binding.get("network"))]
     cost = binding.get("cost_ceiling")
     if cost is not None:

@@ -95,7 +95,7 @@
       const size = Math.abs(seconds);
       const unit = UNITS.find(([, length]) => size >= 2 * length);
       const words = unit ? `${Math.floor(size / unit[1])} ${unit[0]}` : `${size} s`;
-      element.textContent = seconds >= 0 ? `in ${words}` : `${words} ago`;
+      element.textContent = !size ? "now" : seconds > 0 ? `in ${words}` : `${words} ago`;
     }
   }
   setInterval(showAges, 5000);
@@ -130,12 +130,15 @@
 
   const open = () => document.querySelector("[data-open]")?.dataset.open;
 
+  let place = -1; // where it is in the list, or was, once it is decided
+
   function showOpen() {
     const id = open() || document.querySelector("[data-panel]")?.dataset.panel.split("/").pop();
-    for (const row of rows()) {
-      if (row.dataset.id === id) row.setAttribute("aria-current", "true");
-      else row.removeAttribute("aria-current");
-    }
+    rows().forEach((row, number) => {
+      if (row.dataset.id !== id) return row.removeAttribute("aria-current");
+      row.setAttribute("aria-current", "true");
+      place = number;
+    });
   }
 
   document.addEventListener("change", (event) => {
@@ -143,6 +146,12 @@
     if (event.target.checked) chosen.add(event.target.value);
     else chosen.delete(event.target.value);
     showSelection();
+  });
+
+  // An argument that somebody writes is given.
+  document.addEventListener("input", (event) => {
+    const given = event.target.closest(".field")?.querySelector(".given input");
+    if (given && event.target !== given) given.checked = true;
   });
 
   document.addEventListener("click", (event) => {
@@ -197,7 +206,8 @@
     if (!found.length) return;
     const active = document.activeElement?.closest(".row");
     const from = found.findIndex((row) => row === active || (!active && row.ariaCurrent === "true"));
-    const to = from < 0 ? (step > 0 ? 0 : found.length - 1) : from + step;
+    const none = place < 0 ? (step > 0 ? 0 : found.length - 1) : place - (step < 0);
+    const to = from < 0 ? none : from + step;
     const next = found[Math.min(Math.max(to, 0), found.length - 1)];
     next.focus();
     next.click();
@@ -239,6 +249,7 @@
   // -- start ---------------------------------------------------------------------------------------
 
   for (const form of all("form[data-submit]")) form.requestSubmit();
+  document.querySelector(".nav [aria-current]")?.scrollIntoView({ block: "nearest" }); // on a phone
   showAges();
   restore();
   listen();
