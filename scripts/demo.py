@@ -506,10 +506,8 @@ def is_page(link: str) -> bool:
 def invite(demo: Demo, waiting: Waiting) -> None:
     """Print the link. On a terminal the engine stays until the person has decided."""
     stays = sys.stdout.isatty() and not demo.failed
-    how = "It ends when you have decided, or with Ctrl-C." if stays else (
-        "On a terminal the demo waits for you here."
-    )  # fmt: skip
-    demo.say(f"The inbox: {waiting.link}", f"Open this link in a browser and decide. {how}")
+    how = "Ctrl-C ends the demo" if stays else "on a terminal the demo waits for it"
+    demo.say(f"Open the inbox in a browser and decide ({how}):", waiting.link)
     if not stays:
         return
     started = time.monotonic()

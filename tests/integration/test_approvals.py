@@ -498,7 +498,8 @@ def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
 def test_engine_that_stops_does_not_wait_for_who_watches(home: Path) -> None:
     with approving_daemon(home) as daemon:
         answers: list[Answer] = []
-        path = "/v1/approvals/changes?after=1000000"
+        now = ask(daemon.control, "GET", "/v1/approvals/changes", None, daemon.credential)
+        path = f"/v1/approvals/changes?after={now.body['data']['changes']}"
         poll = threading.Thread(
             target=lambda: answers.append(ask(daemon.control, "GET", path, None, daemon.credential))
         )

@@ -23,8 +23,8 @@ class Answer:
 
     @property
     def code(self) -> str | None:
-        """The error code of an envelope; None for a success."""
-        error = self.body["error"]
+        """The error code of an envelope; None for a success, also of what is no envelope."""
+        error = self.body["error"] if isinstance(self.body, dict) else None
         return None if error is None else error["code"]
 
 
