@@ -41,7 +41,8 @@ def report_pending() -> bool:
             before = process.memory_info().rss
             started = time.monotonic()
             with ThreadPoolExecutor(ASKING) as pool:
-                ids = [one for part in pool.map(_ask, [daemon] * ASKING) for one in part]
+                parts = pool.map(_ask, [daemon] * ASKING, range(ASKING))
+                ids = [one for part in parts for one in part]
             seconds = time.monotonic() - started
             grown = (process.memory_info().rss - before) / MB
             with client_of("blocking", daemon.socket) as caller:
@@ -75,10 +76,11 @@ def report_pending() -> bool:
     return all(verdicts.values())
 
 
-def _ask(daemon: Daemon) -> list[str]:
+def _ask(daemon: Daemon, part: int) -> list[str]:
+    """Make a part of the calls. No two are equal: an equal one would be the same call."""
     with client_of("blocking", daemon.socket) as caller:
         return [
-            caller.call("note", {"text": str(number)}).error.approval_id
+            caller.call("note", {"text": f"{part}-{number}"}).error.approval_id
             for number in range(WAITING // ASKING)
         ]
 
