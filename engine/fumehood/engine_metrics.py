@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
-from importlib.metadata import PackageNotFoundError, version
 
 from fumehood.approvals.model import ApprovalState
 from fumehood.compose import Composition
+from fumehood.core.status import engine_version
 from fumehood.observe.metrics import Figure
 
 
@@ -65,11 +65,4 @@ def _of_sight(made: Composition) -> Iterator[Figure]:
     if observer.spans is not None:
         yield Figure("traces_left_out", "Calls without spans, because there were too many.",
                      observer.spans.left_out, kind="counter")  # fmt: skip
-    yield Figure("build_info", "The version of the engine.", {_version(): 1.0}, "version")
-
-
-def _version() -> str:
-    try:
-        return version("fumehood")
-    except PackageNotFoundError:
-        return "0"
+    yield Figure("build_info", "The version of the engine.", {engine_version(): 1.0}, "version")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, BinaryIO
 
 from fumehood.answers import CallDetails
@@ -37,7 +36,7 @@ from fumehood.core.overview import (
     TriedRules,
 )
 from fumehood.core.session import KeptSession, SessionStatus
-from fumehood.core.status import Readiness
+from fumehood.core.status import Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.handle import CallHandle
 from fumehood.policy.loader import parse_policy
@@ -185,7 +184,7 @@ class Overview:
         config = made.basis.config
         containers = getattr(made.walls.container, "counts", {})
         return EngineSummary(
-            version=_version(),
+            version=engine_version(),
             started_at=self._started_at,
             mode=config.mode,
             environment=config.environment,
@@ -271,10 +270,3 @@ def _owned(kept: KeptSession) -> OwnedSession:
 
 def _envelope(answer: str) -> Envelope:
     return decode_envelope(answer.encode())
-
-
-def _version() -> str:
-    try:
-        return version("fumehood")
-    except PackageNotFoundError:
-        return "0"

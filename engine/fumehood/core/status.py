@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
@@ -100,3 +101,11 @@ class AlertList(_Value):
     window_seconds: float
     min_calls: int
     alerts: tuple[Alert, ...]
+
+
+def engine_version() -> str:
+    """The version of the installed package; `0` where it runs from a checkout alone."""
+    try:
+        return version("fumehood")
+    except PackageNotFoundError:
+        return "0"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -19,6 +18,7 @@ from fumehood.core.errors import (
     MethodNotAllowed,
     ResourceNotFound,
 )
+from fumehood.core.status import engine_version
 from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response
 from fumehood.http.endpoint import Operation, Respond
@@ -116,7 +116,9 @@ class Application:
         self._operations = tuple(operations)
         self.engine = engine
         # Made on first request: it takes megabytes and is rarely needed.
-        self.openapi = lru_cache(maxsize=1)(partial(make_document, title, _version(), operations))
+        self.openapi = lru_cache(maxsize=1)(
+            partial(make_document, title, engine_version(), operations)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; internal errors are logged and hidden."""
@@ -160,10 +162,3 @@ class Application:
 
     def _log(self, fault: Exception) -> None:
         log_fault(self.engine.log, "daemon.internal_error", fault)
-
-
-def _version() -> str:
-    try:
-        return version("fumehood")
-    except PackageNotFoundError:
-        return "0"

@@ -27,7 +27,6 @@ from fumehood.protocol.loopback import listen_on
 from fumehood.web.app import Console
 
 HOST = "127.0.0.1"
-DEFAULT_PORT = 8420
 LAST_ANSWERS_S = 1
 MAX_HEADER_BYTES = 32 * 1024
 MAX_CONNECTIONS, ACCEPTED_AT_ONCE = 500, 100
