@@ -39,7 +39,10 @@ class FacesClient:
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             share = SimpleNamespace(held_bytes=0)
-            scope["state"] = {"face": face, "peer": peer, "share": share, "has_left": lambda: False}
+            scope["state"] = {
+                "face": face, "peer": peer, "share": share,
+                "has_left": lambda: False, "has_arrived": lambda: True,
+            }  # fmt: skip
             await self._faces(scope, receive, send)
 
         sent = list(headers or [])

@@ -47,13 +47,16 @@ class CallOptions(BaseModel):
     new_call: bool = False
 
 
+_NO_OPTIONS = CallOptions()
+
+
 class CallBody(BaseModel):
     """The body of `POST /v1/tools/{name}/call`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     arguments: dict[str, Any] = Field(default_factory=dict)
-    options: CallOptions = Field(default_factory=CallOptions)
+    options: CallOptions = Field(default_factory=lambda: _NO_OPTIONS)
 
 
 class BatchOptions(BaseModel):

@@ -265,6 +265,7 @@ def _responder(
     """Make the coroutine function that answers one request. Nothing is inspected in it."""
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller
+    awaits = inspect.iscoroutinefunction(authorize)
 
     async def respond(request: Request, document: Any = None) -> Response:
         if before_reading is not None:
@@ -274,8 +275,7 @@ def _responder(
         values = [fill(request, document, None) for fill in before_caller]
         caller: Principal | None = None
         if authorize is not None:
-            found = authorize(request)
-            caller = await found if inspect.isawaitable(found) else found
+            caller = await authorize(request) if awaits else authorize(request)
         values += [fill(request, document, caller) for fill in from_caller]
         result = await function(*values)
         return result if isinstance(result, Response) else answer(engine_of(request), result)

@@ -143,6 +143,7 @@ class PeerProtocol(H11Protocol):
             "face": face,
             "share": share,
             "abort": transport.abort,
+            "has_arrived": self._has_arrived,
             "has_left": lambda: transport.is_closing() or _has_left(connection),
         }
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]  # has all methods that are used
@@ -164,6 +165,10 @@ class PeerProtocol(H11Protocol):
         if self._share is not None:
             self._share.leave(self._face)
             self._share = None
+
+    def _has_arrived(self) -> bool:
+        """Whether the body of the request that is being answered is here, all of it."""
+        return not self.cycle.more_body
 
     def eof_received(self) -> Any:
         """Keep the connection open while a response is pending."""

@@ -64,6 +64,7 @@ class Batch:
         self._log = log
         self._ended: list[CallHandle] = []
         self._answers: dict[int, Envelope] = {}
+        self._texts: dict[int, bytes] = {}
         self._answer_bytes = 0
         self._running: set[CallHandle] = set()
         self._ended_by: EngineError | None = None
@@ -93,6 +94,11 @@ class Batch:
                 self._delivered(handle)
         return [self._answers[place] for place in range(len(self._members))]
 
+    @property
+    def texts(self) -> list[bytes]:
+        """The answers as JSON, in their order, once all members have run."""
+        return [self._texts[place] for place in range(len(self._members))]
+
     def cancel(self) -> None:
         """Cancel the members that run, and begin no other."""
         self._end(Cancelled(f"The batch was cancelled. {NOT_BEGUN}", retryable=True))
@@ -108,7 +114,8 @@ class Batch:
         for place, member in waiting:
             await anyio.lowlevel.checkpoint()  # refused members wait for nothing, other callers do
             self._answers[place] = answer = await self._answer(member)
-            self._answer_bytes += len(encode_envelope(answer))
+            self._texts[place] = text = encode_envelope(answer)
+            self._answer_bytes += len(text)
             if self._answer_bytes > MAX_ANSWER_BYTES and self._ended_by is None:
                 words = f"The answers of the batch are over {MAX_ANSWER_BYTES // MB} MB."
                 self._ended_by = OutputLimitExceeded(f"{words} {NOT_BEGUN}", retryable=True)

@@ -8,7 +8,6 @@ here. `CallTrace` measures the stages and logs them; it carries no state of the 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -110,8 +109,7 @@ class CallContext:
 class CallTrace:
     """The time of each stage of a call, and its log events with both ids.
 
-    Argument values are logged at the level `debug` only. The last event is logged when the event
-    loop comes round again, after the answer is out.
+    Argument values are logged at the level `debug` only.
     """
 
     __slots__ = ("_clock", "_ids", "_last", "_log", "_logs_stages", "_stages_ms", "_started")
@@ -143,9 +141,6 @@ class CallTrace:
 
     def conclude(self, event: str, **values: Any) -> None:
         """The call's last event, at the level `info`, with the time of every stage."""
-        asyncio.get_running_loop().call_soon(self._log_ending, event, values)
-
-    def _log_ending(self, event: str, values: dict[str, Any]) -> None:
         self._log.info(event, **self._ids, **values, stages_ms=self.stages_ms())
 
     def fault(self, event: str, error: BaseException) -> None:

@@ -44,12 +44,21 @@ def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
 def record_ending(call: CallContext, envelope: Envelope, services: PipelineServices) -> None:
     """Record an ending with the time that each stage took; also that of a refused call.
 
-    Dry runs, calls without a principal, and calls that still wait for a human are in the log
+    It is counted now. The rest follows when the event loop comes round again, after the answer is
+    out. Dry runs, calls without a principal, and calls that still wait for a human are in the log
     only.
     """
+    code = envelope.error.code if envelope.error is not None else "OK"
+    if not (call.is_parked or call.request.options.dry_run):
+        _observe(call, envelope.metadata, code, services)
+    asyncio.get_running_loop().call_soon(_write_down, call, envelope, code, services)
+
+
+def _write_down(
+    call: CallContext, envelope: Envelope, code: str, services: PipelineServices
+) -> None:
     request = call.request
     metadata = envelope.metadata
-    code = envelope.error.code if envelope.error is not None else "OK"
     ended_by = metadata.sandbox.ended_by.value if metadata.sandbox is not None else None
     call.trace.conclude(
         "call.ended",
@@ -62,13 +71,11 @@ def record_ending(call: CallContext, envelope: Envelope, services: PipelineServi
         **({"cache_hit": metadata.cache.hit} if metadata.cache is not None else {}),
         **({"parent_id": request.parent_id} if request.parent_id is not None else {}),
     )
-    if call.is_parked or request.options.dry_run:
+    if call.is_parked or request.options.dry_run or request.principal is None:
         return
-    _observe(call, metadata, code, services)
-    if request.principal is not None:
-        row = _row(request, request.principal.id, envelope, code, ended_by)
-        row["stages"] = call.trace.stages_ms()
-        services.calls.record(row)
+    row = _row(request, request.principal.id, envelope, code, ended_by)
+    row["stages"] = call.trace.stages_ms()
+    services.calls.record(row)
 
 
 def record_replay(

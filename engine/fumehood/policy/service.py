@@ -114,7 +114,8 @@ class PolicyGate:
     def count(self, decision: Decision) -> None:
         """Count the rule that decided a call that was really made, and its shadow decisions."""
         self._counts[decision.rule] += 1
-        self._shadow_counts.update(told.partition(" ")[0] for told in decision.shadow)
+        if decision.shadow:
+            self._shadow_counts.update(told.partition(" ")[0] for told in decision.shadow)
 
     def explain(self, facts: CallFacts) -> Explanation:
         """The decision on a call, and how each rule applies to it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
@@ -17,6 +17,8 @@ from fumehood.core.limits import Limit, Limits
 from fumehood.protocol.framing import FrameError
 
 MAX_PROGRESS_CHARACTERS = 200
+
+_ENVELOPE = TypeAdapter(Envelope)
 
 
 class _Frame(BaseModel):
@@ -120,7 +122,7 @@ def program_request(program: str, arguments: JsonObject, limits: Limits) -> Json
 
 def encode_envelope(envelope: Envelope) -> bytes:
     """An envelope as JSON bytes."""
-    return envelope.model_dump_json().encode()
+    return _ENVELOPE.dump_json(envelope)
 
 
 def decode_envelope(body: bytes) -> Envelope:

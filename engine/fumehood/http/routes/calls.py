@@ -27,7 +27,13 @@ from fumehood.core.identity import Principal
 from fumehood.engine import Engine, parse_batch, parse_call_body
 from fumehood.executors.handle import CallHandle
 from fumehood.formats.model import HandleBody, HandledCalls
-from fumehood.http.answers import answer, envelope_response, once_delivered, stopped
+from fumehood.http.answers import (
+    answer,
+    envelope_response,
+    once_delivered,
+    results_response,
+    stopped,
+)
 from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import Needs, ParsedBy, endpoint
 from fumehood.http.routes.tools import ToolName
@@ -102,12 +108,12 @@ async def call_tools(
     batch = engine.open_batch(body, caller)
     try:
         async with cancelled_with(request, batch):
-            results = await batch.run()
+            await batch.run()
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
         return envelope_response(stopped(engine, None))
-    return answer(engine, BatchAnswer(results=tuple(results)))
+    return results_response(engine, batch.texts)
 
 
 @endpoint("POST", "/v1/tool_calls", Needs.CALLER, errors=[ShuttingDown], data=HandledCalls)

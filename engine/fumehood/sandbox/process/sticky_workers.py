@@ -373,14 +373,15 @@ class StickyWorker:
     async def _look_for(self, answer: asyncio.Future[RunEnding], seconds: float) -> None:
         """Look for the answer instead of letting the event loop sleep.
 
-        In short turns, so that the loop handles other events in between.
+        In short turns, each after everything else that is ready: of many calls at once, the next
+        ones are prepared while this one runs.
         """
         now = time.monotonic()
         give_up = now + seconds
         while not answer.done() and now < give_up:
+            await asyncio.sleep(0)
+            now = time.monotonic()
             turn_over = now + LOOK_S
             while not answer.done() and now < turn_over:
                 self._on_readable()
                 now = time.monotonic()
-            if not answer.done():
-                await asyncio.sleep(0)
