@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from fumehood.budgets.model import MAX_ROWS, Group, UsageQuery, UsageRow, UsageTable
-from fumehood.storage.calls import as_kept
+from fumehood.storage.calls import common_filters
 from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
 
@@ -83,22 +83,11 @@ def _table(connection: Connection, query: UsageQuery, principal_id: str | None) 
 
 
 def _filters(query: UsageQuery, principal_id: str | None) -> list[ColumnElement[bool]]:
-    filters = []
+    filters = common_filters(query.since, query.until, query.agent, query.tool)
     if principal_id is not None:
         filters.append(CALLS.c.principal_id == principal_id)
-    if query.since is not None:
-        filters.append(CALLS.c.at >= as_kept(query.since))
-    if query.until is not None:
-        filters.append(CALLS.c.at < as_kept(query.until))
-    if query.agent is not None:
-        filters.append(CALLS.c.agent_id == query.agent)
     if query.session is not None:
         filters.append(CALLS.c.session_id == query.session)
-    if query.tool is not None:
-        name, at, version = query.tool.partition("@")
-        filters.append(CALLS.c.tool == name)
-        if at:
-            filters.append(CALLS.c.version == version)
     return filters
 
 

@@ -174,20 +174,28 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
 
 def filters_of(query: CallQuery) -> list[ColumnElement[bool]]:
     """The conditions of a query, but its cursor."""
+    filters = common_filters(query.since, query.until, query.agent, query.tool)
+    if query.code is not None:
+        filters.append(CALLS.c.code == query.code)
+    return filters
+
+
+def common_filters(
+    since: datetime | None, until: datetime | None, agent: str | None, tool: str | None
+) -> list[ColumnElement[bool]]:
+    """The conditions that all queries of the call log share. `tool` may be `name@version`."""
     filters: list[ColumnElement[bool]] = []
-    if query.since is not None:
-        filters.append(CALLS.c.at >= as_kept(query.since))
-    if query.until is not None:
-        filters.append(CALLS.c.at < as_kept(query.until))
-    if query.agent is not None:
-        filters.append(CALLS.c.agent_id == query.agent)
-    if query.tool is not None:
-        name, at, version = query.tool.partition("@")
+    if since is not None:
+        filters.append(CALLS.c.at >= as_kept(since))
+    if until is not None:
+        filters.append(CALLS.c.at < as_kept(until))
+    if agent is not None:
+        filters.append(CALLS.c.agent_id == agent)
+    if tool is not None:
+        name, at, version = tool.partition("@")
         filters.append(CALLS.c.tool == name)
         if at:
             filters.append(CALLS.c.version == version)
-    if query.code is not None:
-        filters.append(CALLS.c.code == query.code)
     return filters
 
 

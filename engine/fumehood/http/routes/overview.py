@@ -6,7 +6,6 @@ could make a token of the owner's, and so gains nothing by seeing them here.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from starlette.requests import Request
@@ -32,14 +31,12 @@ from fumehood.core.overview import (
     TriedRules,
 )
 from fumehood.engine import Engine
-from fumehood.executors.program_output import content_type_of
-from fumehood.executors.session_files import FileChanged, SessionFiles
+from fumehood.executors.session_files import SessionFiles
 from fumehood.http.answers import engine_of, envelope_response
 from fumehood.http.caller import require_authority
 from fumehood.http.endpoint import ANY_MEDIA, Given, Needs, endpoint
 from fumehood.http.routes.blobs import BlobQuery, sent_blob
-from fumehood.http.routes.sessions import SESSION, FileListQuery, file_path, log_break
-from fumehood.http.transfers import FileBody, attachment_headers, require_room
+from fumehood.http.routes.sessions import SESSION, FileListQuery, file_path, sent_file
 
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
 
@@ -200,13 +197,9 @@ async def get_file_of_session(
     request: Request, engine: Engine, caller: Principal, files: Files, path: FilePath
 ) -> Response:
     """Download a file of anybody's session, as its owner could. The log says who did."""
-    require_room(request.scope["state"]["share"])
-    download = await files.download(path)
+    response = await sent_file(request, engine, files, path)
     engine.log.info("session.file_read", session_id=request.path_params["session_id"], by=caller.id)
-    headers = attachment_headers(path, content_type_of(path), download.size)
-    if request.method == "HEAD":
-        return Response(headers=headers)
-    return FileBody(download.pieces(), headers, FileChanged, partial(log_break, engine))
+    return response
 
 
 @endpoint(

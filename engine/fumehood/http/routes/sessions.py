@@ -188,6 +188,16 @@ async def list_session_files(files: Files, query: FileListQuery) -> SessionFileL
     return SessionFileList(items=page.items, pagination=Pagination(**page.pagination))
 
 
+async def sent_file(request: Request, engine: Engine, files: SessionFiles, path: str) -> Response:
+    """Return a session's file as an attachment, or its headers only for `HEAD`."""
+    require_room(request.scope["state"]["share"])
+    download = await files.download(path)
+    headers = attachment_headers(path, content_type_of(path), download.size)
+    if request.method == "HEAD":
+        return Response(headers=headers)
+    return FileBody(download.pieces(), headers, FileChanged, partial(_log_break, engine))
+
+
 @endpoint(
     "GET",
     "/v1/sessions/{session_id}/files/{path:path}",
@@ -203,13 +213,7 @@ async def get_session_file(
     The response is always an attachment, of the media type that the file name implies. If the
     file changes during the download, the body ends before its announced length.
     """
-    require_room(request.scope["state"]["share"])
-    download = await files.download(path)
-    headers = attachment_headers(path, content_type_of(path), download.size)
-    if request.method == "HEAD":
-        return Response(headers=headers)
-    on_break = partial(log_break, engine)
-    return FileBody(download.pieces(), headers, FileChanged, on_break)
+    return await sent_file(request, engine, files, path)
 
 
 @endpoint(
@@ -251,7 +255,7 @@ async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) 
     return Deleted(deleted=path)
 
 
-def log_break(engine: Engine, why: str) -> None:
+def _log_break(engine: Engine, why: str) -> None:
     """Log that a download ended early."""
     engine.log.warning("session.download_broke_off", why=why[:200])
 
