@@ -93,6 +93,7 @@ def test_link_is_opened_without_being_an_argument(
     browser = tmp_path / "browser"
     browser.write_text(
         f'#!/bin/sh\necho "$1" >{tmp_path}/seen\ncat "${{1#file://}}" >>{tmp_path}/seen\n'
+        "exec sleep 5\n"  # as a browser that stays until somebody closes it
     )
     browser.chmod(0o700)
     environment = {**administered_daemon.environment, "BROWSER": str(browser)}
@@ -104,6 +105,7 @@ def test_link_is_opened_without_being_an_argument(
         assert address.startswith("file:///")
         assert "token" not in address
         assert console.link in page
+        assert status_of(f"{console.address}/login") == 200
         place = Path(address.removeprefix("file://"))
         assert place.parent.stat().st_mode & 0o077 == 0
     assert not place.parent.exists()

@@ -55,19 +55,20 @@ def web(
                 f"Open this link within 5 minutes. It works once:\n\n    {link}\n",
                 flush=True,
             )
-            if open_browser and not _open(link, Path(private)):
-                print("No browser could be opened here.", flush=True)
+            if open_browser:  # beside the server, because some browsers hold their caller
+                threading.Thread(target=_open, args=(link, Path(private)), daemon=True).start()
 
         run(listener, path, find_socket(), on_ready=say_ready)
 
 
-def _open(link: str, directory: Path) -> bool:
+def _open(link: str, directory: Path) -> None:
     """Open the link from a page that only this user can read: arguments are seen by everybody."""
     import webbrowser
 
     page = directory / "open.html"
     page.write_text(f'<meta http-equiv="refresh" content="0; url={link}">', encoding="utf-8")
-    return webbrowser.open(page.as_uri())
+    if not webbrowser.open(page.as_uri()):
+        print("No browser could be opened here.", flush=True)
 
 
 def listening(port: int, option: str = "--port") -> sockets.socket:

@@ -59,7 +59,7 @@ def run(
     *,
     on_ready: Callable[[Console], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
+    """Serve until SIGTERM or Ctrl-C. When `on_ready` is called, both end it in good order."""
     console = Console(
         lambda credential: AsyncControlClient(control, credential=credential),
         AsyncClient(callers),
@@ -81,8 +81,7 @@ def run(
     )
     gc.collect()
     gc.freeze()
-    on_ready(console)
-    _Server(config, console).run(sockets=[listener])
+    _Server(config, console, on_ready).run(sockets=[listener])
 
 
 class _Connection(H11Protocol):
@@ -104,9 +103,12 @@ def _is_idle(one: Any) -> bool:
 class _Server(uvicorn.Server):
     """uvicorn's server, which ends the streams that would otherwise keep it."""
 
-    def __init__(self, config: uvicorn.Config, console: Console) -> None:
+    def __init__(
+        self, config: uvicorn.Config, console: Console, on_ready: Callable[[Console], None]
+    ) -> None:
         super().__init__(config)
         self._console = console
+        self._on_ready = on_ready
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -114,6 +116,11 @@ class _Server(uvicorn.Server):
         with super().capture_signals():
             yield
             self._captured_signals.clear()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say so."""
+        await super().startup(sockets)
+        self._on_ready(self._console)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and let what runs end."""
