@@ -44,21 +44,16 @@ def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
 def record_ending(call: CallContext, envelope: Envelope, services: PipelineServices) -> None:
     """Record an ending with the time that each stage took; also that of a refused call.
 
-    It is counted now. The rest follows when the event loop comes round again, after the answer is
-    out. Dry runs, calls without a principal, and calls that still wait for a human are in the log
-    only.
+    It is done when the event loop comes round again, after the answer is out. Dry runs, calls
+    without a principal, and calls that still wait for a human are in the log only.
     """
-    code = envelope.error.code if envelope.error is not None else "OK"
-    if not (call.is_parked or call.request.options.dry_run):
-        _observe(call, envelope.metadata, code, services)
-    asyncio.get_running_loop().call_soon(_write_down, call, envelope, code, services)
+    asyncio.get_running_loop().call_soon(_write_down, call, envelope, services)
 
 
-def _write_down(
-    call: CallContext, envelope: Envelope, code: str, services: PipelineServices
-) -> None:
+def _write_down(call: CallContext, envelope: Envelope, services: PipelineServices) -> None:
     request = call.request
     metadata = envelope.metadata
+    code = envelope.error.code if envelope.error is not None else "OK"
     ended_by = metadata.sandbox.ended_by.value if metadata.sandbox is not None else None
     call.trace.conclude(
         "call.ended",
@@ -71,11 +66,13 @@ def _write_down(
         **({"cache_hit": metadata.cache.hit} if metadata.cache is not None else {}),
         **({"parent_id": request.parent_id} if request.parent_id is not None else {}),
     )
-    if call.is_parked or request.options.dry_run or request.principal is None:
+    if call.is_parked or request.options.dry_run:
         return
-    row = _row(request, request.principal.id, envelope, code, ended_by)
-    row["stages"] = call.trace.stages_ms()
-    services.calls.record(row)
+    _observe(call, metadata, code, services)
+    if request.principal is not None:
+        row = _row(request, request.principal.id, envelope, code, ended_by)
+        row["stages"] = call.trace.stages_ms()
+        services.calls.record(row)
 
 
 def record_replay(
@@ -109,7 +106,7 @@ def record_replay(
 
 
 def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
-    """Count a call that is over, and make its spans once its answer is out."""
+    """Count a call that is over, and make its spans."""
     tool = metadata.tool_name if call.resolved is not None or call.approval is not None else None
     approval = call.approval.approval if call.approval is not None else None
     waited_s = 0.0
@@ -129,8 +126,7 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
     )
     spans = services.observer.spans
     if spans is not None and spans.wants():
-        told = _trace(call, metadata, code, tool or UNKNOWN, services)
-        asyncio.get_running_loop().call_soon(spans.record, told)
+        spans.record(_trace(call, metadata, code, tool or UNKNOWN, services))
 
 
 def _trace(
