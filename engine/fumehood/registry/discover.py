@@ -9,9 +9,10 @@ program is its own operator: its tools need no permission, and are registered al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,9 @@ def discover(
     """
     faults: list[LoadFault] = []
     offered = list(found if found is not None else entry_points(group=GROUP))
+    is_own = cache(_is_own)  # the name is parsed anew each time, from the whole metadata
     # Built-in tools first, so that no other source takes their names.
-    for entry_point in sorted(offered, key=lambda e: (not _is_builtin(e), e.value)):
+    for entry_point in sorted(offered, key=lambda e: (not _is_builtin(e, is_own), e.value)):
         try:
             tools = _as_list(entry_point.load())
         except (
@@ -61,7 +63,8 @@ def discover(
             continue
         for tool in tools:
             try:
-                source = _source(entry_point)
+                is_builtin = _is_builtin(entry_point, is_own)
+                source = Source.BUILTIN if is_builtin else Source.ENTRY_POINT
                 if source is Source.BUILTIN and isinstance(tool, ToolDefinition):
                     definition, why = configured(tool, web or WebSettings())
                     index.register(definition, source, disabled_because=why)
@@ -99,15 +102,13 @@ def _only_native(definition: ToolDefinition) -> ToolDefinition:
     return definition
 
 
-def _is_builtin(entry_point: EntryPoint) -> bool:
+def _is_builtin(entry_point: EntryPoint, is_own: Callable[[Distribution | None], bool]) -> bool:
     """Whether it belongs to the engine's own distribution; other packages cannot claim that."""
-    distribution = entry_point.dist
-    own = distribution is not None and distribution.name == "fumehood"
-    return own and entry_point.module.split(".")[0] == BUILTIN_PACKAGE
+    return entry_point.module.split(".")[0] == BUILTIN_PACKAGE and is_own(entry_point.dist)
 
 
-def _source(entry_point: EntryPoint) -> Source:
-    return Source.BUILTIN if _is_builtin(entry_point) else Source.ENTRY_POINT
+def _is_own(distribution: Distribution | None) -> bool:
+    return distribution is not None and distribution.name == "fumehood"
 
 
 def _as_list(offered: Any) -> list[Any]:

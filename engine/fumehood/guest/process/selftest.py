@@ -17,7 +17,7 @@ from fumehood.guest.core.limits import Limits
 from fumehood.guest.process.run import Run
 
 PROBE_MEMORY_BYTES = 16 << 20
-PROBE_WALL_S = 0.05
+PROBE_WALL_S = 0.02
 PROBE_DEADLINE_S = 5.0
 
 

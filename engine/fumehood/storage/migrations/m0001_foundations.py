@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 _STATEMENTS = (
     "CREATE TABLE meta (key VARCHAR NOT NULL PRIMARY KEY, value VARCHAR NOT NULL)",
@@ -45,4 +45,4 @@ _STATEMENTS = (
 def upgrade(connection: Connection) -> None:
     """Run the step."""
     for statement in _STATEMENTS:
-        connection.execute(text(statement))
+        connection.exec_driver_sql(statement)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 _STATEMENTS = (
     """CREATE TABLE blobs (
@@ -16,4 +16,4 @@ _STATEMENTS = (
 def upgrade(connection: Connection) -> None:
     """Run the step."""
     for statement in _STATEMENTS:
-        connection.execute(text(statement))
+        connection.exec_driver_sql(statement)

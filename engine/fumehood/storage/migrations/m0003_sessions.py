@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 _STATEMENT = """CREATE TABLE sessions (
     id VARCHAR NOT NULL PRIMARY KEY, principal_id VARCHAR NOT NULL, agent_id VARCHAR,
@@ -13,4 +13,4 @@ _STATEMENT = """CREATE TABLE sessions (
 
 def upgrade(connection: Connection) -> None:
     """Run the step."""
-    connection.execute(text(_STATEMENT))
+    connection.exec_driver_sql(_STATEMENT)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 
 def upgrade(connection: Connection) -> None:
     """Run the step."""
-    connection.execute(text("ALTER TABLE approvals ADD COLUMN repeat_key VARCHAR"))
-    connection.execute(
-        text("CREATE UNIQUE INDEX approvals_by_repeat_key ON approvals (repeat_key)")
+    connection.exec_driver_sql("ALTER TABLE approvals ADD COLUMN repeat_key VARCHAR")
+    connection.exec_driver_sql(
+        "CREATE UNIQUE INDEX approvals_by_repeat_key ON approvals (repeat_key)"
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 
 def upgrade(connection: Connection) -> None:
     """Run the step."""
-    connection.execute(text("ALTER TABLE blobs ADD COLUMN session_id VARCHAR"))
+    connection.exec_driver_sql("ALTER TABLE blobs ADD COLUMN session_id VARCHAR")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 
 def upgrade(connection: Connection) -> None:
     """Run the step."""
-    connection.execute(text("ALTER TABLE calls ADD COLUMN stages JSON"))
-    connection.execute(text("ALTER TABLE calls ADD COLUMN audit_seq INTEGER"))
-    connection.execute(text("CREATE INDEX calls_by_trace ON calls (trace_id)"))
-    connection.execute(
-        text("CREATE INDEX calls_by_parent ON calls (parent_id) WHERE parent_id IS NOT NULL")
+    connection.exec_driver_sql("ALTER TABLE calls ADD COLUMN stages JSON")
+    connection.exec_driver_sql("ALTER TABLE calls ADD COLUMN audit_seq INTEGER")
+    connection.exec_driver_sql("CREATE INDEX calls_by_trace ON calls (trace_id)")
+    connection.exec_driver_sql(
+        "CREATE INDEX calls_by_parent ON calls (parent_id) WHERE parent_id IS NOT NULL"
     )
