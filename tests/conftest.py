@@ -37,7 +37,7 @@ gc.set_threshold(50_000)
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 NPM = Path(sys.prefix) / "npm" / "node_modules" / ".bin"
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = Path(shutil.which("chromium-headless-shell") or "/usr/bin/chromium")
 AXE = NPM.parent / "axe-core" / "axe.min.js"
 FRAMEWORKS = Path(sys.executable).parents[1] / "frameworks" / "bin" / "python"
 FRAMEWORKS_MCP1 = FRAMEWORKS.parents[2] / "frameworks-mcp1" / "bin" / "python"

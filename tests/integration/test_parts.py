@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from fumehood import Config, Engine, Envelope
 from fumehood.core.events import Event, OutputEvent
 from fumehood.executors.parts import Parts
 from fumehood.registry.secrets import RestSettings, SecretSettings
+from fumehood.sandbox.host import Host
+from fumehood.sandbox.process.settings import JailSettings
 from support.part_tools import KEY, TOOLS, forging
 from support.processes import is_gone
 from support.wait import wait_until
@@ -27,6 +30,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.needs("landlock"), pytest.mark.row(
 FUNCTIONS = [tool.definition.name for tool in TOOLS]
 SECRET = 's3cret"Value/1'
 STREAM_KB = 256
+OUTPUT_KB = 128
+"""Far below the default: what never ends comes to its end sooner."""
 SSE = "text/event-stream"
 
 
@@ -34,6 +39,8 @@ SSE = "text/event-stream"
 async def engine(home: Path, monkeypatch: pytest.MonkeyPatch, upstream: Upstream) -> Any:
     monkeypatch.setenv("KEY", SECRET)
     monkeypatch.setattr("fumehood.pipeline.retry.BASE_S", 0)
+    host = replace(Host.limits, output_bytes=OUTPUT_KB * 1024)
+    monkeypatch.setattr(Host, "limits", host)
     document = {
         "name": "relay",
         "type": "REST",
@@ -48,6 +55,7 @@ async def engine(home: Path, monkeypatch: pytest.MonkeyPatch, upstream: Upstream
     }
     config = Config(
         home=home,
+        jail=JailSettings(output_kb=OUTPUT_KB),
         rest=RestSettings(allowed_hosts=("127.0.0.1",), stream_kb=STREAM_KB),
         secrets={"key": SecretSettings(env="KEY", tools=("relay",), hosts=("127.0.0.1",))},
     )
@@ -145,7 +153,7 @@ async def test_generator_that_does_not_end_is_ended(
 
     code, events = await end("endless")
     assert code == "OUTPUT_LIMIT_EXCEEDED"
-    assert len(text_of(events)) <= 1 << 20
+    assert len(text_of(events)) <= OUTPUT_KB * 1024
     if is_followed and tool.startswith("jailed"):  # twin: a worker is used again
         pid = int(text_of(events).partition("\n")[0])
         await anyio.to_thread.run_sync(wait_until, lambda: not psutil.pid_exists(pid))
@@ -229,7 +237,7 @@ async def test_forged_parts_are_bounded_redacted_and_no_result(engine: Engine) -
     assert answer_of(events).data == {"value": "honest"}
     events = await follow(engine, "forging", {"count": 10**9, "text": '"' + "x" * 900 + '"'})
     assert answer_of(events).error.code == "OUTPUT_LIMIT_EXCEEDED"  # type: ignore[union-attr]
-    assert len(text_of(events)) <= 1 << 20
+    assert len(text_of(events)) <= OUTPUT_KB * 1024
     events = await follow(engine, "forging", {"count": 10**9, "text": '""'})
     assert answer_of(events).error.code == "OUTPUT_LIMIT_EXCEEDED"  # type: ignore[union-attr]
     for text in ("5", '{"a": 1}', '"\\ud800"'):

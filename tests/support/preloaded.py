@@ -34,6 +34,7 @@ import traceback
 import types
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -175,8 +176,11 @@ def start_from_preloaded(script: str) -> type[subprocess.Popen[Any]]:
 def _serve(orders: socket.socket, listener: socket.socket) -> None:
     for module in pkgutil.iter_modules(_commands().__path__, "fumehood.cli."):
         __import__(module.name)
-    __import__("fumehood.http.server")
-    __import__("fumehood.engine")
+    for name in _LOADED_LATER:
+        __import__(name)
+    for entry_point in entry_points(group="fumehood.tools"):
+        if entry_point.module.startswith("fumehood_tools."):
+            entry_point.load()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for `_attend`
@@ -237,6 +241,19 @@ def _commands() -> Any:
 
     return fumehood.cli
 
+
+_LOADED_LATER = (
+    "fumehood.http.server",
+    "fumehood.engine",
+    "fumehood.client",
+    "fumehood.testing",
+    "anyio._backends._asyncio",
+    "anyio._core._signals",
+    "anyio._core._sockets",
+    "anyio._core._subprocesses",
+    "uvicorn.lifespan.off",
+)
+"""What commands import while they run, or only some of them."""
 
 _CLONE_PARENT = 0x8000
 _CLONE = {"x86_64": 56, "aarch64": 220}
