@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,6 +31,13 @@ from support.definitions import answer_nothing, expression_document, function_de
 pytestmark = pytest.mark.anyio
 
 
+@dataclass(frozen=True)
+class Installed:
+    """Stands for an installed distribution."""
+
+    name: str
+
+
 @dataclass
 class Offer:
     """Stands for an installed entry point."""
@@ -46,7 +52,7 @@ class Offer:
 
     @property
     def dist(self) -> Any:
-        return None if self.distribution is None else SimpleNamespace(name=self.distribution)
+        return None if self.distribution is None else Installed(self.distribution)
 
     def load(self) -> Any:
         if isinstance(self.offered, Exception):
