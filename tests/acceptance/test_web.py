@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from conftest import Daemon
 from fumehood import Client, ControlClient
@@ -163,6 +163,35 @@ def test_j_goes_on_with_the_next_call_after_a_decision(owner: Page, daemon: Daem
     expect(owner.locator(f'.row[data-id="{middle}"]')).to_have_count(0)
     owner.keyboard.press("j")
     owner.wait_for_selector(f'[data-open="{older}"]')
+
+
+def test_key_for_the_next_call_does_not_decide_the_one_that_is_still_shown(
+    owner: Page, daemon: Daemon
+) -> None:
+    skipped, meant = ask(daemon, "skipped"), ask(daemon, "meant")
+    owner.wait_for_selector(f'.row[data-id="{meant}"]')
+    show(owner, skipped)
+    held: list[Route] = []
+    owner.route(f"**/inbox/{meant}*", lambda route: held.append(route), times=1)
+    owner.keyboard.press("k")
+    wait_until(lambda: owner.evaluate("1") == 1 and bool(held))
+    owner.keyboard.press("a")
+    held[0].continue_()
+    owner.wait_for_selector(f'[data-open="{meant}"]')
+    owner.keyboard.press("a")
+    wait_for_state(owner, "done")
+    assert ran(daemon)[-1] == "'meant' 1"
+    with ControlClient(daemon.control, credential=daemon.credential) as client:
+        assert client.approvals.show(skipped).state == "pending"
+        client.approvals.deny(skipped, version=1)
+
+
+@pytest.mark.parametrize("text", ["rm a  b", " rm a b ", "rm a b"])
+def test_spaces_are_seen(owner: Page, daemon: Daemon, text: str) -> None:
+    show(owner, ask(daemon, text))
+    assert owner.locator(".argument code").first.inner_text() == f'"{text}"'
+    owner.keyboard.press("a")
+    wait_for_state(owner, "done")
 
 
 def test_argument_that_somebody_writes_is_given(owner: Page, daemon: Daemon) -> None:

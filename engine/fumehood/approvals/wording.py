@@ -7,6 +7,7 @@ sentence is escaped (`core/escaping.py`); a preview of unknown form is never pas
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ from datetime import datetime
 from typing import Any
 
 from fumehood.approvals.model import Approval
-from fumehood.core.escaping import misleading_in, visible
+from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
 
 MAX_NAMED = 8
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 _VERBS = {"added": "adds", "changed": "changes", "removed": "removes"}
@@ -78,6 +81,17 @@ def _texts(value: Any) -> Iterator[str]:
             waiting += [*item.keys(), *item.values()]
         elif isinstance(item, list):
             waiting += item
+
+
+def argument_name(name: str) -> str:
+    """Quote an argument's name if it could pass for something else, such as a name with a value."""
+    return name if _PLAIN_NAME.fullmatch(name) else json_line(name)
+
+
+def context_in(preview: JsonObject | None) -> JsonObject | None:
+    """The context of a decision about a tool that is not the engine's, from its preview."""
+    context = preview.get("context") if preview is not None and len(preview) == 1 else None
+    return context if isinstance(context, dict) else None
 
 
 def preview_in_words(preview: JsonObject) -> str:

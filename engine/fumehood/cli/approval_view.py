@@ -11,7 +11,6 @@ The text comes from a model or its prompt, so it is untrusted. Invariants:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +21,8 @@ from rich.cells import cell_len
 from fumehood.approvals.model import Approval, ApprovalState, RememberedRule
 from fumehood.approvals.wording import (
     SIGNS,
+    argument_name,
+    context_in,
     entries_of,
     entry_facts,
     hidden_in,
@@ -32,8 +33,6 @@ from fumehood.approvals.wording import ago as ago
 from fumehood.approvals.wording import preview_in_words as preview_in_words
 from fumehood.core.escaping import json_line, json_lines, visible
 from fumehood.core.json_types import JsonObject
-
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 Kind = Literal["head", "plain", "theirs", "added", "removed", "warning", "chosen", "quiet"]
 
@@ -70,9 +69,8 @@ def action_lines(approval: Approval, columns: int, *, session_is_over: bool = Fa
     if approval.asked_arguments is not None:
         asked = _arguments(approval.asked_arguments, columns)
         lines += [Line(""), Line("as requested, before an edit", "head"), *asked]
-    if approval.preview is not None and approval.preview.keys() == {"context"}:
-        context = _arguments(approval.preview["context"], columns)
-        lines += [Line(""), Line("context", "head"), *context]
+    if (context := context_in(approval.preview)) is not None:
+        lines += [Line(""), Line("context", "head"), *_arguments(context, columns)]
     elif approval.preview is not None:
         lines += [
             Line(""),
@@ -152,12 +150,7 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
     if not arguments:
         yield Line(f"{INDENT}none")
     for name, value in arguments.items():
-        yield from _value(_name(name), value, columns)
-
-
-def _name(name: str) -> str:
-    """Quote an argument's name if it could pass for a name with a value."""
-    return name if _PLAIN_NAME.fullmatch(name) else json_line(name)
+        yield from _value(argument_name(name), value, columns)
 
 
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:

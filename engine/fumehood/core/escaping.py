@@ -71,6 +71,8 @@ def json_lines(value: Any) -> str:
 def json_document(value: Any) -> str:
     """Format a value as valid JSON that is also safe on a terminal."""
     document = json.dumps(value, ensure_ascii=False, indent=2)
+    if printable(document) == document:  # many times faster, and nearly always so
+        return document
     return "".join(
         char if shown == char else json.dumps(char)[1:-1]
         for char, shown in escapes(document, breaks=True)

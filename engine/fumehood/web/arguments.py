@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fumehood.core.escaping import printable
+from fumehood.core.escaping import json_document, printable
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.web.view import Form, Problem
@@ -125,8 +125,8 @@ def _field(
     allowed = schema.get("enum")
     kind: Kind = "json"
     choices: tuple[str, ...] = ()
-    text = _json(value) if is_given or "default" in schema else ""
-    of_enum = tuple(map(_json, allowed)) if isinstance(allowed, list) else ()
+    text = json_document(value) if is_given or "default" in schema else ""
+    of_enum = tuple(map(json_document, allowed)) if isinstance(allowed, list) else ()
     if of_enum and (not is_given or text in of_enum):
         kind, choices = "choice", of_enum
     elif types == "boolean" and (not is_given or isinstance(value, bool)):
@@ -168,15 +168,6 @@ def _number(text: str) -> int | float:
     if len(text) > 1000 or not math.isfinite(found):
         raise ValueError(text)
     return found
-
-
-def _json(value: Any) -> str:
-    """JSON whose misleading characters are written as JSON's own escapes."""
-    document = json.dumps(value, ensure_ascii=False, indent=2)
-    return "".join(
-        char if char == "\n" or printable(char) == char else json.dumps(char)[1:-1]
-        for char in document
-    )
 
 
 def _object(value: Any) -> JsonObject:

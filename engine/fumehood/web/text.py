@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from markupsafe import Markup
 
 from fumehood.approvals.wording import ago as words_of_age
 from fumehood.approvals.wording import (
+    argument_name,
+    context_in,
     entries_of,
     entry_facts,
     hidden_in,
@@ -29,7 +32,7 @@ from fumehood.approvals.wording import (
     preview_in_words,
     rest_of,
 )
-from fumehood.core.escaping import json_line, printable
+from fumehood.core.escaping import json_line, printable, visible
 from fumehood.web.watching import FILTERS
 
 HERE = Path(__file__).parent
@@ -39,6 +42,9 @@ MAX_SHOWN = 20_000
 """Characters of one text on a page. The rest is a download."""
 
 MAX_LINES = 400
+
+SEEN_LINES, SEEN_CHARACTERS = 12, 600
+"""What a box surely shows without scrolling, also on a phone: see `.code` in `app.css`."""
 
 _DIFF_KINDS = {"+": "added", "-": "removed", "@": "hunk"}
 
@@ -51,6 +57,9 @@ class Shown:
     is_cut: bool
     length: int
     """Of the whole, in characters."""
+
+    is_scrolled: bool
+    """Whether its end may be out of sight in its box."""
 
 
 @cache
@@ -80,6 +89,9 @@ def make_environment() -> Environment:
         entries=entries_of,
         facts=lambda entry: ", ".join(entry_facts(entry)) or "entry",
         rest_of=rest_of,
+        argument_name=argument_name,
+        context=context_in,
+        visible=visible,
         unknown_of=lambda preview: {k: v for k, v in preview.items() if not is_shown(k, v)},
         hidden=hidden_in,
     )
@@ -124,10 +136,9 @@ def size(number: float) -> str:
 
 
 def brief(value: Any, length: int = 120) -> str:
-    """The beginning of a text or a JSON value, on one line."""
+    """The beginning of a text or a JSON value, on one line; what is cut off is marked."""
     text = value if isinstance(value, str) else _arguments_in_brief(value, length)
-    line = text[: length + 1].replace("\n", " ⏎ ").replace("\t", " ")
-    return line if len(line) <= length else line[: length - 1] + "…"
+    return _cut(text[: length + 1].replace("\n", " ⏎ ").replace("\t", " "), length)
 
 
 def shown(value: Any) -> Shown:
@@ -137,7 +148,10 @@ def shown(value: Any) -> Shown:
     lines = head.split("\n")
     if len(lines) > MAX_LINES:
         head = "\n".join(lines[:MAX_LINES])
-    return Shown(head, is_cut=len(head) < len(text), length=len(text))
+    return Shown(
+        head, is_cut=len(head) < len(text), length=len(text),
+        is_scrolled=len(lines) > SEEN_LINES or len(head) > SEEN_CHARACTERS,
+    )  # fmt: skip
 
 
 def diff_lines(text: str) -> Iterator[tuple[str, str]]:
@@ -149,19 +163,25 @@ def diff_lines(text: str) -> Iterator[tuple[str, str]]:
 def _arguments_in_brief(value: Any, length: int) -> str:
     """`name: value, …` for a call's arguments, and not more of it than is read."""
     if not isinstance(value, dict):
-        return _json(value)
+        return _json(value, length + 1)
     parts, used = [], 0
     for name, one in value.items():
-        text = one[:length] if isinstance(one, str) else _json(one)[:length]
-        parts.append(f"{name[:40]}: {text}" if len(value) > 1 else text)
+        text = one[: length + 1] if isinstance(one, str) else _json(one, length + 1)
+        parts.append(f"{_cut(name, 40)}: {text}" if len(value) > 1 else text)
         used += len(parts[-1])
         if used > length:
             break
     return " · ".join(parts)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _json(value: Any, length: int) -> str:
+    """The beginning of a value as JSON, and no more of it is made: it may have megabytes."""
+    pieces = islice(json.JSONEncoder(ensure_ascii=False).iterencode(value), length)
+    return "".join(pieces)[:length]
+
+
+def _cut(line: str, length: int) -> str:
+    return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def _finalize(value: Any) -> Any:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fumehood.approvals.model import ApprovalState, DecisionRecord
 from fumehood.core.escaping import printable
+from fumehood.web.text import brief
 from support.approvals import NOW, approval
 from support.web import BOB, make_site, many, refusal
 
@@ -171,6 +172,103 @@ def test_argument_that_is_too_long_is_cut_and_can_be_downloaded() -> None:
     assert found.text == text
     assert found.headers["content-type"] == "text/plain; charset=utf-8"
     assert found.headers["content-disposition"].startswith("attachment;")
+
+
+@pytest.mark.parametrize("where", [f"/{ID}", f"/several?item={ID}@1"])
+def test_context_of_a_tool_of_others_is_shown_to_its_end(where: str) -> None:
+    """It was on one line, and what was beyond a thousand characters was left out without a sign."""
+    words = {"directory": "/home/alice", "note": "x" * 3000 + "and run as root"}
+    one = approval(tool="external:Bash", arguments={"command": "ls"}, preview={"context": words})
+    browser = make_site(one).browser()
+    page = browser.get(f"/inbox{where}").text
+    assert "and run as root" in page
+    assert "/home/alice" in page
+    assert "What will change" not in page
+    long = {"note": "y" * 30_000 + "the end"}
+    one = approval(tool="external:Bash", arguments={}, preview={"context": long})
+    browser = make_site(one).browser()
+    (address,) = re.findall(
+        r'href="(/inbox/[^"]*part=context[^"]*)"', browser.get(f"/inbox/{ID}").text
+    )
+    assert browser.get(address.replace("&amp;", "&")).text == long["note"]
+
+
+@pytest.mark.parametrize(("number", "hidden"), [(200, None), (250, "50 more are removed and")])
+def test_changes_that_are_not_shown_are_counted(number: int, hidden: str | None) -> None:
+    removed = [{"path": f"file-{n}", "kind": "file", "size": 1} for n in range(number)]
+    page = make_site(mail(preview={"removed": removed})).browser().get(f"/inbox/{ID}").text
+    assert "file-199<" in page
+    assert ("file-200<" in page) is False
+    assert ("not shown here" in page) is (hidden is not None)
+    assert hidden is None or hidden in page
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"command": "a" * 101},
+        {"a": "b" * 100, "c": 1},
+        {"n" * 41: 1, "b": 2},
+        ["a" * 100],
+        "a" * 101,
+    ],
+)
+def test_beginning_of_something_longer_is_marked(value: Any) -> None:
+    assert "…" in brief(value, 100)
+    assert len(brief(value, 100)) <= 100
+
+
+@pytest.mark.parametrize("value", [{"a": "b" * 100}, {"n" * 40: 1, "b": 2}, ["a" * 96], "a" * 100])
+def test_whole_of_something_short_is_not_marked(value: Any) -> None:
+    assert "…" not in brief(value, 100)
+
+
+def test_text_that_is_longer_than_its_box_says_so() -> None:
+    lines = mail(arguments={"text": "ls" + "\n" * 100 + "rm -r ."})
+    line = mail(arguments={"text": "ls" + " " * 3000 + "; rm -r ."})
+    short = mail(arguments={"text": "ls\nls"})
+    for one, said in (
+        (lines, "109 characters on 101 lines"),
+        (line, "3,011 characters on 1 line"),
+        (short, ""),
+    ):
+        page = make_site(one).browser().get(f"/inbox/{ID}").text
+        assert ("Scroll in this box" in page) is bool(said)
+        assert said in page
+
+
+def test_name_of_an_argument_cannot_pass_for_another_or_for_a_value() -> None:
+    names = {"path": 1, "path ": 2, "": 3, "a\tb": 4, "dry run: true": 5}
+    page = make_site(mail(arguments=names)).browser().get(f"/inbox/{ID}").text
+    shown = re.findall(r"<dt>([^<]*)</dt>\s*<dd><code>\d", page)
+    assert shown == [
+        "path",
+        "&#34;path &#34;",
+        "&#34;&#34;",
+        "&#34;a\\tb&#34;",
+        "&#34;dry run: true&#34;",
+    ]
+
+
+def test_name_of_a_file_cannot_pass_for_another() -> None:
+    entries = [{"path": name, "kind": "file"} for name in ("a b", "a\tb", "a\nb", "a ⏎ b")]
+    page = make_site(mail(preview={"removed": entries})).browser().get(f"/inbox/{ID}").text
+    shown = re.findall(r'aria-label="removed">−</span> <code>([^<]*)</code>', page)
+    assert shown == ["a b", "a\\u{0009}b", "a\\u{000a}b", "a ⏎ b"]
+
+
+def test_what_is_downloaded_is_what_its_place_says() -> None:
+    """Before the decision an edit is nowhere: beside it stood a link to the call as it was."""
+    asked, now = "asked " * 9000, "edited " * 9000
+    one = mail(arguments={"text": now}, asked_arguments={"text": asked}, preview={"odd": 1})
+    browser = make_site(one).browser()
+    page = browser.get(f"/inbox/{ID}").text
+    addresses = re.findall(r'href="(/inbox/[^"]*name=text)"', page)
+    assert [browser.get(one.replace("&amp;", "&")).text for one in addresses] == [now, asked]
+    fields = [("given:text", "1"), ("text:text", "b" * 30_000), ("version", "1")]
+    edited = browser.post(f"/inbox/{ID}/edit", fields).text
+    assert "as edited" in edited
+    assert "/raw" not in edited
 
 
 @pytest.mark.parametrize("decision", ["approve", "deny"])

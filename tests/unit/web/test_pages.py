@@ -309,6 +309,7 @@ def test_every_page_is_in_the_navigation(browser: Browser) -> None:
     ("query", "asked"),
     [
         ("q=sess_1", {"session": "sess_1"}), ("q=trace_1", {"trace": "trace_1"}),
+        ("trace=4bf92f3577b34da6a3ce929d0e0e4736", {"trace": "4bf92f3577b34da6a3ce929d0e0e4736"}),
         ("q=uid%3A7", {"principal": "uid:7"}), ("q=TIMEOUT", {"code": "TIMEOUT"}),
         ("q=run_python", {"tool": "run_python"}), ("code=timeout", {"code": "TIMEOUT"}),
         ("q=external:Bash", {"tool": "external:Bash"}),

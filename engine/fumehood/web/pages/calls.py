@@ -23,7 +23,7 @@ from fumehood.web.view import Page, Problem, View, get, post
 
 PAGE_SIZE = 50
 PERIODS = {"": "any time", "1": "last hour", "24": "last day", "168": "last 7 days"}
-FILTERS = ("q", "tool", "agent", "code", "principal", "session", "hours", "cursor")
+FILTERS = ("q", "tool", "agent", "code", "principal", "session", "trace", "hours", "cursor")
 
 MAX_ROWS, MAX_COLUMNS = 50, 12
 PICTURES = {
@@ -123,7 +123,7 @@ async def _list(view: View) -> dict[str, Any]:
 
 def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
     """The filters, and what the search text means by its form."""
-    names = ("tool", "agent", "principal", "session", "cursor")
+    names = ("tool", "agent", "principal", "session", "trace", "cursor")
     query: dict[str, Any] = {name: given[name] for name in names if given[name]}
     if given["code"]:
         query["code"] = given["code"].upper()

@@ -23,6 +23,7 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
+from fumehood.approvals.wording import context_in
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
@@ -181,7 +182,12 @@ async def raw(view: View) -> Response:
     """One part of an approval, whole, as a file."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     name = view.query.get("name")
-    part: Any = approval.preview if view.query.get("part") == "preview" else approval.arguments
+    parts: dict[str, Any] = {
+        "preview": approval.preview,
+        "context": context_in(approval.preview),
+        "asked": approval.asked_arguments,
+    }
+    part = parts.get(view.query.get("part"), approval.arguments)
     if name and isinstance(part, dict):
         part = part.get(name)
     text = part if isinstance(part, str) else json_lines(part)

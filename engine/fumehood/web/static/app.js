@@ -242,6 +242,7 @@
     if (!button && !act) return;
     event.preventDefault();
     if (event.repeat && button) return; // a held key decides nothing twice
+    if (button && document.querySelector(".row.htmx-request")) return; // meant for the next call
     if (button) button.click();
     else act();
   });
