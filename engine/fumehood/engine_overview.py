@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, BinaryIO
 
+import anyio
+
 from fumehood.answers import CallDetails
 from fumehood.compose import Composition
 from fumehood.core.call import CallBody, CallOptions
@@ -59,6 +61,7 @@ class Overview:
         self._clock = made.basis.clock
         self._calls = AllCalls(made.database)
         self._started_at = self._clock.now()
+        self._trying = anyio.CapacityLimiter(1)
 
     # -- calls -----------------------------------------------------------------------------
 
@@ -205,23 +208,27 @@ class Overview:
             InvalidParams: the rules have faults.
             ReadFailed: the log cannot be read.
         """
-        registry = self._made.registry
-        known = [tool.definition for tool in registry]
-        try:
+        known = [tool.definition for tool in self._made.registry]
+        groups, is_partial = await self._calls.groups(self._clock.now() - timedelta(days=wish.days))
+        tools = {group[:2]: self._tool(group) for group in groups}
+        found = [(group, tool) for group in groups if (tool := tools[group[:2]]) is not None]
+        environment = self._made.basis.config.environment
+
+        def tried() -> tuple[TriedRule, ...]:
             policy = parse_policy("rules.toml", wish.rules.encode(), known)
+            return tuple(_tried(rule, environment, found) for rule in policy.rules)
+
+        try:  # thousands of rules take seconds, which must not be those of calls
+            items = await anyio.to_thread.run_sync(tried, limiter=self._trying)
         except PolicyError as refused:
             faults = list(refused.shown)
             raise InvalidParams(
                 f"The rules cannot be used: {faults[0]}", fields=["rules"],
                 details={"faults": faults},
             ) from None  # fmt: skip
-        groups, is_partial = await self._calls.groups(self._clock.now() - timedelta(days=wish.days))
-        tools = {group[:2]: self._tool(group) for group in groups}
-        found = [(group, tool) for group in groups if (tool := tools[group[:2]]) is not None]
-        environment = self._made.basis.config.environment
         calls = sum(group.calls for group in groups)
         return TriedRules(
-            items=tuple(_tried(rule, environment, found) for rule in policy.rules),
+            items=items,
             calls=calls,
             skipped=calls - sum(group.calls for group, _ in found),
             is_partial=is_partial,

@@ -529,7 +529,9 @@ class Hook(http.server.BaseHTTPRequestHandler):
             is_anchor = json.loads(body)["event"] == "audit.anchor"
             got = server.anchors if is_anchor else server.got
             got.append((body, self.headers[HEADER]))
+            server.cookies.append(self.headers.get("cookie"))
             self.send_response(204)
+        self.send_header("set-cookie", f"seen-{len(server.cookies)}={'x' * 1000}; Path=/")
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
@@ -540,6 +542,7 @@ class Hook(http.server.BaseHTTPRequestHandler):
 def receiver() -> Iterator[Any]:
     server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
     server.got, server.anchors, server.refuses, server.refused = [], [], False, 0
+    server.cookies = []
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -610,6 +613,14 @@ def test_webhook_is_told_and_its_signed_answer_runs_the_call_once(home: Path) ->
         wait_until(lambda: len(hook.got) >= 3)
         told = [json.loads(body)["event"] for body, _ in hook.got]
         assert sorted(told) == ["approval.created", "approval.decided", "approval.ended"]
+
+
+def test_receiver_cannot_make_the_messages_longer_by_cookies(home: Path) -> None:
+    with receiver() as hook, hooked(home, hook) as daemon:
+        for number in range(3):
+            call(daemon, f"told {number}")
+            wait_until(lambda: len(hook.got) == number + 1)  # noqa: B023 - called at once
+        assert hook.cookies[:1] + hook.cookies[-1:] == [None, None]
 
 
 def test_message_that_was_not_taken_is_sent_after_a_restart(home: Path) -> None:

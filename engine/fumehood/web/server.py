@@ -65,7 +65,7 @@ def run(
         AsyncClient(callers),
         listener.getsockname()[1],
     )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # anybody can cause its warnings
     config = uvicorn.Config(
         console.app,
         loop="asyncio",

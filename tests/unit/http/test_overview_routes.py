@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from fumehood import Config, Engine
@@ -15,6 +17,8 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.http.peer import Face
 from fumehood.identity.approvers import make_first_approver
+from fumehood.policy.loader import parse_policy
+from fumehood.policy.model import Policy
 from fumehood.testing import FakeWall, ManualClock
 from support.approvals import NOW
 from support.faces import FacesClient
@@ -211,6 +215,25 @@ async def test_rules_count_the_calls_that_they_decided(house: House) -> None:
     await house.call("10 + 2", dry_run=True)
     rules = (await house.ask("GET", "/v1/policy")).body["data"]["rules"]
     assert {one["id"]: one["decided"] for one in rules} == {"sums": 1, "no-tens": 1}
+
+
+async def test_trying_rules_holds_nobody_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred kilobytes of rules took nine seconds, in which nobody else was answered."""
+    others = threading.Event()
+
+    def slow(*given: Any) -> Policy:
+        assert others.wait(timeout=30)
+        return parse_policy(*given)
+
+    async def call() -> None:
+        await house.call("1 + 1")
+        others.set()
+
+    monkeypatch.setattr("fumehood.engine_overview.parse_policy", slow)
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        tried = await house.ask("POST", "/v1/policy/try", {"rules": RULE})
+    assert len(tried.body["data"]["items"]) == 2
 
 
 async def test_rule_is_tried_against_past_calls(house: House) -> None:

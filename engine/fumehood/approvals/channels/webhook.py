@@ -27,6 +27,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,8 +139,11 @@ class WebhookSender:
             await self._rounds(send)
         import httpx2  # most engines have no webhook and need no HTTP client
 
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # else they would pile up
         # Proxies and credentials of the environment are not meant for this.
-        async with httpx2.AsyncClient(follow_redirects=False, trust_env=False) as client:
+        async with httpx2.AsyncClient(
+            follow_redirects=False, trust_env=False, cookies=no_cookies
+        ) as client:
             await self._rounds(partial(_post, client, self._settings.url))
 
     async def _rounds(self, send: Send) -> None:
