@@ -172,7 +172,7 @@ def make_basis(
         counter=counter if counter is not None else EstimatingCounter(),
         ids=IdSource(),
         checkers=ResultCheckers([*load_checkers(config.result_checkers), *checkers], log),
-        observer=CallObserver(alerts, spans),
+        observer=CallObserver(alerts, spans, config.external_tools),
     )
 
 

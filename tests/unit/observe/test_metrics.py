@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from fumehood.core.errors import ERROR_CODES
+from fumehood.observe.alerts import Alerts
+from fumehood.observe.calls import UNDECLARED, CallObserver
+from fumehood.observe.log import quiet_logger
 from fumehood.observe.metrics import (
     MAX_CODES,
     MAX_TOOLS,
@@ -20,6 +23,8 @@ from fumehood.observe.metrics import (
     Figure,
     exposition,
 )
+from fumehood.observe.settings import AlertSettings
+from fumehood.testing import ManualClock
 
 pytestmark = pytest.mark.row("D5")
 
@@ -34,6 +39,22 @@ def samples(calls: CallMetrics, *figures: Figure) -> dict[tuple[str, tuple[Any, 
         for family in families
         for s in family.samples
     }
+
+
+def test_made_up_tools_of_others_take_no_tool_s_place() -> None:
+    clock = ManualClock()
+    alerts = Alerts(AlertSettings(min_calls=1), clock.monotonic, clock.now, quiet_logger())
+    observer = CallObserver(alerts, None, declared=["Read"])
+    for number in range(MAX_TOOLS + 50):
+        observer.ended(EndedCall(f"external:made_up_{number}", "CANCELLED", 0))
+    for tool in ("calculator", "external:Read"):
+        observer.ended(EndedCall(tool, "TIMEOUT", 1, is_fault=True))
+    found = samples(observer.metrics)
+    for tool in ("calculator", "external:Read"):
+        assert found["fumehood_tool_calls_total", ("TIMEOUT", tool)] == 1
+    assert found["fumehood_tool_calls_total", ("CANCELLED", UNDECLARED)] == MAX_TOOLS + 50
+    firing = {one.tool for one in alerts.look().alerts if one.firing}
+    assert firing == {None, UNDECLARED, "calculator", "external:Read"}
 
 
 def counted(*calls: EndedCall) -> CallMetrics:
