@@ -19,12 +19,15 @@ from typing import Any, Literal
 from fumehood.core.escaping import json_document, printable
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
-from fumehood.web.view import Form, Problem
+from fumehood.web.view import MAX_FORM_FIELDS, Form, Problem
 
 Kind = Literal["text", "number", "choice", "json"]
 LONG_TEXT = 60
 MAX_TEXT = 200_000
 """Characters of all arguments, as JSON."""
+
+MAX_FIELDS = (MAX_FORM_FIELDS - 10) // 2
+"""Each has a second one, which says whether it is given."""
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -56,16 +59,17 @@ def fields_of(
     """The fields of a call: those of the schema, then arguments that it does not name.
 
     Raises:
-        Problem: they are too long for a form.
+        Problem: they are too long or too many for a form, or a browser would change a name.
     """
-    if len(json.dumps(arguments)) > MAX_TEXT:
-        raise Problem(
-            "These arguments are too long to edit here. In a terminal: fumehood approvals approve "
-            "ID --edit @FILE"
-        )
     properties = _object(_object(schema).get("properties"))
     required = _object(schema).get("required")
     names = [*properties, *(name for name in arguments if name not in properties)]
+    is_odd = any(char in name for name in names for char in "\0\r")
+    if is_odd or len(names) > MAX_FIELDS or len(json.dumps(arguments)) > MAX_TEXT:
+        why = "have names that no form can hold" if is_odd else "are too long to edit here"
+        raise Problem(
+            f"These arguments {why}. In a terminal: fumehood approvals approve ID --edit @FILE"
+        )
     return [
         _field(
             name,

@@ -55,8 +55,8 @@ class Shown:
 
     text: str
     is_cut: bool
-    length: int
-    """Of the whole, in characters."""
+    length: int | None
+    """Of the whole text, in characters. Of other values no more is made than is shown."""
 
     is_scrolled: bool
     """Whether its end may be out of sight in its box."""
@@ -143,15 +143,15 @@ def brief(value: Any, length: int = 120) -> str:
 
 def shown(value: Any) -> Shown:
     """As much of a text, or of a value as JSON, as fits on a page."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
-    head = text[:MAX_SHOWN]
-    lines = head.split("\n")
-    if len(lines) > MAX_LINES:
-        head = "\n".join(lines[:MAX_LINES])
+    is_text = isinstance(value, str)
+    text = value[: MAX_SHOWN + 1] if is_text else _json(value, MAX_SHOWN + 1, indent=2)
+    head = "\n".join(text[:MAX_SHOWN].split("\n")[:MAX_LINES])
     return Shown(
-        head, is_cut=len(head) < len(text), length=len(text),
-        is_scrolled=len(lines) > SEEN_LINES or len(head) > SEEN_CHARACTERS,
-    )  # fmt: skip
+        head,
+        is_cut=len(head) < len(text),
+        length=len(value) if is_text else None,
+        is_scrolled=head.count("\n") >= SEEN_LINES or len(head) > SEEN_CHARACTERS,
+    )
 
 
 def diff_lines(text: str) -> Iterator[tuple[str, str]]:
@@ -174,9 +174,10 @@ def _arguments_in_brief(value: Any, length: int) -> str:
     return " · ".join(parts)
 
 
-def _json(value: Any, length: int) -> str:
+def _json(value: Any, length: int, indent: int | None = None) -> str:
     """The beginning of a value as JSON, and no more of it is made: it may have megabytes."""
-    pieces = islice(json.JSONEncoder(ensure_ascii=False).iterencode(value), length)
+    encoder = json.JSONEncoder(ensure_ascii=False, indent=indent)
+    pieces = islice(encoder.iterencode(value), length)
     return "".join(pieces)[:length]
 
 

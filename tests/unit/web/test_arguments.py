@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fumehood.core.escaping import printable
 from fumehood.web.arguments import arguments_of, errors_of, fields_of
-from fumehood.web.view import Form
+from fumehood.web.view import Form, Problem
 from support.web import SCHEMA
 
 pytestmark = pytest.mark.row("A6")
@@ -29,7 +29,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
-NAMES = st.sampled_from([*SCHEMA["properties"]]) | TEXTS.filter(bool)  # type: ignore[misc]
+NAMES = st.sampled_from([*SCHEMA["properties"]]) | TEXTS.filter(
+    lambda name: not {"\0", "\r"} & set(name)
+)  # type: ignore[misc]
 
 
 def as_a_browser_sends(fields: Any) -> Form:
@@ -53,6 +55,22 @@ def test_unchanged_form_gives_equal_arguments(arguments: dict[str, Any], schema:
     assert errors == {}
     assert found == arguments
     assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in arguments.items()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schema", "words"),
+    [
+        ({"a\rb": 1, "a\nb": 2}, None, "names that no form can hold"),
+        ({"a\0": 1}, None, "names that no form can hold"),
+        ({}, {"properties": {f"a{n}": {} for n in range(1000)}}, "too long to edit here"),
+        ({"a": "x" * 200_000}, None, "too long to edit here"),
+    ],
+)
+def test_arguments_that_a_form_would_change_are_not_edited_in_one(
+    arguments: dict[str, Any], schema: Any, words: str
+) -> None:
+    with pytest.raises(Problem, match=words):
+        fields_of(arguments, schema)
 
 
 def test_fields_have_the_kinds_of_the_schema() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fumehood.approvals.model import ApprovalState, DecisionRecord
 from fumehood.core.escaping import printable
-from fumehood.web.text import brief
+from fumehood.web.text import brief, shown
 from support.approvals import NOW, approval
 from support.web import BOB, make_site, many, refusal
 
@@ -221,6 +221,16 @@ def test_beginning_of_something_longer_is_marked(value: Any) -> None:
 @pytest.mark.parametrize("value", [{"a": "b" * 100}, {"n" * 40: 1, "b": 2}, ["a" * 96], "a" * 100])
 def test_whole_of_something_short_is_not_marked(value: Any) -> None:
     assert "…" not in brief(value, 100)
+
+
+def test_of_a_large_value_no_more_is_made_than_is_shown() -> None:
+    """The control of the rest: JSON has no form for it, so that making all of it fails."""
+    value: Any = [0] * 30_000 + [object()]
+    with pytest.raises(TypeError):
+        json.dumps(value)
+    assert shown(value).is_cut
+    assert brief({"a": value}, 100).endswith("…")
+    assert not shown([0] * 100).is_cut
 
 
 def test_text_that_is_longer_than_its_box_says_so() -> None:
