@@ -702,12 +702,13 @@ class Engine:
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
         """The same of one principal's calls, with the budgets that limit it."""
         table = await self._made.state.usage.table(query, principal.id)
-        return table.with_budgets(self.budgets.standings(principal))
+        standings = self.budgets.standings(principal)
+        return table.with_budgets(standings, self.config.prices.currency)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
         """The same for the calls of all principals, or of one, with all budgets."""
         table = await self._made.state.usage.table(query, query.principal)
-        return table.with_budgets(self.budgets.standings())
+        return table.with_budgets(self.budgets.standings(), self.config.prices.currency)
 
     async def open_blob(
         self, blob_id: str, principal: Principal, *, expires: str, signature: str

@@ -13,6 +13,7 @@ from fumehood.budgets.model import BudgetStanding
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
+from fumehood.core.usage import Prices
 from fumehood.executors.handle import CallHandle
 from fumehood.testing import FakeWall
 
@@ -24,7 +25,8 @@ EVER: dict[str, Any] = {"name": "b", "period": "total"}
 
 def limited(home: Path, wall: FakeWall | None = None, **limits: Any) -> Engine:
     """An engine with one budget, whose calculator runs nothing."""
-    config = Config(home=home, budgets=(BudgetRule(**{**EVER, **limits}),))
+    budgets = (BudgetRule(**{**EVER, **limits}),)
+    config = Config(home=home, budgets=budgets, prices=Prices(currency="CHF"))
     return Engine(config=config, interpreter=wall or FakeWall())
 
 
@@ -53,6 +55,7 @@ async def test_of_calls_at_once_only_those_run_that_the_budget_has_room_for(home
         assert (standing(engine).spent, standing(engine).held) == (7, 0)
         used = await engine.usage()
         assert (used.total.calls, used.total.errors) == (30, 23)
+        assert used.currency == "CHF"
 
 
 async def test_a_dry_run_a_wrong_call_and_a_lack_of_walls_take_nothing(home: Path) -> None:

@@ -133,6 +133,10 @@ class BudgetStanding(BaseModel):
     left: int | str
     resets_at: AwareDatetime | None
 
+    def unit_in(self, currency: str) -> str:
+        """What it counts, as people read it: the currency where it is money."""
+        return currency if self.unit is Unit.MONEY else self.unit.value
+
 
 Group = Literal["principal", "agent", "session", "tool", "day"]
 GROUPS: tuple[Group, ...] = ("principal", "agent", "session", "tool", "day")
@@ -217,9 +221,13 @@ class UsageTable(_Value):
     total: UsageRow
     has_more: bool
     budgets: tuple[BudgetStanding, ...] = ()
+    currency: str = "USD"
+    """Of the budgets. The calls of the past may have had others."""
 
-    def with_budgets(self, standings: Sequence[BudgetStanding]) -> UsageTable:
+    def with_budgets(self, standings: Sequence[BudgetStanding], currency: str) -> UsageTable:
         """The same table with these budgets, up to a limit."""
         has_more = self.has_more or len(standings) > MAX_STANDINGS
         shown = tuple(standings[:MAX_STANDINGS])
-        return self.model_copy(update={"budgets": shown, "has_more": has_more})
+        return self.model_copy(
+            update={"budgets": shown, "currency": currency, "has_more": has_more}
+        )

@@ -82,6 +82,7 @@ def _state(path: Path) -> JsonObject:
         "budgets_near_limit": [
             {key: one[key] for key in ("budget", "subject", "unit", "limit")}
             | {"share": f"{share:.2f}"}
+            | ({"currency": usage["currency"]} if one["unit"] == "money" else {})
             for share, one in shares
             if share >= NEARLY_FULL
         ],
@@ -120,7 +121,8 @@ def _lines(found: JsonObject) -> Iterator[tuple[str, str]]:
         yield "last hour", f"calls of yours: {calls}; with an error: {errors}"
         for one in found["budgets_near_limit"]:
             name = " of ".join([one["budget"], *map(str, one["subject"].values())])
-            yield "budget", f"{name}: {Decimal(one['share']):.0%} of {one['limit']} {one['unit']}"
+            unit = one.get("currency", one["unit"])
+            yield "budget", f"{name}: {Decimal(one['share']):.0%} of {one['limit']} {unit}"
         missing = "; ".join(map(str, found["missing_images"]))
         yield "images", missing or ("present" if found["containers"] else "no containers now")
     yield "next", found["next"]

@@ -138,10 +138,10 @@ def show_usage(table: UsageTable) -> None:
         total[0] = "total"
     show_table(heads, [*rows, total])
     if table.budgets:
-        show_budgets(table.budgets)
+        show_budgets(table)
 
 
-def show_budgets(standings: Sequence[BudgetStanding]) -> None:
+def show_budgets(table: UsageTable) -> None:
     """Print a table of what each budget has left."""
     from fumehood.cli.tables import Field, show_table
 
@@ -149,7 +149,7 @@ def show_budgets(standings: Sequence[BudgetStanding]) -> None:
         Field("budget"), Field("of", drop=1), Field("what", whole=True), Field("limit", drop=3),
         Field("spent", drop=4), Field("left", whole=True), Field("resets at (UTC)", drop=2),
     )  # fmt: skip
-    show_table(fields, [_standing(one) for one in standings])
+    show_table(fields, [_standing(one, table.currency) for one in table.budgets])
 
 
 def write_csv(table: UsageTable, file: TextIO) -> None:
@@ -176,11 +176,11 @@ def _cells(table: UsageTable, row: UsageRow) -> list[str]:
     return [*names, *sums, ", ".join(f"{cost} {currency}" for currency, cost in row.cost.items())]
 
 
-def _standing(one: BudgetStanding) -> tuple[str, ...]:
+def _standing(one: BudgetStanding, currency: str) -> tuple[str, ...]:
     return (
         one.budget,
         ", ".join(f"{name} {value}" for name, value in one.subject.items()) or "all",
-        one.unit,
+        one.unit_in(currency),
         str(one.limit),
         str(one.spent),
         str(one.left),

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
+from fumehood.budgets.model import UsageRow, UsageTable
 from fumehood.cli.escaping import visible
 from fumehood.cli.overview import NEARLY_FULL, share_of
 
@@ -35,7 +35,7 @@ def show_plot(tables: Sequence[UsageTable]) -> None:
     if not any(table.items for table in tables):
         console.print("There are no calls.")
     if tables[0].budgets:
-        console.print(_budgets(tables[0].budgets, console.width))
+        console.print(_budgets(tables[0], console.width))
 
 
 def amount(value: Decimal | str | int) -> str:
@@ -79,13 +79,13 @@ def _bars(table: UsageTable, columns: int) -> Table:
     return grid
 
 
-def _budgets(standings: Sequence[BudgetStanding], columns: int) -> Table:
+def _budgets(table: UsageTable, columns: int) -> Table:
     names = columns // 3
     grid = _grid("budget", names)
     for head in ("used", "%", "of"):
         grid.add_column(head, no_wrap=True, justify="right" if head == "%" else "left")
     width = max(1, min(WIDEST, columns - names - 30))
-    shares = [(share_of(one.spent, one.held, one.limit), one) for one in standings]
+    shares = [(share_of(one.spent, one.held, one.limit), one) for one in table.budgets]
     for share, one in sorted(shares, key=lambda pair: pair[0], reverse=True)[:MAX_BARS]:
         style = "red" if share >= 1 else "yellow" if share >= NEARLY_FULL else "green"
         of = ", ".join(one.subject.values())
@@ -93,7 +93,7 @@ def _budgets(standings: Sequence[BudgetStanding], columns: int) -> Table:
             Text(visible(f"{one.budget} ({of})" if of else one.budget)),
             Text(_bar(min(share, Decimal(1)), width).ljust(width, "░"), style=style),
             Text(f"{share:.0%}"),
-            Text(f"{amount(one.limit)} {one.unit}"),
+            Text(f"{amount(one.limit)} {one.unit_in(table.currency)}"),
         )
     return grid
 

@@ -29,9 +29,10 @@ def answers(
         "approvals": {"error": error, "data": {"items": [{}] * waiting, "pagination": page}},
         "usage": {
             "error": error,
-            "data": {"total": {"calls": calls, "errors": 1}, "budgets": list(budgets)},
+            "data": {"total": {"calls": calls, "errors": 1}, "budgets": list(budgets),
+                     "currency": "CHF"},
         },
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -86,6 +87,11 @@ def test_figures_are_shown_and_names_cannot_write_to_the_terminal(ask: Any) -> N
     ):  # fmt: skip
         assert said in shown
     assert "\x1b" not in shown
+
+
+def test_budget_of_money_names_the_currency(ask: Any) -> None:
+    money = {**BUDGET, "unit": "money", "limit": "5.000000", "spent": "4", "held": "0"}
+    assert "80% of 5.000000 CHF" in ask(answers(budgets=(money,)))
 
 
 @pytest.mark.parametrize("odd", [[], None, {}, {"status": "ready", "walls": []}, "x"], ids=str)

@@ -360,13 +360,15 @@ def test_table_shows_total_budgets_and_nothing_that_moves_the_cursor(
         budget="daily", subject={"agent": "a"}, period=Period.TOTAL, unit=Unit.MONEY,
         limit="5.000000", spent="1.000000", held="0.000000", left="4.000000", resets_at=None,
     )  # fmt: skip
-    show_usage(table(row("a\x1b[2J\nb\u202e[red]"), budgets=(budget,)))
+    given = table(row("a\x1b[2J\nb\u202e[red]"), budgets=(budget,))
+    show_usage(given.model_copy(update={"currency": "CHF"}))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert "[red]" in shown.replace("\n", "").replace(" ", "")
     assert "99" in shown
     assert "4.000000" in shown
+    assert "CHF" in shown
     assert "never" in shown
 
 

@@ -32,9 +32,11 @@ def table(
     return UsageTable(by=groups, items=rows, total=row(None), has_more=False, budgets=budgets)
 
 
-def budget(name: str, spent: int, held: int = 0, limit: int = 100) -> BudgetStanding:
+def budget(
+    name: str, spent: int, held: int = 0, limit: int = 100, unit: BudgetUnit = BudgetUnit.CALLS
+) -> BudgetStanding:
     return BudgetStanding(
-        budget=name, subject={}, period="day", unit=BudgetUnit.CALLS, limit=limit, spent=spent,
+        budget=name, subject={}, period="day", unit=unit, limit=limit, spent=spent,
         held=held, left=0, resets_at=None,
     )  # fmt: skip
 
@@ -93,6 +95,13 @@ def test_budgets_are_bars_of_what_is_spent_and_held(plotted: Any) -> None:
     assert "250%" in line(lines, "over")
     assert line(lines, "over").count("█") == 2 * line(lines, "half").count("█")
     assert "100%" in line(lines, "nothing")
+    assert line(lines, "half").endswith("100 calls")
+
+
+def test_budget_of_money_names_the_currency(plotted: Any) -> None:
+    money = table(budgets=(budget("daily", 1, limit=5, unit=BudgetUnit.MONEY),))
+    lines = plotted(money.model_copy(update={"currency": "CHF"}))
+    assert line(lines, "daily").endswith("5 CHF")
 
 
 @given(

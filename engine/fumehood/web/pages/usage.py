@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from fumehood.budgets.model import BudgetStanding, UsageRow
+from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
 from fumehood.web.plots import columns_of, share
 from fumehood.web.view import Page, View, get
 
@@ -32,7 +32,7 @@ async def show(view: View) -> Response:
     by_day = await view.control.usage(["day", group], since=first)
     table = await view.control.usage([group], since=first)
     names = [f"{first + timedelta(days=n):%Y-%m-%d}" for n in range(int(days))]
-    currency = _currency(table.total)
+    currency = _currency(table)
     rows = sorted(table.items, key=lambda row: -row.calls)
     return view.render(
         "usage.html",
@@ -64,9 +64,10 @@ def _tokens(row: UsageRow) -> int:
     return row.input_tokens + row.output_tokens + row.tokens_used
 
 
-def _currency(row: UsageRow) -> str:
+def _currency(table: UsageTable) -> str:
     """The currency in which most was spent: amounts of several cannot be added."""
-    return max(row.cost, key=lambda name: float(row.cost[name]), default="USD")
+    cost = table.total.cost
+    return max(cost, key=lambda name: float(cost[name]), default=table.currency)
 
 
 def _money(row: UsageRow, currency: str) -> float:
