@@ -151,6 +151,29 @@ class MadeApprover(_Value):
     secret: str = Field(repr=False)
 
 
+_DONE = {
+    "agent.bind": "gave agent {subject} the tool {tool}",
+    "agent.create": "made agent {subject}",
+    "agent.delete": "deleted agent {subject}",
+    "agent.unbind": "took the tool {tool} from agent {subject}",
+    "agent.update": "changed agent {subject}",
+    "approver.add": "added approver {subject}",
+    "approver.init": "made the first approver, {subject}",
+    "approver.remove": "removed approver {subject}",
+    "policy.load": "loaded the policy {subject}",
+    "remembered.remove": "removed the remembered rule {subject}",
+    "session.end": "ended session {subject} of {principal_id}",
+    "token.new": "made token {name} for {principal_id}",
+    "token.revoke": "revoked token {subject}",
+    "tool.activate": "switched tool {subject} on",
+    "tool.deactivate": "switched tool {subject} off",
+    "tool.delete": "deleted tool {subject}",
+    "tool.register": "registered tool {subject}",
+    "tool.replace": "replaced tool {subject}",
+}
+"""An action → what its author did."""
+
+
 class Change(_Value):
     """One change of authority, of agents or of the registry: who changed what, and when."""
 
@@ -160,3 +183,11 @@ class Change(_Value):
     action: str
     subject: str
     details: JsonObject
+
+    @property
+    def in_words(self) -> str:
+        """What its author did, such as `gave agent clerk the tool calculator`. Untrusted text."""
+        try:
+            return _DONE[self.action].format_map({**self.details, "subject": self.subject})
+        except KeyError:  # of another version of the engine
+            return f"{self.action} {self.subject}"

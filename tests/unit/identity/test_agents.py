@@ -22,7 +22,7 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity import agents as module
 from fumehood.identity.agents import Agents, seen_by_agent
-from fumehood.identity.model import MAX_CONFIGURED, Agent, Binding
+from fumehood.identity.model import MAX_CONFIGURED, Agent, Binding, Change
 from fumehood.identity.principals import require_agent, require_binding, require_caller
 from fumehood.storage.changes import list_changes
 from fumehood.storage.database import Database
@@ -291,6 +291,10 @@ async def test_changes_are_recorded_without_the_values_of_arguments(
         "tool": "act", "fixed": ["key"], "defaults": ["to"], "is_enabled": True
     }  # fmt: skip
     assert "PRIVATE" not in str(rows)
+    assert [Change.model_validate(row).in_words for row in rows] == [
+        "deleted agent a", "took the tool act from agent a", "gave agent a the tool act",
+        "made agent a",
+    ]  # fmt: skip
 
 
 # -- What an agent sees of its tool --------------------------------------------------------

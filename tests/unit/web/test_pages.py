@@ -263,6 +263,14 @@ class _Named:
 
     async def changes(self) -> tuple[Change, ...]:
         return (
+            Change(
+                seq=2,
+                at=NOW,
+                principal_id=EVIL,
+                action="agent.bind",
+                subject="cleaner",
+                details={"tool": "erase"},
+            ),
             Change(seq=1, at=NOW, principal_id=EVIL, action="agent.bind", subject=EVIL, details={}),
         )
 
@@ -559,7 +567,10 @@ def test_call_is_explained_and_rules_are_tried(browser: Browser, told: SimpleNam
 
 def test_health_says_what_is_wrong(browser: Browser) -> None:
     text = browser.get("/health").text
-    for words in ("The state cannot be written", "3 rows", "8 of 9 failed", "open"):
+    for words in (
+        "The state cannot be written", "3 rows", "8 of 9 failed", "open",
+        "gave agent cleaner the tool erase",
+    ):  # fmt: skip
         assert words in text
 
 
