@@ -411,7 +411,7 @@ def test_reason_of_a_denial_is_not_obeyed_by_the_caller_s_terminal(daemon: Daemo
     assert "nothing ran" in person.seen
 
 
-def test_approver_is_told_what_will_go_and_that_the_session_has_ended(tmp_path: Path) -> None:
+def test_approver_is_told_what_will_go_and_that_the_session_ended(tmp_path: Path) -> None:
     with running_scripted_daemon(approver=True) as daemon:
         session = run(daemon, "sessions", "new", "--memory", "128").stdout.strip()
         (daemon.home / "workspaces" / session).mkdir(parents=True)
@@ -422,11 +422,16 @@ def test_approver_is_told_what_will_go_and_that_the_session_has_ended(tmp_path: 
         person = at_the_terminal(daemon, "approvals", "show", approval_id)
         assert person.leaves() == 0
         assert "  removes 1 file, 7 bytes\r\n  - file, 7 bytes: old.csv\r\n" in person.seen
-        assert "has ended" not in person.seen
+        assert "session ended" not in person.seen
+        watching = at_the_terminal(daemon, "approvals", "watch")
+        watching.reads(f"{approval_id}  pending")
         run(daemon, "sessions", "end", session)
+        watching.reads(f"{approval_id}  expired")
+        os.write(watching._ours, b"\x03")
+        assert watching.interrupts() == 0
         person = at_the_terminal(daemon, "approvals", "show", approval_id)
         assert person.leaves() == 0
-        assert "Its session has ended" in person.seen
+        assert "Its session ended before anybody decided" in person.seen
 
 
 def test_watch_shows_what_comes_and_what_becomes_of_it(daemon: Daemon) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
+from fumehood.core.errors import ApprovalExpired
 from fumehood.core.identity import Principal, Scope
 from fumehood.policy.model import CallFacts, Decision, Verdict
 from support.container import scripted_wall
@@ -42,6 +43,10 @@ class Bench:
         """Say yes, and wait for what comes of it."""
         decision = NewDecision(decision="approve")
         await self.engine.approvals.decide(approval_id, decision, self.approver, channel="test")
+        return await self.ended(approval_id)
+
+    async def ended(self, approval_id: str) -> Approval:
+        """The approval, once it is over."""
         seen = 0
         with anyio.fail_after(60):
             while True:
@@ -95,6 +100,28 @@ async def test_files_that_changed_meanwhile_are_asked_about_again(bench: Bench) 
     assert [one["path"] for one in second.preview["removed"]] == ["d", "d/f", "d/new"]
     assert (await bench.agree(second.id)).state is ApprovalState.DONE
     assert list(bench.root.iterdir()) == []
+
+
+async def test_call_that_waits_ends_with_its_session(bench: Bench) -> None:
+    engine = bench.engine
+    (bench.root / "f").write_text("text")
+    approval_id = await bench.ask(paths=["f"])
+    twin = await engine.sessions.create(engine.owner)
+    (bench.root.parent / twin.id).mkdir()
+    of_twin = await Bench(engine, twin.id, bench.root, bench.approver).ask(paths=["f"])
+    await engine.sessions.end(engine.owner, bench.session_id)
+    engine._made.approvals.scheduler.look()
+    one = await bench.ended(approval_id)
+    assert (one.state, one.changed, one.code) == (
+        ApprovalState.EXPIRED, ("session",), "APPROVAL_EXPIRED",
+    )  # fmt: skip
+    answer = await engine.approvals.answer_of(one.call_id, engine.owner)
+    assert answer is not None
+    assert answer.error is not None
+    assert "It was not denied. Make a new session" in answer.error.message
+    with pytest.raises(ApprovalExpired, match="Too late: the session of this call ended at "):
+        await bench.agree(approval_id)
+    assert (await engine.approvals.show(of_twin)).state is ApprovalState.PENDING
 
 
 async def test_an_edit_that_is_asked_about_again_needs_those_whom_the_first_call_needed(

@@ -67,11 +67,13 @@ def is_deleted(home: Path) -> bool:
     return any(home.glob("workspaces/*")) and not any(home.glob("workspaces/*/d"))
 
 
-async def rests(engine: Engine, approval_id: str) -> Approval:
+async def rests(
+    engine: Engine, approval_id: str, moving: frozenset[ApprovalState] = MOVING
+) -> Approval:
     """The approval, once nothing more becomes of it by itself."""
     seen = 0
     with anyio.fail_after(20):
-        while (one := await engine.approvals.show(approval_id)).state in MOVING:
+        while (one := await engine.approvals.show(approval_id)).state in moving:
             seen = await engine.approvals.next_change(seen, within_s=1)
     return one
 

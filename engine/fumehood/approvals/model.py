@@ -20,6 +20,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 from fumehood.core.json_types import JsonObject
 
 MAX_REASON_CHARACTERS = 1000
+SESSION = "session"
+"""Of what `changed` names."""
 
 
 class ApprovalState(StrEnum):
@@ -30,7 +32,7 @@ class ApprovalState(StrEnum):
     """The call has not started yet."""
     DENIED = "denied"
     EXPIRED = "expired"
-    """There was no decision in time, or the call had become another one by then."""
+    """There was no decision in time, or the call had become another one, or lost its session."""
     CANCELLED = "cancelled"
     STARTED = "started"
     """The approval is used up; the call runs."""
@@ -111,7 +113,8 @@ class Approval(_Value):
     code: str | None = None
     """The error code of the call's answer, `OK` if it succeeded; null without an answer."""
     changed: tuple[str, ...] = ()
-    """The parts of the action that differed from the approved ones at the start."""
+    """The parts of the action that differed from the approved ones at the start; `session` where
+    its end came before a decision."""
     superseded_by: str | None = None
     """The approval that asks again, because the workspace changed."""
     counted: tuple[str, ...] = ()
@@ -120,6 +123,11 @@ class Approval(_Value):
     """Why the quorum cannot be reached at present."""
     has_answer: bool = False
     """Whether the call's envelope is stored."""
+
+    @property
+    def has_lost_session(self) -> bool:
+        """Whether the call's session ended before anybody decided."""
+        return SESSION in self.changed
 
     @property
     def yes_votes(self) -> frozenset[str]:

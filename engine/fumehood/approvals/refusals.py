@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fumehood.approvals.model import OPEN_STATES, Approval
+from fumehood.approvals.model import OPEN_STATES, SESSION, Approval
 from fumehood.core.errors import (
     ApprovalDenied,
     ApprovalExpired,
@@ -77,6 +77,17 @@ def expired(approval: Approval) -> ApprovalExpired:
     )
 
 
+def session_over(approval: Approval) -> ApprovalExpired:
+    """The call's session ended before anybody decided."""
+    return ApprovalExpired(
+        f"The session of this call of {approval.tool} ended before anybody decided, so the call "
+        "can no longer run. It was not denied. Make a new session, and ask again if the call is "
+        "still needed.",
+        extra={"approval_id": approval.id},
+        details={"changed": [SESSION]},
+    )
+
+
 def unusable_approval() -> ApprovalExpired:
     """The call was about to start, and its approval is no longer valid."""
     return ApprovalExpired(
@@ -118,9 +129,12 @@ def nothing_to_decide(approval_id: str) -> ResourceNotFound:
 
 
 def too_late(approval: Approval) -> ApprovalExpired:
-    """The decision came after expiry."""
+    """The decision came after expiry, or after the end of the call's session."""
+    at = approval.ended_at or approval.expires_at
+    is_of_session = approval.has_lost_session
+    what = "the session of this call ended" if is_of_session else "this approval expired"
     return ApprovalExpired(
-        f"Too late: this approval expired at {approval.expires_at:%Y-%m-%d %H:%M:%S} UTC.",
+        f"Too late: {what} at {at:%Y-%m-%d %H:%M:%S} UTC.",
         details={"state": approval.state.value, "version": approval.version},
     )
 

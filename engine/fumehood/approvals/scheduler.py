@@ -1,4 +1,5 @@
 """The scheduler: starts approved calls, expires overdue ones, warns before expiry, and recovers.
+A waiting call whose session has ended can no longer run, so it expires at once.
 
 Host side, one task of the engine, above `requests` and `resume`. It works from the database, not
 from memory, so work that a crash or a full disk has left undone is done in a later round.
@@ -102,11 +103,12 @@ class ApprovalScheduler:
                 await self._look.wait()
 
     async def _round(self) -> None:
-        """Start approved calls, expire overdue ones, and warn before expiry."""
+        """Start approved calls, expire overdue ones and those without a session; warn before."""
         now, table = self._requests.now(), self._requests.table
         overdue, near = await table.due(now, now + self._warn_before)
         all_readable = await self._for_each(overdue, self._expire)
         all_readable &= await self._for_each(near, self._warn)
+        all_readable &= await self._for_each(await self._without_session(), self._end_with_session)
         for approval_id in await table.in_state(ApprovalState.APPROVED):
             self.start(approval_id)
         if not all_readable:  # the next round would find them at once
@@ -143,6 +145,16 @@ class ApprovalScheduler:
         stored = await self._requests.get(approval_id)
         expired = refusals.expired(stored.approval)
         await self._resumption.calls.end_if_current(stored, expired, steps.expired)
+
+    async def _without_session(self) -> list[str]:
+        sessions = self._resumption.services.sessions
+        waiting = await self._requests.table.pending_in_sessions()
+        return [one for one, session in waiting if not sessions.is_active(session)]
+
+    async def _end_with_session(self, approval_id: str) -> None:
+        stored = await self._requests.get(approval_id)
+        over = refusals.session_over(stored.approval)
+        await self._resumption.calls.end_if_current(stored, over, steps.outlived)
 
     async def _run(self, approval_id: str, run: ApprovedRun) -> None:
         requests = self._requests

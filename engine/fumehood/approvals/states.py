@@ -8,11 +8,12 @@ the channels are defined here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from fumehood.approvals.model import (
+    SESSION,
     Approval,
     ApprovalState,
     DecisionRecord,
@@ -164,6 +165,14 @@ def expired(now: datetime, answer: Envelope) -> Step:
         "approval.expired", "engine", now, WAITING, ApprovalState.EXPIRED,
         columns={"ended_at": stamp(now), "code": "APPROVAL_EXPIRED"},
         answer=answer, event="approval.ended",
+    )  # fmt: skip
+
+
+def outlived(now: datetime, answer: Envelope) -> Step:
+    """The call's session ended before anybody decided."""
+    return replace(
+        expired(now, answer), leaves=PENDING, document={"changed": [SESSION]},
+        details={"changed": [SESSION]},
     )  # fmt: skip
 
 

@@ -238,6 +238,22 @@ class ApprovalTable:
         ordered = ids.order_by(APPROVALS.c.seq)
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
+    async def pending_in_sessions(self) -> list[tuple[str, str]]:
+        """The pending approvals of calls in sessions, oldest first: their ids and sessions.
+
+        An `external:` tool is in a session of its caller's.
+        """
+        waiting = (
+            select(APPROVALS.c.id, APPROVALS.c.session_id)
+            .where(
+                APPROVALS.c.state == ApprovalState.PENDING.value,
+                APPROVALS.c.session_id.is_not(None),
+                ~APPROVALS.c.tool.startswith(EXTERNAL),
+            )
+            .order_by(APPROVALS.c.seq)
+        )
+        return await self._database.read(lambda c: [(r[0], r[1]) for r in c.execute(waiting)])
+
     async def count(self, state: ApprovalState) -> int:
         """The number of approvals in a state."""
         counted = select(func.count()).where(APPROVALS.c.state == state.value)

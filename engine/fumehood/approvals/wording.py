@@ -14,13 +14,23 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from fumehood.approvals.model import Approval
+from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
 
 MAX_NAMED = 8
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
+
+_HEADINGS = {
+    ApprovalState.STARTED: "What changes now",
+    ApprovalState.DONE: "What changed",
+    ApprovalState.FAILED: "What was to change",
+    ApprovalState.INTERRUPTED: "What may have changed",
+    ApprovalState.DENIED: "What would have changed",
+    ApprovalState.EXPIRED: "What would have changed",
+    ApprovalState.CANCELLED: "What would have changed",
+}
 
 SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 _VERBS = {"added": "adds", "changed": "changes", "removed": "removes"}
@@ -92,6 +102,11 @@ def context_in(preview: JsonObject | None) -> JsonObject | None:
     """The context of a decision about a tool that is not the engine's, from its preview."""
     context = preview.get("context") if preview is not None and len(preview) == 1 else None
     return context if isinstance(context, dict) else None
+
+
+def effect_heading(approval: Approval) -> str:
+    """Head an effect: what will change, what changed, or what would have."""
+    return _HEADINGS.get(approval.state, "What will change")
 
 
 def preview_in_words(preview: JsonObject) -> str:

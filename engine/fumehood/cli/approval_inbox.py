@@ -79,7 +79,6 @@ class Inbox:
         self,
         approvals: ControlledApprovals,
         edit: Callable[[str], str] | None,
-        is_session_over: Callable[[Approval], bool],
     ) -> None:
         """`edit` lets the person change a text, or raises ValueError; without it, a line is."""
         self.is_left = False
@@ -87,7 +86,6 @@ class Inbox:
         """There is a new approval since this was last set back."""
         self._approvals = approvals
         self._edit_text = edit
-        self._is_session_over = is_session_over
         self._shown: dict[str, Approval] = {}
         self._decided: set[str] = set()
         self._drafts: dict[str, str] = {}
@@ -263,8 +261,7 @@ class Inbox:
     def _confirm(
         self, one: Approval, what: str, act: Act, *, proposal: Lines | None = None
     ) -> None:
-        over = " Its session has ended: the call would fail." if self._is_session_over(one) else ""
-        question = f"{what} {visible(one.tool)} {one.id}?{over} y/n"
+        question = f"{what} {visible(one.tool)} {one.id}? y/n"
         answers = {"y": lambda: self._send(act)}
         self._prompt = _Prompt(one, question, answers, proposal=proposal)
         self._top = 0 if proposal else self._top
@@ -377,6 +374,8 @@ def how_it_ended(one: Approval) -> str:
     if one.state is ApprovalState.DENIED and denials:
         why = f": {one_line(denials[-1].reason, 80)}" if denials[-1].reason else ""
         return f"{what} was denied by {denials[-1].approver}{why}"
+    if one.has_lost_session:
+        return f"{what}: its session ended, so it can no longer run"
     if not one.yes_votes:
         return f"{what}: {one.state}"
     after = "" if one.state is ApprovalState.APPROVED else f" ({one.state})"

@@ -9,12 +9,10 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fumehood.approvals.model import Approval, ApprovalState
-from fumehood.core.session import SessionStatus
 
 SHOWN_CHANGES = 5
 CHANGES_SINCE = timedelta(days=1)
@@ -35,7 +33,7 @@ def show_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def show_one(approval: Approval, *, as_json: bool, is_elsewhere: bool) -> None:
+def show_one(approval: Approval, *, as_json: bool) -> None:
     """Print one approval in full."""
     from fumehood.cli.approval_view import approval_lines
     from fumehood.cli.show import wants_json
@@ -43,31 +41,8 @@ def show_one(approval: Approval, *, as_json: bool, is_elsewhere: bool) -> None:
     if wants_json(as_json):
         show_json(approval.model_dump(mode="json"))
     else:
-        is_over = not is_elsewhere and session_is_over(approval)
-        now, columns = datetime.now(UTC), terminal_width()
-        lines = approval_lines(approval, now, columns, session_is_over=is_over)
+        lines = approval_lines(approval, datetime.now(UTC), terminal_width())
         print_lines(lines, to_stderr=False)
-
-
-def session_is_over(approval: Approval) -> bool:
-    """Whether the call's session is known to have ended.
-
-    Only its owner may see a session, so it is checked only if approver and caller are one user.
-    """
-    from fumehood.cli.agents import own_principal
-    from fumehood.cli.settings import find_socket
-    from fumehood.client import Client, DaemonUnavailable, Refused
-
-    if approval.session_id is None or approval.state is not ApprovalState.PENDING:
-        return False
-    if approval.principal_id != own_principal():
-        return False
-    with (
-        suppress(DaemonUnavailable, Refused, ValueError),
-        Client(find_socket()) as client,
-    ):
-        return client.session(approval.session_id).state is not SessionStatus.ACTIVE
-    return False
 
 
 def show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
@@ -138,8 +113,8 @@ def show_changes(changes: Sequence[Any]) -> None:
     if fresh:
         print("Authority changes in the last 24 h (all: GET /v1/changes):", file=sys.stderr)
     for change in fresh:
-        text = f"{visible(change.principal_id)} {visible(change.action)} "
-        print(f"  {change.at:%H:%M} {text}{one_line(change.subject, 60)}", file=sys.stderr)
+        text = f"{visible(change.principal_id)} {one_line(change.in_words, 100)}"
+        print(f"  {change.at:%H:%M} {text}", file=sys.stderr)
 
 
 def print_lines(lines: Sequence[Any], *, to_stderr: bool) -> None:

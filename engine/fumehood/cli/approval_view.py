@@ -23,6 +23,7 @@ from fumehood.approvals.wording import (
     SIGNS,
     argument_name,
     context_in,
+    effect_heading,
     entries_of,
     entry_facts,
     hidden_in,
@@ -41,14 +42,12 @@ MARK = "  │ "
 MIN_COLUMNS = 20
 
 
-def approval_lines(
-    approval: Approval, now: datetime, columns: int, *, session_is_over: bool = False
-) -> list[Line]:
-    """Lay out a whole approval in `columns`. `session_is_over` adds a warning."""
+def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
+    """Lay out a whole approval in `columns`."""
     return [
         *fact_lines(approval, now, columns),
         Line(""),
-        *action_lines(approval, columns, session_is_over=session_is_over),
+        *action_lines(approval, columns),
     ]
 
 
@@ -60,11 +59,11 @@ def fact_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
     ]
 
 
-def action_lines(approval: Approval, columns: int, *, session_is_over: bool = False) -> list[Line]:
+def action_lines(approval: Approval, columns: int) -> list[Line]:
     """Lay out the action: its arguments, its effect and the decisions on it, with warnings."""
     lines = [Line("arguments", "head"), *_arguments(approval.arguments, columns)]
-    if session_is_over:
-        said = "Its session has ended and its files are gone: once approved, the call would fail."
+    if approval.has_lost_session:
+        said = "Its session ended before anybody decided, so this call can no longer run."
         lines += [Line(""), *warning(said, columns)]
     if approval.asked_arguments is not None:
         asked = _arguments(approval.asked_arguments, columns)
@@ -74,7 +73,7 @@ def action_lines(approval: Approval, columns: int, *, session_is_over: bool = Fa
     elif approval.preview is not None:
         lines += [
             Line(""),
-            Line("what will change", "head"),
+            Line(effect_heading(approval).lower(), "head"),
             *preview_lines(approval.preview, columns),
         ]
     if approval.decisions:
@@ -134,7 +133,7 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
         yield "expires", f"{approval.expires_at:%H:%M:%S} UTC ({ago(approval.expires_at, now)})"
     if approval.code is not None:
         yield "ended", approval.code
-    if approval.changed:
+    if approval.changed and not approval.has_lost_session:
         yield "changed", ", ".join(approval.changed)
     if approval.superseded_by is not None:
         yield "asked again", approval.superseded_by

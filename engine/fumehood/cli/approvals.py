@@ -26,7 +26,6 @@ from fumehood.approvals.model import (
 )
 from fumehood.cli.approval_output import (
     print_lines,
-    session_is_over,
     show_changes,
     show_decided,
     show_json,
@@ -114,7 +113,7 @@ def show_approval(
     """Show one approval in full: every argument, and the changes it would make."""
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
-    show_one(found, as_json=as_json, is_elsewhere=socket is not None)
+    show_one(found, as_json=as_json)
 
 
 @approvals.command("approve")
@@ -201,7 +200,7 @@ def watch(
     try:
         with _approving(socket, credential_stdin, as_json=as_json) as client:
             if has_screen() and not as_json and not credential_stdin:
-                _decide_on_screen(client, is_elsewhere=socket is not None)
+                _decide_on_screen(client)
                 return
             for approval in _followed(client):
                 show_line(approval, as_json=wants_json(as_json))
@@ -325,7 +324,7 @@ def _decide(
         seen = [client.approvals.show(approval_id) for approval_id in looked_at]
         if not yes:
             _require_open(seen, looked_at)
-            decision = _ask(client, seen, decision, is_elsewhere=socket is not None)
+            decision = _ask(client, seen, decision)
         items = [
             OneOfSeveral(
                 approval_id=approval.id,
@@ -379,13 +378,7 @@ def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Appr
     ]
 
 
-def _ask(
-    client: ControlClient,
-    seen: Sequence[Approval],
-    decision: NewDecision,
-    *,
-    is_elsewhere: bool,
-) -> NewDecision:
+def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
     """Show everything on standard error and continue only on `yes`.
 
     The returned decision is bound to what was shown.
@@ -394,9 +387,7 @@ def _ask(
 
     columns = terminal_width()
     for approval in seen:
-        is_over = not is_elsewhere and session_is_over(approval)
-        now = datetime.now(UTC)
-        lines = approval_lines(approval, now, columns, session_is_over=is_over)
+        lines = approval_lines(approval, datetime.now(UTC), columns)
         if decision.arguments is not None:
             edited = client.approvals.preview_edit(approval.id, decision.arguments)
             decision = decision.model_copy(update={"action_digest": edited.action_digest})
@@ -431,7 +422,7 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
         changes = client.approvals.next_change(changes)
 
 
-def _decide_on_screen(client: ControlClient, *, is_elsewhere: bool) -> None:
+def _decide_on_screen(client: ControlClient) -> None:
     """Show what waits and act on keys, until the person leaves."""
     import threading
     from queue import SimpleQueue
@@ -447,10 +438,7 @@ def _decide_on_screen(client: ControlClient, *, is_elsewhere: bool) -> None:
             news.put(one)
             screen.wake()
 
-        def is_session_over(approval: Approval) -> bool:
-            return not is_elsewhere and session_is_over(approval)
-
-        inbox = Inbox(client.approvals, screen.edit if editor() else None, is_session_over)
+        inbox = Inbox(client.approvals, screen.edit if editor() else None)
         threading.Thread(target=_look_again, args=(client, tell, is_over), daemon=True).start()
         try:
             while not inbox.is_left:

@@ -144,7 +144,7 @@ class ApprovalDenied(RuleError):
 
 
 class ApprovalExpired(RuleError):
-    """The approval expired, or the call changed after it was approved."""
+    """The approval expired, its session ended, or the call changed after it was approved."""
 
     code = "APPROVAL_EXPIRED"
 

@@ -277,6 +277,10 @@ class SessionKeeper:
             self._end_if_over(session)
         self._history.prune(self._clock.now())
 
+    def is_active(self, session_id: str) -> bool:
+        """Whether there is such a session, whoever owns it."""
+        return session_id in self._live
+
     @property
     def counts(self) -> Mapping[str, int]:
         """How many there are. For the operator."""

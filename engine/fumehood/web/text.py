@@ -25,6 +25,7 @@ from fumehood.approvals.wording import ago as words_of_age
 from fumehood.approvals.wording import (
     argument_name,
     context_in,
+    effect_heading,
     entries_of,
     entry_facts,
     hidden_in,
@@ -85,6 +86,7 @@ def make_environment() -> Environment:
         shown=shown,
         json_line=json_line,
         diff=diff_lines,
+        effect_heading=effect_heading,
         preview_words=preview_in_words,
         entries=entries_of,
         facts=lambda entry: ", ".join(entry_facts(entry)) or "entry",

@@ -60,7 +60,7 @@ def ended(
 
 
 def inbox(desk: Desk, *approvals: Approval, edit: Any = None) -> Inbox:
-    made = Inbox(cast("Any", desk), edit, lambda one: False)
+    made = Inbox(cast("Any", desk), edit)
     made.take(Look(approvals))
     return made
 
@@ -262,6 +262,8 @@ def test_thousand_calls_are_listed_around_the_chosen_one() -> None:
 def test_end_says_who(state: ApprovalState, says: str) -> None:
     assert how_it_ended(ended("apr_1", state)).endswith(says)
     assert how_it_ended(approval(state=ApprovalState.EXPIRED)).endswith(": expired")
+    lost = approval(state=ApprovalState.EXPIRED, changed=("session",))
+    assert "its session ended" in how_it_ended(lost)
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers(), max_size=3))

@@ -57,11 +57,12 @@ def test_facts_are_there() -> None:
         assert fact in text
 
 
-def test_session_that_has_ended_is_a_warning_and_one_that_lasts_is_none() -> None:
+def test_session_that_ended_is_a_warning_and_one_that_lasts_is_none() -> None:
     one = approval(session_id="sess_1")
-    over = approval_lines(one, NOW, 200, session_is_over=True)
-    assert [line.kind for line in over if "Its session has ended" in line.text] == ["warning"]
-    assert not any("has ended" in line.text for line in approval_lines(one, NOW, 200))
+    lost = one.model_copy(update={"state": ApprovalState.EXPIRED, "changed": ("session",)})
+    over = approval_lines(lost, NOW, 200)
+    assert [line.kind for line in over if "Its session ended" in line.text] == ["warning"]
+    assert not any("session ended" in line.text for line in approval_lines(one, NOW, 200))
 
 
 def test_no_name_of_an_argument_passes_for_an_argument_with_its_value() -> None:

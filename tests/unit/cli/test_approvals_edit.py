@@ -39,7 +39,7 @@ class _Control:
 def _asked(monkeypatch: pytest.MonkeyPatch, word: str, **control: Any) -> NewDecision:
     monkeypatch.setattr("sys.stdin", io.StringIO(word + "\n"))
     client: Any = _Control(**control)
-    return approvals._ask(client, [approval()], EDIT, is_elsewhere=True)
+    return approvals._ask(client, [approval()], EDIT)
 
 
 def test_the_edited_call_is_shown_as_it_would_be_and_the_yes_is_for_that(

@@ -242,6 +242,13 @@ async def test_edit_is_refused_because_the_caller_would_not_run_it(tmp_path: Pat
         assert (await here.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
 
 
+async def test_session_of_its_caller_s_own_is_none_that_could_end(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        approval_id = await here.pending(session_id="s")
+        await here.engine._made.approvals.scheduler._round()
+        assert (await here.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
+
+
 async def test_allowed_call_counts_in_budgets_and_a_denied_or_waiting_one_does_not(
     tmp_path: Path,
 ) -> None:

@@ -126,7 +126,8 @@ def test_no_text_makes_a_tag(tool: str, reason: str, name: str, value: Any) -> N
         site = make_site()
         one = approval(tool=tool, reason=reason, arguments={name: value}, binding=None)
         values = {"approvals": [one], "pending": 1, "tab": "waiting", "has_more": False, "shown": 50,
-                  "next_shown": 50, "max_listed": 500, "open_id": None, "now": NOW}  # fmt: skip
+                  "next_shown": 50, "max_listed": 500, "open_id": None, "chosen": "",
+                  "now": NOW}  # fmt: skip
         page = site.console.render("inbox_list.html", **values)
         return Tags(page.body.decode()).shape
 
@@ -466,6 +467,40 @@ def test_decided_calls_are_listed_with_who_decided() -> None:
     assert "denied by alice" in page
     assert "interrupted" in page
     assert 'name="item"' not in page
+
+
+def test_address_of_an_approval_says_only_what_was_chosen() -> None:
+    done = approval(2, state=ApprovalState.DONE)
+    browser = make_site(approval(1), done).browser()
+    assert f'href="/inbox/{ID}"' in browser.get("/inbox").text
+    assert f'href="/inbox/{ID}"' in browser.part("/inbox/list?shown=50&tab=waiting").text
+    assert f'href="/inbox/{ID}?shown=100"' in browser.part("/inbox/list?shown=100").text
+    assert f'href="/inbox/{done.id}?tab=decided"' in browser.get("/inbox?tab=decided").text
+    page = browser.part(f"/inbox/{done.id}?tab=decided").text
+    assert 'href="/inbox?tab=decided">← All' in page
+
+
+@pytest.mark.parametrize(
+    ("state", "heading"),
+    [
+        (ApprovalState.PENDING, "What will change"),
+        (ApprovalState.DONE, "What changed"),
+        (ApprovalState.DENIED, "What would have changed"),
+        (ApprovalState.INTERRUPTED, "What may have changed"),
+    ],
+)
+def test_effect_is_headed_by_what_became_of_the_call(state: ApprovalState, heading: str) -> None:
+    one = approval(state=state, preview={"removed": [{"path": "a", "kind": "file", "size": 1}]})
+    page = make_site(one).browser().get(f"/inbox/{ID}").text
+    assert re.findall(r"<h3>(What .*)</h3>", page) == [heading]
+
+
+def test_call_whose_session_ended_says_so() -> None:
+    lost = approval(state=ApprovalState.EXPIRED, session_id="sess_1", changed=("session",))
+    browser = make_site(lost).browser()
+    assert "Its session ended before anybody decided" in browser.get(f"/inbox/{ID}").text
+    late = browser.post(f"/inbox/{ID}/approve", {"version": "1"})
+    assert "Too late: its session has ended" in late.text
 
 
 def test_interrupted_call_is_resolved_by_a_person() -> None:

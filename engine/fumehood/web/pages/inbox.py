@@ -11,6 +11,7 @@ import re
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from urllib.parse import urlencode
 
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -62,7 +63,7 @@ async def show_one(view: View) -> Response:
             return view.unchanged()
         return _detail(view, approval)
     values = await _list(view, has_detail=True)
-    return view.render("inbox.html", **values, **_of_detail(view, approval))
+    return view.render("inbox.html", **(values | _of_detail(view, approval)))
 
 
 async def approve(view: View) -> Response:
@@ -196,15 +197,28 @@ async def raw(view: View) -> Response:
 
 async def _list(view: View, *, has_detail: bool = False) -> dict[str, Any]:
     """What the list shows."""
-    shown = min(max(view.query.number("shown", PAGE_SIZE), PAGE_SIZE), MAX_LISTED)
-    tab = "decided" if view.query.get("tab") == "decided" else "waiting"
+    tab, shown = _chosen(view)
     listing = _decided(view) if tab == "decided" else _waiting(view, shown)
     (found, has_more), state = await asyncio.gather(listing, view.control.approvals.changes())
     return {
         "approvals": found, "pending": state.pending, "tab": tab, "has_more": has_more,
         "shown": shown, "next_shown": min(shown + PAGE_SIZE, MAX_LISTED), "max_listed": MAX_LISTED,
-        "open_id": view.path.get("approval_id") if has_detail else view.query.get("open"),
+        "open_id": view.path.get("approval_id") if has_detail else None,
+        "chosen": _chosen_in_address(view),
     }  # fmt: skip
+
+
+def _chosen(view: View) -> tuple[str, int]:
+    """Which list is looked at, and how many are shown of it."""
+    shown = min(max(view.query.number("shown", PAGE_SIZE), PAGE_SIZE), MAX_LISTED)
+    return "decided" if view.query.get("tab") == "decided" else "waiting", shown
+
+
+def _chosen_in_address(view: View) -> str:
+    """The same as the query of an address, which says nothing where nothing was chosen."""
+    tab, shown = _chosen(view)
+    query = {"tab": tab} if tab != "waiting" else {"shown": shown} if shown != PAGE_SIZE else {}
+    return urlencode(query)
 
 
 async def _waiting(view: View, shown: int) -> tuple[list[Approval], bool]:
@@ -246,6 +260,8 @@ async def _decide(view: View, decision: NewDecision) -> Response:
 
 def _who_was_first(view: View, approval: Approval) -> str:
     """Why a decision came too late."""
+    if approval.has_lost_session:
+        return "Too late: its session has ended. Nothing was decided."
     if approval.state is ApprovalState.EXPIRED:
         return "Too late: this approval has expired. Nothing was decided."
     if approval.state is ApprovalState.CANCELLED:
@@ -266,7 +282,8 @@ def _detail(view: View, approval: Approval, problem: str = "") -> Response:
 def _of_detail(view: View, approval: Approval, problem: str = "") -> dict[str, Any]:
     has_voted = view.login.principal_id in approval.yes_votes
     return {"approval": approval, "mark": _mark(approval), "problem": problem,
-            "has_voted": has_voted, "facts_of_place": _place_of(approval)}  # fmt: skip
+            "has_voted": has_voted, "facts_of_place": _place_of(approval),
+            "chosen": _chosen_in_address(view)}  # fmt: skip
 
 
 def _mark(approval: Approval) -> str:
