@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from fumehood.web.app import Console
 
 DEFAULT_PORT = 8420
-RESTART_S = 1.0
+RESTART_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Before a console that ended is started again."""
+STEADY_S = 60.0
+"""A console that ran for so long did not fail at its start."""
 
 Port = Annotated[
     int, typer.Option(min=0, max=65_535, help="The port on this machine; 0 chooses one.")
@@ -85,6 +89,29 @@ def listening(port: int, option: str = "--port") -> sockets.socket:
         )
 
 
+def keep_running(
+    run: Callable[[], int],
+    pause: Callable[[float], bool],
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Run a console again whenever it ends, until a pause says that this is over.
+
+    The pause doubles while consoles end soon, and only the first of such ends is told.
+    """
+    pause_s = RESTART_S
+    while True:
+        began = now()
+        status = run()
+        if now() - began >= STEADY_S:
+            pause_s = RESTART_S
+        if pause(pause_s):
+            return
+        if pause_s == RESTART_S:
+            words = f"The console ended ({status}); it is started again, each time a little later."
+            print(words, file=sys.stderr, flush=True)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
 @contextmanager
 def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[], None]]:
     """A console beside a daemon; the function starts it. It ends with this block.
@@ -95,25 +122,21 @@ def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[],
     is_over = threading.Event()
     with listening(port, "--web-port") as listener:
 
-        def keep() -> None:
+        def run() -> int:
             descriptor = str(listener.fileno())
             # The daemon's variables are not the console's to know.
             known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-            while not is_over.is_set():
-                child = subprocess.Popen(  # noqa: S603 - our own program
-                    [sys.executable, "-m", "fumehood.web", descriptor, str(control), str(callers)],
-                    env=known,
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[listener.fileno()],
-                )
-                children[:] = [child]
-                status = child.wait()
-                if not is_over.wait(RESTART_S):
-                    words = f"The console ended ({status}); it is started again."
-                    print(words, file=sys.stderr, flush=True)
+            child = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-m", "fumehood.web", descriptor, str(control), str(callers)],
+                env=known,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+            )
+            children[:] = [child]
+            return child.wait()
 
         # The thread lives as long as the process, of whose end the console is told.
-        keeper = threading.Thread(target=keep, daemon=True)
+        keeper = threading.Thread(target=keep_running, args=(run, is_over.wait), daemon=True)
 
         def start() -> None:
             keeper.start()
