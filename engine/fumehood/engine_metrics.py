@@ -40,7 +40,7 @@ def _of_calls(made: Composition) -> Iterator[Figure]:
 
 
 def _of_containers(made: Composition) -> Iterator[Figure]:
-    counts: dict[str, float] = dict(getattr(made.walls.container, "counts", {}))
+    counts: dict[str, float] = {**made.walls.containers()}
     waiting, dirty = counts.pop("waiting", 0), counts.pop("dirty", 0)
     yield Figure("containers", "Containers by state; `held` ones belong to sessions.", counts,
                  "state")  # fmt: skip

@@ -185,7 +185,6 @@ class Overview:
         """How the engine is."""
         made = self._made
         config = made.basis.config
-        containers = getattr(made.walls.container, "counts", {})
         return EngineSummary(
             version=engine_version(),
             started_at=self._started_at,
@@ -194,7 +193,7 @@ class Overview:
             is_draining=made.intake.is_draining,
             running_calls=len(made.calls.running),
             readiness=readiness,
-            containers={name: int(count) for name, count in containers.items()},
+            containers=made.walls.containers(),
             sessions=dict(made.sessions.counts),
             circuits=tuple(made.circuits.statuses()),
         )

@@ -129,6 +129,11 @@ class EngineWalls:
             walls["container"] = self.container
         return {name: _report(wall, name == "interpreter") for name, wall in walls.items()}
 
+    def containers(self) -> dict[str, int]:
+        """The number of containers by state, and of calls that wait for one."""
+        counts: JsonObject = getattr(self.container, "counts", {})
+        return {name: int(count) for name, count in counts.items()}
+
     def readiness(self) -> tuple[bool, dict[str, WallReadiness]]:
         """Whether every essential wall is ready, and the public part of each report."""
         report = self.report()
