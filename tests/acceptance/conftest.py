@@ -1,14 +1,20 @@
-"""One daemon for a caller and an approver in each mode, shared by the tests of approval."""
+"""One daemon for a caller and an approver in each mode, shared by the tests of approval; a browser."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support.site import Site, running_site
+
+if TYPE_CHECKING:  # a machine without a browser need not have playwright
+    from playwright.sync_api import Browser
+
+    from support.browser import NewPerson, Person
 
 POLICY = """
 [[rules]]
@@ -79,3 +85,29 @@ def site(shared_site: Site) -> Iterator[Site]:
     if not shared_site.takes_calls():
         shared_site.kill()
         shared_site.start(BUDGETS)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    from support.browser import running_browser
+
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def person(chromium: Browser) -> Iterator[NewPerson]:
+    """Somebody with a window; whatever breaks the content policy, or throws, fails the test."""
+    from support.browser import Person
+
+    people: list[Person] = []
+
+    def make(**given: Any) -> Person:
+        people.append(Person(chromium, **given))
+        return people[-1]
+
+    yield make
+    complaints = [said for one in people for said in one.complaints]
+    for one in people:
+        one.context.close()
+    assert complaints == []

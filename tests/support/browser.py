@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +118,10 @@ class Person:
         self.page.goto(address)
         self.page.wait_for_selector("main")
         return self.page
+
+
+NewPerson = Callable[..., Person]
+"""Makes somebody with a window of this size and scheme."""
 
 
 def faults_of(page: Page) -> list[str]:

@@ -9,9 +9,12 @@
   // -- live updates (the events: engine/fumehood/web/live.py) --------------------------------------
 
   const RETRY_MS = 2000;
+  const LONG_MS = 60000;
   let source = null;
   let pending = null;
-  let isAway = false;
+  let away = ""; // what does not answer: "engine" or "console"
+  let isLong = false;
+  let longAway = null;
   let told = 0;
 
   function listen() {
@@ -19,18 +22,18 @@
     source = new EventSource(body.dataset.live);
     source.addEventListener("approvals", (event) => {
       const now = JSON.parse(event.data).pending;
-      showAway(false);
+      showAway("");
       showPending(now);
       told += 1;
       htmx.trigger(body, "live-approvals");
     });
     source.addEventListener("tick", () => htmx.trigger(body, "live-tick"));
-    source.addEventListener("away", () => showAway(true));
+    source.addEventListener("away", () => showAway("engine"));
     source.addEventListener("paused", () => stop(true));
     source.addEventListener("logged-out", () => location.assign("/login"));
     source.addEventListener("error", () => {
       if (!source) return;
-      showAway(true);
+      showAway("console");
       if (source.readyState !== EventSource.CLOSED) return; // else the browser tries again
       stop(false);
       setTimeout(listen, RETRY_MS);
@@ -43,10 +46,21 @@
     byId("paused").hidden = !isPaused;
   }
 
-  function showAway(away) {
-    byId("away").hidden = !away;
-    if (isAway && !away && document.querySelector("[data-reload-when-back]")) location.reload();
-    isAway = away;
+  function showAway(what) {
+    byId("away").hidden = !what;
+    if (away && !what && document.querySelector("[data-reload-when-back]")) location.reload();
+    if (!away !== !what) {
+      clearTimeout(longAway);
+      isLong = false;
+      if (what) longAway = setTimeout(() => { isLong = true; sayAway(); }, LONG_MS);
+    }
+    away = what;
+    sayAway();
+  }
+
+  function sayAway() {
+    const which = isLong ? away : "now";
+    for (const words of byId("away").children) words.hidden = words.dataset.away !== which;
   }
 
   function showPending(now) {
@@ -195,7 +209,15 @@
     if (isLate) htmx.trigger(body, "live-approvals");
   });
 
-  body.addEventListener("htmx:sendError", () => showAway(true));
+  body.addEventListener("htmx:sendError", () => showAway("console"));
+
+  // -- addresses -----------------------------------------------------------------------------------
+
+  // Filters that are left empty do not stand in the address.
+  document.addEventListener("formdata", (event) => {
+    if (!event.target.matches(".filters")) return;
+    for (const [name, value] of [...event.formData]) if (!value) event.formData.delete(name);
+  });
 
   // -- keyboard ------------------------------------------------------------------------------------
 
