@@ -86,13 +86,13 @@ def place_of(tool: ToolDefinition) -> tuple[str, str]:
 def call_facts(details: CallDetails) -> list[tuple[str, str]]:
     """The facts of a call that have no link."""
     call = details.call
-    cost = money(call.cost)
+    cost, ended_by = money(call.cost), call.ended_by or ""
     facts = [
         ("Time", ms(call.execution_time_ms)),
         ("Processor", ms(call.cpu_ms) if call.cpu_ms is not None else ""),
         ("Cost", f"{cost} {call.currency}" if cost else ""),
         ("Tokens", f"{call.input_tokens:,} in · {call.output_tokens:,} out"),
-        ("Ended by", call.ended_by or ""),
+        ("Ended by", ended_by.replace("_", " ") if ended_by != "ok" else ""),
         ("Cache", "answered from the cache" if call.cache_hit else ""),
     ]
     return [(name, value) for name, value in facts if value]
