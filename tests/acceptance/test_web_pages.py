@@ -136,6 +136,8 @@ def test_call_is_repeated_as_a_dry_run(owner: Page, house: House) -> None:
     owner.goto(house.address(f"/calls/{house.asked_call}"))
     owner.click("text=Run again as a dry run")
     expect(owner.locator("#dry-run .banner")).to_contain_text("REQUIRES_HUMAN_APPROVAL")
+    expect(owner.locator("#dry-run .fields")).to_contain_text("1 approval")
+    expect(owner.locator("#dry-run .fields")).not_to_contain_text("null")
     assert faults_of(owner) == []
 
 

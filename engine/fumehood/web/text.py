@@ -80,7 +80,6 @@ def make_environment() -> Environment:
         age=age,
         moment=moment,
         amount=amount,
-        size=size,
         brief=brief,
         exact=Markup.escape,
         shown=shown,
@@ -126,15 +125,6 @@ def moment(then: datetime | None) -> Markup:
 def amount(number: float) -> str:
     """A number with separators."""
     return f"{number:,}"
-
-
-def size(number: float) -> str:
-    """A number of bytes in its unit."""
-    for unit in ("bytes", "KB", "MB"):
-        if number < 1000:
-            return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} GB"
 
 
 def brief(value: Any, length: int = 120) -> str:

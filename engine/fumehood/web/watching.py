@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -71,7 +71,7 @@ def place_of(tool: ToolDefinition) -> tuple[str, str]:
     if kind in ("expression", "restricted_python"):
         return "interpreter", "Small programs run in a locked process without network or files."
     if kind.startswith("code:"):
-        return "container", "It runs whole programs, which nobody has read."
+        return "container", "It runs untrusted programs."
     if kind.startswith("workspace"):
         return "container", "It works on the files of a session, which are in its container."
     if kind.startswith("http"):
@@ -80,7 +80,40 @@ def place_of(tool: ToolDefinition) -> tuple[str, str]:
         return "MCP server", "A server of the Model Context Protocol runs it."
     if tool.sandboxed:
         return "jail", "A function of an installed package, in a process without rights."
-    return "host", "A trusted function of the operator's. No wall is around it."
+    return "host", "A function that the operator trusts. It is not sandboxed."
+
+
+def limits_in_words(limits: Mapping[str, Any]) -> str:
+    """The limits of a call, such as `30 s · 512 MB of memory`."""
+    forms = (
+        ("timeout_seconds", "{:g} s"), ("cpu_seconds", "{:g} s of processor"),
+        ("memory_mb", "{:,} MB of memory"),
+    )  # fmt: skip
+    known = [(limits.get(name), form) for name, form in forms]
+    words = [form.format(value) for value, form in known if isinstance(value, int | float)]
+    output = limits.get("output_bytes")
+    return " · ".join([*words, f"{size(output)} of output"] if type(output) is int else words)
+
+
+def size(number: float) -> str:
+    """A number of bytes in its unit."""
+    for unit in ("bytes", "KB", "MB"):
+        if number < 1000:
+            return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
+
+
+_CONTAINERS = {
+    "warm": "unused", "busy": "running a call", "resetting": "being cleaned",
+    "idle": "kept for a next call", "making": "being made", "leaving": "being removed",
+    "held": "of sessions", "waiting": "calls that wait", "dirty": "could not be cleaned",
+}  # fmt: skip
+
+
+def container_state(name: str) -> str:
+    """A state of containers in words."""
+    return _CONTAINERS.get(name, name.replace("_", " "))
 
 
 def call_facts(details: CallDetails) -> list[tuple[str, str]]:
@@ -99,7 +132,8 @@ def call_facts(details: CallDetails) -> list[tuple[str, str]]:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "call_facts": call_facts, "figure": figure, "health_of": health_of, "instant": instant,
+    "call_facts": call_facts, "container_state": container_state, "figure": figure,
+    "health_of": health_of, "instant": instant, "limits_in_words": limits_in_words,
     "money": money, "ms": ms, "percent": percent, "place_of": place_of, "share": share,
-    "size_of": size_of,
+    "size": size, "size_of": size_of,
 }  # fmt: skip

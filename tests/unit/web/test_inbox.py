@@ -153,7 +153,7 @@ def test_everything_an_approver_needs_is_shown() -> None:
     words = re.sub(r"<[^>]+>", " ", page)
     for expected in (
         "send_mail", "mailer", "no-mail", "Mail costs.", "container · python-data · runsc", "30 s", "512 MB",
-        "1.0 MB of output", "0.25 USD", "a.txt", "-old", "+new", "2 approvals from approver:alice, approver:bob",
+        "1.0 MB of output", "Costs up to  0.25 ", "a.txt", "-old", "+new", "2 approvals from approver:alice, approver:bob",
         "1 so far", "sess_1", "daily", "a@example.com", one.call_id, "dangerous", "changes 1 file",
     ):  # fmt: skip
         assert expected in words, expected
@@ -493,6 +493,14 @@ def test_effect_is_headed_by_what_became_of_the_call(state: ApprovalState, headi
     one = approval(state=state, preview={"removed": [{"path": "a", "kind": "file", "size": 1}]})
     page = make_site(one).browser().get(f"/inbox/{ID}").text
     assert re.findall(r"<h3>(What .*)</h3>", page) == [heading]
+
+
+def test_call_that_would_fail_is_not_said_to_change_nothing() -> None:
+    browser = make_site(approval(preview={"would_fail": "There is no such file."})).browser()
+    assert "would fail" in browser.get("/inbox").text
+    page = browser.get(f"/inbox/{ID}").text
+    assert "The call would fail: There is no such file." in page
+    assert "changes nothing" not in page
 
 
 def test_call_whose_session_ended_says_so() -> None:

@@ -579,9 +579,10 @@ def test_health_shows_the_alerts_of_an_engine_that_has_them(
     browser: Browser, monkeypatch: pytest.MonkeyPatch, enabled: bool
 ) -> None:
     async def alerts(self: Any) -> Any:
-        firing = SimpleNamespace(firing=True, message=f"5 % of calls failed {EVIL}", since=NOW)
-        well = SimpleNamespace(firing=False, message="The mean is 4 ms.", since=None)
-        return SimpleNamespace(enabled=enabled, alerts=(firing, well))
+        well = SimpleNamespace(firing=False, tool=None, message="The mean is 4 ms.", since=None)
+        said = f"5 % of calls failed {EVIL}"
+        firing = SimpleNamespace(firing=True, tool=f"erase {EVIL}", message=said, since=NOW)
+        return SimpleNamespace(enabled=enabled, window_seconds=300, alerts=(well, firing))
 
     assert "This engine has no alerts" in browser.get("/health").text
     monkeypatch.setattr(_Named, "alerts", alerts, raising=False)
@@ -589,6 +590,8 @@ def test_health_shows_the_alerts_of_an_engine_that_has_them(
     require_inert(text)
     for words in ("firing", "5 % of calls failed", "The mean is 4 ms."):
         assert (words in text) is enabled
+    in_order = re.search(r"erase .* 5 % of calls failed .* The mean is", re.sub(r"\s+", " ", text))
+    assert (in_order is not None) is enabled
     assert ("switched off" in text) is not enabled
 
 

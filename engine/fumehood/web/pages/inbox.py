@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
 
@@ -30,8 +29,8 @@ from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.web.arguments import ArgumentField, arguments_of, as_sent, errors_of, fields_of
-from fumehood.web.text import size
 from fumehood.web.view import Form, Page, Problem, View, get, post
+from fumehood.web.watching import limits_in_words, money
 
 PAGE_SIZE = 50
 MAX_LISTED = 500
@@ -297,28 +296,17 @@ def _place_of(approval: Approval) -> list[tuple[str, str]]:
     if not binding:
         return []
     place = binding.get("place") or {}
-    limits = binding.get("limits") or {}
     where = " · ".join(
         str(part)
         for part in (binding.get("placement"), place.get("image"), place.get("runtime"))
         if part
     )
-    units = (
-        ("timeout_seconds", "{:g} s"), ("cpu_seconds", "{:g} s of processor"),
-        ("memory_mb", "{:,} MB of memory"),
-    )  # fmt: skip
-    known = [form.format(limits[name]) for name, form in units if _is_number(limits.get(name))]
-    if _is_number(limits.get("output_bytes")):
-        known.append(f"{size(limits['output_bytes'])} of output")
-    facts = [("Runs in", where), ("Limits", " · ".join(known)), ("Network", binding.get("network"))]
-    cost = binding.get("cost_ceiling")
-    if cost is not None:
-        facts.append(("Costs up to", f"{Decimal(cost).normalize():f} USD"))
+    facts = [
+        ("Runs in", where), ("Limits", limits_in_words(binding.get("limits") or {})),
+        ("Network", binding.get("network")),
+        ("Costs up to", money(binding.get("cost_ceiling") or "")),
+    ]  # fmt: skip
     return [(name, str(value)) for name, value in facts if value]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 def _edit_form(
