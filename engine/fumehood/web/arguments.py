@@ -141,7 +141,7 @@ def _field(
         kind, text = "text", value
     elif types == "string" and not is_given and value is None:
         kind, text = "text", ""
-    label = f"{types}" if isinstance(types, str) else "JSON"
+    label = types if isinstance(types, str) else "one of these" if of_enum else "JSON"
     if schema.get("description"):
         label = f"{label} · {str(schema['description'])[:300]}"
     return ArgumentField(name, kind, text, is_given, is_required, label, choices, error)
