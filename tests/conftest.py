@@ -97,14 +97,22 @@ APART = "tests/integration/test_frameworks.py"
 
 LONGEST = (
     APART,
+    "tests/integration/test_image_contents.py",  # with all that are of images
     "tests/integration/test_crash_approval.py",
     "tests/acceptance/test_documentation.py",
     "tests/integration/test_container_wall.py",
-    "tests/integration/test_crash_superseded.py",
+    "tests/integration/test_docker_setup.py",
+    "tests/integration/test_wall_contract.py",
     "tests/integration/test_blobs.py",
+    "tests/integration/test_parts.py",
+    "tests/integration/test_packaging.py",
+    "tests/integration/test_mcp_servers.py",
     "tests/integration/test_approvals.py",
     "tests/integration/test_crashes.py",
     "tests/integration/test_resumed_streams.py",
+    "tests/acceptance/test_approval.py",  # with all that share its site
+    "tests/acceptance/test_workshop.py",
+    "tests/integration/test_crash_superseded.py",
 )
 """They begin first: else a worker would be left alone with one of them at the end."""
 

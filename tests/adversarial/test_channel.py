@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.sandbox.process import channel
 from fumehood.sandbox.process.wall import InterpreterWall
 from support.processes import children_of_guest, guest_of, is_computing, is_gone
 from support.wait import wait_until
@@ -27,6 +28,12 @@ SLOW = "pow(7, 10**4200, 10**4200 + 7)"
 
 def bad_guest(mode: str) -> InterpreterWall:
     return InterpreterWall(command=[sys.executable, "-I", "-S", str(BAD_GUEST), mode])
+
+
+@pytest.fixture
+def _soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These guests never answer, however long anybody waits."""
+    monkeypatch.setattr(channel, "ANSWER_GRACE_S", 1.0)
 
 
 LOST = [
@@ -112,6 +119,7 @@ async def test_twin_child_that_is_lent_and_answers_is_believed_once(mode: str, h
 
 @pytest.mark.anyio
 @pytest.mark.row("P8", "S4")
+@pytest.mark.usefixtures("_soon_given_up")
 async def test_guest_that_does_not_bury_its_child_is_killed(home: Path) -> None:
     """The call's time is over, the guest was told, and does not say that the child is dead."""
     wall = bad_guest("lends-never-buries")
@@ -126,6 +134,7 @@ async def test_guest_that_does_not_bury_its_child_is_killed(home: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("P8", "S4")
+@pytest.mark.usefixtures("_soon_given_up")
 @pytest.mark.parametrize("mode", ["never-answers", "half-a-frame"])
 async def test_guest_that_never_answers_times_out_and_is_killed(mode: str, home: Path) -> None:
     wall = bad_guest(mode)

@@ -597,19 +597,16 @@ ESCAPES = {
     "look-in-all-modules": (
         "import sys; [m.SECRET for m in list(sys.modules.values()) if hasattr(m, 'SECRET')][0]",
         "IndexError"),
-    "ask-for-the-source": ("import inspect; inspect.getsource(act.function)", "OSError"),
+    "ask-for-the-source": ("import inspect; inspect.getsource({name}.function)", "OSError"),
 }  # fmt: skip
+CONTROL = "what it names"
 PROGRAM = """
 import asyncio, json, os
 from fumehood import Config, Engine, tool
 SECRET = {canary!r}
 print("the program runs", flush=True)
 
-@tool
-def act() -> object:
-    'Act.'
-    {code}
-    return 1
+{functions}
 
 @tool(sandboxed=False)
 def act_on_the_host() -> object:
@@ -617,50 +614,77 @@ def act_on_the_host() -> object:
     return os.getpid()
 
 async def main():
-    async with Engine(tools=[act, act_on_the_host], config=Config(home={home!r})) as engine:
-        jailed, on_the_host = await engine.call("act"), await engine.call("act_on_the_host")
+    tools = [{names}, act_on_the_host]
+    async with Engine(tools=tools, config=Config(home={home!r})) as engine:
+        jailed = [await engine.call(tool.definition.name) for tool in tools[:-1]]
+        on_the_host = await engine.call("act_on_the_host")
         other_process = on_the_host.data.get("value", os.getpid()) != os.getpid()
-    print(json.dumps([jailed.model_dump(mode="json"), other_process]))
+    print(json.dumps([[one.model_dump(mode="json") for one in jailed], other_process]))
 
 asyncio.run(main())  # on purpose without a guard: no process runs the program a second time
 """
+FUNCTION = """
+@tool
+def {name}() -> object:
+    'Act.'
+    {code}
+    return 1
+"""
 
 
-async def run_program(tmp_path: Path, code: str, cwd: Path) -> Envelope:
-    text = PROGRAM.format(canary=CANARY, code=code, home=str(tmp_path / "home"))
-    (tmp_path / "program.py").write_text(text)
+async def run_program(place: Path, codes: dict[str, str], cwd: Path) -> dict[str, Envelope]:
+    """One program with a function for each of these codes, which it calls; their answers."""
+    names = [f"act_{number}" for number in range(len(codes))]
+    functions = "".join(
+        FUNCTION.format(name=name, code=code.format(path=place, name=name))
+        for name, code in zip(names, codes.values(), strict=True)
+    )
+    text = PROGRAM.format(
+        canary=CANARY, functions=functions, names=", ".join(names), home=str(place / "home")
+    )
+    (place / "program.py").write_text(text)
     done = await anyio.run_process(
-        [sys.executable, str(tmp_path / "program.py")], cwd=cwd, check=False
+        [sys.executable, str(place / "program.py")], cwd=cwd, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     first, answers = done.stdout.decode().splitlines()
     assert first == "the program runs"
     jailed, was_another_process = json.loads(answers)
     assert was_another_process
-    return Envelope.model_validate_json(json.dumps(jailed))
+    found = (Envelope.model_validate_json(json.dumps(one)) for one in jailed)
+    return dict(zip(codes, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+async def escapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Envelope]:
+    """All in one program that lies in the directory where it runs; and the control."""
+    place = tmp_path_factory.mktemp("program").resolve()
+    codes = {name: code for name, (code, _) in ESCAPES.items()}
+    return await run_program(place, {**codes, CONTROL: "return SECRET"}, place)
 
 
 @pytest.mark.row("S1", "T7")
 @pytest.mark.parametrize("name", ESCAPES)
-async def test_function_of_a_program_reaches_nothing_else_of_it(name: str, tmp_path: Path) -> None:
-    code, kind = ESCAPES[name]
-    envelope = await run_program(tmp_path, code.format(path=tmp_path), tmp_path)
-    assert ending(envelope) == refused(kind)
-    assert CANARY not in envelope.model_dump_json()
+async def test_function_of_a_program_reaches_nothing_else_of_it(
+    name: str, escapes: dict[str, Envelope]
+) -> None:
+    assert ending(escapes[name]) == refused(ESCAPES[name][1])
+    assert CANARY not in escapes[name].model_dump_json()
+
+
+async def test_control_what_a_function_names_is_sent_to_it(escapes: dict[str, Envelope]) -> None:
+    assert escapes[CONTROL].data == {"value": CANARY}
 
 
 @pytest.mark.row("S1", "T7")
-@pytest.mark.parametrize(
-    "code",
-    ["import wave", "assert json.loads('[1]') == [1]", "assert act.definition.name == 'act'"],
-)
-async def test_twin_function_of_a_program_works(code: str, tmp_path: Path) -> None:
-    assert (await run_program(tmp_path, code, Path("/"))).data == {"value": 1}
-
-
-async def test_control_what_a_function_names_is_sent_to_it(tmp_path: Path) -> None:
-    envelope = await run_program(tmp_path, "return SECRET", tmp_path)
-    assert envelope.data == {"value": CANARY}
+async def test_twin_functions_of_a_program_work(tmp_path: Path) -> None:
+    codes = (
+        "import wave",
+        "assert json.loads('[1]') == [1]",
+        "assert {name}.definition.name == '{name}'",
+    )
+    answers = await run_program(tmp_path, {code: code for code in codes}, Path("/"))
+    assert [answer.data for answer in answers.values()] == [{"value": 1}] * len(codes)
 
 
 async def test_probe_is_no_program_for_calls() -> None:

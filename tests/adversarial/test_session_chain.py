@@ -214,7 +214,7 @@ WAKERS = {
 async def test_a_stopped_process_that_is_woken_does_not_run_between_calls(
     box: OneContainer, waker: str
 ) -> None:
-    kept = await box.python(f"{WAKE_UP}{waker}x = 1")
+    kept = await box.python(f"{WAKE_UP}{waker}x = 1", wall_s=6)  # some never come to the end
     assert kept.state in ("kept", "rolled_back")
     await anyio.sleep(1.5)
     before = cpu_ns(box.name)
