@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "frameworks"
 FILES = sorted(str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py"))
 PYTHONS = {"": FRAMEWORKS, "mcp1": FRAMEWORKS_MCP1}
-"""By the directory of the tests."""
+"""By the directory of the tests. All of one directory run in one process, because most import the
+same libraries, which takes longer than the tests."""
 
 POLICY = """
 [[rules]]
@@ -35,15 +36,15 @@ prefix = "echo ask-me"
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """One for each file, because its tests take what waits for approval as their own."""
+    """One for each process, because its tests take what waits for approval as their own."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY, encoding="utf-8")
     with workshop("python-data", "python", approver=True, policy_file=str(policy)) as running:
         yield running
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_framework_itself_works_with_the_engine(file: str, daemon: Daemon) -> None:
+@pytest.mark.parametrize("directory", PYTHONS)
+def test_frameworks_themselves_work_with_the_engine(directory: str, daemon: Daemon) -> None:
     environment = {
         **daemon.environment,
         "FUMEHOOD_SOCKET": str(daemon.socket),
@@ -57,8 +58,8 @@ def test_framework_itself_works_with_the_engine(file: str, daemon: Daemon) -> No
         "LITELLM_LOCAL_MODEL_COST_MAP": "true",
         "OTEL_SDK_DISABLED": "true",
     }
-    python = PYTHONS[file.rpartition("/")[0]]
-    command = [python, "-m", "pytest", "-q", "-c", TESTS / "pytest.ini", TESTS / file]
+    files = [TESTS / file for file in FILES if file.rpartition("/")[0] == directory]
+    command = [PYTHONS[directory], "-m", "pytest", "-q", "-c", TESTS / "pytest.ini", *files]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
