@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+from support.preloaded import commands
 
 ROOT = Path(__file__).parents[2]
 SETUP = ROOT / "scripts" / "docker-setup"
@@ -139,10 +140,19 @@ def test_what_an_administrator_wrote_is_left_as_it_is(
 
 
 def demo(
-    at: Path, *arguments: str, program: Path = DEMO, **variables: str
+    at: Path, *arguments: str, change: tuple[str, str] = ("", ""), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """The demo in a directory of its own, where its figure stays."""
+    """The demo in a directory of its own, where its figure stays.
+
+    Its short commands come from a process that has loaded their modules; `.ci/demo` runs it as it
+    stands.
+    """
     (at / "tmp").mkdir()
+    own, quick = "[FUMEHOOD, *arguments]", str(commands(str(FUMEHOOD)) / FUMEHOOD.name)
+    text = DEMO.read_text().replace(*change)
+    assert own in text
+    program = at / "demo.py"
+    program.write_text(text.replace(own, f"[{quick!r}, *arguments]"))
     return subprocess.run(
         [sys.executable, program, *arguments],
         env={**CLEAN_ENVIRONMENT, "TMPDIR": str(at / "tmp"), **variables},
@@ -173,9 +183,8 @@ def test_demo_shows_every_promise_in_ninety_lines_and_leaves_the_figure_alone(ho
 
 @pytest.mark.row("D1")
 def test_demo_as_json_is_one_object_a_step_and_fails_where_one_ends_otherwise(home: Path) -> None:
-    program = home / "demo.py"
-    program.write_text(DEMO.read_text().replace('"value": 1144', '"value": 1145'))
-    done = demo(home, "--json", program=program, DOCKER_HOST=f"unix://{home}/docker.sock")
+    change = ('"value": 1144', '"value": 1145')
+    done = demo(home, "--json", change=change, DOCKER_HOST=f"unix://{home}/docker.sock")
     assert done.returncode == 1
     assert "did not end as expected: fumehood call calculator" in done.stderr
     *steps, last = map(json.loads, done.stdout.splitlines())
