@@ -29,6 +29,8 @@ from support.wait import wait_until
 
 pytestmark = [pytest.mark.row("A6"), pytest.mark.needs("browser")]
 
+TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""After them, what was answered before is on the page."""
 SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
@@ -156,6 +158,32 @@ def test_key_for_the_next_call_does_not_decide_the_one_that_is_still_shown(
     with ControlClient(daemon.control, credential=daemon.credential) as client:
         assert client.approvals.show(skipped).state == "pending"
         client.approvals.deny(skipped, version=1)
+
+
+@pytest.mark.parametrize("late", ["a click", "an update"])
+def test_late_answer_does_not_take_the_place_of_what_was_opened_meanwhile(
+    owner: Page, daemon: Daemon, late: str
+) -> None:
+    left, opened = ask(daemon, f"left by {late}"), ask(daemon, f"opened after {late}")
+    owner.wait_for_selector(f'.row[data-id="{opened}"]')
+    if late == "an update":
+        show(owner, left)
+    held: list[Route] = []
+    owner.route(f"**/inbox/{left}?*", lambda route: held.append(route), times=1)
+    if late == "an update":
+        with Client(daemon.socket) as client:
+            client.approvals.cancel(left)
+    else:
+        owner.click(f'.row[data-id="{left}"]')
+    wait_until(lambda: owner.evaluate("1") == 1 and bool(held))
+    show(owner, opened)
+    with owner.expect_request_finished(lambda request: left in request.url):
+        held[0].continue_()
+    owner.evaluate(TWO_FRAMES)
+    assert owner.locator("[data-open]").get_attribute("data-open") == opened
+    owner.keyboard.press("a")
+    wait_for_state(owner, "done")
+    assert ran(daemon)[-1] == f"'opened after {late}' 1"
 
 
 @pytest.mark.parametrize("text", ["rm a  b", " rm a b ", "rm a b"])

@@ -177,8 +177,13 @@
 
   let focused = null;
   let lastOpen = null;
+  let asked = null; // the newest request for what is shown beside the list, updates aside
   body.addEventListener("htmx:beforeSwap", (event) => {
-    if (event.detail.target.id !== "list") return;
+    const { target, xhr, requestConfig: { elt } } = event.detail;
+    // A late answer must not take the place of what was opened meanwhile: a key would decide it.
+    const isLate = elt.matches(".approval") ? !elt.isConnected : xhr !== asked;
+    if (target.id === "detail" && isLate) event.detail.shouldSwap = false;
+    if (target.id !== "list") return;
     focused = document.activeElement?.closest("#cards .item")?.querySelector(".row")?.dataset.id;
   });
 
@@ -203,7 +208,11 @@
   });
 
   // A change while an approval was fetched: the request for it was lost with the old part.
-  body.addEventListener("htmx:beforeRequest", (event) => { event.detail.xhr.told = told; });
+  body.addEventListener("htmx:beforeRequest", (event) => {
+    const { elt, target, xhr } = event.detail;
+    xhr.told = told;
+    if (target.id === "detail" && !elt.matches(".approval")) asked = xhr;
+  });
   body.addEventListener("htmx:afterSettle", (event) => {
     const isLate = event.detail.target.id === "detail" && event.detail.xhr.told !== told;
     if (isLate) htmx.trigger(body, "live-approvals");
