@@ -185,6 +185,7 @@ def test_context_of_a_tool_of_others_is_shown_to_its_end(where: str) -> None:
     assert "and run as root" in page
     assert "/home/alice" in page
     assert "What will change" not in page
+    assert page.index("&#34;ls&#34;") < page.index("/home/alice")  # no context hides what is done
     long = {"note": "y" * 30_000 + "the end"}
     one = approval(tool="external:Bash", arguments={}, preview={"context": long})
     browser = make_site(one).browser()
@@ -244,7 +245,7 @@ def test_text_that_is_longer_than_its_box_says_so() -> None:
         (short, ""),
     ):
         page = make_site(one).browser().get(f"/inbox/{ID}").text
-        assert ("Scroll in this box" in page) is bool(said)
+        assert ("Scroll to its end" in page) is bool(said)
         assert said in page
 
 
