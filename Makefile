@@ -47,15 +47,17 @@ $(STAMP): pyproject.toml requirements/dev.lock scripts/setup
 frameworks: $(FRAMEWORKS)/.installed $(FRAMEWORKS)-mcp1/.installed
 
 $(FRAMEWORKS)/.installed: requirements/frameworks.lock | $(STAMP)
-	$(BIN)/python -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+	$(BIN)/python -m venv --without-pip $(FRAMEWORKS)
+	$(BIN)/python -m pip --python=$(FRAMEWORKS)/bin/python install --quiet --quiet \
+		--disable-pip-version-check \
 		--no-compile --require-hashes --requirement requirements/frameworks.lock
 	@touch $@
 
 # Without what `tool.uv` in pyproject.toml excludes, so without a check of dependencies.
 $(FRAMEWORKS)-mcp1/.installed: requirements/frameworks-mcp1.lock | $(STAMP)
-	$(BIN)/python -m venv $(FRAMEWORKS)-mcp1
-	$(FRAMEWORKS)-mcp1/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+	$(BIN)/python -m venv --without-pip $(FRAMEWORKS)-mcp1
+	$(BIN)/python -m pip --python=$(FRAMEWORKS)-mcp1/bin/python install --quiet --quiet \
+		--disable-pip-version-check \
 		--no-compile --no-deps --require-hashes --requirement requirements/frameworks-mcp1.lock
 	@touch $@
 
