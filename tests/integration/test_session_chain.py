@@ -15,10 +15,29 @@ from support.one_container import OneContainer, one_container, value_of
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
 
 
-@pytest.fixture(params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
-async def box(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[OneContainer]:
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(
+    scope="module", params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+)
+async def shared(
+    request: pytest.FixtureRequest, python_image: Image
+) -> AsyncIterator[OneContainer]:
+    """One for all: starting another, behind gVisor above all, takes longer than most tests."""
     async with one_container(python_image, runtime=request.param) as box:
         yield box
+
+
+@pytest.fixture
+async def box(shared: OneContainer) -> AsyncIterator[OneContainer]:
+    """Without variables and files of others, and still there at the end."""
+    yield shared
+    await shared.shell("kill -9 -1")
+    await shared.shell("chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete")
+    assert shared.ended is None
 
 
 async def test_variables_functions_and_imports_are_there_for_the_next_call(

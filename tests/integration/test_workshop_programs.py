@@ -40,10 +40,19 @@ async def node(shared_node: OneContainer) -> AsyncIterator[OneContainer]:
     assert shared_node.ended is None
 
 
-@pytest.fixture
-async def data() -> AsyncIterator[OneContainer]:
+@pytest.fixture(scope="module")
+async def shared_data() -> AsyncIterator[OneContainer]:
     async with one_container(image("python-data")) as box:
         yield box
+
+
+@pytest.fixture
+async def data(shared_data: OneContainer) -> AsyncIterator[OneContainer]:
+    """Without variables and figures of others, and still there at the end."""
+    yield shared_data
+    await shared_data.shell("kill -9 -1")
+    await shared_data.shell("find . -mindepth 1 -delete")
+    assert shared_data.ended is None
 
 
 # -- shell ------------------------------------------------------------------------------
