@@ -20,6 +20,7 @@ import pytest
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, make_first_approver
 from fumehood.web.server import MAX_CONNECTIONS, protect
 from support.browser import running_console
+from support.preloaded import PYTHON
 from support.wait import wait_until
 
 pytestmark = pytest.mark.row("A6")
@@ -85,6 +86,18 @@ def test_other_process_of_its_user_cannot_look_into_it(is_protected: bool, tmp_p
     other = subprocess.run([*nobody, look], capture_output=True, check=False)
     process.communicate(timeout=30)
     assert (other.returncode == 0) is not is_protected
+
+
+def test_stop_in_the_moment_of_the_link_is_no_failure(tmp_path: Path) -> None:
+    program = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from fumehood.web.server import listen, run\n"
+        "nowhere = Path('none.sock')\n"
+        "run(listen(0), nowhere, nowhere, on_ready=lambda _: os.kill(os.getpid(), signal.SIGTERM))\n"
+    )
+    done = subprocess.run([PYTHON, "-c", program], cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0
 
 
 def test_link_is_opened_without_being_an_argument(
