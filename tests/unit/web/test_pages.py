@@ -483,6 +483,8 @@ def test_tool_shows_where_it_runs_and_how_its_calls_went(browser: Browser) -> No
     text = browser.get("/tools/send").text
     for words in ("dangerous", "2.50 s", "needs approval"):
         assert words in text
+    others = browser.get("/tools/external:Bash")
+    assert (others.status_code, "a tool of another agent" in others.text) == (404, True)
 
 
 def test_file_of_a_session_is_a_download_of_text(browser: Browser, told: SimpleNamespace) -> None:

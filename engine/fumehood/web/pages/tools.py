@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from fumehood.core.names import EXTERNAL
 from fumehood.core.overview import ToolFigures
 from fumehood.core.tool import ToolDefinition
 from fumehood.web.view import Page, Problem, View, get
@@ -31,6 +32,8 @@ async def show(view: View) -> Response:
 async def show_one(view: View) -> Response:
     """One tool in full."""
     name = view.path["name"]
+    if name.startswith(EXTERNAL):
+        raise Problem("This is a tool of another agent: the engine only decides about it.", 404)
     try:
         details = await view.caller.tool(name)
     except ValueError:
