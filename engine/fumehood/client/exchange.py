@@ -66,7 +66,9 @@ class Endpoint:
     def __post_init__(self) -> None:
         """Refuse what could not be sent, and times that would never end or begin."""
         credential = self.credential
-        if credential is not None and not (credential.isascii() and credential.isprintable()):
+        if credential is not None and not (
+            credential.strip() and credential.isascii() and credential.isprintable()
+        ):
             raise ValueError("This is not a credential.")
         for name in ("connect_timeout_s", "grace_s"):
             if not 0 < getattr(self, name) < float("inf"):

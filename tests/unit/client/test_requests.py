@@ -183,6 +183,12 @@ def test_credential_cannot_add_a_header(credential: str) -> None:
         endpoint(credential=credential)
 
 
+@pytest.mark.parametrize("credential", ["", " "])
+def test_empty_credential_is_none_and_no_engine_that_is_away(credential: str) -> None:
+    with pytest.raises(ValueError, match="not a credential"):
+        endpoint(credential=credential)
+
+
 def test_credential_is_in_the_header_and_in_no_representation() -> None:
     made = endpoint(credential="fht_secret")
     assert made.headers(HEALTH) == {"authorization": "Bearer fht_secret"}
