@@ -54,7 +54,7 @@ def test_stop_lets_a_running_call_end(start_daemon: StartDaemon, number: signal.
     daemon.process.send_signal(number)
     caller.join(timeout=30)
     assert daemon.process.wait(timeout=30) == 0
-    assert answers[0].body["success"] is True
+    assert answers[0].body["success"] is True, answers[0].body
     client.close()
 
 
