@@ -62,6 +62,7 @@ def test_stop_lets_a_running_call_end(start_daemon: StartDaemon, number: signal.
 def _start_held_call(daemon: Daemon, answers: list[Answer]) -> tuple[threading.Thread, Process]:
     """A call that computes until it is let go on: its process is stopped on the way."""
     client = daemon.client()
+    assert client.calculate("1 + 1").body["success"]
 
     def call() -> None:
         answers.append(client.calculate(f"{SLOW} + {SLOW} + {SLOW}", timeout_seconds=30))
