@@ -35,7 +35,8 @@ class FiguresQuery(_Value):
 class ToolFigures(_Value):
     """How the calls of one tool went. `tool` may be a name that no tool has.
 
-    Times are in milliseconds, of whole calls; half and 95 of 100 were not slower.
+    Times are in milliseconds, without the wait for a human's approval; half and 95 of 100 were not
+    slower.
     """
 
     tool: str

@@ -18,7 +18,7 @@ from fumehood.pipeline.admit import AdmittedCall
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.fallback import ID_SUFFIX
 from fumehood.pipeline.services import PipelineServices
-from fumehood.storage.calls import CallRow
+from fumehood.storage.calls import APPROVAL_WAIT, CallRow
 
 MAX_NAME_CHARACTERS = 140
 """Of a name or a version that may be no tool's."""
@@ -71,7 +71,9 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
     _observe(call, metadata, code, services)
     if request.principal is not None:
         row = _row(request, request.principal.id, envelope, code, ended_by)
-        row["stages"] = call.trace.stages_ms()
+        waited_s = _waited_s(call, services)
+        waited = {APPROVAL_WAIT: round(waited_s * 1e3, 3)} if waited_s is not None else {}
+        row["stages"] = waited | call.trace.stages_ms()
         services.calls.record(row)
 
 
@@ -108,25 +110,31 @@ def record_replay(
 def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
     """Count a call that is over, and make its spans."""
     tool = metadata.tool_name if call.resolved is not None or call.approval is not None else None
-    approval = call.approval.approval if call.approval is not None else None
-    waited_s = 0.0
-    if approval is not None:  # it was decided, or ends undecided now
-        waited = (approval.decided_at or services.clock.now()) - approval.created_at
-        waited_s = max(0.0, waited.total_seconds())
+    waited_s = _waited_s(call, services)
     services.observer.ended(
         EndedCall(
             tool,
             code,
-            duration_s=max(0.0, metadata.execution_time_ms / 1e3 - waited_s),
+            duration_s=max(0.0, metadata.execution_time_ms / 1e3 - (waited_s or 0.0)),
             is_fault=code not in _NO_FAULT,
             retries=metadata.retry_count,
             ended_by=metadata.sandbox.ended_by.value if metadata.sandbox is not None else None,
-            approval_s=waited_s if approval is not None else None,
+            approval_s=waited_s,
         )
     )
     spans = services.observer.spans
     if spans is not None and spans.wants():
         spans.record(_trace(call, metadata, code, tool or UNKNOWN, services))
+
+
+def _waited_s(call: CallContext, services: PipelineServices) -> float | None:
+    """How long the call waited for a human; None if it did not."""
+    if call.approval is None:
+        return None
+    approval = call.approval.approval
+    # It was decided, or ends undecided now.
+    waited = (approval.decided_at or services.clock.now()) - approval.created_at
+    return max(0.0, waited.total_seconds())
 
 
 def _trace(
@@ -143,7 +151,7 @@ def _trace(
         approval = call.approval.approval
         decided = approval.decided_at.timestamp() if approval.decided_at is not None else now
         began = min(approval.created_at.timestamp(), stages[0].began)
-        stages.insert(0, EndedStage("approval wait", began, max(began, decided)))
+        stages.insert(0, EndedStage(APPROVAL_WAIT, began, max(began, decided)))
     parent, parent_id = request.traceparent, None
     if request.is_fallback:
         parent_id = span_id_of(request.call_id.removesuffix(ID_SUFFIX))

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.overview import AllCallsQuery, ToolFigures, ToolFiguresList
-from fumehood.storage.calls import as_kept, filters_of, record_of
+from fumehood.storage.calls import APPROVAL_WAIT, as_kept, filters_of, record_of
 from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
 
@@ -149,20 +149,24 @@ def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
 
 def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[tuple[object, ...]]:
     # The part of the tool's calls that took as long, or less.
-    part = func.cume_dist().over(partition_by=CALLS.c.tool, order_by=CALLS.c.total_ms)
-    columns = CALLS.c.tool, CALLS.c.code, CALLS.c.at, CALLS.c.total_ms, part.label("part")
+    waited_ms = func.coalesce(CALLS.c.stages[APPROVAL_WAIT].as_float(), 0.0)
+    own_ms = func.max(CALLS.c.total_ms - waited_ms, 0.0)
+    part = func.cume_dist().over(partition_by=CALLS.c.tool, order_by=own_ms)
+    columns = (
+        CALLS.c.tool, CALLS.c.code, CALLS.c.at, own_ms.label("own_ms"), part.label("part"),
+    )  # fmt: skip
     in_order = select(*columns).where(*wanted).subquery().c
     count = func.count()
 
     def not_faster_than(least: float) -> ColumnElement[float]:
-        return func.min(case((in_order.part >= least, in_order.total_ms)))
+        return func.min(case((in_order.part >= least, in_order.own_ms)))
 
     return (
         select(
             in_order.tool,
             count.label("calls"),
             func.sum(case((in_order.code == "OK", 1), else_=0)).label("succeeded"),
-            func.avg(in_order.total_ms).label("mean_ms"),
+            func.avg(in_order.own_ms).label("mean_ms"),
             not_faster_than(0.5).label("p50_ms"),
             not_faster_than(0.95).label("p95_ms"),
             func.max(in_order.at).label("last_at"),

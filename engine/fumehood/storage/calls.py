@@ -40,6 +40,9 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
+APPROVAL_WAIT = "approval wait"
+"""The stage of a call in which it waited for a human."""
+
 _NOT_AUDITED = frozenset({"id", "at", "stages"})
 
 

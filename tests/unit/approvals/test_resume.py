@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from fumehood import Engine
@@ -149,6 +150,27 @@ async def test_every_answer_names_the_tool_and_its_version_and_the_whole_time(
     async with asking(tmp_path, deeds=deeds, clock=clock, prepare=_without_tools(how)) as desk:
         _require_named(await desk.ended(approval_id))
     assert deeds.done == []
+
+
+@pytest.mark.parametrize("decision", [YES, NO])
+async def test_the_wait_for_a_human_is_a_stage_and_no_latency_of_the_tool(
+    tmp_path: Path, decision: NewDecision
+) -> None:
+    clock = ManualClock()
+    async with asking(tmp_path, clock=clock) as desk:
+        approval_id = await desk.parked("a")
+        clock.advance(40)
+        await desk.decide(approval_id, decision)
+        answer = (await desk.ended(approval_id)).metadata
+        with anyio.fail_after(10):
+            while not (found := await desk.engine.overview.figures(1)).items:
+                await anyio.lowlevel.checkpoint()
+        details = await desk.engine.overview.call(answer.call_id, ADMIN)
+    assert details.call.execution_time_ms >= 40_000
+    assert details.stages_ms["approval wait"] == 40_000
+    (figures,) = found.items
+    assert figures.mean_ms == figures.p50_ms == figures.p95_ms
+    assert figures.p95_ms == pytest.approx(details.call.execution_time_ms - 40_000)
 
 
 async def test_an_interrupted_calls_answers_name_the_tool_and_its_version(tmp_path: Path) -> None:

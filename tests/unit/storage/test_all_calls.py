@@ -111,6 +111,17 @@ async def test_figures_are_those_of_the_calls(log: CallLog, database: Database) 
     assert not found.is_partial
 
 
+async def test_figures_leave_out_the_wait_for_a_human(log: CallLog, database: Database) -> None:
+    """The twin: a stage that is no wait counts."""
+    for number, stage in enumerate(["approval wait", "execute"]):
+        row = call_row(number, tool=f"t{number}", total_ms=40_260.0)
+        row["stages"] = {stage: 40_000.0, "validate": 1.0}
+        log.record(row)
+    waited, ran = (await AllCalls(database).figures(SINCE)).items
+    assert (waited.mean_ms, waited.p50_ms, waited.p95_ms) == (260.0, 260.0, 260.0)
+    assert (ran.mean_ms, ran.p50_ms, ran.p95_ms) == (40_260.0, 40_260.0, 40_260.0)
+
+
 async def test_figures_of_too_many_calls_or_names_say_so(
     log: CallLog, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
