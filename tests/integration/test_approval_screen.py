@@ -79,8 +79,8 @@ def test_person_approves_with_two_keys_what_came_while_the_screen_was_open(
     watcher.reads(f"Approve note {approval_id}?", "y/n")
     assert times(daemon, "watched") == 0
     watcher.types("y")
-    watcher.reads("0 calls wait", "was approved by approver:owner")
-    wait_until(lambda: times(daemon, "watched") == 1)
+    watcher.reads("0 calls wait", "was approved by approver:owner (done)")
+    assert times(daemon, "watched") == 1
     watcher.types("q")
     assert watcher.has_ended() == 0
     assert daemon.credential not in watcher.seen

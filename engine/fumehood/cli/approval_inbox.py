@@ -50,10 +50,10 @@ Lines = Callable[[int], Sequence[Line]]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The pending approvals, oldest first, and those that ended since the last look."""
+    """The pending approvals, oldest first, and those of before with a new state."""
 
     pending: Sequence[Approval] = ()
-    ended: Sequence[Approval] = ()
+    decided: Sequence[Approval] = ()
     has_more: bool = False
     fault: str = ""
     """Why the engine could not be asked; then the rest says nothing."""
@@ -102,7 +102,7 @@ class Inbox:
         self._fault = look.fault
         if look.fault:
             return
-        for one in look.ended:
+        for one in look.decided:
             self._said = how_it_ended(one)
         pending = {one.id: one for one in look.pending if one.id not in self._decided}
         self.has_news |= self._look is not None and not pending.keys() <= self._shown.keys()
@@ -111,7 +111,7 @@ class Inbox:
         chosen = self._shown.get(self._chosen)
         if chosen is not None and chosen.id not in pending:
             # It stays until the person moves on: a key must not meet another call than was read.
-            pending |= {one.id: one for one in (chosen, *look.ended) if one.id == chosen.id}
+            pending |= {one.id: one for one in (chosen, *look.decided) if one.id == chosen.id}
         self._look = look
         self._show(pending)
         if self._prompt is not None and self._prompt.about.version != self._now.version:
@@ -162,7 +162,8 @@ class Inbox:
         count = sum(one.state is ApprovalState.PENDING for one in self._shown.values())
         more = " (the newest; there are more)" if self._look and self._look.has_more else ""
         words = "1 call waits" if count == 1 else f"{count} calls wait"
-        return f"{words} for approval{more}" if self._look else "Approvals"
+        after = f", {len(self._shown) - count} no longer" if count < len(self._shown) else ""
+        return f"{words} for approval{more}{after}" if self._look else "Approvals"
 
     def _list(self, rows: int, now: datetime) -> list[Line]:
         if not self._shown:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fumehood.approvals.model import (
+    OPEN_STATES,
     Approval,
     ApprovalState,
     NewDecision,
@@ -462,17 +463,19 @@ def _look_again(
     from fumehood.cli.approval_inbox import Look
     from fumehood.client import DaemonUnavailable, Refused
 
-    known: set[str] = set()
+    known: dict[str, ApprovalState] = {}
     changes = -1
     while not is_over.wait(PAUSE_S):
         try:
             changes = client.approvals.next_change(changes)
             found, has_more = _newest(client.approvals, {"state": "pending"}, MAX_WATCHED)
-            pending = {approval.id for approval in found}
-            gone = [client.approvals.show(approval_id) for approval_id in known - pending]
-            ended = [one for one in gone if one.state is not ApprovalState.PENDING]
-            tell(Look(found[::-1], ended, has_more))
-            known = pending
+            pending = {approval.id: approval.state for approval in found}
+            gone = [client.approvals.show(one) for one in known.keys() - pending.keys()]
+            # Each state once: a start is no new version. An approved call is followed to its end.
+            decided = [one for one in gone if one.state is not known[one.id]]
+            tell(Look(found[::-1], decided, has_more))
+            runs = OPEN_STATES - {ApprovalState.PENDING}
+            known = pending | {one.id: one.state for one in gone if one.state in runs}
         except DaemonUnavailable as away:
             changes = -1  # an engine that was started anew counts from the beginning
             tell(Look(fault=str(away)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import threading
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from fumehood.approvals.model import Approval, ApprovalState, DecisionRecord, RememberedRule
+from fumehood.cli import approvals as command
 from fumehood.cli.approval_inbox import Inbox, Look, editable, how_it_ended
 from fumehood.client.api_request import DaemonUnavailable
 from support.approvals import NOW, approval, rule
@@ -128,6 +131,48 @@ def test_look_that_was_older_than_the_own_decision_brings_nothing_back() -> None
     made.take(Look([ONE, TWO]))
     assert "1 call waits" in screen(made)
     assert ONE.id not in screen(made).splitlines()[2]
+
+
+def test_approved_call_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start is no new version, and the call is on no list of what waits then."""
+    became = ["pending", "approved", "started", "started", "done", "done"]
+    looks: list[Look] = []
+    is_over = threading.Event()
+
+    class Approvals:
+        def next_change(self, after: int) -> int:
+            return after + 1
+
+        def list(self, **query: Any) -> Any:
+            items = [ONE] if became[len(looks)] == "pending" else []
+            return SimpleNamespace(items=items, next_cursor=None, has_more=False)
+
+        def show(self, approval_id: str) -> Approval:
+            return ended(approval_id, ApprovalState(became[len(looks)]))
+
+    def tell(look: Look | Exception) -> None:
+        assert isinstance(look, Look)
+        looks.append(look)
+        if len(looks) == len(became):
+            is_over.set()
+
+    monkeypatch.setattr(command, "PAUSE_S", 0)
+    command._look_again(cast("Any", SimpleNamespace(approvals=Approvals())), tell, is_over)
+    told = [[one.state.value for one in look.decided] for look in looks]
+    assert told == [[], ["approved"], ["started"], [], ["done"], []]
+
+    made = inbox(Desk(), TWO)
+    for look in looks:
+        made.take(replace(look, pending=[*look.pending, TWO]))
+    assert "was approved by approver:bob (done)" in screen(made)
+
+
+def test_title_does_not_count_the_row_of_a_call_that_was_decided() -> None:
+    made = inbox(Desk(), ONE, TWO)
+    made.take(Look([TWO], [ended(ONE.id, ApprovalState.STARTED)]))
+    assert screen(made).startswith("1 call waits for approval, 1 no longer\n")
+    made.press("j")
+    assert screen(made).startswith("1 call waits for approval\n")
 
 
 def test_edited_call_is_bound_to_what_was_shown_of_it() -> None:
