@@ -795,6 +795,13 @@ class Engine:
         await self._life.drained()
 
     @property
+    def running_calls(self) -> int:
+        """How many calls `drained` waits for now."""
+        runs = self._made.approvals.service.requests.runs
+        alone = [one for one in runs.running if not runs.followers(one)]  # whose caller has left
+        return len(self._made.calls.running) + len(alone)
+
+    @property
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
         return self._made.intake.is_draining

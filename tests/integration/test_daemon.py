@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from psutil import STATUS_STOPPED, Process
 
-from conftest import FUMEHOOD, Daemon, StartDaemon
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon
 from support.http import Answer, SocketClient
 from support.processes import (
     children_of_guest,
@@ -24,6 +24,7 @@ from support.processes import (
     is_computing,
     is_gone,
 )
+from support.terminal import Person
 from support.wait import wait_until
 
 SLOW = "pow(7, 10**2500, 10**2500 + 7)"
@@ -119,6 +120,20 @@ def test_second_signal_waits_for_nobody(start_daemon: StartDaemon) -> None:
     assert daemon.process.wait(timeout=30) == 0
     assert not daemon.socket.exists()
     wait_until(lambda: all(is_gone(process) for process in [*family, held]))
+    caller.join(timeout=30)
+
+
+@pytest.mark.row("D6")
+def test_person_at_a_terminal_is_told_what_a_stop_waits_for(home: Path) -> None:
+    settings = {"FUMEHOOD_HOME": str(home), "FUMEHOOD_DRAIN_SECONDS": "1"}
+    person = Person({**CLEAN_ENVIRONMENT, **settings}, "serve")
+    person.reads("fumehood listens on")
+    caller, _ = _start_held_call(Daemon(person.process, home, {}), [])
+    assert person.interrupts() == 0
+    told = "Waiting for 1 call to end (at most 1 s); Ctrl-C again stops at once."
+    assert person.seen.count(told) == 1
+    assert "daemon.requests_ended" in person.seen
+    assert "graceful shutdown" not in person.seen
     caller.join(timeout=30)
 
 

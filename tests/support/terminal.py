@@ -56,7 +56,7 @@ class Person:
 
     def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [str(FUMEHOOD), *arguments], start_new_session=True,
             env={**environment, "TERM": "dumb", "COLUMNS": "80"},
             stdin=theirs, stdout=theirs, stderr=theirs,
@@ -80,7 +80,7 @@ class Person:
 
     def interrupts(self) -> int:
         """Ctrl-C."""
-        self._process.send_signal(signal.SIGINT)
+        self.process.send_signal(signal.SIGINT)
         return self.leaves()
 
     def leaves(self) -> int:
@@ -88,7 +88,7 @@ class Person:
             while chunk := os.read(self._ours, 65536):
                 self.seen += chunk.decode()
         os.close(self._ours)
-        return self._process.wait(timeout=60)
+        return self.process.wait(timeout=60)
 
 
 class Watcher:

@@ -72,7 +72,10 @@ def serve(
             print(f"fumehood listens on {path}", file=sys.stderr, flush=True)
 
     async def main() -> None:
-        await run(config, log, show_credential=_way_to_show(), on_ready=say_ready)
+        await run(
+            config, log, show_credential=_way_to_show(), on_ready=say_ready,
+            on_draining=lambda count: _say_what_it_waits_for(count, config.drain_seconds),
+        )  # fmt: skip
 
     try:
         with console as start_console:
@@ -92,6 +95,16 @@ def _greet(config: Config) -> None:
         f"\nIn another terminal{_variable(config)}: {example}",
         to_stderr=True,
     )
+
+
+def _say_what_it_waits_for(count: int, seconds: float) -> None:
+    """Tell a person why Ctrl-C has not ended the command yet."""
+    if sys.stderr.isatty() and seconds:
+        calls = "1 call" if count == 1 else f"{count} calls"
+        say(
+            f"Waiting for {calls} to end (at most {seconds:g} s); Ctrl-C again stops at once.",
+            to_stderr=True,
+        )
 
 
 def _variable(config: Config) -> str:

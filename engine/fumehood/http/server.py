@@ -43,6 +43,8 @@ from fumehood.storage.directory import hold_lock, private_directory
 KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 1
 SAME_MESSAGE_S = 1.0
+UNFINISHED = "Cancel %s running task(s), timeout graceful shutdown exceeded"
+"""*Source*: uvicorn's `Server.shutdown`."""
 MAX_MESSAGES = 100
 
 READY = "READY=1"
@@ -56,9 +58,11 @@ async def serve(
     tools: Iterable[Tool] = (),
     show_credential: Callable[[str], None] | None = None,
     on_ready: Callable[[], None] = lambda: None,
+    on_draining: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
+    `on_draining` is told how many calls a stop waits for, if there are any.
     If `show_credential` is given and no approver ever existed, the first one is created.
 
     Raises:
@@ -91,7 +95,7 @@ async def serve(
             server = _Server(_uvicorn_config(engine, config, listeners.control_path))
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
-                group.start_soon(_stop_on_signal, signals, server, engine, manager)
+                group.start_soon(_stop_on_signal, signals, server, engine, manager, on_draining)
                 # Objects loaded by now live as long as the process: the collector need
                 # not traverse them again.
                 gc.collect()
@@ -130,6 +134,10 @@ class _ToLog(logging.Handler):
         self._last: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.msg == UNFINISHED and isinstance(record.args, tuple):
+            message = "These requests had not ended in time and were cancelled."
+            self._log.warning("daemon.requests_ended", count=record.args[0], message=message)
+            return
         # The message template only, unless its arguments are numbers: others may be a client's.
         are_numbers = isinstance(record.args, tuple) and all(type(n) is int for n in record.args)
         text = record.getMessage() if are_numbers else str(record.msg)
@@ -171,6 +179,7 @@ async def _stop_on_signal(
     server: uvicorn.Server,
     engine: Engine,
     manager: ServiceManager,
+    on_draining: Callable[[int], None],
 ) -> None:
     """Drain, then stop the server. Until then it listens, and new calls are told to wait."""
     async with anyio.create_task_group() as group:
@@ -181,6 +190,8 @@ async def _stop_on_signal(
                 continue
             manager.tell(STOPPING)
             engine.drain()
+            if engine.running_calls:
+                on_draining(engine.running_calls)
             group.start_soon(_exit_when_drained, server, engine)
 
 
