@@ -7,7 +7,7 @@ coercion and defaults), which all later stages use.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fumehood.core.arguments import argument_faults
@@ -20,6 +20,10 @@ from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
+
+MAX_NAMED = 8
+"""Parameters that a refusal names, at most."""
+MAX_NAME_CHARACTERS = 80
 
 MISFIT = (
     "The agent's configuration of this tool is invalid. The operator must fix it. Do not retry."
@@ -77,14 +81,17 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
         ) from None
     if refuses_unknown(tool):
         known = tool.parameters.get("properties", {})
-        violations += [Violation(name[:80], UNKNOWN) for name in arguments if name not in known]
+        violations += [
+            Violation(name[:MAX_NAME_CHARACTERS], UNKNOWN)
+            for name in arguments
+            if name not in known
+        ]
     if not violations:
         violations = [Violation(*fault) for fault in argument_faults(tool.executor, arguments)]
     if fixed and any(_is_below(violation.path, fixed) for violation in violations):
         raise ToolDisabled(MISFIT)
     if violations:
-        visible = sorted(tool.parameters.get("properties", {}).keys() - fixed.keys())
-        raise InvalidParams(_sentence(violations, visible), fields=_fields(violations))
+        raise InvalidParams(_sentence(violations, _visible(resolved)), fields=_fields(violations))
     return ValidatedCall(resolved, arguments, (*resolved.warnings, *warnings))
 
 
@@ -106,9 +113,18 @@ def _given(resolved: ResolvedCall) -> JsonObject:
         return arguments
     taken = [name for name in arguments if name in binding.fixed]
     if taken:
-        violations = [Violation(name[:80], UNKNOWN) for name in taken]
-        raise InvalidParams(_sentence(violations), fields=_fields(violations))
+        violations = [Violation(name[:MAX_NAME_CHARACTERS], UNKNOWN) for name in taken]
+        raise InvalidParams(_sentence(violations, _visible(resolved)), fields=_fields(violations))
     return {**copy.deepcopy(binding.defaults), **arguments}
+
+
+def _visible(resolved: ResolvedCall) -> list[str]:
+    """The parameters that the caller may know of, the required ones first."""
+    parameters = resolved.tool.definition.parameters
+    fixed = resolved.binding.fixed if resolved.binding is not None else {}
+    required = parameters.get("required", ())
+    visible = [name for name in parameters.get("properties", {}) if name not in fixed]
+    return sorted(visible, key=lambda name: name not in required)
 
 
 def _is_below(path: str, fixed: JsonObject) -> bool:
@@ -119,15 +135,22 @@ def _fields(violations: list[Violation]) -> list[str]:
     return list(dict.fromkeys(violation.path for violation in violations))
 
 
-def _meant(violation: Violation, visible: Collection[str]) -> str:
-    near = nearest(violation.path, visible) if violation.message == UNKNOWN else []
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _sentence(violations: list[Violation], visible: Collection[str] = ()) -> str:
-    """All violations, with the similar names among the `visible` parameters of unknown ones."""
-    shown = "; ".join(
-        f"{v.path or 'arguments'} {v.message}{_meant(v, visible)}" for v in violations[:5]
-    )
+def _sentence(violations: list[Violation], visible: Sequence[str]) -> str:
+    """All violations; for an unknown parameter a similar one, or else all of the `visible`."""
+    parts, has_strange = [], False
+    for violation in violations[:5]:
+        near = nearest(violation.path, visible) if violation.message == UNKNOWN else []
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        parts.append(f"{violation.path or 'arguments'} {violation.message}{meant}")
+        has_strange |= violation.message == UNKNOWN and "." not in violation.path and not near
     more = f"; and {len(violations) - 5} more" if len(violations) > 5 else ""
-    return f"The arguments are wrong: {shown}{more}."
+    known = f" {_named(visible)}" if has_strange else ""
+    return f"The arguments are wrong: {'; '.join(parts)}{more}.{known}"
+
+
+def _named(visible: Sequence[str]) -> str:
+    if not visible:
+        return "It has no parameters."
+    names = ", ".join(repr(name[:MAX_NAME_CHARACTERS]) for name in visible[:MAX_NAMED])
+    more = f" and {len(visible) - MAX_NAMED} more" if len(visible) > MAX_NAMED else ""
+    return f"Its parameters: {names}{more}."

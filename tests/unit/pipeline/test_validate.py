@@ -393,7 +393,10 @@ def test_a_misspelt_parameter_gets_a_suggestion_and_a_fixed_one_is_never_suggest
     fields: dict[str, Any],
 ) -> None:
     definition = function_definition({"recipient": {}, "account": {}}, **fields)
-    for fixed, said in (({}, " (did you mean 'account'?)."), ({"account": 7}, ".")):
+    for fixed, said in (
+        ({}, " (did you mean 'account'?)."),
+        ({"account": 7}, ". Its parameters: 'recipient'."),
+    ):
         call = request(arguments={"acount": 1}, agent_id="a")
         bound = Binding(tool="act", fixed=fixed)
         with pytest.raises(InvalidParams) as caught:
@@ -401,6 +404,44 @@ def test_a_misspelt_parameter_gets_a_suggestion_and_a_fixed_one_is_never_suggest
         assert caught.value.message == (
             f"The arguments are wrong: acount is not a parameter of this tool{said}"
         )
+
+
+@pytest.mark.row("P2")
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        (
+            {"working_directory": {}, "command": {}},
+            "Its parameters: 'command', 'working_directory'.",
+        ),
+        ({f"p{n}": {} for n in range(11)}, "'p5', 'p6', 'p7' and 3 more."),
+        ({}, "It has no parameters."),
+    ],
+)
+def test_a_parameter_that_is_like_no_other_gets_the_names_of_those_there_are(
+    properties: dict[str, Any], said: str
+) -> None:
+    required = {"required": ["command"]} if "command" in properties else {}
+    definition = function_definition(properties, strict=True, schema=required)
+    call = request(arguments={"zzzzzz": 1, "xxxxxx": 1, "command": ""})
+    with pytest.raises(InvalidParams) as caught:
+        validate(ResolvedCall(call, registered(definition), ()))
+    assert caught.value.message.endswith(said)
+
+
+@pytest.mark.row("R3")
+def test_a_fixed_argument_is_refused_with_the_words_for_one_that_does_not_exist() -> None:
+    messages = []
+    for fixed in ({"secret": 7}, {}):
+        properties = {"recipient": {}, **({"secret": {}} if fixed else {})}
+        definition = function_definition(properties, strict=True)
+        call = request(arguments={"secret": 1}, agent_id="a")
+        with pytest.raises(InvalidParams) as caught:
+            validate(
+                ResolvedCall(call, registered(definition), (), Binding(tool="act", fixed=fixed))
+            )
+        messages.append(caught.value.message)
+    assert len(set(messages)) == 1
 
 
 @pytest.mark.row("R3")
@@ -412,7 +453,9 @@ def test_a_fixed_argument_cannot_be_given_not_even_as_it_is(
     with pytest.raises(InvalidParams) as caught:
         _for_agent({"a": given}, fixed={"a": 5}, tool=tool)
     assert caught.value.fields == ("a",)
-    assert caught.value.message == "The arguments are wrong: a is not a parameter of this tool."
+    assert caught.value.message == (
+        "The arguments are wrong: a is not a parameter of this tool. Its parameters: 'b', 'c'."
+    )
 
 
 @pytest.mark.row("R3")
