@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import threading
@@ -232,5 +233,6 @@ def test_on_a_terminal_calls_are_readable_and_cannot_forge_a_line(
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert not [line for line in text.splitlines() if line.startswith("calculator")]
-    followed = [line for line in text.splitlines() if line.startswith("2") and "  call_" in line]
+    form = re.compile(r"([0-9]{4}-[0-9-]{5} )?[0-9:]{8}  .*  [0-9.]+ ms  call_\w+")
+    followed = [line for line in text.splitlines() if form.fullmatch(line)]
     assert [("x\\u{000a}calculator" in line) for line in followed[-2:]] == [True, False]

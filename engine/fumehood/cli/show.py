@@ -217,12 +217,16 @@ def _size(base64: str) -> str:
 
 
 def _parts(record: CallRecord) -> tuple[str, ...]:
+    from datetime import datetime
+
+    at, today = datetime.fromisoformat(record.timestamp).astimezone(), datetime.now().astimezone()
+    date = "" if at.date() == today.date() else f"{at:%Y-%m-%d} "
     tool = record.tool_name + (f"@{record.tool_version}" if record.tool_version else "")
     return (
-        record.timestamp,
+        f"{date}{at:%H:%M:%S}",
         visible(tool),
         record.code,
-        f"{record.execution_time_ms:.1f}",
+        f"{record.execution_time_ms:.1f} ms",
         record.agent_id or "",
         record.call_id,
     )

@@ -6,6 +6,8 @@ import base64
 import csv
 import io
 import json
+import re
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,7 +20,7 @@ from fumehood.budgets.model import BudgetStanding, Period, Unit, UsageRow, Usage
 from fumehood.cli.escaping import indented, json_document, json_line, json_lines, printable, visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
-from fumehood.cli.show import circuit_words, show_calls, show_envelope, show_json
+from fumehood.cli.show import circuit_words, show_call_line, show_calls, show_envelope, show_json
 from fumehood.cli.tables import Field, fitting, show_table
 from fumehood.cli.usage import as_cell, show_usage, write_csv
 from fumehood.core.call_log import CallRecord
@@ -142,6 +144,28 @@ def test_list_of_calls_fits_80_columns_without_breaking_a_word(
     assert "age" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 80
     assert shown.err == "Hidden columns: version, ms, agent. See --json.\n"
+
+
+@pytest.mark.parametrize(
+    ("at", "moment"),
+    [("2020-01-01T22:30:05.360Z", "2020-01-02 01:30:05"), (None, r"\d\d:\d\d:\d\d")],
+)
+def test_followed_call_has_its_local_time_a_unit_and_its_agent(
+    at: str | None, moment: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = CallRecord.model_construct(
+        call_id="call_0", timestamp=at or datetime.now(UTC).isoformat(), agent_id="clerk",
+        tool_name="run_python", tool_version="1.0.0", code="OK", execution_time_ms=7.1,
+    )  # fmt: skip
+    monkeypatch.setenv("TZ", "Etc/GMT-3")
+    time.tzset()
+    try:
+        show_call_line(record, as_json=False)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    form = rf"{moment}  run_python@1\.0\.0  OK  7\.1 ms  clerk  call_0\n"
+    assert re.fullmatch(form, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
