@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,37 @@ from fumehood.core.envelope import Envelope
 from support.answers import envelope_bytes
 from support.docker_images import ListedImages, image_row
 
+PAGE = Path(__file__).parents[3] / "docs/reference/command-line.md"
+
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_line_of_help_is_that_of_the_command(name: str) -> None:
     command = load_command(name)
     assert command.name == name
     assert command.get_short_help_str(200).rstrip(".") == COMMANDS[name].rstrip(".")
+
+
+def programs_of(name: str, program: Any) -> Iterator[tuple[str, Any]]:
+    """The command, or those of its group, by their own names."""
+    if not getattr(program, "commands", None):
+        yield name, program
+    for own, one in getattr(program, "commands", {}).items():
+        yield from programs_of(own, one)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_page_of_the_command_line_has_every_command_and_option(name: str) -> None:
+    """The introduction has those of all commands; others stand in the sections of the command."""
+    introduction, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
+    own_sections = [text for text in sections if re.match(rf"`.*\b{name}\b", text)]
+    assert own_sections
+    text = "\n".join([introduction, *own_sections])
+    missing = []
+    for own, program in programs_of(name, load_command(name)):
+        options = [opt for one in program.params for opt in one.opts if opt.startswith("--")]
+        missing += [f"{own} {opt}" for opt in options if not re.search(rf"{opt}(?![\w-])", text)]
+        missing += [own] if not re.search(rf"`[^`\n]*\b{own}\b", text) else []
+    assert missing == []
 
 
 def test_misspelt_command_and_subcommand_are_told_the_near_ones() -> None:
