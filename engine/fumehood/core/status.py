@@ -91,6 +91,8 @@ class Alert(_Value):
     calls that took longer."""
     threshold: float
     calls: int
+    least_calls: int
+    """With fewer calls it cannot begin to fire."""
     message: str
 
 

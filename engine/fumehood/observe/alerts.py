@@ -212,13 +212,13 @@ class Alerts:
         """Compare one value with its threshold, and note a change."""
         since = self._firing.get((tool, name))
         value = rule.value(totals) if totals.calls else None
+        least_calls = max(self._settings.min_calls, rule.least_calls)
         if value is None:
             is_firing = False
         elif since is not None:
             is_firing = rule.is_crossed(value, by=BAND)
         else:
-            enough = totals.calls >= max(self._settings.min_calls, rule.least_calls)
-            is_firing = enough and rule.is_crossed(value)
+            is_firing = totals.calls >= least_calls and rule.is_crossed(value)
         has_changed = is_firing != (since is not None)
         if has_changed:
             since = self._now() if is_firing else None
@@ -230,6 +230,7 @@ class Alerts:
             value=None if value is None or not math.isfinite(value) else round(value, 4),
             threshold=rule.threshold,
             calls=totals.calls,
+            least_calls=least_calls,
             message="There were no calls."
             if value is None
             else rule.message.format(value=value, threshold=rule.threshold),

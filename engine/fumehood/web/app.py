@@ -20,7 +20,17 @@ from fumehood.web.live import Live
 from fumehood.web.logins import LONGEST_S, Connect, Login, Logins
 from fumehood.web.pages import PAGES
 from fumehood.web.text import STATIC, make_environment
-from fumehood.web.view import CSRF_HEADER, Address, Form, Page, Problem, View, go, read_form
+from fumehood.web.view import (
+    CSRF_HEADER,
+    Address,
+    Form,
+    Page,
+    Problem,
+    View,
+    go,
+    in_words,
+    read_form,
+)
 
 HOME = "/inbox"
 MAX_LOGIN_BYTES = 16_384
@@ -88,7 +98,7 @@ class Console:
         """A template as a response."""
         page = next((one for one in self._pages if path.startswith(one.path)), None)
         text = self._environment.get_template(template).render(
-            login=login, pages=self._pages, page=page, **values
+            login=login, pages=self._pages, page=page, path=path, **values
         )
         return HTMLResponse(text, status)
 
@@ -129,7 +139,7 @@ class Console:
             if refused.code == "UNAUTHORIZED":
                 await self._end(login)
                 return go(request, "/login")
-            return view.notice(str(refused), STATUSES.get(refused.code, 409))
+            return view.notice(in_words(refused), STATUSES.get(refused.code, 409))
         except Exception:
             traceback.print_exc()
             return view.notice("The console has a fault. Its terminal says more.", 500)

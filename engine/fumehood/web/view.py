@@ -67,6 +67,11 @@ class Problem(Exception):
         self.status = status
 
 
+def in_words(refused: Exception) -> str:
+    """What the engine says, without its advice to programs."""
+    return str(refused).removesuffix(" Do not retry.")
+
+
 class Form:
     """The fields of a form, or of a query; a field may be given several times."""
 

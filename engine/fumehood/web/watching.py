@@ -50,8 +50,11 @@ def instant(text: str) -> datetime | None:
 
 
 def percent(part: float, whole: float) -> str:
-    """A part of a whole, rounded down: 100 % means all."""
-    return f"{int(1000 * part / whole) / 10:g} %" if whole else "–"
+    """A part of a whole, rounded, but 100 % means all."""
+    if not whole:
+        return "–"
+    rounded = round(100 * part / whole, 1)
+    return f"{rounded if part == whole else min(rounded, 99.9):g} %"
 
 
 def health_of(part: float, whole: float) -> str:
@@ -62,7 +65,7 @@ def health_of(part: float, whole: float) -> str:
 
 def size_of(number: Any) -> str:
     """A number of bytes, if it is one."""
-    return f"{number:,} bytes" if type(number) is int else ""
+    return _bytes(number) if type(number) is int else ""
 
 
 def place_of(tool: ToolDefinition) -> tuple[str, str]:
@@ -99,9 +102,13 @@ def size(number: float) -> str:
     """A number of bytes in its unit."""
     for unit in ("bytes", "KB", "MB"):
         if number < 1000:
-            return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+            return _bytes(number) if unit == "bytes" else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.1f} GB"
+
+
+def _bytes(number: float) -> str:
+    return f"{number:,.0f} byte" if number == 1 else f"{number:,.0f} bytes"
 
 
 _CONTAINERS = {

@@ -141,6 +141,12 @@ def test_alert_ends_when_there_are_no_calls_any_more() -> None:
     assert {a.value for a in watched.alerts.look().alerts} == {None}
 
 
+def test_alert_says_how_many_calls_it_needs() -> None:
+    needed = {one.name: one.least_calls for one in Watched(min_calls=7).alerts.look().alerts}
+    assert needed.pop("p99_duration") == LEAST_CALLS_OF_P99
+    assert set(needed.values()) == {7}
+
+
 def test_tool_that_fails_among_many_calls_of_others_is_named() -> None:
     watched = Watched()
     watched.calls(1000)

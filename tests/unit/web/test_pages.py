@@ -33,6 +33,7 @@ from fumehood.protocol.messages import decode_envelope
 from fumehood.web.guard import CONTENT_POLICY, SANDBOX
 from fumehood.web.pages import PAGES, health
 from fumehood.web.plots import OTHERS, columns_of, share, time_line
+from fumehood.web.watching import percent, size, size_of
 from support.answers import envelope_bytes
 from support.approvals import NOW, approval
 from support.definitions import function_definition
@@ -567,6 +568,36 @@ def test_call_is_explained_and_rules_are_tried(browser: Browser, told: SimpleNam
     require_inert(browser.post("/policy/try", {"rules": "id = 7"}).text)
 
 
+@pytest.mark.parametrize(
+    ("part", "whole", "words"),
+    [
+        (2, 3, "66.7 %"), (1, 3, "33.3 %"), (1, 2, "50 %"), (3, 3, "100 %"), (9999, 10_000, "99.9 %"),
+        (0, 3, "0 %"), (0, 0, "–"),
+    ],
+)  # fmt: skip
+def test_parts_are_rounded_and_100_means_all(part: int, whole: int, words: str) -> None:
+    assert percent(part, whole) == words
+
+
+def test_sizes_count_in_words() -> None:
+    assert [size(n) for n in (0, 1, 2, 1000)] == ["0 bytes", "1 byte", "2 bytes", "1.0 KB"]
+    assert [size_of(n) for n in (1, 2000, "1")] == ["1 byte", "2,000 bytes", ""]
+
+
+@pytest.mark.parametrize(
+    ("path", "back"), [("/calls/a%0a", "/calls"), ("/sessions/x", "/sessions"), ("/nothing", "/")]
+)
+def test_message_leads_back_to_its_pages(browser: Browser, path: str, back: str) -> None:
+    assert f'<a class="button" href="{back}">' in browser.get(path).text
+
+
+def test_advice_to_programs_is_not_shown_to_people(browser: Browser) -> None:
+    page = browser.get("/inbox/apr_9")  # "There is no such approval. Do not retry."
+    assert page.status_code == 404
+    assert "There is no such approval." in page.text
+    assert "retry" not in page.text
+
+
 def test_health_says_what_is_wrong(browser: Browser) -> None:
     text = browser.get("/health").text
     for words in (
@@ -581,10 +612,19 @@ def test_health_shows_the_alerts_of_an_engine_that_has_them(
     browser: Browser, monkeypatch: pytest.MonkeyPatch, enabled: bool
 ) -> None:
     async def alerts(self: Any) -> Any:
-        well = SimpleNamespace(firing=False, tool=None, message="The mean is 4 ms.", since=None)
+        enough = {"calls": 1200, "least_calls": 20}
+        well = SimpleNamespace(
+            firing=False, tool=None, message="The mean is 4 ms.", since=None, **enough
+        )
+        said = "64.7% of the calls succeeded (at least 95.0%)."
+        few = SimpleNamespace(
+            firing=False, tool=None, message=said, since=None, calls=17, least_calls=20
+        )
         said = f"5 % of calls failed {EVIL}"
-        firing = SimpleNamespace(firing=True, tool=f"erase {EVIL}", message=said, since=NOW)
-        return SimpleNamespace(enabled=enabled, window_seconds=300, alerts=(well, firing))
+        firing = SimpleNamespace(
+            firing=True, tool=f"erase {EVIL}", message=said, since=NOW, **enough
+        )
+        return SimpleNamespace(enabled=enabled, window_seconds=300, alerts=(well, few, firing))
 
     assert "This engine has no alerts" in browser.get("/health").text
     monkeypatch.setattr(_Named, "alerts", alerts, raising=False)
@@ -595,6 +635,9 @@ def test_health_shows_the_alerts_of_an_engine_that_has_them(
     in_order = re.search(r"erase .* 5 % of calls failed .* The mean is", re.sub(r"\s+", " ", text))
     assert (in_order is not None) is enabled
     assert ("switched off" in text) is not enabled
+    judged = re.findall(r'<span class="badge (\w*)">(firing|well|too few[^<]*)</span>', text)
+    few = ("", "too few calls yet (17 of 20)")
+    assert judged == ([("bad", "firing"), ("good", "well"), few] if enabled else [])
 
 
 def test_doctors_checks_run_on_a_post_only(

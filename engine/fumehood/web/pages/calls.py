@@ -19,7 +19,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.escaping import json_lines
 from fumehood.web.guard import SANDBOX
 from fumehood.web.plots import time_line
-from fumehood.web.view import Page, Problem, View, get, post
+from fumehood.web.view import Page, Problem, View, get, in_words, post
 
 PAGE_SIZE = 50
 PERIODS = {"": "any time", "1": "last hour", "24": "last day", "168": "last 7 days"}
@@ -111,7 +111,7 @@ async def _list(view: View) -> dict[str, Any]:
     except Refused as refused:
         if refused.code not in ("INVALID_PARAMS", "RESOURCE_NOT_FOUND"):
             raise
-        calls, cursor, error = (), None, str(refused)
+        calls, cursor, error = (), None, in_words(refused)
     kept = {name: value for name, value in given.items() if value and name != "cursor"}
     return {
         "calls": calls, "given": given, "error": error, "periods": PERIODS,

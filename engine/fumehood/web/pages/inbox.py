@@ -29,7 +29,7 @@ from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.web.arguments import ArgumentField, arguments_of, as_sent, errors_of, fields_of
-from fumehood.web.view import Form, Page, Problem, View, get, post
+from fumehood.web.view import Form, Page, Problem, View, get, in_words, post
 from fumehood.web.watching import limits_in_words, money
 
 PAGE_SIZE = 50
@@ -133,7 +133,7 @@ async def ask_to_remember(view: View) -> Response:
         wish = _make_wish(scope, chosen.get("uses"), same, view.now)
         rule = await view.control.approvals.preview_remember(approval.id, wish)
     except (Refused, Problem) as refused:
-        error = str(refused)
+        error = in_words(refused)
     return view.render(
         "inbox_remember.html", approval=approval, rule=rule, error=error, scope=scope, same=same,
         uses=chosen.get("uses"), periods=PERIODS,
@@ -252,7 +252,7 @@ async def _decide(view: View, decision: NewDecision) -> Response:
         (approval,) = await view.control.approvals.decide_all([one])
     except Refused as refused:
         approval = await view.control.approvals.show(approval_id)
-        words = _who_was_first(view, approval) if refused.code in MOVED_ON else str(refused)
+        words = _who_was_first(view, approval) if refused.code in MOVED_ON else in_words(refused)
         return _detail(view, approval, words)
     return _detail(view, approval)
 

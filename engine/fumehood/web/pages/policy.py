@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from fumehood.client.api_request import Refused
 from fumehood.protocol import strict_json
-from fumehood.web.view import Page, Problem, View, get, post
+from fumehood.web.view import Page, Problem, View, get, in_words, post
 
 EXAMPLE = '[[rules]]\nid = "ask-for-shell"\ndecision = "ask"\ntools = ["run_shell"]\n'
 
@@ -36,7 +36,7 @@ async def explain(view: View) -> Response:
             agent_id=form.get("agent").strip() or None,
         )  # fmt: skip
     except Refused as refused:
-        return _answer(view, error=str(refused))
+        return _answer(view, error=in_words(refused))
     return _answer(view, explanation=found)
 
 
@@ -50,7 +50,7 @@ async def try_rules(view: View) -> Response:
     except Refused as refused:
         details = refused.envelope.error.details if refused.envelope.error else None
         faults = details.get("faults") if isinstance(details, dict) else None
-        return _answer(view, error=str(refused), faults=faults or [])
+        return _answer(view, error=in_words(refused), faults=faults or [])
     return _answer(view, tried=tried)
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from fumehood.answers import SessionFileList
 from fumehood.client.api_request import Refused
-from fumehood.web.view import Page, Problem, View, get, post
+from fumehood.web.view import Page, Problem, View, get, in_words, post
 
 MAX_SHOWN = 200
 MAX_LISTED = 100
@@ -50,7 +50,7 @@ async def show_one(view: View) -> Response:
                 is_cut = len(content) > MAX_PREVIEW_BYTES
                 preview = _text_of(content[:MAX_PREVIEW_BYTES])
         except (Refused, ValueError) as refused:
-            problem = str(refused)
+            problem = in_words(refused)
     return view.render(
         "session.html", session=session, calls=calls.items, files=files, problem=problem,
         folder=folder, name=name, preview=preview, is_cut=is_cut, query=_query,
