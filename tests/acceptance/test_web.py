@@ -207,13 +207,50 @@ def test_denial_tells_the_model_why(owner: Page, daemon: Daemon) -> None:
     show(owner, approval)
     owner.keyboard.press("d")
     owner.fill("#reason", "Not on a Monday.")
-    owner.click("button:text-is('Deny')")
+    owner.click(".panel button.danger")
     wait_for_state(owner, "denied")
     error = answer_of(daemon, approval).error
     assert error is not None
     assert error.code == "APPROVAL_DENIED"
     assert "Not on a Monday." in error.message
     assert not any("denied one" in line for line in ran(daemon))
+
+
+def test_enter_denies_and_shift_enter_begins_a_line(owner: Page, daemon: Daemon) -> None:
+    approval = ask(daemon, "denied by a key")
+    show(owner, approval)
+    owner.keyboard.press("d")
+    expect(owner.locator("#reason")).to_be_focused()
+    owner.keyboard.type("Not now")
+    owner.keyboard.press("Shift+Enter")
+    owner.keyboard.type("nor later.")
+    owner.keyboard.press("Enter")
+    wait_for_state(owner, "denied")
+    error = answer_of(daemon, approval).error
+    assert error is not None
+    assert "Not now\nnor later." in error.message
+
+
+@pytest.mark.parametrize("key", ["a", "d"])
+def test_key_with_a_selection_decides_on_nothing_alone(
+    owner: Page, daemon: Daemon, key: str
+) -> None:
+    first, second = (ask(daemon, f"{name} with {key}") for name in ("the first", "the second"))
+    for approval in (first, second):
+        show(owner, approval)
+        owner.keyboard.press("x")
+    expect(owner.locator("#selection")).to_contain_text("2 selected")
+    owner.keyboard.press(key)
+    expect(owner.locator("#detail h2")).to_have_text("2 calls together")
+    expect(owner.locator("#reason")).to_be_focused()
+    owner.keyboard.press("Enter")  # in the field of the reason: it must not approve
+    owner.evaluate(TWO_FRAMES)
+    expect(owner.locator("#detail h2")).to_have_text("2 calls together")
+    with ControlClient(daemon.control, credential=daemon.credential) as client:
+        states = {client.approvals.show(one).state.value for one in (first, second)}
+    assert states == {"pending"}
+    owner.click("text=Deny all")
+    expect(owner.locator("#detail")).to_contain_text("2 denied")
 
 
 def test_edited_call_is_checked_shown_and_then_run(owner: Page, daemon: Daemon) -> None:
@@ -278,7 +315,7 @@ def test_second_of_two_people_sees_who_was_first(
     show(owner, approval)
     owner.keyboard.press("a")
     wait_for_state(owner, "done")
-    second.click("button:text-is('Deny')")
+    second.click(".panel button.danger")
     expect(second.locator(".banner.warn[role=alert]")).to_contain_text(
         "approver:owner approved this first"
     )

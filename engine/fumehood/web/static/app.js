@@ -267,8 +267,16 @@
       else goBack();
       return;
     }
+    if (event.key === "Enter" && typing && !event.isComposing) {
+      const sends = typing.matches("[data-enter-sends]") && !event.shiftKey;
+      if (sends || (event.repeat && typing.matches("input"))) event.preventDefault();
+      if (sends && !event.repeat) typing.form.requestSubmit(); // a held key decides nothing twice
+      return;
+    }
     if (typing || !body.dataset.live) return;
-    const button = document.querySelector(`[data-key="${CSS.escape(event.key)}"]:not(:disabled)`);
+    // With a selection, no key decides on the open call alone.
+    const isForAll = chosen.size && ["a", "d"].includes(event.key);
+    const button = isForAll ? document.querySelector("[data-together]") : document.querySelector(`[data-key="${CSS.escape(event.key)}"]:not(:disabled)`);
     const act = KEYS[event.key];
     if (!button && !act) return;
     event.preventDefault();
