@@ -163,7 +163,7 @@ def test_edit_that_is_refused_can_be_corrected_and_without_an_editor_it_is_a_lin
     watcher.types("e")
     watcher.reads('"more": 1}▏')
     watcher.types("\x15{\n")
-    watcher.reads("These are no arguments")
+    watcher.reads("These arguments cannot be read")
     watcher.types('e\x15{"text": "line-2"}\n')
     watcher.reads("AS EDITED", '"line-2"', "y/n")
     watcher.types("y")

@@ -15,10 +15,23 @@ from datetime import datetime
 from typing import Any
 
 from fumehood.approvals.model import Approval, ApprovalState
+from fumehood.core.errors import ERROR_CODES, OutcomeUnknown
 from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
 
 MAX_NAMED = 8
+
+_PARTS = {
+    "agent_binding": "what its agent may do",
+    "cost_ceiling": "what it may cost",
+    "definition": "the tool",
+    "limits": "its limits",
+    "place": "the place where it runs",
+    "placement": "the place where it runs",
+    "tool": "the version of the tool",
+    "workspace": "the files of its session",
+}
+"""Of an action, as `changed` names them."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
@@ -65,6 +78,53 @@ def ago(moment: datetime, now: datetime) -> str:
     else:
         shown = f"{size} s"
     return f"in {shown}" if seconds > 0 else f"{shown} ago"
+
+
+def ending_in_words(approval: Approval) -> str:
+    """Say how a call ended that was not done as it was decided; nothing of any other."""
+    was_approved = approval.decided_at is not None
+    match approval.state:
+        case ApprovalState.EXPIRED:
+            return _expiry_in_words(approval, was_approved)
+        case ApprovalState.CANCELLED if approval.started_at is not None:
+            return "The call was cancelled while it ran. It may have done a part of its work."
+        case ApprovalState.CANCELLED:
+            when = "after it was approved" if was_approved else "before anybody decided"
+            return f"The call was cancelled {when}. Nothing was done."
+        case ApprovalState.INTERRUPTED:
+            return "The engine ended while this call ran. It may have taken effect."
+        case ApprovalState.DONE | ApprovalState.FAILED if approval.code == OutcomeUnknown.code:
+            was = "was done" if approval.state is ApprovalState.DONE else "was not done"
+            return f"The engine ended while this call ran. Somebody recorded later that it {was}."
+        case ApprovalState.FAILED if approval.started_at is not None:
+            said = _code_in_words(approval.code)
+            return f"The call was approved and started, but ended with an error{said}."
+        case ApprovalState.FAILED:
+            said = _code_in_words(approval.code)
+            return f"The call was approved, but could not start{said}. Nothing was done."
+    return ""
+
+
+def _expiry_in_words(approval: Approval, was_approved: bool) -> str:
+    if approval.has_lost_session:
+        return "Its session ended before anybody decided, so this call can no longer run."
+    if approval.changed:
+        names = dict.fromkeys(_PARTS.get(one, one.replace("_", " ")) for one in approval.changed)
+        after = "The call is asked for again, as it would be now." if approval.superseded_by else ""
+        said = f"Changed since it was asked for: {', '.join(names)}. Nothing was done. {after}"
+        return said.strip()
+    if was_approved:
+        return "The call was approved, but did not start in time. Nothing was done."
+    return "It was not decided in time. Nothing was done."
+
+
+def _code_in_words(code: str | None) -> str:
+    """The code, and its meaning where it is the engine's and not a tool's own."""
+    if code is None:
+        return ""
+    error = ERROR_CODES.get(code)
+    words = ((error.__doc__ if error is not None else "") or "").partition(".")[0]
+    return f": {words[:1].lower()}{words[1:]} ({code})" if words else f": {code}"
 
 
 def hidden_in(approval: Approval) -> str:

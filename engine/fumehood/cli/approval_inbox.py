@@ -296,9 +296,10 @@ class Inbox:
         try:
             arguments = strict_json.loads(text.encode())
             if not isinstance(arguments, dict):
-                raise ValueError("they are a JSON object")  # noqa: TRY004 - the person's
+                raise ValueError("they must be a JSON object")  # noqa: TRY004 - the person's
         except ValueError as error:
-            self._said = f"These are no arguments: {error}. To go on editing: e"
+            why = str(error).removeprefix("not JSON: ")
+            self._said = f"These arguments cannot be read: {why}. To go on editing: e"
             return
         if json.dumps(arguments) == json.dumps(one.arguments):
             self._said = "The arguments are as they were. To approve them: a"

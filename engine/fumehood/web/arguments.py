@@ -1,7 +1,8 @@
 """A call's arguments as fields of a form, made from the tool's schema, and back.
 
 A field's name says how its text is read: `text:NAME`, `number:NAME`, `choice:NAME` and `json:NAME`
-(the last two are JSON); `given:NAME` is a field that is not left out. The browser may send
+(the last two are JSON); `given:NAME` is a field that is not left out, and so is any choice
+but the empty one. The browser may send
 anything: the engine validates the result like a new call. Invariant: a form that is sent back
 unchanged gives equal arguments. A text that a browser would change (line ends) or a reader would
 misread (invisible characters) is therefore edited as JSON.
@@ -100,7 +101,8 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
     errors: dict[str, str] = {}
     for field, text in form.fields:
         kind, colon, name = field.partition(":")
-        if not colon or name not in given or name in arguments:
+        is_given = bool(text) if kind == "choice" else name in given
+        if not colon or not is_given or name in arguments:
             continue
         try:
             if kind == "text":
@@ -110,7 +112,7 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
             elif kind in ("choice", "json"):
                 arguments[name] = strict_json.loads(text.encode())
         except ValueError as error:
-            errors[name] = "This is not a number." if kind == "number" else f"No JSON: {error}."
+            errors[name] = "This is not a number." if kind == "number" else _no_json(error)
     return arguments, errors
 
 
@@ -141,10 +143,16 @@ def _field(
         kind, text = "text", value
     elif types == "string" and not is_given and value is None:
         kind, text = "text", ""
+    if kind == "choice" and not is_given:
+        text = ""
     label = types if isinstance(types, str) else "one of these" if of_enum else "JSON"
     if schema.get("description"):
         label = f"{label} · {str(schema['description'])[:300]}"
     return ArgumentField(name, kind, text, is_given, is_required, label, choices, error)
+
+
+def _no_json(error: ValueError) -> str:
+    return f"This is not valid JSON: {str(error).removeprefix('not JSON: ')}."
 
 
 def _typed(form: Form, field: ArgumentField) -> str:

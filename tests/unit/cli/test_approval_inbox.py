@@ -191,8 +191,8 @@ def test_edited_call_is_bound_to_what_was_shown_of_it() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "These are no arguments"), ('{"a": 1, "a": 2}', "These are no arguments"),
-        ("[]", "JSON object"), ("[" * 100_000, "These are no arguments"),
+        ("{", "These arguments cannot be read"), ('{"a": 1, "a": 2}', "These arguments cannot be read"),
+        ("[]", "JSON object"), ("[" * 100_000, "These arguments cannot be read"),
         (json.dumps(ONE.arguments), "as they were"),
     ],
     ids=lambda text: text[:10],

@@ -100,7 +100,13 @@ def test_what_cannot_be_read_is_said_at_its_field() -> None:
     arguments, errors = arguments_of(form)
     assert arguments == {"to": "a"}
     assert errors["times"] == "This is not a number."
-    assert errors["tags"].startswith("No JSON")
+    assert errors["tags"].startswith("This is not valid JSON: Expecting")
+
+
+@pytest.mark.parametrize(("text", "given"), [("", {}), ("false", {"urgent": False})])
+def test_choice_is_given_unless_it_is_empty(text: str, given: dict[str, Any]) -> None:
+    found, errors = arguments_of(Form([("choice:urgent", text)]))
+    assert (found, errors) == (given, {})
 
 
 @pytest.mark.parametrize("text", ["1e999", "NaN", "Infinity", "0x1", "1_000", "１", "--1", ""])

@@ -297,6 +297,68 @@ def test_decision_carries_what_was_shown(decision: str) -> None:
     assert "approver:alice" in page.text
 
 
+LATER = NOW + timedelta(minutes=1)
+SECOND = approval(2).id
+EXPIRED, FAILED = ApprovalState.EXPIRED, ApprovalState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"state": EXPIRED, "decided_at": NOW, "changed": ("workspace",), "superseded_by": SECOND}, "Changed since it was asked for: the files of its session. Nothing was done. The call is asked for again, as it would be now."),
+        ({"state": EXPIRED, "decided_at": NOW, "changed": ("definition", "limits", "isolation")}, "Changed since it was asked for: the tool, its limits, isolation. Nothing was done."),
+        ({"state": EXPIRED, "changed": ("session",)}, "Its session ended before anybody decided, so this call can no longer run."),
+        ({"state": EXPIRED, "code": "APPROVAL_EXPIRED"}, "It was not decided in time. Nothing was done."),
+        ({"state": EXPIRED, "decided_at": NOW, "code": "APPROVAL_EXPIRED"}, "The call was approved, but did not start in time. Nothing was done."),
+        ({"state": ApprovalState.CANCELLED}, "The call was cancelled before anybody decided. Nothing was done."),
+        ({"state": ApprovalState.CANCELLED, "decided_at": NOW}, "The call was cancelled after it was approved. Nothing was done."),
+        ({"state": ApprovalState.CANCELLED, "decided_at": NOW, "started_at": NOW}, "The call was cancelled while it ran. It may have done a part of its work."),
+        ({"state": FAILED, "decided_at": NOW, "started_at": NOW, "code": "TIMEOUT"}, "The call was approved and started, but ended with an error: the call took longer than its limit (TIMEOUT)."),
+        ({"state": FAILED, "decided_at": NOW, "started_at": NOW, "code": "NO_CITY"}, "The call was approved and started, but ended with an error: NO_CITY."),
+        ({"state": FAILED, "decided_at": NOW, "code": "QUOTA_EXCEEDED"}, "The call was approved, but could not start: a budget is used up (QUOTA_EXCEEDED). Nothing was done."),
+        ({"state": FAILED, "started_at": NOW, "code": "OUTCOME_UNKNOWN"}, "The engine ended while this call ran. Somebody recorded later that it was not done."),
+        ({"state": ApprovalState.DONE, "started_at": NOW, "code": "OUTCOME_UNKNOWN"}, "The engine ended while this call ran. Somebody recorded later that it was done."),
+        ({"state": ApprovalState.INTERRUPTED, "started_at": NOW, "code": "OUTCOME_UNKNOWN"}, "The engine ended while this call ran. It may have taken effect."),
+    ],
+)  # fmt: skip
+def test_other_end_than_was_decided_is_said_at_the_top(fields: dict[str, Any], words: str) -> None:
+    """It was a word in a badge, and the reason stood at the bottom of the facts."""
+    page = make_site(approval(**{"ended_at": LATER, **fields})).browser().get(f"/inbox/{ID}").text
+    top = page[page.index("<article") : page.index('<header class="headline">')]
+    assert words in re.sub(r"\s+", " ", re.sub("<[^>]+>", "", top))
+    assert (f'href="/inbox/{SECOND}"' in top) is ("superseded_by" in fields)
+
+
+@pytest.mark.parametrize("state", ["pending", "approved", "denied", "started", "done"])
+def test_end_as_it_was_decided_needs_no_words(state: str) -> None:
+    one = approval(state=ApprovalState(state), code="OK" if state == "done" else None)
+    page = make_site(one).browser().get(f"/inbox/{ID}").text
+    assert "banner" not in page[page.index("<article") : page.index('<header class="headline">')]
+
+
+def test_form_of_a_denial_says_what_the_model_is_told() -> None:
+    page = make_site(approval()).browser().get(f"/inbox/{ID}/deny").text
+    assert "try something else" not in page
+    assert "The model is told, and not to try the same in another way." in page
+
+
+def test_session_of_a_call_is_a_link() -> None:
+    page = make_site(approval(session_id="sess_1")).browser().get(f"/inbox/{ID}").text
+    assert '<a href="/sessions/sess_1">sess_1</a>' in page
+
+
+def test_choice_that_is_not_given_says_so() -> None:
+    """Its first value was shown as if it were given."""
+    browser = make_site(mail()).browser()
+    form = browser.part(f"/inbox/{ID}/edit").text
+    shown = re.search(r'name="choice:urgent">\s*<option value="">\(not given\)</option>', form)
+    assert shown is not None
+    assert "given:urgent" not in form
+    one = mail(arguments={"to": "a@example.com", "urgent": False})
+    form = make_site(one).browser().part(f"/inbox/{ID}/edit").text
+    assert '<option value="false" selected>' in form
+
+
 def test_second_of_two_people_sees_who_was_first() -> None:
     site = make_site(approval())
     alice, bob = site.browser(), site.browser(BOB)
