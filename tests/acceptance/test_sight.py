@@ -226,6 +226,8 @@ def test_alert_is_shown_logged_and_sent_signed(
         client.calculate("1 + 1")
     upstream.wait_for(lambda: len(told()) >= 8)
     assert [m.json["event"] for m in told()[4:]] == ["alert.resolved"] * 4
+    # The log gathers its lines, so that the webhook can be first.
+    wait_until(lambda: daemon.log.count('"alert.') >= 8)
     events = [json.loads(line) for line in daemon.log.splitlines() if '"alert.' in line]
     assert [event["event"] for event in events] == ["alert.firing"] * 4 + ["alert.resolved"] * 4
     client.close()
