@@ -35,7 +35,7 @@ ERROR_TYPE = "error.type"
 EXECUTE_TOOL = "execute_tool"
 """The operation, and the beginning of the span's name."""
 
-TIME_SHARE = 0.005
+TIME_SHARE = 0.002
 """The part of its time that the engine may spend on making spans. Sending them takes about twice
 as much, in a thread. Of more calls than fit into it, some have none."""
 BURST_S = 0.05
