@@ -245,7 +245,7 @@ def test_text_that_is_longer_than_its_box_says_so() -> None:
         (short, ""),
     ):
         page = make_site(one).browser().get(f"/inbox/{ID}").text
-        assert ("Scroll to its end" in page) is bool(said)
+        assert ("scroll if its end is out of sight" in page) is bool(said)
         assert said in page
 
 
