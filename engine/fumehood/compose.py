@@ -228,7 +228,7 @@ def compose(
     sessions = _make_sessions(basis, session_rows, walls.container, state.agents, intake, on_event)
 
     def facts_of(query: ExplainWish) -> CallFacts:
-        return facts_to_explain(query, registry, state.agents, clock.now().date())
+        return facts_to_explain(query, registry, state.agents, clock.now)
 
     policy = CurrentPolicy(
         config.policy_file, config.environment, registry, facts_of, database, log, clock.now

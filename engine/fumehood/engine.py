@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequ
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import anyio.to_thread
@@ -419,8 +420,7 @@ class Engine:
     def principal_of_uid(self, uid: int) -> Principal:
         """The principal of a Unix user. A uid gives the scope `call` only."""
         principal_id = self.config.principal_ids.get(uid) or uid_principal_id(uid)
-        agents = self.agents.spoken_for_by(principal_id)
-        return Principal(principal_id, frozenset({Scope.CALL}), agents)
+        return _caller(principal_id, self.agents.spoken_for_by(principal_id))
 
     def now(self) -> datetime:
         """The engine's clock."""
@@ -820,6 +820,11 @@ class Engine:
         of its tools.
         """
         return self._made.walls.report()
+
+
+@lru_cache(maxsize=1024)
+def _caller(principal_id: str, agents: frozenset[str]) -> Principal:
+    return Principal(principal_id, frozenset({Scope.CALL}), agents)
 
 
 __all__ = ["CallOptions", "Engine", "Tool", "parse_batch", "parse_call_body", "parse_call_query"]

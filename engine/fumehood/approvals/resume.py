@@ -198,8 +198,8 @@ class CallResumption:
     def _permitted(self, request: CallRequest) -> PermittedCall:
         """The call after the first three gates."""
         services = self.services
-        today = services.clock.now().date()
-        validated = validate(resolve(request, services.registry, services.agents, today))
+        found = resolve(request, services.registry, services.agents, services.clock.now)
+        validated = validate(found)
         return authorize(validated, services.policy, services.over_budget(validated))
 
     def _require_unchanged(self, stored: StoredApproval) -> None:
@@ -212,9 +212,9 @@ class CallResumption:
             EngineError: a gate refuses the call now.
         """
         services = self.services
-        today = services.clock.now().date()
         request = self._request_again(stored)
-        validated = validate(resolve(request, services.registry, services.agents, today))
+        found = resolve(request, services.registry, services.agents, services.clock.now)
+        validated = validate(found)
         permitted = authorize(validated, services.policy, lambda: False)
         self._require_as_approved(permitted, stored)
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fumehood.cache.keys import CacheKeys
 from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.cache.settings import CacheSettings
-from fumehood.core.json_types import JsonObject
+from fumehood.core.envelope import Metacognition
 from fumehood.core.limits import MB
 
 ENTRY_BYTES = 1024
@@ -33,8 +33,8 @@ class CachedAnswer:
     """Those of the run, not of its arguments or options."""
     cached_at: str
     expires: float
-    metadata: JsonObject = field(default_factory=dict)
-    """What else the envelope says of the data: what was redacted, and what checkers think."""
+    redacted: int = 0
+    metacognition: Metacognition | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -61,11 +61,14 @@ class Flight:
         at: str,
         ttl_seconds: int | None,
         is_kept: bool,
-        metadata: JsonObject | None = None,
+        redacted: int = 0,
+        metacognition: Metacognition | None = None,
     ) -> None:
         """End with an answer for those who wait, and, if `is_kept`, for later calls."""
         if not self.over.is_set():
-            self.answer = self._cache.answer(data, warnings, at, ttl_seconds, metadata)
+            self.answer = self._cache.answer(
+                data, warnings, at, ttl_seconds, redacted, metacognition
+            )
             self._cache.end(self, self._key, is_kept=is_kept)
 
     def close(self) -> None:
@@ -87,6 +90,13 @@ class ResultCache:
         self._size_bytes = 0
         self._hits = self._misses = self._evicted = 0
 
+    def find(self, key: str) -> CachedAnswer | None:
+        """The answer under this key, if there is one now."""
+        answer = self._find(key)
+        if answer is not None:
+            self._hits += 1
+        return answer
+
     async def take(self, key: str, wait_s: Callable[[], float]) -> CachedAnswer | Flight:
         """The answer under this key, or a new flight for a call that has to run.
 
@@ -95,8 +105,10 @@ class ResultCache:
         Raises:
             TimeoutError: none of them had an answer in that time.
         """
-        answer = self._find(key)
-        if answer is None and key in self._flights:
+        answer = self.find(key)
+        if answer is not None:
+            return answer
+        if key in self._flights:
             async with asyncio.timeout(wait_s()):
                 answer = await self._of_others(key)
         if answer is not None:
@@ -139,11 +151,13 @@ class ResultCache:
         warnings: tuple[str, ...],
         at: str,
         ttl_seconds: int | None,
-        metadata: JsonObject | None = None,
+        redacted: int = 0,
+        metacognition: Metacognition | None = None,
     ) -> CachedAnswer:
         """A new answer. For `Flight`."""
         ttl_s = self._settings.ttl_seconds if ttl_seconds is None else ttl_seconds
-        return CachedAnswer(data, warnings, at, self._monotonic() + ttl_s, metadata or {})
+        expires = self._monotonic() + ttl_s
+        return CachedAnswer(data, warnings, at, expires, redacted, metacognition)
 
     def end(self, flight: Flight, key: str, *, is_kept: bool) -> None:
         """End a flight, keep its answer, and wake those who wait. For `Flight`."""

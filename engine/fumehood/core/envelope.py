@@ -7,6 +7,7 @@ configuration both allow it. A figure that was not measured for this call is nul
 from __future__ import annotations
 
 import json
+from operator import not_
 from typing import Any, Literal, Self
 
 from pydantic import (
@@ -107,7 +108,7 @@ class CacheReport(_Value):
     """Whether the answer is that of an earlier, equal call. `ttl_remaining` is in seconds."""
 
     hit: bool
-    cached_at: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    cached_at: str | None = Field(default=None, exclude_if=not_)
     ttl_remaining: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
@@ -142,16 +143,14 @@ class Metadata(_Value):
     usage: UsageReport
     retry_count: int = 0
     warnings: tuple[str, ...] = ()
-    idempotent_replay: bool = Field(default=False, exclude_if=lambda value: not value)
+    idempotent_replay: bool = Field(default=False, exclude_if=not_)
     """The stored answer of an earlier call with the same idempotency key."""
-    redacted: int = Field(default=0, exclude_if=lambda value: not value)
+    redacted: int = Field(default=0, exclude_if=not_)
     """How many secrets and private texts were replaced by `[redacted]`."""
-    metacognition: Metacognition | None = Field(
-        default=None, exclude_if=lambda value: value is None
-    )
-    cache: CacheReport | None = Field(default=None, exclude_if=lambda value: value is None)
+    metacognition: Metacognition | None = Field(default=None, exclude_if=not_)
+    cache: CacheReport | None = Field(default=None, exclude_if=not_)
     """Absent from calls that the result cache has nothing to do with."""
-    fallback: FallbackReport | None = Field(default=None, exclude_if=lambda value: value is None)
+    fallback: FallbackReport | None = Field(default=None, exclude_if=not_)
 
 
 class Envelope(_Value):

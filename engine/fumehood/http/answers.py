@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import anyio
@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Message, Scope
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
@@ -39,6 +40,25 @@ SMALL_BODY_BYTES = 64 * 1024
 """Larger bodies are parsed in a thread, so that they do not block other calls."""
 
 
+class JsonResponse(Response):
+    """A response whose content is JSON already."""
+
+    media_type = "application/json"
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        """Make what every call needs without looking at what could be needed."""
+        if headers is not None:
+            super().init_headers(headers)
+            return
+        length = str(len(self.body)).encode("ascii")
+        self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
+
+
+def headers_of(scope: Scope, name: bytes) -> list[bytes]:
+    """Return every value of a header, as sent."""
+    return [value for key, value in scope["headers"] if key == name]
+
+
 def engine_of(request: Request) -> Engine:
     """Return the application's engine."""
     engine: Engine = request.app.engine
@@ -54,7 +74,7 @@ def results_response(engine: Engine, texts: Sequence[bytes]) -> Response:
     """Return a success envelope with these results, which are JSON already, in `data`."""
     head, results, tail = encode_envelope(engine.answer({"results": []})).partition(b'"results":[')
     content = b"".join((head, results, b",".join(texts), tail))
-    return Response(content, media_type="application/json")
+    return JsonResponse(content)
 
 
 def stopped(engine: Engine, tool: str | None) -> Envelope:
@@ -72,7 +92,7 @@ def envelope_response(envelope: Envelope) -> Response:
         status = known.http_status if known is not None else TOOL_CODE_HTTP_STATUS
         if envelope.error.retry_after_ms is not None:
             headers = {"retry-after": str(max(1, -(-envelope.error.retry_after_ms // 1000)))}
-    return Response(encode_envelope(envelope), status, headers, media_type="application/json")
+    return JsonResponse(encode_envelope(envelope), status, headers)
 
 
 def once_delivered(request: Request, response: Response, tell: Callable[[], None]) -> Response:
@@ -92,15 +112,19 @@ async def read_json(request: Request) -> Any:
     Raises:
         InvalidParams: not strict JSON; and the errors of `read_raw`.
     """
-    return await parse_json(await read_raw(request))
+    body = await read_raw(request)
+    return parse_json(body) if len(body) <= SMALL_BODY_BYTES else await parse_in_thread(body)
 
 
-async def parse_json(body: bytes) -> Any:
-    """Parse a received body. Raises InvalidParams if it is not strict JSON."""
+async def parse_in_thread(body: bytes) -> Any:
+    """Parse a received body of any size. Raises InvalidParams if it is not strict JSON."""
+    return await anyio.to_thread.run_sync(parse_json, body)
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse a small body. Raises InvalidParams if it is not strict JSON."""
     try:
-        if len(body) <= SMALL_BODY_BYTES:
-            return strict_json.loads(body)
-        return await anyio.to_thread.run_sync(strict_json.loads, body)
+        return strict_json.loads(body)
     except strict_json.StrictJsonError as error:
         raise InvalidParams(f"The body cannot be read: {error}.") from None
 
@@ -115,11 +139,11 @@ async def read_raw(request: Request) -> bytes:
         RateLimited: the user's unfinished bodies are too large together.
     """
     _require_json(_header(request, b"content-type"))
-    if _header(request, b"content-encoding") not in ("", "identity"):
+    if _header(request, b"content-encoding") not in (b"", b"identity"):
         raise UnsupportedMediaType("Send the body as it is, without a content encoding.")
     try:
-        if request.scope["state"]["has_arrived"]():  # nearly always, and a timeout costs as much
-            return await _read_body(request)  # as all of this
+        if request.scope["state"]["has_arrived"]():  # nearly always
+            return _whole(await request.receive())
         async with asyncio.timeout(BODY_DEADLINE_S):
             return await _read_body(request)
     except TimeoutError:
@@ -172,20 +196,29 @@ def _words(fault: ErrorDetails) -> str:
     return fault["msg"].removeprefix("Value error, ")
 
 
-def _header(request: Request, name: bytes) -> str:
-    """Return one raw header. It scans the list directly, since every call passes here."""
-    return next((value for key, value in request.scope["headers"] if key == name), b"").decode(
-        "latin-1"
-    )
+def _header(request: Request, name: bytes) -> bytes:
+    """Return one header as it was sent, or nothing without it."""
+    found = headers_of(request.scope, name)
+    return found[0] if found else b""
 
 
-def _require_json(content_type: str) -> None:
-    if content_type == "application/json":
+def _require_json(content_type: bytes) -> None:
+    if content_type == b"application/json":
         return
-    kind, _, parameters = content_type.partition(";")
+    kind, _, parameters = content_type.decode("latin-1").partition(";")
     charset = parameters.replace(" ", "").lower()
     if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
         raise UnsupportedMediaType("Send the body as application/json in UTF-8.")
+
+
+def _whole(message: Message) -> bytes:
+    """Return the body from the message that has all of it."""
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    body: bytes = message["body"]
+    if len(body) > MAX_BODY_BYTES:
+        raise _too_large()
+    return body
 
 
 async def _read_body(request: Request) -> bytes:
@@ -220,7 +253,11 @@ async def _read_body(request: Request) -> bytes:
     finally:
         share.held_bytes -= held
     if too_large:
-        raise RequestTooLarge("The request is over 8 MB. Send less.")
+        raise _too_large()
     if too_many:
         raise too_much_held()
     return bytes(body)
+
+
+def _too_large() -> RequestTooLarge:
+    return RequestTooLarge("The request is over 8 MB. Send less.")

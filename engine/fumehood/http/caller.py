@@ -14,7 +14,7 @@ from starlette.requests import Request
 from fumehood.core.errors import EngineError, PermissionDenied, Unauthorized
 from fumehood.core.identity import OVERFLOW_UID, Peer, Principal, Scope
 from fumehood.engine import Engine
-from fumehood.http.answers import engine_of
+from fumehood.http.answers import engine_of, headers_of
 from fumehood.identity import approvers, tokens
 from fumehood.identity.principals import require_caller
 
@@ -134,7 +134,7 @@ async def _known(request: Request, engine: Engine) -> Principal:
 
 def _credential(request: Request) -> str | None:
     """Return the credential of the header `authorization`, or None without the header."""
-    found = [value for key, value in request.scope["headers"] if key == b"authorization"]
+    found = headers_of(request.scope, b"authorization")
     if not found:
         return None
     text: str = found[0].decode("latin-1")

@@ -170,6 +170,10 @@ class PeerProtocol(H11Protocol):
         """Whether the body of the request that is being answered is here, all of it."""
         return not self.cycle.more_body
 
+    def _should_upgrade(self) -> bool:
+        """Nothing here speaks another protocol."""
+        return False
+
     def eof_received(self) -> Any:
         """Keep the connection open while a response is pending."""
         self._half_closed = True

@@ -209,6 +209,7 @@ def _uvicorn_config(engine: Engine, config: Config, control_path: str) -> uvicor
 
     return uvicorn.Config(
         Faces(engine),
+        interface="asgi3",
         loop="asyncio",
         http=make_protocol(refusal_body, control_path, Shares(most_connections())),
         ws="none",

@@ -9,6 +9,8 @@ from typing import Protocol
 
 POOL_BYTES = 2048
 
+_TIMESTAMP = "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ"
+
 
 class Clock(Protocol):
     """Wall-clock time for people, monotonic time for durations."""
@@ -49,7 +51,7 @@ class IdSource:
 
     def trace_id(self, now: datetime) -> str:
         """`trace_YYYYMMDD_` and twelve random hexadecimal digits (mission E)."""
-        return f"trace_{now.year:04}{now.month:02}{now.day:02}_{self._draw(12)}"
+        return f"trace_{now.year * 10_000 + now.month * 100 + now.day}_{self._draw(12)}"
 
     def _draw(self, digits: int) -> str:
         if self._next + digits > len(self._pool):
@@ -62,4 +64,6 @@ class IdSource:
 
 def timestamp(now: datetime) -> str:
     """ISO 8601 in UTC with milliseconds."""
-    return now.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    return _TIMESTAMP % (
+        now.year, now.month, now.day, now.hour, now.minute, now.second, now.microsecond // 1000,
+    )  # fmt: skip

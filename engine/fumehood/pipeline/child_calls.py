@@ -116,9 +116,11 @@ def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonO
 
 def _visible(request: CallRequest, reference: str, services: PipelineServices) -> ToolDefinition:
     """The tool as this caller and agent see it. Raises EngineError."""
-    today = services.clock.now().date()
     found = resolve(
-        replace(request, tool=reference, arguments={}), services.registry, services.agents, today
+        replace(request, tool=reference, arguments={}),
+        services.registry,
+        services.agents,
+        services.clock.now,
     )
     tool = found.tool.definition
     require_for_program(tool)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import re
-from types import UnionType
 from typing import Any
 
 from fumehood.core.json_types import JsonObject
@@ -18,6 +17,7 @@ from fumehood.core.tool import ToolDefinition
 
 _INTEGER = re.compile(r"^[+-]?\d{1,300}$", re.ASCII)
 _NUMBER = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?$", re.ASCII)
+_NUMBERS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float)}
 _BOOLEANS = {
     "true": True, "yes": True, "y": True, "on": True, "1": True,
     "false": False, "no": False, "n": False, "off": False, "0": False,
@@ -74,8 +74,7 @@ def _coerce_value(
     if type(coerced) is not type(value):
         notes.append(f"{name}: {_kind_name(value)} was read as {kind}")
     # A value of another type is refused, not moved to the nearest bound.
-    kinds: dict[str, type | UnionType] = {"integer": int, "number": int | float}
-    if clamp and kind in kinds and _is_number(coerced) and isinstance(coerced, kinds[kind]):
+    if clamp and kind in _NUMBERS and type(coerced) in _NUMBERS[kind]:
         clamped = _clamp(coerced, schema)
         if clamped != coerced:
             notes.append(f"{name}: {_shown(coerced)} is out of range, {_shown(clamped)} was used")
@@ -84,6 +83,8 @@ def _coerce_value(
 
 
 def _to_kind(value: Any, kind: str) -> Any:
+    if kind == "string":
+        return value
     text = value.strip() if isinstance(value, str) else None
     if kind == "integer":
         if isinstance(value, float) and value.is_integer():
@@ -109,7 +110,7 @@ def _clamp(value: Any, schema: JsonObject) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) in _NUMBERS["number"]
 
 
 def _kind_name(value: Any) -> str:

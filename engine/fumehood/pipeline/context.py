@@ -112,7 +112,7 @@ class CallTrace:
     Argument values are logged at the level `debug` only.
     """
 
-    __slots__ = ("_clock", "_ids", "_last", "_log", "_logs_stages", "_stages_ms", "_started")
+    __slots__ = ("_clock", "_ids", "_last", "_log", "_logs_stages", "_stages_s", "_started")
 
     def __init__(self, tool: str, call_id: str, trace_id: str, clock: Clock, log: Logger) -> None:
         self._clock = clock
@@ -120,15 +120,15 @@ class CallTrace:
         self._logs_stages = log.is_enabled_for(logging.DEBUG)
         self._ids = {"call_id": call_id, "trace_id": trace_id, "tool": tool[:80]}
         self._started = self._last = clock.monotonic()
-        self._stages_ms: dict[str, float] = {}
+        self._stages_s: dict[str, float] = {}
 
     def passed(self, stage: str, value: T) -> T:
         """Note that a stage is done, and pass its value on."""
         now = self._clock.monotonic()
-        self._stages_ms[stage] = elapsed_ms = round((now - self._last) * 1e3, 3)
+        self._stages_s[stage] = now - self._last
         self._last = now
         if self._logs_stages:
-            self._log.debug(f"call.{stage}", **self._ids, ms=elapsed_ms)
+            self._log.debug(f"call.{stage}", **self._ids, ms=self.stage_ms(stage))
         return value
 
     def note(self, event: str, **values: Any) -> None:
@@ -152,9 +152,9 @@ class CallTrace:
         seconds before now."""
         now = self._clock.monotonic()
         found, at = [], self._started - now
-        for stage, ms in self._stages_ms.items():
-            found.append((stage, at, at + ms / 1e3))
-            at += ms / 1e3
+        for stage, seconds in self._stages_s.items():
+            found.append((stage, at, at + seconds))
+            at += seconds
         return [*found, ("record", min(at, 0.0), 0.0)]
 
     @property
@@ -162,6 +162,11 @@ class CallTrace:
         """Milliseconds since the call came in."""
         return (self._clock.monotonic() - self._started) * 1e3
 
+    def stage_ms(self, stage: str) -> float | None:
+        """How long one stage took; None if the call has not passed it."""
+        seconds = self._stages_s.get(stage)
+        return round(seconds * 1e3, 3) if seconds is not None else None
+
     def stages_ms(self) -> dict[str, float]:
         """How long each passed stage took."""
-        return dict(self._stages_ms)
+        return {stage: round(seconds * 1e3, 3) for stage, seconds in self._stages_s.items()}

@@ -6,7 +6,8 @@ the request itself are refused as in a real call before this is reached.
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from fumehood.budgets.model import Exceeded
@@ -37,7 +38,7 @@ from fumehood.sandbox.wall import Walls
 
 
 def facts_to_explain(
-    query: ExplainWish, registry: ToolIndex, agents: Agents, today: date
+    query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> CallFacts:
     """Resolve and validate a call that is only to be explained. Budgets are not considered.
 
@@ -53,7 +54,7 @@ def facts_to_explain(
         ) from None
     principal = Principal(query.principal_id or "", frozenset({Scope.CALL}), speaks_for)
     request = CallRequest(query.tool, query.arguments, options, principal, "explain", "explain", {})
-    validated = validate(resolve(request, registry, agents, today))
+    validated = validate(resolve(request, registry, agents, now))
     return facts_of(validated, principal.id, lambda: False)
 
 

@@ -15,6 +15,7 @@ from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody, CallOptions, RawBa
 from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionBody
 from fumehood.core.errors import InvalidParams
+from fumehood.core.frozen import replaced
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
 from fumehood.formats.model import HandleBody
@@ -24,6 +25,9 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_KEYS = 1000
 """Parameters of one call: each unknown one would become a message or a warning."""
+
+
+_NO_ARGUMENTS = CallBody()
 
 
 class NotJson(InvalidParams):
@@ -51,7 +55,10 @@ def parse_call_body(document: Any) -> CallBody:
     """
     if not isinstance(document, dict):
         raise InvalidParams('The body must be an object: {"arguments": {…}, "options": {…}}.')
-    for where in (document, document.get("options"), document.get("arguments")):
+    arguments = document.get("arguments")
+    if len(document) == 1 and type(arguments) is dict and len(arguments) <= MAX_KEYS:
+        return replaced(_NO_ARGUMENTS, arguments=arguments)  # nearly always, and nothing is wrong
+    for where in (document, document.get("options"), arguments):
         if isinstance(where, dict) and len(where) > MAX_KEYS:
             raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
     try:

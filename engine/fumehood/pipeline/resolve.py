@@ -6,8 +6,9 @@ agent only that agent's tools exist, and the agent only for those who may speak 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
+from datetime import datetime
 
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied, ToolDeprecated, ToolDisabled, ToolNotFound
@@ -30,8 +31,10 @@ class ResolvedCall:
     binding: Binding | None = None
 
 
-def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: date) -> ResolvedCall:
-    """Find the tool.
+def resolve(
+    request: CallRequest, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
+) -> ResolvedCall:
+    """Find the tool. `now` is asked only about a tool that has a sunset date.
 
     Raises:
         ResourceNotFound: no such agent, or not this principal's to speak for.
@@ -57,7 +60,7 @@ def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: da
         raise ToolDisabled(f"The tool {definition.name} is disabled. {tool.disabled_because}")
     if not definition.is_active:
         raise ToolDisabled(f"The tool {definition.name} is disabled. Do not retry.")
-    return ResolvedCall(request, tool, _deprecation(definition, today), binding)
+    return ResolvedCall(request, tool, _deprecation(definition, now), binding)
 
 
 def _may_see_every_tool(request: CallRequest) -> bool:
@@ -83,8 +86,8 @@ def _bound_reference(request: CallRequest, binding: Binding) -> str:
     return binding.tool
 
 
-def _deprecation(definition: ToolDefinition, today: date) -> tuple[str, ...]:
-    if definition.sunset_date is not None and definition.sunset_date < today:
+def _deprecation(definition: ToolDefinition, now: Callable[[], datetime]) -> tuple[str, ...]:
+    if definition.sunset_date is not None and definition.sunset_date < now().date():
         raise ToolDeprecated(
             f"{definition.name}@{definition.version} ended on {definition.sunset_date}."
             + (f" Use {definition.replacement} instead." if definition.replacement else ""),

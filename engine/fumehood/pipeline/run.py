@@ -35,7 +35,7 @@ from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.cached import answer_from_cache, land
 from fumehood.pipeline.child_calls import require_for_program, tools_of
-from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed, repeat_key_of
+from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed, key_of, repeat_key_of
 from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.execute import execute
@@ -79,14 +79,16 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
             )
             return await conclude(call, trace.passed("dry_run", planned), services)
         _log_shadow(permitted, services)
-        found: Claim | Replay | Waiting | Envelope | None = await _claim(permitted, call, services)
+        found = await _claim(permitted, call, services)
         if found is None and permitted.tool.definition.cacheable:
-            found = await answer_from_cache(permitted, call, services)
+            hit = await answer_from_cache(permitted, call, services)
+            if hit is not None:
+                record_ending(call, hit, services)
+                return hit
         if found is not None and not isinstance(found, Claim):
             return await _answer_of_another(found, call, services)
         call.claim = found
-        if permitted.decision.verdict is Verdict.ASK:
-            _refuse_unpayable(permitted, services)
+        _refuse_unpayable(permitted, services)
         mine = trace.passed("claim", claimed(permitted, found))
         try:
             approved = await approve(mine, services, call)
@@ -120,9 +122,11 @@ async def _claim(
         return None
     if permitted.decision.verdict is Verdict.ASK:
         require_readable(permitted)
-    found = await services.keys.claim(permitted, permitted.request.call_id, services.clock.now())
-    if found is not None or permitted.decision.verdict is not Verdict.ASK:
-        return found
+    if key_of(permitted) is not None:
+        now = services.clock.now()
+        return await services.keys.claim(permitted, permitted.request.call_id, now)
+    if permitted.decision.verdict is not Verdict.ASK:
+        return None
     call.repeat_key = await repeat_key_of(permitted)
     if call.repeat_key is None:
         return None
@@ -137,9 +141,9 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
     Raises:
         EngineError: as these three stages.
     """
-    trace, today = call.trace, services.clock.now().date()
+    trace = call.trace
     call.resolved = resolved = trace.passed(
-        "resolve", resolve(call.request, services.registry, services.agents, today)
+        "resolve", resolve(call.request, services.registry, services.agents, services.clock.now)
     )
     if call.request.parent_id is not None:
         require_for_program(resolved.tool.definition)
@@ -227,12 +231,9 @@ async def conclude(
 
 
 async def _answer_of_another(
-    found: Replay | Waiting | Envelope, call: CallContext, services: PipelineServices
+    found: Replay | Waiting, call: CallContext, services: PipelineServices
 ) -> Envelope:
-    """The answer to a call whose key was used before, or whose answer was in the cache."""
-    if isinstance(found, Envelope):
-        record_ending(call, found, services)
-        return found
+    """The answer to a call whose key was used before."""
     if isinstance(found, Replay):
         now = timestamp(services.clock.now())
         record_replay(call, found.envelope, services, now)
@@ -260,6 +261,8 @@ def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> N
         RateLimited: a rate limit is exceeded now.
         QuotaExceeded: a budget has too little left, and no rule lets a human exceed it.
     """
+    if permitted.decision.verdict is not Verdict.ASK:
+        return
     over_rate = services.rate_exceeded(permitted.validated)
     if over_rate is not None:
         raise over_rate.refusal()

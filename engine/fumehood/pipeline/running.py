@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -32,8 +31,7 @@ END_PATIENCE_S = 15.0
 """How long a cancellation waits for the end: longer than a wall takes to end a program."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
+class _Running(NamedTuple):
     principal_id: str | None
     live: CallHandle
 

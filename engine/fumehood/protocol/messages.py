@@ -18,7 +18,7 @@ from fumehood.protocol.framing import FrameError
 
 MAX_PROGRESS_CHARACTERS = 200
 
-_ENVELOPE = TypeAdapter(Envelope)
+_ENVELOPE = TypeAdapter(Envelope).serializer
 
 
 class _Frame(BaseModel):
@@ -122,7 +122,7 @@ def program_request(program: str, arguments: JsonObject, limits: Limits) -> Json
 
 def encode_envelope(envelope: Envelope) -> bytes:
     """An envelope as JSON bytes."""
-    return _ENVELOPE.dump_json(envelope)
+    return _ENVELOPE.to_json(envelope)
 
 
 def decode_envelope(body: bytes) -> Envelope:

@@ -37,7 +37,7 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     except UnicodeDecodeError as error:
         raise StrictJsonError(f"not UTF-8 at byte {error.start}") from None
     try:
-        value = _DECODER.decode(text)
+        value = _decode(text)
     except json.JSONDecodeError as error:
         raise StrictJsonError(
             f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
@@ -59,6 +59,15 @@ def dumps(value: Any) -> bytes:
         TypeError: a value that JSON has no form for.
     """
     return _ENCODER.encode(value).encode("ascii")
+
+
+def _decode(text: str) -> Any:
+    """As `JSONDecoder.decode`, which takes half of its time for white space around the document."""
+    if text[:1] == "{" and text[-1:] == "}":
+        value, end = _DECODER.raw_decode(text)
+        if end == len(text):
+            return value
+    return _DECODER.decode(text)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -50,6 +50,18 @@ class CompiledSchema:
     def __init__(self, schema: JsonObject) -> None:
         self._validator = _Validator(schema)
         self._accepts = plain_acceptor(schema)
+        properties = schema.get("properties", {}) if self._accepts is not None else {}
+        self._named = properties.keys()
+        self._filled_in = {name for name, said in properties.items() if "default" in said}
+
+    def is_plainly_right(self, document: JsonObject) -> bool:
+        """Whether a document is valid, names nothing unknown, and lacks nothing with a default.
+
+        False may also mean that only a whole validation can tell.
+        """
+        keys = document.keys()
+        is_whole = keys <= self._named and self._filled_in <= keys
+        return is_whole and self._accepts is not None and self._accepts(document)
 
     def violations(self, document: Any) -> list[Violation]:
         """Every violation, at most 20.

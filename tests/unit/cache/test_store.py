@@ -257,3 +257,11 @@ async def test_flight_ends_once() -> None:
     flight.close()
     assert flight.answer is None
     assert not has(cache, "k")
+
+
+async def test_answer_that_is_there_is_found_and_counted_without_waiting() -> None:
+    cache = make()
+    assert cache.find("k") is None
+    await put(cache, "k")
+    assert cache.find("k") is await cache.take("k", a_minute)
+    assert (cache.status().hits, cache.status().misses) == (2, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -22,7 +22,15 @@ from fumehood.storage.database import open_database
 from support.definitions import answer_nothing, function_definition, request
 from support.identities import bind, make_agent
 
-TODAY = date(2026, 1, 15)
+
+def today() -> datetime:
+    return datetime(2026, 1, 15, 23, 59, tzinfo=UTC)
+
+
+def tomorrow() -> datetime:
+    return datetime(2026, 1, 16, tzinfo=UTC)
+
+
 NO_AGENTS = Agents(open_database(None))
 
 
@@ -38,47 +46,47 @@ def _index(disabled_because: str | None = None, **fields: Any) -> ToolIndex:
 
 
 def test_a_tool_is_found_without_warnings() -> None:
-    resolved = resolve(request(), _index(), NO_AGENTS, TODAY)
+    resolved = resolve(request(), _index(), NO_AGENTS, today)
     assert resolved.tool.definition.name == "act"
     assert resolved.warnings == ()
 
 
 def test_unknown_tool_is_refused_with_what_to_do() -> None:
     with pytest.raises(ToolNotFound, match="List the tools"):
-        resolve(request("other"), _index(), NO_AGENTS, TODAY)
+        resolve(request("other"), _index(), NO_AGENTS, today)
 
 
 @pytest.mark.parametrize("asked", ["axt", "atc", "act_"])
 def test_misspelt_tool_is_told_the_near_ones(asked: str) -> None:
     with pytest.raises(ToolNotFound, match="Did you mean 'act'"):
-        resolve(request(asked), _index(), NO_AGENTS, TODAY)
+        resolve(request(asked), _index(), NO_AGENTS, today)
 
 
 @pytest.mark.parametrize("principal", [None, Principal("uid:1", frozenset({Scope.APPROVE}))])
 def test_caller_who_may_not_list_tools_learns_no_name(principal: Principal | None) -> None:
     with pytest.raises(ToolNotFound) as refused:
-        resolve(request("axt", principal=principal), _index(), NO_AGENTS, TODAY)
+        resolve(request("axt", principal=principal), _index(), NO_AGENTS, today)
     assert "'act'" not in str(refused.value)
 
 
 def test_tool_that_is_switched_off_is_refused() -> None:
     with pytest.raises(ToolDisabled, match="disabled"):
-        resolve(request(), _index(is_active=False), NO_AGENTS, TODAY)
+        resolve(request(), _index(is_active=False), NO_AGENTS, today)
 
 
 def test_host_code_that_nobody_allowed_is_refused_with_the_reason() -> None:
     with pytest.raises(ToolDisabled, match="Because it is so"):
-        resolve(request(), _index("Because it is so."), NO_AGENTS, TODAY)
+        resolve(request(), _index("Because it is so."), NO_AGENTS, today)
 
 
 @pytest.mark.row("T4")
 def test_tool_ends_the_day_after_its_sunset_date() -> None:
     index = _index(sunset_date="2026-01-15", replacement="act_2", migration_guide="Rename.")
-    assert resolve(request(), index, NO_AGENTS, TODAY).warnings == (
+    assert resolve(request(), index, NO_AGENTS, today).warnings == (
         "act@1.0.0 is deprecated, until 2026-01-15; use act_2",
     )
     with pytest.raises(ToolDeprecated) as caught:
-        resolve(request(), index, NO_AGENTS, date(2026, 1, 16))
+        resolve(request(), index, NO_AGENTS, tomorrow)
     assert "Use act_2 instead." in caught.value.message
     assert caught.value.extra == {
         "replacement": "act_2",
@@ -89,7 +97,7 @@ def test_tool_ends_the_day_after_its_sunset_date() -> None:
 
 @pytest.mark.row("T4")
 def test_deprecated_tool_without_an_end_still_runs_with_a_warning() -> None:
-    resolved = resolve(request(), _index(deprecated=True), NO_AGENTS, TODAY)
+    resolved = resolve(request(), _index(deprecated=True), NO_AGENTS, today)
     assert resolved.warnings == ("act@1.0.0 is deprecated",)
 
 
@@ -118,7 +126,7 @@ async def _resolve(
         )
     index.register(function_definition(name="other"), Source.PROGRAM, function=answer_nothing)
     call = request(tool, principal=principal, agent_id=agent_id)
-    return resolve(call, index, agents, TODAY)
+    return resolve(call, index, agents, today)
 
 
 @pytest.mark.anyio
@@ -188,7 +196,7 @@ async def test_a_binding_that_is_switched_off_disables_the_tool_for_this_agent_a
     agents = await _agents("act", is_enabled=False)
     with pytest.raises(ToolDisabled, match="for the agent"):
         await _resolve("act", agents)
-    assert resolve(request(), _index(), agents, TODAY).binding is None
+    assert resolve(request(), _index(), agents, today).binding is None
 
 
 @pytest.mark.anyio
@@ -211,4 +219,4 @@ async def test_a_principal_that_speaks_for_nobody_calls_as_itself() -> None:
     stranger = Principal("uid:9", frozenset({Scope.CALL}))
     with pytest.raises(ResourceNotFound):
         await _resolve("act", agents, principal=stranger)
-    assert resolve(request(principal=stranger), _index(), agents, TODAY).binding is None
+    assert resolve(request(principal=stranger), _index(), agents, today).binding is None

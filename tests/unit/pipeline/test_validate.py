@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fumehood.core.call import CallBody
 from fumehood.core.errors import (
     ArgumentsRefused,
     EngineError,
@@ -45,6 +46,20 @@ def test_key_that_is_near_nothing_is_refused_without_a_guess() -> None:
         parse_call_body({"options": {"zzz": 1, "x" * 5000: 2}})
     assert "Did you mean" not in str(refused.value)
     assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("arguments", [{}, {"a": 1}, {"a": {"b": [None]}}])
+def test_body_of_arguments_alone_is_what_the_model_makes_of_it(arguments: dict[str, Any]) -> None:
+    body = {"arguments": arguments}
+    found, model = parse_call_body(body), CallBody.model_validate(body)
+    assert found == model
+    assert found.model_dump_json() == model.model_dump_json()
+
+
+@pytest.mark.parametrize("arguments", [None, [], "x", {f"k{i}": 1 for i in range(1001)}])
+def test_arguments_that_are_no_object_or_too_many_are_refused(arguments: Any) -> None:
+    with pytest.raises(InvalidParams):
+        parse_call_body({"arguments": arguments})
 
 
 # -- Coercion ------------------------------------------------------------------------------
@@ -582,3 +597,47 @@ def test_caller_with_the_scope_call_is_permitted_as_itself() -> None:
 def test_agent_and_session_make_a_trust_domain_of_their_own() -> None:
     permitted = authorize(_validated(OWNER, agent_id="a", session_id="s"), NoRules(), never)
     assert permitted.trust_domain == TrustDomain(OWNER.id, "a", "s")
+
+
+# -- Arguments that are right as they are --------------------------------------------------
+
+PLAIN = st.one_of(
+    st.sampled_from([{"type": "string"}, {"type": "boolean"}, {"type": "integer", "minimum": 0}]),
+    st.just({"type": "number", "maximum": 3, "default": 2}),
+    st.just({"type": "string", "maxLength": 2, "default": "x"}),
+)
+VALUE = st.one_of(
+    st.text("1x", max_size=3), st.integers(-3, 5), st.floats(-3, 5), st.booleans(), st.none()
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), PLAIN),
+    st.dictionaries(st.sampled_from("abcd"), VALUE),
+    st.booleans(),
+)
+@settings(max_examples=1500)
+def test_what_is_plainly_right_has_nothing_to_coerce(
+    properties: dict[str, Any], arguments: dict[str, Any], strict: bool
+) -> None:
+    tool = registered(
+        function_definition(parameters={"properties": properties}, strict=strict, read_only=True)
+    )
+    if tool.arguments.is_plainly_right(arguments):
+        assert coerce(arguments, tool.definition) == (arguments, ())
+        assert tool.arguments.violations(arguments) == []
+        assert arguments.keys() <= properties.keys()
+
+
+def test_usual_call_is_plainly_right_and_keeps_its_arguments() -> None:
+    schema = {"properties": {"a": {"type": "string"}, "b": {"type": "integer", "default": 1}}}
+    tool = registered(function_definition(parameters=schema))
+    given = {"a": "x", "b": 2}
+    assert tool.arguments.is_plainly_right(given)
+    validated = validate(ResolvedCall(request(arguments=given), tool, ("old",)))
+    assert (validated.arguments, validated.warnings) == (given, ("old",))
+    assert validated.arguments is not given
+    assert validate(ResolvedCall(request(arguments={"a": "x"}), tool, ())).arguments == {
+        "a": "x",
+        "b": 1,
+    }

@@ -52,7 +52,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import Engine
-from fumehood.http.answers import answer, parse_body, parse_json, read_raw
+from fumehood.http.answers import answer, parse_body, parse_in_thread, read_raw
 from fumehood.http.caller import log_refusal, peer_principal_id, require_decider
 from fumehood.http.endpoint import Needs, endpoint
 
@@ -301,7 +301,7 @@ async def receive_callback(request: Request, engine: Engine) -> Response:
     except EngineError as refusal:
         log_refusal(request, "webhook.callback_refused", refusal)
         raise
-    body = parse_body(CallbackBody, await parse_json(raw))
+    body = parse_body(CallbackBody, await parse_in_thread(raw))
     approval = await engine.approvals.decide(
         body.approval_id,
         body.decision,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -58,14 +58,14 @@ CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
     errors=CALL_ERRORS,
     has_tool_codes=True,
 )
-async def call_tool(
+def call_tool(
     request: Request, engine: Engine, name: ToolName, body: NewCall, caller: Principal | None
-) -> Response:
+) -> Awaitable[Response]:
     """Call a tool.
 
     Disconnecting does not stop the call, unless `cancel_on_disconnect` is set; its limits do.
     """
-    return await run_plainly(request, engine, name, body, caller)
+    return run_plainly(request, engine, name, body, caller)
 
 
 async def run_plainly(
