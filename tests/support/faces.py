@@ -41,7 +41,7 @@ class FacesClient:
             share = SimpleNamespace(held_bytes=0)
             scope["state"] = {
                 "face": face, "peer": peer, "share": share,
-                "has_left": lambda: False, "has_arrived": lambda: True,
+                "has_left": lambda: False, "take_body": lambda: None,
             }  # fmt: skip
             await self._faces(scope, receive, send)
 

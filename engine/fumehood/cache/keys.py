@@ -30,7 +30,8 @@ class CacheKeys:
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], str] = {}
-        self._digests: dict[tuple[str, str], tuple[RegisteredTool, str]] = {}
+        self._digests: dict[int, tuple[RegisteredTool, str]] = {}
+        """By the identity of a tool that is kept with it, so that no other one gets its number."""
 
     def key(
         self,
@@ -78,12 +79,11 @@ class CacheKeys:
 
     def _digest(self, tool: RegisteredTool, make: Callable[[RegisteredTool], str]) -> str:
         """The digest of a tool, made once for each registration."""
-        reference = tool.definition.name, tool.definition.version
-        found = self._digests.get(reference)
-        if found is not None and found[0] is tool:
+        found = self._digests.get(id(tool))
+        if found is not None:
             return found[1]
         if len(self._digests) >= MAX_REMEMBERED:
             self._digests.clear()
         digest = make(tool)
-        self._digests[reference] = tool, digest
+        self._digests[id(tool)] = tool, digest
         return digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import anyio
@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Scope
+from starlette.types import Scope
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
@@ -29,6 +29,8 @@ from fumehood.protocol import strict_json
 from fumehood.protocol.messages import encode_envelope
 
 M = TypeVar("M", bound=BaseModel)
+Headers = Iterable[tuple[bytes, bytes]]
+_IS_JSON = (b"content-type", b"application/json")
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DRAINED_BYTES = 64 * 1024 * 1024
@@ -45,13 +47,12 @@ class JsonResponse(Response):
 
     media_type = "application/json"
 
-    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        """Make what every call needs without looking at what could be needed."""
-        if headers is not None:
-            super().init_headers(headers)
-            return
-        length = str(len(self.body)).encode("ascii")
-        self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
+    def __init__(self, content: bytes, status_code: int = 200, headers: Headers = ()) -> None:
+        self.body = content
+        self.status_code = status_code
+        self.background = None
+        length = str(len(content)).encode("ascii")
+        self.raw_headers = [(b"content-length", length), _IS_JSON, *headers]
 
 
 def headers_of(scope: Scope, name: bytes) -> list[bytes]:
@@ -61,7 +62,7 @@ def headers_of(scope: Scope, name: bytes) -> list[bytes]:
 
 def engine_of(request: Request) -> Engine:
     """Return the application's engine."""
-    engine: Engine = request.app.engine
+    engine: Engine = request.scope["app"].engine
     return engine
 
 
@@ -86,12 +87,13 @@ def stopped(engine: Engine, tool: str | None) -> Envelope:
 def envelope_response(envelope: Envelope) -> Response:
     """Return the envelope with the HTTP status of its error code."""
     status = 200
-    headers = None
+    headers: Headers = ()
     if envelope.error is not None:
         known = ERROR_CODES.get(envelope.error.code)
         status = known.http_status if known is not None else TOOL_CODE_HTTP_STATUS
         if envelope.error.retry_after_ms is not None:
-            headers = {"retry-after": str(max(1, -(-envelope.error.retry_after_ms // 1000)))}
+            seconds = max(1, -(-envelope.error.retry_after_ms // 1000))
+            headers = [(b"retry-after", str(seconds).encode("ascii"))]
     return JsonResponse(encode_envelope(envelope), status, headers)
 
 
@@ -138,12 +140,11 @@ async def read_raw(request: Request) -> bytes:
         InvalidParams: it did not arrive within 60 s.
         RateLimited: the user's unfinished bodies are too large together.
     """
-    _require_json(_header(request, b"content-type"))
-    if _header(request, b"content-encoding") not in (b"", b"identity"):
-        raise UnsupportedMediaType("Send the body as it is, without a content encoding.")
+    _require_json(request.scope["headers"])
+    body: bytes | None = request.scope["state"]["take_body"]()
+    if body is not None:  # nearly always
+        return body
     try:
-        if request.scope["state"]["has_arrived"]():  # nearly always
-            return _whole(await request.receive())
         async with asyncio.timeout(BODY_DEADLINE_S):
             return await _read_body(request)
     except TimeoutError:
@@ -196,33 +197,25 @@ def _words(fault: ErrorDetails) -> str:
     return fault["msg"].removeprefix("Value error, ")
 
 
-def _header(request: Request, name: bytes) -> bytes:
-    """Return one header as it was sent, or nothing without it."""
-    found = headers_of(request.scope, name)
-    return found[0] if found else b""
-
-
-def _require_json(content_type: bytes) -> None:
-    if content_type == b"application/json":
-        return
-    kind, _, parameters = content_type.decode("latin-1").partition(";")
-    charset = parameters.replace(" ", "").lower()
-    if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+def _require_json(headers: Headers) -> None:
+    kinds = []
+    for name, value in headers:
+        if name == b"content-type":
+            kinds.append(value)
+        elif name == b"content-encoding" and value not in (b"", b"identity"):
+            raise UnsupportedMediaType("Send the body as it is, without a content encoding.")
+    if kinds != [b"application/json"] and not (len(kinds) == 1 and _is_json(kinds[0])):
         raise UnsupportedMediaType("Send the body as application/json in UTF-8.")
 
 
-def _whole(message: Message) -> bytes:
-    """Return the body from the message that has all of it."""
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    body: bytes = message["body"]
-    if len(body) > MAX_BODY_BYTES:
-        raise _too_large()
-    return body
+def _is_json(content_type: bytes) -> bool:
+    kind, _, parameters = content_type.decode("latin-1").partition(";")
+    charset = parameters.replace(" ", "").lower()
+    return kind.strip().lower() == "application/json" and charset in ("", "charset=utf-8")
 
 
 async def _read_body(request: Request) -> bytes:
-    announced = _header(request, b"content-length")
+    announced = b"".join(headers_of(request.scope, b"content-length"))
     too_large = announced.isdigit() and int(announced) > MAX_BODY_BYTES
     too_many = False
     share: Share = request.scope["state"]["share"]
@@ -253,11 +246,7 @@ async def _read_body(request: Request) -> bytes:
     finally:
         share.held_bytes -= held
     if too_large:
-        raise _too_large()
+        raise RequestTooLarge("The request is over 8 MB. Send less.")
     if too_many:
         raise too_much_held()
     return bytes(body)
-
-
-def _too_large() -> RequestTooLarge:
-    return RequestTooLarge("The request is over 8 MB. Send less.")

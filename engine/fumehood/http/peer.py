@@ -143,7 +143,7 @@ class PeerProtocol(H11Protocol):
             "face": face,
             "share": share,
             "abort": transport.abort,
-            "has_arrived": self._has_arrived,
+            "take_body": self._take_body,
             "has_left": lambda: transport.is_closing() or _has_left(connection),
         }
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]  # has all methods that are used
@@ -166,9 +166,16 @@ class PeerProtocol(H11Protocol):
             self._share.leave(self._face)
             self._share = None
 
-    def _has_arrived(self) -> bool:
-        """Whether the body of the request that is being answered is here, all of it."""
-        return not self.cycle.more_body
+    def _take_body(self) -> bytes | None:
+        """Take the body of the request that is being answered, if all of it is here.
+
+        It is then a small one: of a large one, uvicorn reads the rest only when it is waited for.
+        """
+        cycle = self.cycle
+        if cycle.more_body or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
 
     def _should_upgrade(self) -> bool:
         """Nothing here speaks another protocol."""

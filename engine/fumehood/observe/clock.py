@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
-POOL_BYTES = 2048
+POOL_BYTES = 6 * 300
 
 _TIMESTAMP = "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ"
 
@@ -38,28 +38,26 @@ class IdSource:
     """
 
     def __init__(self) -> None:
-        self._pool = ""
-        self._next = 0
+        self._pool: list[str] = []
 
     def call_id(self) -> str:
         """`call_` and 24 random hexadecimal digits."""
-        return "call_" + self._draw(24)
+        return f"call_{self._draw()}{self._draw()}"
 
     def approval_id(self) -> str:
         """`apr_` and 24 random hexadecimal digits."""
-        return "apr_" + self._draw(24)
+        return f"apr_{self._draw()}{self._draw()}"
 
     def trace_id(self, now: datetime) -> str:
         """`trace_YYYYMMDD_` and twelve random hexadecimal digits (mission E)."""
-        return f"trace_{now.year * 10_000 + now.month * 100 + now.day}_{self._draw(12)}"
+        return f"trace_{now.year * 10_000 + now.month * 100 + now.day}_{self._draw()}"
 
-    def _draw(self, digits: int) -> str:
-        if self._next + digits > len(self._pool):
-            self._pool = secrets.token_hex(POOL_BYTES)
-            self._next = 0
-        drawn = self._pool[self._next : self._next + digits]
-        self._next += digits
-        return drawn
+    def _draw(self) -> str:
+        """Twelve random digits."""
+        if not self._pool:
+            drawn = secrets.token_hex(POOL_BYTES)
+            self._pool = [drawn[at : at + 12] for at in range(0, len(drawn), 12)]
+        return self._pool.pop()
 
 
 def timestamp(now: datetime) -> str:

@@ -188,12 +188,12 @@ class Calls:
         if parent is not None and (given is None or own is not None):
             given = parent.trace_id
         return CallRequest(
-            tool=tool,
-            arguments=body.arguments,
-            options=body.options,
-            principal=principal,
-            call_id=self._ids.call_id(),
-            trace_id=given or self._ids.trace_id(self._clock.now()),
+            tool,
+            body.arguments,
+            body.options,
+            principal,
+            self._ids.call_id(),
+            given or self._ids.trace_id(self._clock.now()),
             traceparent=parent,
             context=body.context if isinstance(body, ExternalCall) else None,
         )

@@ -144,7 +144,7 @@ def request(body: bytes = b"{}", query: bytes = b"") -> Request:
         return {"type": "http.request", "body": body}
 
     headers = [(b"content-type", b"application/json")]
-    state = {"share": SimpleNamespace(held_bytes=0), "has_arrived": lambda: True}
+    state = {"share": SimpleNamespace(held_bytes=0), "take_body": lambda: body}
     scope = {"type": "http", "method": "POST", "headers": headers, "query_string": query}
     scope |= {"state": state, "path_params": {}}
     return Request(scope, receive)
