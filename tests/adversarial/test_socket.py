@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,6 +206,37 @@ RAW = [
     ("header-injection", b"GET /v1/health HTTP/1.1\r\nhost: x\r\na\x00b: c\r\n\r\n", 400),
     ("bad-chunk", request_bytes(b"zz\r\n", "transfer-encoding: chunked"), 400),
 ]
+
+HEADERS = [
+    (["content-type: application/json"], 415),
+    (["content-type: text/plain"], 415),
+    (["content-encoding: gzip"], 415),
+    (["content-encoding: identity"], 200),
+]
+
+
+@pytest.mark.row("D1", "E1")
+@pytest.mark.parametrize(("extra", "status"), HEADERS)
+def test_body_is_declared_once_as_plain_json(shared_daemon, extra: list[str], status: int) -> None:
+    with connect(shared_daemon.socket) as connection:
+        connection.sendall(request_bytes(GOOD, f"content-length: {len(GOOD)}", *extra))
+        connection.shutdown(socket.SHUT_WR)
+        answer = split_answer(read_to_end(connection))
+    assert answer.status == status
+    assert answer.code == ("UNSUPPORTED_MEDIA_TYPE" if status == 415 else None)
+
+
+@pytest.mark.row("D1")
+def test_body_in_two_pieces_is_the_whole_one(shared_daemon) -> None:
+    """One that has arrived is taken in another way than one that is waited for."""
+    for cut in range(len(GOOD)):
+        with connect(shared_daemon.socket) as connection:
+            connection.sendall(request_bytes(GOOD[:cut], f"content-length: {len(GOOD)}"))
+            time.sleep(0.005)
+            connection.sendall(GOOD[cut:])
+            connection.shutdown(socket.SHUT_WR)
+            answer = split_answer(read_to_end(connection))
+        assert answer.body["data"] == {"value": 4, "text": "4"}
 
 
 @pytest.mark.row("D1", "E1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 
 POOL_BYTES = 6 * 300
@@ -23,11 +24,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    def monotonic(self) -> float:
-        return time.perf_counter()
+    now = staticmethod(partial(datetime.now, UTC))
+    monotonic = staticmethod(time.perf_counter)
 
 
 class IdSource:

@@ -69,14 +69,15 @@ def authorize(
         Unauthorized: the caller is unknown, or has presented no token for a tool that needs one.
         PermissionDenied: the caller lacks the scope, or a rule denies the call.
     """
-    principal = require_caller(validated.request.principal)
-    require_credential(principal, validated.tool.definition)
+    resolved = validated.resolved
+    tool = resolved.tool.definition
+    principal = require_caller(resolved.request.principal)
+    require_credential(principal, tool)
     decision = policy.decide(facts_of(validated, principal.id, is_over_budget))
     if decision.verdict is Verdict.DENY:
-        if not validated.request.options.dry_run:
+        if not resolved.request.options.dry_run:
             policy.count(decision)
         why = f" {decision.reason}" if decision.reason else ""
-        tool = validated.tool.definition
         raise PermissionDenied(
             f"A policy rule forbids this call of {tool.name}.{why} Do not retry.",
             details={"rule": decision.rule},
@@ -88,9 +89,10 @@ def facts_of(
     validated: ValidatedCall, principal_id: str, is_over_budget: Callable[[], bool]
 ) -> CallFacts:
     """The facts of a call that rules may use, also for explanations."""
-    options = validated.request.options
+    resolved = validated.resolved
+    options = resolved.request.options
     return CallFacts(
-        validated.tool.definition,
+        resolved.tool.definition,
         validated.arguments,
         principal_id,
         options.agent_id,

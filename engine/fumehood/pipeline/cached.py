@@ -9,6 +9,7 @@ was cancelled or was limited, and no link that could expire before the answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from pydantic_core import from_json
@@ -117,7 +118,7 @@ def land(call: CallContext, flight: Flight, envelope: Envelope) -> None:
 
 def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
     """The key of a call's answer; None if the cache has nothing to do with it."""
-    options = permitted.request.options
+    tool, options = permitted.tool, permitted.request.options
     if (
         not options.enable_cache
         or options.debug
@@ -125,20 +126,18 @@ def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
         or permitted.decision.verdict is not Verdict.ALLOW
     ):
         return None
+    chosen = tool.definition.cache_key_params
     return services.cache.keys.key(
-        permitted.tool,
+        tool,
         definition_digest,
-        _deciding_arguments(permitted),
+        permitted.arguments if chosen is None else _deciding_arguments(permitted, chosen),
         permitted.principal.id,
         options,
     )
 
 
-def _deciding_arguments(permitted: PermittedCall) -> JsonObject:
-    """The arguments in the key. What the agent's configuration fixes is always among them."""
-    chosen = permitted.tool.definition.cache_key_params
-    if chosen is None:
-        return permitted.arguments
+def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> JsonObject:
+    """The chosen arguments, and those that the agent's configuration fixes."""
     binding = permitted.validated.binding
     names = {*chosen, *(binding.fixed if binding is not None else ())}
     return {name: value for name, value in permitted.arguments.items() if name in names}
@@ -147,7 +146,7 @@ def _deciding_arguments(permitted: PermittedCall) -> JsonObject:
 def _hit(
     found: CachedAnswer, permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Envelope:
-    tool, request, trace = permitted.tool.definition, permitted.request, call.trace
+    tool, request, trace = permitted.tool.definition, call.request, call.trace
     total_ms = round(trace.total_ms, 3)
     metadata = replaced(
         _HIT,

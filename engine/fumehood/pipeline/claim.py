@@ -284,8 +284,9 @@ def key_of(permitted: PermittedCall) -> str | None:
     Raises:
         InvalidParams: both are given and differ, or the parameter is too long for a key.
     """
-    option = permitted.request.options.idempotency_key
-    parameter = _parameter(permitted)
+    request = permitted.request
+    option = request.options.idempotency_key
+    parameter = _parameter(permitted) if PARAMETER in request.arguments else None
     if parameter is not None and len(parameter) > MAX_KEY_CHARACTERS:
         raise InvalidParams(
             f"The idempotency key is too long: the maximum is {MAX_KEY_CHARACTERS} characters.",
@@ -320,7 +321,7 @@ def ending_of(
 
 
 def _parameter(permitted: PermittedCall) -> str | None:
-    if PARAMETER not in permitted.request.arguments or not takes_key(permitted):
+    if not takes_key(permitted):
         return None
     value = permitted.arguments.get(PARAMETER)
     if value is None or value == "":

@@ -54,20 +54,14 @@ def resolve(
     elif agent_id is not None:
         binding = _binding(request, agent_id, agents)
         reference = _bound_reference(request, binding)
-    tool = registry.get(reference, names_others=_may_see_every_tool(request))
+    may_list = request.principal is not None and Scope.CALL in request.principal.scopes
+    tool = registry.get(reference, names_others=may_list and agent_id is None)
     definition = tool.definition
     if tool.disabled_because is not None:
         raise ToolDisabled(f"The tool {definition.name} is disabled. {tool.disabled_because}")
     if not definition.is_active:
         raise ToolDisabled(f"The tool {definition.name} is disabled. Do not retry.")
     return ResolvedCall(request, tool, _deprecation(definition, now), binding)
-
-
-def _may_see_every_tool(request: CallRequest) -> bool:
-    """Whether this caller may list the tools, and asks for no agent, which has its own."""
-    principal = request.principal
-    may_list = principal is not None and Scope.CALL in principal.scopes
-    return may_list and request.options.agent_id is None
 
 
 def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:

@@ -69,8 +69,10 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
         ToolDisabled: an argument fixed by the agent's configuration does not fit the tool.
     """
     tool = resolved.tool.definition
-    if resolved.binding is None and _is_plainly_right(resolved.request.arguments, resolved.tool):
-        return ValidatedCall(resolved, dict(resolved.request.arguments), resolved.warnings)
+    given = resolved.request.arguments
+    is_plain = resolved.binding is None and resolved.tool.arguments.is_plainly_right(given)
+    if is_plain and not argument_faults(tool.executor, given):  # nothing to coerce: most calls
+        return ValidatedCall(resolved, dict(given), resolved.warnings)
     fixed = resolved.binding.fixed if resolved.binding is not None else {}
     arguments, warnings = coerce(_given(resolved), tool)
     if fixed:
@@ -95,13 +97,6 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
     if violations:
         raise InvalidParams(_sentence(violations, _visible(resolved)), fields=_fields(violations))
     return ValidatedCall(resolved, arguments, (*resolved.warnings, *warnings))
-
-
-def _is_plainly_right(arguments: JsonObject, tool: RegisteredTool) -> bool:
-    """Whether there is nothing to coerce, to fill in, to drop or to refuse, as in most calls."""
-    return tool.arguments.is_plainly_right(arguments) and not argument_faults(
-        tool.definition.executor, arguments
-    )
 
 
 def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:

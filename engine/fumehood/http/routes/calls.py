@@ -74,9 +74,9 @@ async def run_plainly(
     tool: str,
     body: CallBody,
     caller: Principal | None,
-    shown: Callable[[Envelope], Envelope] = lambda envelope: envelope,
+    shown: Callable[[Envelope], Envelope] | None = None,
 ) -> Response:
-    """Run a call whose answer, as `shown`, is one response."""
+    """Run a call whose answer, as it is or as `shown`, is one response."""
     handle = CallHandle()
     handle.is_delivered_later = True
     try:
@@ -90,7 +90,7 @@ async def run_plainly(
             raise
         # The time for running calls is over, but the client still gets an answer.
         return envelope_response(stopped(engine, tool))
-    response = envelope_response(shown(envelope))
+    response = envelope_response(envelope if shown is None else shown(envelope))
     if handle.answered_call is None:
         return response
     return once_delivered(request, response, lambda: engine.delivered(handle))
