@@ -161,7 +161,7 @@ class Envelope(_Value):
     data: JsonObject
     error: ErrorInfo | None
     metadata: Metadata
-    debug_info: JsonObject | None = Field(default=None, exclude_if=not_)
+    debug_info: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def raise_for_error(self) -> Self:
         """Return this envelope where the call succeeded.
