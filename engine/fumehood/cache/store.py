@@ -92,9 +92,14 @@ class ResultCache:
 
     def find(self, key: str) -> CachedAnswer | None:
         """The answer under this key, if there is one now."""
-        answer = self._find(key)
-        if answer is not None:
-            self._hits += 1
+        answer = self._entries.get(key)
+        if answer is None:
+            return None
+        if answer.expires <= self._monotonic():
+            self._drop(key)
+            return None
+        self._entries.move_to_end(key)
+        self._hits += 1
         return answer
 
     async def take(self, key: str, wait_s: Callable[[], float]) -> CachedAnswer | Flight:
@@ -112,7 +117,6 @@ class ResultCache:
             async with asyncio.timeout(wait_s()):
                 answer = await self._of_others(key)
         if answer is not None:
-            self._hits += 1
             return answer
         self._misses += 1
         flight = self._flights[key] = Flight(self, key)
@@ -167,21 +171,14 @@ class ResultCache:
                 self._keep(key, flight.answer)
         flight.over.set()
 
-    def _find(self, key: str) -> CachedAnswer | None:
-        answer = self._entries.get(key)
-        if answer is None:
-            return None
-        if answer.expires <= self._monotonic():
-            self._drop(key)
-            return None
-        self._entries.move_to_end(key)
-        return answer
-
     async def _of_others(self, key: str) -> CachedAnswer | None:
         """The answer of an equal call; None once this call has to run itself."""
         while (flight := self._flights.get(key)) is not None:
             await flight.over.wait()
-            answer = flight.answer or self._find(key)  # another may have landed meanwhile
+            if flight.answer is not None:
+                self._hits += 1
+                return flight.answer
+            answer = self.find(key)  # another may have landed meanwhile
             if answer is not None:
                 return answer
         return None

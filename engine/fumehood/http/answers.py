@@ -57,7 +57,11 @@ class JsonResponse(Response):
 
 def headers_of(scope: Scope, name: bytes) -> list[bytes]:
     """Return every value of a header, as sent."""
-    return [value for key, value in scope["headers"] if key == name]
+    found: list[bytes] = []
+    for key, value in scope["headers"]:  # a comprehension is a function call, on every call's way
+        if key == name:
+            found += (value,)
+    return found
 
 
 def engine_of(request: Request) -> Engine:

@@ -240,7 +240,7 @@ class _Signature:
                 self.body, parse = note.model, note.parse
                 return lambda _, document, __: parse(document)
         if name in self._in_path:
-            return lambda request, _, __: request.path_params[name]
+            return lambda request, _, __: request.scope["path_params"][name]
         if name in ("body", "query"):
             return self._fill_from_content(name, kind)
         return FILLS[name]

@@ -86,7 +86,7 @@ def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonO
         InvalidParams: its caller cannot use one of them, or two would have one name.
         ToolDisabled: the agent's configuration fixes one that the agent cannot use.
     """
-    asked = permitted.arguments.get("tools")
+    asked = permitted.validated.arguments.get("tools")
     if not asked or permitted.tool.definition.executor != "code:python":
         return None
     tools: dict[str, JsonObject] = {}
