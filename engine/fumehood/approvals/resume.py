@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from fumehood.approvals.edit import Edited, asked_again
 from fumehood.approvals.model import ApprovalState, StoredApproval
@@ -200,7 +201,7 @@ class CallResumption:
         services = self.services
         found = resolve(request, services.registry, services.agents, services.clock.now)
         validated = validate(found)
-        return authorize(validated, services.policy, services.over_budget(validated))
+        return authorize(validated, services.policy, partial(services.is_over_budget, validated))
 
     def _require_unchanged(self, stored: StoredApproval) -> None:
         """Check again once the call has its place, for which it may have waited long.

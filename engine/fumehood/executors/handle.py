@@ -24,8 +24,8 @@ class CallHandle:
 
     __slots__ = (
         "_cancelling_before", "_is_over", "_on_begun", "_on_output", "_on_progress",
-        "_on_retrying", "_on_waiting", "_reports", "_task", "answered_call", "drained",
-        "has_output", "is_cancelled", "is_delivered_later", "output", "over", "partial",
+        "_on_retrying", "_on_waiting", "_over", "_reports", "_task", "answered_call", "drained",
+        "has_output", "is_cancelled", "is_delivered_later", "output", "partial",
     )  # fmt: skip
 
     def __init__(
@@ -52,8 +52,7 @@ class CallHandle:
         """The call whose stored answer its caller gets: its own, or the one that it repeats."""
         self.is_delivered_later = False
         """Whether the face itself says when the caller has that answer (`Engine.delivered`)."""
-        self.over = asyncio.Event()
-        """Set when nothing of the call runs any more."""
+        self._over: asyncio.Event | None = None
         self._on_progress = progress
         self._on_begun = begun
         self._on_retrying = retrying
@@ -62,6 +61,15 @@ class CallHandle:
         self._task: asyncio.Task[object] | None = None
         self._cancelling_before = 0
         self._is_over = False
+
+    @property
+    def over(self) -> asyncio.Event:
+        """Set when nothing of the call runs any more. Made for the few who wait for it."""
+        if self._over is None:
+            self._over = asyncio.Event()
+            if self._is_over:
+                self._over.set()
+        return self._over
 
     def attach(self) -> None:
         """Note that the current task runs the call."""
@@ -149,7 +157,8 @@ class CallHandle:
         """
         if not self._is_over:
             self._is_over = True
-            self.over.set()
+            if self._over is not None:
+                self._over.set()
             if self.is_cancelled and self._task is not None:
                 self._task.uncancel()
         if not self.is_cancelled:

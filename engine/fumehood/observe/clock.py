@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
-POOL_BYTES = 6 * 300
+POOL_BYTES = 12 * 150
 
 _TIMESTAMP = "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ"
 
@@ -40,21 +40,21 @@ class IdSource:
 
     def call_id(self) -> str:
         """`call_` and 24 random hexadecimal digits."""
-        return f"call_{self._draw()}{self._draw()}"
+        return f"call_{self._draw()}"
 
     def approval_id(self) -> str:
         """`apr_` and 24 random hexadecimal digits."""
-        return f"apr_{self._draw()}{self._draw()}"
+        return f"apr_{self._draw()}"
 
     def trace_id(self, now: datetime) -> str:
         """`trace_YYYYMMDD_` and twelve random hexadecimal digits (mission E)."""
-        return f"trace_{now.year * 10_000 + now.month * 100 + now.day}_{self._draw()}"
+        return f"trace_{now.year * 10_000 + now.month * 100 + now.day}_{self._draw()[:12]}"
 
     def _draw(self) -> str:
-        """Twelve random digits."""
+        """24 random digits."""
         if not self._pool:
             drawn = secrets.token_hex(POOL_BYTES)
-            self._pool = [drawn[at : at + 12] for at in range(0, len(drawn), 12)]
+            self._pool = [drawn[at : at + 24] for at in range(0, len(drawn), 24)]
         return self._pool.pop()
 
 

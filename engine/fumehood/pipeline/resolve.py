@@ -61,7 +61,8 @@ def resolve(
         raise ToolDisabled(f"The tool {definition.name} is disabled. {tool.disabled_because}")
     if not definition.is_active:
         raise ToolDisabled(f"The tool {definition.name} is disabled. Do not retry.")
-    return ResolvedCall(request, tool, _deprecation(definition, now), binding)
+    ends = definition.deprecated or definition.sunset_date is not None
+    return ResolvedCall(request, tool, _deprecation(definition, now) if ends else (), binding)
 
 
 def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:
@@ -91,8 +92,6 @@ def _deprecation(definition: ToolDefinition, now: Callable[[], datetime]) -> tup
                 "migration_guide": definition.migration_guide,
             },
         )
-    if definition.deprecated or definition.sunset_date is not None:
-        when = f", until {definition.sunset_date}" if definition.sunset_date else ""
-        use = f"; use {definition.replacement}" if definition.replacement else ""
-        return (f"{definition.name}@{definition.version} is deprecated{when}{use}",)
-    return ()
+    when = f", until {definition.sunset_date}" if definition.sunset_date else ""
+    use = f"; use {definition.replacement}" if definition.replacement else ""
+    return (f"{definition.name}@{definition.version} is deprecated{when}{use}",)

@@ -12,6 +12,7 @@ hidden, a cancellation is concluded and passed on. What is known of the call is 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import anyio
 
@@ -149,7 +150,8 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
         require_for_program(resolved.tool.definition)
     call.validated = validated = trace.passed("validate", validate(resolved))
     permitted = trace.passed(
-        "authorize", authorize(validated, services.policy, services.over_budget(validated))
+        "authorize",
+        authorize(validated, services.policy, partial(services.is_over_budget, validated)),
     )
     tools_of(permitted, services)
     return permitted

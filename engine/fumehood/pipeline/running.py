@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
@@ -31,24 +31,18 @@ END_PATIENCE_S = 15.0
 """How long a cancellation waits for the end: longer than a wall takes to end a program."""
 
 
-class _Running(NamedTuple):
-    principal_id: str | None
-    live: CallHandle
-
-
 class RunningCalls:
     """The running calls, by id."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, _Running] = {}
+        self._calls: dict[str, tuple[Principal | None, CallHandle]] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def enter(self, request: CallRequest, live: CallHandle) -> None:
         """Add a call."""
-        principal_id = request.principal.id if request.principal is not None else None
-        self._calls[request.call_id] = _Running(principal_id, live)
+        self._calls[request.call_id] = request.principal, live
 
     def leave(self, call_id: str) -> None:
         """Remove a call that has ended."""
@@ -56,8 +50,7 @@ class RunningCalls:
 
     def has(self, call_id: str, principal: Principal) -> bool:
         """Whether this call of this principal runs."""
-        found = self._calls.get(call_id)
-        return found is not None and found.principal_id == principal.id
+        return self._own(call_id, principal) is not None
 
     async def cancel(self, call_id: str, principal: Principal) -> None:
         """Cancel a call, and wait, bounded, until nothing of it runs.
@@ -65,11 +58,15 @@ class RunningCalls:
         Raises:
             ResourceNotFound: this principal has no such call that can still be cancelled.
         """
-        found = self._calls.get(call_id)
-        if found is None or found.principal_id != principal.id or not found.live.cancel():
+        live = self._own(call_id, principal)
+        if live is None or not live.cancel():
             raise ResourceNotFound("No such call of yours is running. Do not retry.")
         with anyio.move_on_after(END_PATIENCE_S):
-            await found.live.over.wait()
+            await live.over.wait()
+
+    def _own(self, call_id: str, principal: Principal) -> CallHandle | None:
+        by, live = self._calls.get(call_id, (None, None))
+        return live if by is not None and by.id == principal.id else None
 
 
 class Intake:

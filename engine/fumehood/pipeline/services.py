@@ -91,9 +91,9 @@ class PipelineServices:
             return None
         return self.exceeded(permitted.validated)
 
-    def over_budget(self, validated: ValidatedCall) -> Callable[[], bool]:
-        """Whether a call exceeds a budget; computed only for rules that ask."""
-        return lambda: self.exceeded(validated) is not None
+    def is_over_budget(self, validated: ValidatedCall) -> bool:
+        """Whether a call exceeds a budget. Computed only for rules that ask."""
+        return self.exceeded(validated) is not None
 
 
 def spender_of(validated: ValidatedCall) -> Spender:
