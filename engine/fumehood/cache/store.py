@@ -122,10 +122,6 @@ class ResultCache:
         flight = self._flights[key] = Flight(self, key)
         return flight
 
-    def remaining_s(self, answer: CachedAnswer) -> float:
-        """How long an answer is still valid."""
-        return max(0.0, answer.expires - self._monotonic())
-
     def status(self) -> CacheStatus:
         """The present content, and counters since the start."""
         now = self._monotonic()

@@ -118,7 +118,7 @@ async def read_json(request: Request) -> Any:
     Raises:
         InvalidParams: not strict JSON; and the errors of `read_raw`.
     """
-    body = await read_raw(request)
+    body = _arrived(request) or await read_raw(request)
     return parse_json(body) if len(body) <= SMALL_BODY_BYTES else await parse_in_thread(body)
 
 
@@ -144,9 +144,8 @@ async def read_raw(request: Request) -> bytes:
         InvalidParams: it did not arrive within 60 s.
         RateLimited: the user's unfinished bodies are too large together.
     """
-    _require_json(request.scope["headers"])
-    body: bytes | None = request.scope["state"]["take_body"]()
-    if body is not None:  # nearly always
+    body = _arrived(request)
+    if body is not None:
         return body
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):
@@ -155,6 +154,13 @@ async def read_raw(request: Request) -> bytes:
         raise InvalidParams("The body did not arrive within 60 s.") from None
     except ClientDisconnect:
         raise InvalidParams("The connection ended before the body did.") from None
+
+
+def _arrived(request: Request) -> bytes | None:
+    """The body, if all of it is here already, as nearly always."""
+    _require_json(request.scope["headers"])
+    body: bytes | None = request.scope["state"]["take_body"]()
+    return body
 
 
 def parse_body(model: type[M], document: Any) -> M:

@@ -166,7 +166,7 @@ def _hit(
         cache=replaced(
             _REPORT,
             cached_at=found.cached_at,
-            ttl_remaining=round(services.cache.remaining_s(found), 3),
+            ttl_remaining=round(max(0.0, found.expires - services.clock.monotonic()), 3),
         ),
     )
     return replaced(_ANSWER, data=from_json(found.data), metadata=metadata)

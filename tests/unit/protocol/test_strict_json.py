@@ -49,6 +49,9 @@ REFUSALS = {
     "depth_10000_unclosed": (b"[" * 10_000, "nested deeper"),
     "trailing_garbage": (b'{"a": 1} x', "not JSON: Extra data"),
     "second_document": (b"{}{}", "not JSON: Extra data"),
+    "no_break_space_after": ("{}\u00a0".encode(), "not JSON: Extra data"),
+    "vertical_tab_after": (b"{}\x0b", "not JSON: Extra data"),
+    "no_break_space_before": ("\u00a0{}".encode(), "not JSON"),
     "byte_order_mark": (b"\xef\xbb\xbf{}", "not JSON"),
     "empty": (b"", "not JSON"),
     "only_spaces": (b"  \n", "not JSON"),
@@ -76,6 +79,7 @@ TWINS: dict[str, tuple[bytes, Any]] = {
     "65_brackets_side_by_side": (b"[" + b"[]," * 64 + b"[]]", [[]] * 65),
     "brackets_in_a_string": (b'"' + b"[" * 100 + b'"', "[" * 100),
     "spaces_around": (b" \n{} \t", {}),
+    "spaces_after": (b'{"a": 1}\r\n\t ', {"a": 1}),
     "null": (b"null", None),
 }
 
