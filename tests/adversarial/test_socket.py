@@ -326,6 +326,57 @@ def test_pipelined_requests_are_answered_in_order(shared_daemon) -> None:
     assert values == [0, 1, 2, 3, 4]
 
 
+SLOW = json.dumps({
+    "arguments": {"code": "n = 0\nwhile n < 300000:\n    n = n + 1\nn"},
+    "options": {"cancel_on_disconnect": True},  # so that the end of what is sent is noticed
+}).encode()  # fmt: skip
+RUN = "/v1/tools/run_restricted_python/call"
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize("cut", [0, 10, 3])
+def test_half_closed_connection_gets_every_answer(shared_daemon, cut: int) -> None:
+    """What came with a request that still ran is answered, too: it would run anyway."""
+    length = f"content-length: {len(GOOD)}"
+    first = request_bytes(SLOW, f"content-length: {len(SLOW)}").replace(CALL.encode(), RUN.encode())
+    second = request_bytes(GOOD, length)
+    with connect(shared_daemon.socket) as connection:
+        connection.sendall(first + (second[:-cut] if cut else second))
+        connection.shutdown(socket.SHUT_WR)
+        raw = read_to_end(connection)
+    one, two = re.findall(rb"HTTP/1.1 (\d+).*?\r\n\r\n(\{.*?\})(?=HTTP|$)", raw, re.DOTALL)
+    assert (one[0], json.loads(one[1])["data"]["value"]) == (b"200", 300000)
+    if cut:
+        assert (two[0], json.loads(two[1])["error"]["code"]) == (b"400", "INVALID_PARAMS")
+    else:
+        assert (two[0], json.loads(two[1])["data"]["value"]) == (b"200", 4)
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize("size", [len(GOOD), 100_000, 300_000])
+@pytest.mark.parametrize("pause_s", [0.0, 0.2], ids=["in-one-write", "one-by-one"])
+def test_request_has_no_trace_of_the_one_before_it(
+    shared_daemon, size: int, pause_s: float
+) -> None:
+    """An upstream that keeps its connection sends requests of others through it."""
+    traced = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01"
+    padded = GOOD + b" " * (size - len(GOOD))
+    first = request_bytes(padded, f"content-length: {size}", traced)
+    second = request_bytes(GOOD, f"content-length: {len(GOOD)}")
+    third = request_bytes(GOOD, f"content-length: {len(GOOD)}", traced, "connection: close")
+    with connect(shared_daemon.socket) as connection:
+        for request in (first, second, third):
+            connection.sendall(request)
+            time.sleep(pause_s)
+        raw = read_to_end(connection)
+    ids = [found.decode() for found in re.findall(rb'"trace_id":"([^"]*)"', raw)]
+    assert (ids[0], ids[2]) == (TRACE, TRACE)
+    assert ids[1].startswith("trace_")
+
+
 @pytest.mark.row("D4")
 @pytest.mark.needs("root")
 def test_another_user_cannot_connect_and_is_nobody_if_he_could(shared_daemon) -> None:

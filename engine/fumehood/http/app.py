@@ -90,8 +90,8 @@ class Faces:
         """Answer one request. No coroutine of its own: each nested one costs every call a bit."""
         face = scope["state"]["face"]
         given = headers_of(scope, TRACEPARENT)
-        if len(given) == 1:  # each request has a context of its own
-            INCOMING.set(given[0].decode("latin-1"))
+        # Also where there is none: a request behind another one may begin in that one's context.
+        INCOMING.set(given[0].decode("latin-1") if len(given) == 1 else None)
         app: Application | McpEndpoint = self._engine
         if face is Face.CONTROL:
             app = self._control

@@ -199,9 +199,10 @@ class PeerProtocol(H11Protocol):
         return False
 
     def on_response_complete(self) -> None:
-        """Close a half-closed connection once the response is sent."""
-        super().on_response_complete()
-        if self._half_closed and not self.transport.is_closing():
+        """Close a half-closed connection once the last response is sent."""
+        super().on_response_complete()  # begins the next request, if one came with this one
+        is_open = self._half_closed and not self.transport.is_closing()
+        if is_open and not self.eof_received():
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
