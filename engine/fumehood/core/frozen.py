@@ -14,6 +14,7 @@ _set = object.__setattr__
 def replaced(model: M, **fields: Any) -> M:
     """A copy with these fields, which must be valid already: as `model_copy`, at half its cost.
 
+    What counts as set is the model's: its maker sets every field that a copy may set.
     *Source*: `BaseModel.model_construct` of pydantic sets the same four attributes.
     """
     copied = object.__new__(type(model))

@@ -35,7 +35,7 @@ from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
 from fumehood.protocol import strict_json
 
-_REPORT = CacheReport(hit=True)
+_REPORT = CacheReport(hit=True, cached_at=None, ttl_remaining=None)
 _HIT = Metadata(
     tool_name=None,
     tool_version=None,
@@ -43,10 +43,13 @@ _HIT = Metadata(
     trace_id="",
     timestamp="",
     execution_time_ms=0.0,
-    performance=Performance(total_ms=0.0),
+    performance=Performance(total_ms=0.0, validation_ms=None),
     sandbox=None,
     resources=Resources(),
     usage=UsageReport(),
+    warnings=(),
+    redacted=0,
+    metacognition=None,
     cache=_REPORT,
 )
 _ANSWER = Envelope(success=True, status="success", data={}, error=None, metadata=_HIT)

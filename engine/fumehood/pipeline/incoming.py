@@ -27,7 +27,7 @@ MAX_KEYS = 1000
 """Parameters of one call: each unknown one would become a message or a warning."""
 
 
-_NO_ARGUMENTS = CallBody()
+_NO_ARGUMENTS = CallBody(arguments={})
 
 
 class NotJson(InvalidParams):

@@ -91,6 +91,18 @@ def hit(envelope: Envelope) -> bool | None:
     return None if cache is None else cache.hit
 
 
+async def test_hit_has_its_warnings_also_without_defaults(home: Path) -> None:
+    """A program may keep an envelope without what was left at its default."""
+    async with case(home) as c:
+        await c.look({"city": "Rome"})
+        second = await c.look({"city": "Rome", "cyti": "Rome"})
+    assert hit(second)
+    warned = ("unknown parameter 'cyti' was dropped",)
+    assert second.metadata.warnings == warned
+    assert second.model_dump(exclude_unset=True)["metadata"]["warnings"] == warned
+    assert second.metadata.performance.model_fields_set == {"total_ms", "validation_ms"}
+
+
 async def test_second_equal_call_gets_the_first_ones_result_at_no_cost(home: Path) -> None:
     counted = Counted(lambda run: ToolResult({"run": run}, tokens_used=5))
     config = {"budgets": [{"name": "b", "calls": 1}]}
