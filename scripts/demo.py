@@ -338,7 +338,7 @@ def calls(demo: Demo) -> None:
     envelope = ran.envelope or {"data": None, "metadata": {}}
     is_right = ran.status == 0 and envelope["data"] == {"value": 1144, "text": "1144"}
     demo.show(ran, is_right, *whole(envelope))
-    demo.head("Refused before it was computed; stopped by its time limit; retried twice")
+    demo.head("Refused before it ran; stopped by its time limit; a REST tool, retried twice")
     demo.call("calculator", {"expression": "9**9**9"}, status=1, ends="policy")
     demo.call("calculator", {"expression": SLOW}, "--timeout", "0.05", status=1, ends="wall_time")
 

@@ -111,7 +111,8 @@ def too_long(name: str, reply: Reply) -> Fault:
 
 
 def not_allowed(name: str, reply: Reply = FINE, **more: Any) -> Fault:
-    says = "the operator has not allowed its host (rest.allowed_hosts). Do not retry."
+    about = "redirected the request to another host. " if reply is not FINE else ""
+    says = about + "The host has an address that is not public, and the operator has not allowed it"
     return Fault(name, reply, "PERMISSION_DENIED", says, retryable=False, retries=0, **more)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,29 @@ def test_command_line_makes_the_calls_of_a_file(shared_daemon: Daemon, tmp_path:
     status, found, _ = batch(shared_daemon, array, tmp_path / "calls.json", "--json")
     assert status == 1
     assert [envelope["success"] for envelope in found] == [True, False, False]
+
+
+def test_interrupted_batch_shows_the_answers_that_it_has(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    daemon = start_daemon(interpreter__timeout_seconds="60")
+    endless = {**ENDLESS, "options": {"timeout_seconds": 60}}
+    file = tmp_path / "calls.json"
+    file.write_text(json.dumps([*sums(*(["1 + 1"] * 16)), endless]), encoding="utf-8")
+    command = subprocess.Popen(
+        [FUMEHOOD, "call", "--batch", str(file)],
+        env=daemon.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert command.stdout is not None
+    answers = [json.loads(command.stdout.readline()) for _ in range(16)]
+    assert all(answer["success"] for answer in answers)
+    time.sleep(0.3)  # the rest is sent
+    command.send_signal(signal.SIGINT)
+    rest, said = command.communicate(timeout=20)
+    assert (command.returncode, rest) == (130, b"")
+    assert b"Interrupted: 16 of 17 calls are answered above." in said
+    with Client(daemon.socket) as client:
+        wait_until(lambda: client.calls().items[0].code == "CANCELLED")
 
 
 @pytest.mark.parametrize(

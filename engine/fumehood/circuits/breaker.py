@@ -124,7 +124,7 @@ class Circuit:
 
     def require_passable(self) -> None:
         """Raises CircuitOpen where `enter` would. Takes nothing."""
-        wait_ms = self._wait_ms()
+        wait_ms = self.wait_ms()
         if wait_ms:
             raise CircuitOpen(
                 "The service that this tool calls failed too often, so calls to it are suspended. "
@@ -144,7 +144,7 @@ class Circuit:
     def status(self) -> CircuitStatus:
         """The present state, for people."""
         calls, failures = self._counts()
-        wait_ms = self._wait_ms()
+        wait_ms = self.wait_ms()
         is_due = self._state is CircuitState.OPEN and not wait_ms
         return CircuitStatus(
             upstream=self.upstream,
@@ -154,7 +154,7 @@ class Circuit:
             retry_after_ms=wait_ms or None,
         )
 
-    def _wait_ms(self) -> int:
+    def wait_ms(self) -> int:
         """How long calls are refused from now on; 0 if one is let through."""
         if self._state is CircuitState.OPEN:
             return max(0, math.ceil((self._opens_until - self._now()) * 1000))
@@ -230,6 +230,11 @@ class Circuits:
         circuit = self._of(tool)
         if circuit is not None:
             circuit.require_passable()
+
+    def wait_ms(self, tool: ToolDefinition) -> int:
+        """How long calls of a tool are refused from now on; 0 if one is let through."""
+        circuit = self._of(tool)
+        return circuit.wait_ms() if circuit is not None else 0
 
     def status_of(self, tool: ToolDefinition) -> CircuitStatus | None:
         """The circuit to a tool's service; None if it calls none."""

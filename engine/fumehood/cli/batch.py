@@ -24,7 +24,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
-GROUP = 64
+GROUP = 16
 GROUP_BYTES = 4 * 1024 * 1024
 """Of one request: at most so many calls, and no other one after so many bytes."""
 
@@ -35,14 +35,23 @@ MAX_SHOWN = 100
 def call_batch(file: str, socket: Path | None, *, as_json: bool) -> int:
     """Make the calls of a file, and print their answers; returns the exit status."""
     calls = _read(file)
-    status = ExitCode.SUCCESS
-    with calling(socket, is_call=True) as client, _progress(len(calls)) as show:
-        for group in _groups(calls):
-            answers = [document_of(envelope) for envelope in client.batch(group)]
-            pairs = zip(group, answers, strict=True)
-            show([_line(call, answer, as_json=as_json) for call, answer in pairs])
-            if not all(answer["success"] for answer in answers):
-                status = ExitCode.TOOL_FAILED
+    answered, status = 0, ExitCode.SUCCESS
+    try:
+        with calling(socket, is_call=True) as client, _progress(len(calls)) as show:
+            for group in _groups(calls):
+                answers = [document_of(envelope) for envelope in client.batch(group)]
+                pairs = zip(group, answers, strict=True)
+                show([_line(call, answer, as_json=as_json) for call, answer in pairs])
+                answered += len(group)
+                if not all(answer["success"] for answer in answers):
+                    status = ExitCode.TOOL_FAILED
+    except KeyboardInterrupt:
+        print(
+            f"Interrupted: {answered} of {len(calls)} calls are answered above. Some of the next "
+            f"{GROUP} may have ended (fumehood calls list); the others were cancelled.",
+            file=sys.stderr,
+        )
+        raise
     return status
 
 

@@ -100,8 +100,8 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         is_allowed = Origin("", host, port).is_in(self._allowed_hosts)
         if not is_allowed and not all(map(is_public, found)):
             raise PermissionDenied(
-                "The tool's service has an address that is not public, and the operator has not "
-                f"allowed its host ({self._setting}). Do not retry."
+                "The host has an address that is not public, and the operator has not allowed it "
+                f"({self._setting}). Do not retry."
             )
         return found
 

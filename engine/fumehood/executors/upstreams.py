@@ -51,6 +51,7 @@ PACKED_OVERHEAD_BYTES = 64 * 1024
 """What an honest packed body may be larger than the limit for the unpacked one."""
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REDIRECTED = "The tool's service redirected the request to another host."
 _SENDS = frozenset({"connection.start_tls.started", "http11.send_request_headers.started"})
 """*Source*: the names of httpcore2's trace events. From these on bytes leave this host."""
 
@@ -176,8 +177,13 @@ class Upstreams:
             NetworkError: no answer, or no whole one.
             ExecutionError: a redirect or an answer that is not followed or not understood.
         """
-        for _ in range(MAX_REDIRECTS + 1):
-            answer = await self._ask_once(request, max_bytes, attempt, relay)
+        for redirects in range(MAX_REDIRECTS + 1):
+            try:
+                answer = await self._ask_once(request, max_bytes, attempt, relay)
+            except PermissionDenied as refused:
+                if redirects:
+                    refused.message = f"{_REDIRECTED} {refused.message}"
+                raise
             location = answer.headers.get("location")
             is_read = request.method in ("GET", "HEAD")
             if answer.status not in _REDIRECTS or location is None or not is_read:

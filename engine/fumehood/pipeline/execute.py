@@ -68,17 +68,27 @@ async def _attempts(
         delay_s = retries.next_delay_s(tool, error, call.attempts, left_s)
         if delay_s is None:
             break
+        suspended_ms = services.circuits.wait_ms(tool)
+        if suspended_ms > delay_s * 1e3:  # this attempt may have opened it
+            _stop(error, suspended_ms, call)
+            break
         _tell(error, delay_s, most_retries(tool, error), call)
         await retries.sleep(delay_s)
         try:
             permit = services.circuits.enter(tool)
-        except CircuitOpen:
-            call.attempts.warning = CIRCUIT_OPENED
+        except CircuitOpen as suspended:
+            _stop(error, suspended.retry_after_ms or 0, call)
             break
         call.attempts.retry_count += 1
         rest = _with_time(run, deadline - clock.monotonic())
         outcome = _summed(outcome, await _attempt(rest, permit, admitted.plan))
     return outcome
+
+
+def _stop(error: EngineError, suspended_ms: int, call: CallContext) -> None:
+    """Note that the service is suspended, and for how long a repeat would be refused."""
+    call.attempts.warning = CIRCUIT_OPENED
+    error.retry_after_ms = max(error.retry_after_ms or 0, suspended_ms)
 
 
 async def _attempt(run: ToolRun, permit: Permit | None, plan: Plan) -> Outcome:

@@ -322,6 +322,10 @@ async def test_retries_stop_where_the_circuit_opens(
     assert envelope.error.code == "NETWORK_ERROR"
     assert envelope.metadata.retry_count == 1
     assert "calls to this service are suspended" in envelope.metadata.warnings[-1]
+    # It says when a repeat will be let in, and has not paused in vain before.
+    assert envelope.error.retry_after_ms is not None
+    assert 25_000 < envelope.error.retry_after_ms <= 30_000
+    assert len(made.bench.log.named("call.retrying")) == 1
 
 
 def test_uniform_and_sleep_are_real_where_nothing_else_is_given() -> None:
