@@ -28,7 +28,7 @@ def principal_of(request: Request) -> Principal | None:
     Raises:
         Unauthorized: its token is unknown, expired or revoked.
     """
-    engine: Engine = request.scope["app"].engine
+    engine = engine_of(request)
     credential = _credential(request)
     if credential is not None:
         return engine.tokens.principal_of(credential, engine.now())

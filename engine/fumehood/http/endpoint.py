@@ -74,7 +74,7 @@ CHECKS: Mapping[Needs, Authorize | None] = {
 }
 
 FILLS: Mapping[str, Fill] = {
-    "engine": lambda request, _, __: request.scope["app"].engine,
+    "engine": lambda request, _, __: engine_of(request),
     "request": lambda request, _, __: request,
     "caller": lambda _, __, caller: caller,
 }

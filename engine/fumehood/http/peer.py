@@ -169,7 +169,8 @@ class PeerProtocol(H11Protocol):
     def _take_body(self) -> bytes | None:
         """Take the body of the request that is being answered, if all of it is here.
 
-        It is then a small one: of a large one, uvicorn reads the rest only when it is waited for.
+        It has some hundred KB at most: of a larger one uvicorn reads the rest only when it is
+        waited for.
         """
         cycle = self.cycle
         if cycle.more_body or cycle.disconnected:
