@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from fumehood import Config, Engine
@@ -34,6 +35,12 @@ from upstream import Upstream, running_upstream
 
 # Thousands of tests are collected, and almost nothing of that is garbage: a third of the time.
 gc.set_threshold(50_000)
+
+# Property tests never measure time, and leave no files behind.
+settings.register_profile(
+    "fumehood", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("fumehood")
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
 NPM = Path(sys.prefix) / "npm" / "node_modules" / ".bin"
@@ -64,12 +71,6 @@ def shell_path() -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--require",
-        default="",
-        help="Comma-separated needs (docker, runsc, landlock, root, systemd, node, npm, browser) without which "
-        "tests fail instead of being skipped.",
-    )
-    parser.addoption(
         "--cold-start",
         action="store_true",
         help="Start every command from nothing, and not from a process with its modules loaded.",
@@ -77,12 +78,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start commands quickly. A misspelt requirement would require nothing."""
+    """Start commands from a process that has their modules loaded."""
     if not config.getoption("--cold-start"):
         subprocess.Popen = start_from_preloaded(str(FUMEHOOD))  # type: ignore[misc]
-    unknown = set(filter(None, config.getoption("--require").split(","))) - AVAILABLE.keys()
-    if unknown:
-        raise pytest.UsageError(f"--require: unknown {', '.join(sorted(unknown))}")
 
 
 TOGETHER = {
@@ -147,14 +145,18 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Without what a test needs it is skipped with a reason, or fails where CI requires it."""
+    """Skip a test that needs something this host lacks; in CI it fails."""
     for mark in item.iter_markers("needs"):
         for name in mark.args:
             if not AVAILABLE[name]():
-                reason = f"this host has no {name}"
-                if name in item.config.getoption("--require").split(","):
-                    pytest.fail(f"{reason}, and --require={name} was given", pytrace=False)
-                pytest.skip(reason)
+                skip_or_fail(f"this host has no {name}")
+
+
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip a test with the reason. With CI=true in the environment it fails instead."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason}, and CI=true", pytrace=False)
+    pytest.skip(reason)
 
 
 @cache
@@ -212,6 +214,7 @@ def has_browser() -> bool:
 
 
 AVAILABLE = {
+    "curl": lambda: shutil.which("curl") is not None,
     "docker": has_docker,
     "runsc": has_runsc,
     "landlock": has_landlock,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 
 import pytest
@@ -12,7 +11,7 @@ from conftest import FUMEHOOD, Daemon
 from support.http import SocketClient
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.needs("curl")
 @pytest.mark.row("D1", "E1")
 def test_curl_gets_the_standard_envelope(shared_daemon: Daemon) -> None:
     answer = subprocess.run(

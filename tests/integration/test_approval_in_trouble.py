@@ -16,6 +16,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from conftest import skip_or_fail
 from fumehood import tool
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
 from fumehood.core.call import CallBody
@@ -191,16 +192,13 @@ async def test_disk_is_full_when_a_call_is_asked_for_nobody_is_promised_anything
 
 
 @pytest.fixture
-def small_disk(home: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+def small_disk(home: Path) -> Iterator[Path]:
     place = home / "disk"
     place.mkdir(mode=0o700)
     options = f"size={TMPFS_BYTES},mode=700"
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
     if subprocess.run(mount, capture_output=True, timeout=30, check=False).returncode:
-        reason = "no file system can be mounted here"
-        if "root" in request.config.getoption("--require").split(","):
-            pytest.fail(f"{reason}, and --require=root was given", pytrace=False)
-        pytest.skip(reason)
+        skip_or_fail("no file system can be mounted here")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True, timeout=30)
 

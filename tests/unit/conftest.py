@@ -1,24 +1,21 @@
-"""Property tests never look at the clock, and leave no files behind; a database in memory.
-
-The hash of approvers' secrets costs next to nothing here; daemons in other tests pay its price.
-"""
+"""A cheap hash of approvers' secrets, and a database in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from fumehood.identity import credential_hashes
 from fumehood.storage.database import Database, open_database
 
-credential_hashes.SCRYPT_N = 2
 
-settings.register_profile(
-    "unit", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("unit")
+@pytest.fixture(autouse=True, scope="module")
+def cheap_scrypt() -> Iterator[None]:
+    """Hash secrets at next to no cost. Undone after each module: other tests of this process pay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(credential_hashes, "SCRYPT_N", 2)
+        yield
 
 
 @pytest.fixture
