@@ -83,7 +83,7 @@ async def test_an_edit_keeps_the_quorum_of_the_call_that_was_asked_for() -> None
 async def test_a_remembered_rule_does_not_answer_another_rule_that_asks(
     stricter: dict[str, Any], name: str
 ) -> None:
-    async with asking() as desk:
+    async with asking(dangerous=False) as desk:
         gate = desk.engine.policy.gate
         gate.replace(policy_of(ANYBODY))
         until = desk.clock.now() + timedelta(hours=1)

@@ -193,13 +193,16 @@ def test_remembered_rule_is_shown_before_it_is_saved_and_can_be_forgotten(
 
     approval_id = asked(caller, f"like-{kind}")
     until = datetime.now(UTC) + timedelta(hours=1)
-    wish = RememberWish(scope="until", until=until, uses=5, arguments=("text",))
+    wish = RememberWish(scope="until", until=until, uses=5)
     rule = control.approvals.preview_remember(approval_id, wish)
-    assert (rule.arguments, rule.uses_left) == ({"text": f"like-{kind}"}, 5)
+    assert (rule.arguments, rule.uses_left) == ({"text": f"like-{kind}", "times": 1}, 5)
     assert valid(control) == []
     done = control.approvals.approve(approval_id, version=1, remember=wish)
     answer_of(caller, done.call_id)
-    assert caller.call("note", {"text": f"like-{kind}", "times": 2}).success
+    assert caller.call("note", {"text": f"like-{kind}"}).success
+    other = caller.call("note", {"text": f"like-{kind}", "times": 2})
+    assert other.error.code == "REQUIRES_HUMAN_APPROVAL"
+    caller.approvals.cancel(other.error.approval_id)
     (saved,) = valid(control)
     assert (saved.approval_id, saved.used) == (approval_id, 1)
     listed = administer(daemon, "approvals", "remembered")

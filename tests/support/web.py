@@ -170,7 +170,11 @@ class FakeControl:
         one = await self.show(approval_id)
         arguments = {name: one.arguments[name] for name in wish.arguments or ()}
         return rule(
-            arguments=arguments, expires_at=wish.until, session_id=None, uses_left=wish.uses
+            any_others=len(arguments) < len(one.arguments),
+            arguments=arguments,
+            expires_at=wish.until,
+            session_id=None,
+            uses_left=wish.uses,
         )
 
     async def resolve(self, approval_id: str, outcome: str, *, note: str | None = None) -> Approval:

@@ -148,8 +148,10 @@ def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozen
 class RememberWish(_Value):
     """Also allow matching calls from now on. Saved as a rule that administrators can review.
 
-    `session` needs the call to have one. `arguments` are those that must be equal: absent means
-    every one, empty means that none matters. `uses` is how often.
+    `session` needs the call to have one. `arguments` are those that must be equal: if absent or
+    complete, a matching call has exactly the approved arguments and no others; if only some are
+    named, any others may have any value, which a dangerous tool does not allow. `uses` is how
+    often.
     """
 
     scope: Literal["session", "until"] = "session"
@@ -243,11 +245,14 @@ class RememberedRule(_Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """The arguments that must be equal; empty if none matters."""
+    """The arguments that must be equal."""
+    any_others: bool = False
+    """Whether a matching call may have any other arguments; if not, it has none."""
     rule: str
     """The policy rules that it answers, separated by `, `. It answers no other rules."""
     definition: str
-    """The hash of the tool's definition and of the call's context: others ask again."""
+    """The hash of the tool's definition, the call's context, and the options that decide how it
+    runs: others ask again."""
     approval_id: str
     created_by: str
     created_at: AwareDatetime

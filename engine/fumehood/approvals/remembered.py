@@ -1,9 +1,11 @@
 """Remembered rules: calls that an approver has allowed in advance, together with an approval.
 
 Host side, used by the stage `approve` once the policy asks. Invariants: a remembered rule answers
-exactly the policy rules that asked when it was made, for the same caller, tool and definition, and
-only where its approver alone could approve; deny rules come first; a use of a limited rule is
-counted in the database before the call starts, so that a crash can only lose uses.
+exactly the policy rules that asked when it was made, for the same caller, tool, definition and
+options that decide how it runs, and only where its approver alone could approve; an argument that
+the approver did not free is equal or absent as in the approved call; deny rules come first; a use
+of a limited rule is counted in the database before the call starts, so that a crash can only lose
+uses.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from fumehood.approvals.eligibility import may_decide
-from fumehood.approvals.model import Approval, RememberedRule, RememberWish
+from fumehood.approvals.model import RememberedRule, RememberWish, StoredApproval
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.pipeline.authorize import PermittedCall
+from fumehood.protocol.canonical import digest_of
 from fumehood.storage.changes import recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import REMEMBERED
@@ -91,14 +94,16 @@ class RememberedRules:
 
 
 def remembered_rule(
-    approval: Approval, wish: RememberWish, rule_id: str, by: str, now: datetime
+    stored: StoredApproval, wish: RememberWish, rule_id: str, by: str, now: datetime
 ) -> RememberedRule:
-    """The rule that an approver asks for with the approval of a call.
+    """Build the rule that an approver requests with the approval of a call.
 
     Raises:
         InvalidParams: the call has no session that the rule could end with, its end has passed,
-            or it names arguments that the call does not have.
+            it names arguments that the call does not have, or it frees arguments of a dangerous
+            tool.
     """
+    approval = stored.approval
     if wish.scope == "session" and approval.session_id is None:
         raise InvalidParams(
             "The call has no session that this could last for; give a time instead.",
@@ -113,7 +118,16 @@ def remembered_rule(
             f"The call has no argument {unknown[0][:80]!r}.", fields=["remember.arguments"]
         )
     arguments: JsonObject = {name: approval.arguments[name] for name in names}
-    definition = (approval.binding or {}).get("definition", "")
+    any_others = len(arguments) < len(approval.arguments)
+    if any_others and approval.dangerous:
+        raise InvalidParams(
+            f"{approval.tool} is dangerous: a remembered rule allows it only with exactly the "
+            "approved arguments. Choose all of them.",
+            fields=["remember.arguments"],
+        )
+    definition = _with_options(
+        (approval.binding or {}).get("definition", ""), stored.request.options
+    )
     return RememberedRule(
         id=rule_id,
         tool=approval.tool,
@@ -121,6 +135,7 @@ def remembered_rule(
         agent_id=approval.agent_id,
         session_id=approval.session_id if wish.scope == "session" else None,
         arguments=arguments,
+        any_others=any_others,
         rule=_asking(approval.rule, approval.asked_by),
         definition=definition,
         approval_id=approval.id,
@@ -140,15 +155,25 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
         and (rule.expires_at is None or rule.expires_at > now)
         and (rule.uses_left is None or rule.uses_left > 0)
         and rule.tool == permitted.tool.definition.name
-        and rule.definition == definition
+        and rule.definition == _with_options(definition, options.model_dump(mode="json"))
         and rule.rule == _asking(permitted.decision.rule, permitted.decision.asked_by)
         and permitted.decision.quorum == 1
         and may_decide(permitted.decision.approvers, rule.created_by)
         and rule.principal_id == permitted.principal.id
         and rule.agent_id == options.agent_id
         and (rule.session_id is None or rule.session_id == options.session_id)
+        and (rule.any_others or rule.arguments.keys() == permitted.arguments.keys())
         and all(_same(permitted.arguments, n, v) for n, v in rule.arguments.items())
     )
+
+
+def _with_options(definition: str, options: JsonObject) -> str:
+    """The hash of the definition and of the options that decide how a call runs, if it has any."""
+    given = {name: options[name] for name in _DECIDING if options.get(name) is not None}
+    return digest_of({"definition": definition, "options": given}) if given else definition
+
+
+_DECIDING = ("timeout_seconds", "memory_limit_mb", "isolation")
 
 
 def _asking(rule: str, asked_by: Sequence[str]) -> str:

@@ -253,7 +253,7 @@ class ApprovalService:
         """The rule that an approval with this wish would create. Nothing is stored."""
         stored = await self.requests.get(approval_id)
         now = self.requests.now()
-        return remembered_rule(stored.approval, wish, "rul_" + "0" * 24, "", now)
+        return remembered_rule(stored, wish, "rul_" + "0" * 24, "", now)
 
     async def remembered(self) -> Sequence[RememberedRule]:
         """All remembered rules, removed ones included."""
@@ -325,25 +325,25 @@ class ApprovalService:
             version=one.version,
             start_by=now + start_within,
             document=document,
-            remember=self._rule_of(one, approval, record),
+            remember=self._rule_of(one, stored, record),
             counts=self._eligibility.counts,
         )
         return step, None
 
     def _rule_of(
-        self, one: OneOfSeveral, approval: Approval, record: DecisionRecord
+        self, one: OneOfSeveral, stored: StoredApproval, record: DecisionRecord
     ) -> RememberedRule | None:
         """The rule that the approver wishes to be remembered, if any. Raises InvalidParams."""
         wish = one.decision.remember
         if wish is None:
             return None
-        if approval.quorum > 1 or record.edited:
+        if stored.approval.quorum > 1 or record.edited:
             raise InvalidParams(
                 "An approval by several approvers, or with edited arguments, leaves no rule.",
                 fields=["remember"],
             )
         rule_id = self.requests.new_id().replace("apr_", "rul_")
-        return remembered_rule(approval, wish, rule_id, record.approver, record.at)
+        return remembered_rule(stored, wish, rule_id, record.approver, record.at)
 
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
         """Whether it would be a self-approval. Raises PermissionDenied."""

@@ -96,13 +96,14 @@ def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
         _field("to", who, columns),
         _field("scope", scope, columns),
     ]
-    if rule.arguments:
-        return [
-            *lines,
-            Line("if these arguments are equal", "head"),
-            *_arguments(rule.arguments, columns),
-        ]
-    return [*lines, Line("WITH ANY ARGUMENTS", "warning")]
+    if not rule.arguments:
+        words = (
+            Line("WITH ANY ARGUMENTS", "warning") if rule.any_others else Line("without arguments")
+        )
+        return [*lines, words]
+    head = "if these arguments are equal" + ("" if rule.any_others else " and there are no others")
+    lines += [Line(head, "head"), *_arguments(rule.arguments, columns)]
+    return [*lines, Line("AND ANY OTHERS", "warning")] if rule.any_others else lines
 
 
 def one_line(value: str, columns: int) -> str:

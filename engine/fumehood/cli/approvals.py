@@ -140,7 +140,7 @@ def approve(
     ] = None,
     same: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Match on this argument only; repeatable."),
+        typer.Option(metavar="NAME", help="Match on this argument and any others; repeatable."),
     ] = None,
     any_arguments: Annotated[
         bool, typer.Option("--any-arguments", help="Match calls with any arguments.")

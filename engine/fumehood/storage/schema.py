@@ -245,6 +245,7 @@ REMEMBERED = Table(
     Column("uses_left", Integer),
     Column("used", Integer, nullable=False),
     Column("removed_at", String),
+    Column("any_others", Boolean, nullable=False),
 )
 """Rules that approvals left behind."""
 

@@ -25,6 +25,7 @@ from fumehood.pipeline.claim import repeat_key_of
 from fumehood.pipeline.incoming import parse_own_call
 from support.asking import ALICE, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking
 from support.keyed import permitted
+from support.policies import policy_of, rule
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
 
@@ -244,7 +245,8 @@ async def test_repeat_of_an_edited_call_gets_the_answer_of_what_was_done() -> No
 
 
 async def test_repeat_comes_before_a_remembered_rule() -> None:
-    async with asking() as desk:
+    async with asking(dangerous=False) as desk:
+        desk.engine.policy.gate.replace(policy_of(rule("ask", id="anybody")))
         approval_id = await desk.parked("a")
         other = await desk.parked("b")
         until = desk.clock.now() + timedelta(hours=1)

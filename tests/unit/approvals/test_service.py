@@ -808,15 +808,15 @@ async def test_remembered_for_a_time_lets_the_like_of_it_through_so_often() -> N
 async def test_remembered_ends_with_its_time_or_when_it_is_taken_back() -> None:
     async with asking() as desk:
         until = desk.clock.now() + timedelta(hours=1)
-        wish = RememberWish(scope="until", until=until, arguments=())
+        wish = RememberWish(scope="until", until=until)
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
         await desk.ended(approval_id)
-        assert (await desk.ask("anything")).success
+        assert (await desk.ask("a")).success
         (rule,) = await desk.engine.approvals.remembered()
         assert rule.created_by == ALICE.id
         await desk.engine.approvals.forget(rule.id, ALICE)
-        await desk.parked("anything")
+        await desk.parked("a")
         with pytest.raises(ResourceNotFound):
             await desk.engine.approvals.forget(rule.id, ALICE)
 
@@ -830,6 +830,7 @@ async def test_what_cannot_be_remembered_is_refused_and_nothing_decided() -> Non
             RememberWish(scope="session"),
             RememberWish(scope="until", until=past),
             RememberWish(scope="until", until=past + timedelta(days=1), arguments=("other",)),
+            RememberWish(scope="until", until=past + timedelta(days=1), arguments=()),
         ):
             with pytest.raises(InvalidParams):
                 await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))

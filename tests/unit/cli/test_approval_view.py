@@ -207,7 +207,7 @@ def test_rule_says_to_whom_on_what_and_how_long() -> None:
 
 
 def test_rule_for_any_arguments_is_a_warning() -> None:
-    found = rule_lines(rule(arguments={}), COLUMNS)
+    found = rule_lines(rule(arguments={}, any_others=True), COLUMNS)
     assert found[-1].kind == "warning"
     assert rule_lines(rule(), COLUMNS)[-1].kind != "warning"
 

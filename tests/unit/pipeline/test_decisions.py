@@ -168,12 +168,13 @@ async def test_yes_is_for_no_other_call(tmp_path: Path, other: dict[str, Any]) -
 
 async def test_remembered_yes_is_for_the_context_that_the_approver_saw(tmp_path: Path) -> None:
     same: dict[str, Any] = {"context": {"cwd": "/w"}, "session_id": "s1"}
-    remember = NewDecision(decision="approve", remember=RememberWish(arguments=()))
+    remember = NewDecision(decision="approve", remember=RememberWish())
     async with deciding(tmp_path) as here:
         await here.say(await here.pending(**same), remember)
         for _ in range(3):
             assert (await here.engine.decide("Bash", RM, **same)).decision == "allow"  # the twin
-        assert (await here.engine.decide("Bash", {"command": "x"}, **same)).decision == "allow"
+        more = {**RM, "dangerouslyDisableSandbox": True}
+        await here.pending(arguments=more, **same)
         await here.pending(**{**same, "context": {"cwd": "/etc"}})
         await here.pending(session_id="s1")
 

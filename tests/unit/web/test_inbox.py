@@ -453,7 +453,7 @@ def test_rule_is_shown_before_it_is_remembered() -> None:
     assert "With exactly" in page
     assert "Approve and remember" in page
     page = browser.part(f"/inbox/{ID}/remember?scope=8h&uses=3").text
-    assert "With ANY arguments" in page
+    assert "With ANY arguments." in page
     assert "3 more times" in page
     assert site.engine.asked == []
     browser.post(f"/inbox/{ID}/approve", {"version": "1", "scope": "8h", "uses": "3", "same": "to"})

@@ -22,6 +22,7 @@ from fumehood.storage.migrations import (
     m0009_repeats,
     m0010_blobs_of_sessions,
     m0011_overview,
+    m0012_remembered_others,
 )
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -36,5 +37,6 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0009_repeats.upgrade,
     m0010_blobs_of_sessions.upgrade,
     m0011_overview.upgrade,
+    m0012_remembered_others.upgrade,
 )
 """In order; the schema's version is the number of steps that a database has passed."""
