@@ -68,7 +68,6 @@ _BEGUN_ESCAPE = re.compile(
 )
 MAX_ESCAPE = 20
 _NUMERIC = re.compile(r"[-+.0-9e]+")
-_SPACE = re.compile(r"\s(?=\S*\Z)")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 """What the content of a file is: a match there is by chance. The field's name alone proves nothing,
@@ -188,6 +187,8 @@ class Redactor:
         if self._settings.common_keys:
             escape = _BEGUN_ESCAPE.search(text, max(start, cut - MAX_ESCAPE), cut)
             cut = escape.start() if escape is not None else cut
+        if cut == len(text):
+            return cut
         for match in self._pattern.finditer(text, start):
             first, last = match.span()
             if first < cut < last:
@@ -261,8 +262,8 @@ def begun(text: str, secret: str) -> int:
 def _begun_key(text: str) -> int:
     """Where an unfinished key of a common form may begin: its last word, or a private key."""
     cut = _unfinished_private_key(text)
-    border = _SPACE.search(text)
-    begins = _BEGINNING.search(text, border.end() if border is not None else 0)
+    last_word = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]
+    begins = _BEGINNING.search(text, len(text) - len(last_word))
     if begins is not None:
         return min(cut, begins.start())
     if not text or text[-1] not in _UNFINISHED:
