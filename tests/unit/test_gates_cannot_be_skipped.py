@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,65 +20,61 @@ STAGES = {
     "ApprovedCall": "pipeline/approve.py",
     "AdmittedCall": "pipeline/admit.py",
 }
+VALUES = frozenset(name.removesuffix("Call").lower() for name in STAGES)
+"""The variables that hold values of stages."""
 
 
-def _trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(ENGINE.rglob("*.py")):
-        yield path.relative_to(ENGINE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
-
-
-TREES = dict(_trees())
-
-
-def _makers(name: str) -> set[str]:
-    """The files in which a value of this type is made, under whatever import."""
+@cache
+def _trees() -> dict[str, ast.Module]:
     return {
-        path
-        for path, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
+        path.relative_to(ENGINE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(ENGINE.rglob("*.py"))
     }
 
 
+@cache
+def _uses() -> tuple[dict[str, set[str]], set[tuple[str, str]], set[str]]:
+    """The files in which each name is called, all imports under a second name, and the files that
+    copy a stage's value."""
+    makers = defaultdict[str, set[str]](set)
+    renamed, copied = set[tuple[str, str]](), set[str]()
+    for path, tree in _trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.alias) and node.asname not in (None, node.name):
+                renamed.add((path, node.name))
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func).split(".")[-1]
+            makers[name].add(path)
+            if name == "replace" and node.args and ast.unparse(node.args[0]) in VALUES:
+                copied.add(path)
+    return makers, renamed, copied
+
+
 def test_the_whole_engine_was_read() -> None:
-    assert len(TREES) > 60
-    assert set(STAGES.values()) <= TREES.keys()
+    assert len(_trees()) > 60
+    assert set(STAGES.values()) <= _trees().keys()
 
 
 @pytest.mark.row("P2", "A1")
 @pytest.mark.parametrize("name", STAGES)
 def test_value_of_a_stage_is_made_in_its_own_file_only(name: str) -> None:
-    assert _makers(name) == {STAGES[name]}
+    assert _uses()[0][name] == {STAGES[name]}
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_no_stage_type_has_a_second_name(name: str) -> None:
-    renamed = [
-        path
-        for path, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.alias) and node.name == name and node.asname not in (None, name)
-    ]
-    assert renamed == []
+    assert [path for path, other in _uses()[1] if other == name] == []
 
 
 def test_values_of_stages_are_never_changed_into_others() -> None:
-    changed = [
-        path
-        for path, tree in TREES.items()
-        if path.startswith("call/")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("replace", "dataclasses.replace")
-    ]
-    # `shape` turns an outcome into a failed one; nothing else is copied.
-    assert set(changed) <= {"pipeline/result.py"}
+    assert _uses()[2] == set()
 
 
 def test_execute_takes_what_only_admit_makes() -> None:
     execute = next(
         node
-        for node in ast.walk(TREES["pipeline/execute.py"])
+        for node in ast.walk(_trees()["pipeline/execute.py"])
         if isinstance(node, ast.AsyncFunctionDef) and node.name == "execute"
     )
     assert [ast.unparse(argument.annotation or execute) for argument in execute.args.args] == [

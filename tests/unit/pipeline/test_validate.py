@@ -616,7 +616,7 @@ VALUE = st.one_of(
     st.dictionaries(st.sampled_from("abcd"), VALUE),
     st.booleans(),
 )
-@settings(max_examples=1500)
+@settings(max_examples=500)
 def test_what_is_plainly_right_has_nothing_to_coerce(
     properties: dict[str, Any], arguments: dict[str, Any], strict: bool
 ) -> None:

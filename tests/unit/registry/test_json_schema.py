@@ -408,7 +408,7 @@ VALUE = st.one_of(
 
 
 @given(SCHEMA, st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), VALUE) | VALUE)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_what_is_accepted_at_once_is_valid(schema: dict[str, Any], document: Any) -> None:
     accepts = plain_acceptor(schema)
     assert accepts is not None
