@@ -143,7 +143,7 @@ def running_daemon(home: Path) -> Iterator[Daemon]:
     credential = make_first_approver(home)
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, __file__, "serve"],
+            [sys.executable, "-P", __file__, "serve"],
             env={**environment, "PYTHONPATH": str(ROOT / "tests")},
             cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip

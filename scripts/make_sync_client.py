@@ -114,7 +114,7 @@ def _head(path: Path) -> str:
 
 def _formatted(source: str, path: Path) -> str:
     for command in (CLEAN, FORMAT):
-        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", path, "-"]
+        ruff = [sys.executable, "-P", "-m", "ruff", *command, "--stdin-filename", path, "-"]
         done = subprocess.run(  # noqa: S603 - fixed arguments
             ruff, input=source, capture_output=True, check=True, text=True
         )

@@ -107,6 +107,26 @@ def test_exception_has_its_traceback_once_and_stops_the_notebook(
         execute("1 / 0", "print('never')")
 
 
+def test_kernel_imports_nothing_from_the_directory_of_the_notebook(
+    prefix: Path, sessions: Any
+) -> None:
+    install(prefix, "--image", "python")
+    canary, planted = prefix / "canary", prefix / "planted"
+    planted.mkdir()
+    for name in ("fumehood", "ipykernel", "json", "sitecustomize", "zmq"):
+        (planted / f"{name}.py").write_text(f"open({str(canary)!r}, 'a').write(__name__)")
+    subprocess.run([*INSTALL, "--help"], cwd=planted, capture_output=True, timeout=60, check=False)
+    assert "fumehood" in canary.read_text()  # control: without `-P`
+    canary.unlink()
+    manager, client = start_new_kernel(kernel_name="fumehood", cwd=str(planted))
+    try:
+        assert run(client, "import sys")[0]["status"] == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+    assert not canary.exists()
+
+
 def test_traceback_that_a_program_prints_itself_is_shown(prefix: Path, sessions: Any) -> None:
     install(prefix, "--image", "python")
     program = "import traceback\ntry:\n    1 / 0\nexcept Exception:\n    traceback.print_exc()\n"

@@ -123,11 +123,13 @@ def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[],
     with listening(port, "--web-port") as listener:
 
         def run() -> int:
-            descriptor = str(listener.fileno())
+            given = map(str, (listener.fileno(), control, callers))
             # The daemon's variables are not the console's to know.
             known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+            # -P: nothing is imported from the directory in which the daemon was started.
             child = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-m", "fumehood.web", descriptor, str(control), str(callers)],
+                [sys.executable, "-P", "-m", "fumehood.web", *given],
+                cwd="/",
                 env=known,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],

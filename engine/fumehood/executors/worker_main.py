@@ -1,10 +1,10 @@
 """The worker process: calls synchronous host functions, one at a time, until it is killed.
 
-Started by `sandbox/process/worker.py`, which finds it by path, as `python …/worker_main.py
-FD`. It is no wall: the functions are the operator's own trusted code, run with the
-environment, the import path and the rights of the engine. It exists so that they can be
-killed. The first frame on FD is `{"path": […]}`, each further one a call, each answered by
-what it reports of its progress and then one reply of `inside`.
+Started by `sandbox/host.py`, which finds it by path, as `python -P …/worker_main.py FD PID`. It is
+no wall: the functions are the operator's own trusted code, run with the environment, the import
+path, the working directory and the rights of the engine. It exists so that they can be killed. The
+first frame on FD is `{"path": […]}`, each further one a call, each answered by what it reports of
+its progress and then one reply of `inside`.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def main() -> None:
     if os.getppid() != parent:
         sys.exit(0)
     os.dup2(2, 1)  # the engine's stdout carries answers
-    sys.path[0] = str(Path(__file__).parents[2])
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     _serve(channel)
 
 

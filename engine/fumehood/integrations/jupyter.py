@@ -165,9 +165,10 @@ def install(arguments: list[str]) -> str:
     given = vars(parser.parse_args(arguments))
     places = {name: given.pop(name) for name in ("prefix", "user")}
     options = [f"--FumehoodKernel.{name}={value}" for name, value in given.items() if value]
-    module = ["-m", "fumehood.integrations.jupyter", "-f", "{connection_file}"]
+    module = "fumehood.integrations.jupyter"
     spec = {
-        "argv": [sys.executable, *module, *options],
+        # -P: Jupyter starts a kernel in the directory of the notebook, which may hold any file.
+        "argv": [sys.executable, "-P", "-m", module, "-f", "{connection_file}", *options],
         "display_name": "Python (fumehood)",
         "language": "python",
         "interrupt_mode": "message",
@@ -182,7 +183,7 @@ def main() -> None:
     if sys.argv[1:2] == ["install"]:
         print(f"Installed in {install(sys.argv[2:])}")
     else:
-        IPKernelApp.launch_instance(kernel_class=FumehoodKernel)
+        IPKernelApp.launch_instance(kernel_class=FumehoodKernel, ignore_cwd=True)
 
 
 if __name__ == "__main__":

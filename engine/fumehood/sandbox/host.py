@@ -209,9 +209,10 @@ class _Worker:
         """Raises SandboxUnavailable if it cannot be started."""
         ours, theirs = socket.socketpair()
         with theirs:
+            given = map(str, (theirs.fileno(), os.getpid()))
             try:
                 process = await anyio.open_process(
-                    [sys.executable, str(WORKER_PROGRAM), str(theirs.fileno()), str(os.getpid())],
+                    [sys.executable, "-P", str(WORKER_PROGRAM), *given],
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=None,
                     stderr=None,

@@ -224,7 +224,7 @@ def _pip_error(said: str) -> ImageBuildError:
             f"No version of {name} fits {(name + version)[:100]!r} and has a wheel for this image.",
             "Ask for another version.",
         )
-    if _run([_python_with_pip(), "-m", "pip", "index", "versions", *PATIENCE, name])[0] == 0:
+    if _run([_python_with_pip(), "-I", "-m", "pip", "index", "versions", *PATIENCE, name])[0] == 0:
         return ImageBuildError(
             f"{name} has no wheel for this image, and packages are not built here.",
             "Ask for another version, or for a package that is published as a wheel.",

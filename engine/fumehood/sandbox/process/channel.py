@@ -122,6 +122,7 @@ class GuestProcess(asyncio.Protocol):
                 theirs.enter_context(their_handover)
                 process = await anyio.open_process(
                     [*command, str(their_handover.fileno())],
+                    cwd="/",
                     stdin=their_channel.fileno(),
                     stdout=their_channel.fileno(),
                     stderr=None,

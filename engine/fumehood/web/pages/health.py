@@ -55,7 +55,9 @@ async def _alerts(view: View) -> Any:
 
 async def _doctor() -> tuple[list[Finding], str]:
     """What the doctor finds; its error where it finds nothing."""
-    command = [sys.executable, "-m", "fumehood.cli.main", "doctor", "--json"]
+    # -P: nothing is imported from the current directory, which stays because paths in the
+    # environment may be relative.
+    command = [sys.executable, "-P", "-m", "fumehood.cli.main", "doctor", "--json"]
     try:
         with anyio.fail_after(CHECK_S):
             done = await anyio.run_process(command, check=False)
