@@ -242,6 +242,14 @@ async def test_a_server_that_does_not_speak_mcp_is_tried_again_and_has_no_tools(
     assert not any(psutil.pid_exists(pid) for pid in tries)
 
 
+async def test_program_on_the_host_starts_outside_the_working_directory() -> None:
+    """`npx` and `python -m` would run what somebody has left there."""
+    assert os.getcwd() != "/"
+    program = await mcp_wire.HostProgram.start(("/bin/pwd",), {})
+    assert await program.read() == b"/\n"
+    await program.stop()
+
+
 async def test_a_server_that_reads_the_probe_late_is_spoken_to_in_its_era(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

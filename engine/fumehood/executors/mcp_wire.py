@@ -355,7 +355,10 @@ class StreamWire(Wire):
 
 
 class HostProgram:
-    """A program on the host, in a process group of its own."""
+    """A program on the host, in a process group of its own, started in `/`.
+
+    Programs such as `npx` and `python -m` look for code in the current directory.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -374,7 +377,7 @@ class HostProgram:
         pipe = asyncio.subprocess.PIPE
         return cls(
             await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=pipe, env={**kept, **env},
+                *command, stdin=pipe, stdout=pipe, stderr=pipe, env={**kept, **env}, cwd="/",
                 start_new_session=True,
             )
         )  # fmt: skip
