@@ -57,11 +57,16 @@ def faults_of_answer(
         return [] if isinstance(body, bytes) else ["JSON where the bytes of a file belong"]
     if isinstance(body, bytes) and "text/event-stream" in response["content"]:
         return []
+    schema = response["content"]["application/json"]["schema"]
+    return [e.message for e in validator_of(document, schema).iter_errors(body)]
+
+
+def validator_of(document: dict[str, Any], schema: Any) -> Draft202012Validator:
+    """What a schema of the document says of a value."""
     registry: Registry[Any] = Registry().with_resource(
         DOCUMENT, Resource.from_contents(document, default_specification=DRAFT202012)
     )
-    schema = _absolute(response["content"]["application/json"]["schema"])
-    return [e.message for e in Draft202012Validator(schema, registry=registry).iter_errors(body)]
+    return Draft202012Validator(_absolute(schema), registry=registry)
 
 
 def _absolute(schema: Any) -> Any:

@@ -11,10 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MIN_INTERPRETER_MB
 from fumehood.core.tool import Megabytes, Seconds
 
 MAX_COST = 10**12
 """More money than one call can cost; beyond it the sixth decimal place would be lost."""
+
+MAX_KEYS = 1000
+"""Parameters of one call: each unknown one would become a message or a warning."""
 
 MAX_TOOL_CHARACTERS = 256
 """Of a tool's name and version in a batch. In an address, its own limit holds."""
@@ -33,7 +37,10 @@ class CallOptions(BaseModel):
     enable_retry: bool = True
     debug: bool = False
     timeout_seconds: Seconds | None = None
-    memory_limit_mb: Megabytes | None = None
+    memory_limit_mb: Megabytes | None = Field(
+        default=None, json_schema_extra={"minimum": MIN_INTERPRETER_MB}
+    )
+    """At least what the wall of the tool needs."""
     max_length: int | None = Field(default=None, gt=0)
     return_summary: bool = True
     wait_for_approval: bool | float | None = None
@@ -55,7 +62,9 @@ class CallBody(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, json_schema_extra={"maxProperties": MAX_KEYS}
+    )
     options: CallOptions = Field(default_factory=lambda: _NO_OPTIONS)
 
 
@@ -85,9 +94,9 @@ class BatchCall(CallBody):
 
 
 class BatchBody(RawBatch):
-    """The body of `POST /v1/calls`."""
+    """The body of `POST /v1/calls`. A malformed call has an envelope that says so."""
 
-    calls: list[BatchCall] = Field(min_length=1, max_length=1000)
+    calls: list[BatchCall | Any] = Field(min_length=1, max_length=1000)
 
 
 @dataclass(frozen=True, slots=True)

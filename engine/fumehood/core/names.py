@@ -11,6 +11,8 @@ NAME_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$"
 TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
 """`name` or `name@version`."""
 
+IMAGE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
+
 EXTERNAL = "external:"
 """Begins the names of tools that are not this engine's, which no registered tool can have."""
 

@@ -99,7 +99,7 @@ class RulesToTry(_Value):
     rules: str = Field(min_length=1, max_length=MAX_RULES_BYTES)
     """TOML: one or more `[[rules]]`."""
 
-    days: int = Field(default=7, ge=1, le=31)
+    days: int = Field(default=7, ge=1, le=31, strict=True)
 
 
 class MatchedCalls(_Value):

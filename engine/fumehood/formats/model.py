@@ -47,6 +47,8 @@ class ExportedTools(_Value):
 class HandleOptions(CallOptions):
     """Options of all calls of a message: those of a call, and how they are read and run."""
 
+    idempotency_key: str | None = Field(default=None, json_schema_extra={"type": "null"})
+    """None: it belongs to one call."""
     max_parallel: int = Field(default=8, ge=1, le=32)
     parallel_tool_calls: bool = True
     repair_arguments: bool = False
@@ -66,7 +68,10 @@ class HandleBody(_Value):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: MessageFormat
-    message: Any
+    message: Any = Field(
+        description="An object; for `openai-responses` also a list of objects.",
+        json_schema_extra={"type": ["object", "array"]},
+    )
     options: HandleOptions = Field(default_factory=HandleOptions)
 
 

@@ -25,6 +25,7 @@ from fumehood.core.errors import (
 )
 from fumehood.engine import Engine
 from fumehood.http.shares import MAX_HELD_BYTES, Share, too_much_held
+from fumehood.pipeline.incoming import validated
 from fumehood.protocol import strict_json
 from fumehood.protocol.messages import encode_envelope
 
@@ -172,7 +173,7 @@ def parse_body(model: type[M], document: Any) -> M:
     if not isinstance(document, dict):
         raise InvalidParams("The body must be a JSON object.")
     try:
-        return model.model_validate(document)
+        return validated(model, document)
     except ValidationError as error:
         raise _wrong("body", error) from None
 

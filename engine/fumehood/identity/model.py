@@ -100,7 +100,7 @@ class NewToken(_Value):
 
     name: Name
     principal_id: PrincipalId | None = None
-    scopes: tuple[Scope, ...] = (Scope.CALL,)
+    scopes: tuple[Scope, ...] = Field(default=(Scope.CALL,), json_schema_extra={"minItems": 1})
     agents: tuple[Id, ...] = Field(default=(), max_length=100)
     expires_at: AwareDatetime | None = None
 
@@ -131,7 +131,10 @@ class NewApprover(_Value):
     """An approver to be made. Scopes are `approve`, `admin`, or both."""
 
     name: Name
-    scopes: tuple[Scope, ...] = (Scope.APPROVE,)
+    scopes: tuple[Scope, ...] = Field(
+        default=(Scope.APPROVE,),
+        json_schema_extra={"minItems": 1, "items": {"enum": [Scope.APPROVE, Scope.ADMIN]}},
+    )
 
 
 class ApproverInfo(_Value):

@@ -6,12 +6,14 @@ read as strictly as a request over a socket.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import getitem
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody, CallOptions, RawBatch
+from fumehood.core.call import MAX_KEYS, MAX_TOOL_CHARACTERS, CallBody, CallOptions, RawBatch
 from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionBody
 from fumehood.core.errors import InvalidParams
@@ -22,10 +24,6 @@ from fumehood.formats.model import HandleBody
 from fumehood.protocol import strict_json
 
 M = TypeVar("M", bound=BaseModel)
-
-MAX_KEYS = 1000
-"""Parameters of one call: each unknown one would become a message or a warning."""
-
 
 _NO_ARGUMENTS = CallBody(arguments={})
 
@@ -47,6 +45,32 @@ def parse_own_call(
     return raw["tool"], parse_call_body(raw["call"])
 
 
+def validated(model: type[M], document: JsonObject) -> M:
+    """Validate JSON with a strict model. `269.0` is an integer, as in JSON Schema.
+
+    Such numbers are replaced in `document`. Raises ValidationError.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        if not _make_whole(document, error):
+            raise
+    return model.model_validate(document)
+
+
+def _make_whole(document: Any, error: ValidationError) -> bool:
+    """Replace integral floats that should be integers. False if there are none."""
+    found = False
+    for fault in error.errors(include_url=False):
+        if fault["type"] == "int_type" and isinstance(fault["input"], float):
+            *above, last = fault["loc"]
+            holder = reduce(getitem, above, document)
+            if holder[last].is_integer():
+                holder[last] = int(holder[last])
+                found = True
+    return found
+
+
 def parse_call_body(document: Any) -> CallBody:
     """The body of a call from JSON that has been parsed strictly.
 
@@ -62,7 +86,7 @@ def parse_call_body(document: Any) -> CallBody:
         if isinstance(where, dict) and len(where) > MAX_KEYS:
             raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
     try:
-        return CallBody.model_validate(document)
+        return validated(CallBody, document)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
         fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults[:20]]
@@ -168,7 +192,7 @@ def parse_query(model: type[M], query: JsonObject) -> M:
 
 def _parsed(model: type[M], document: JsonObject, part: str) -> M:
     try:
-        return model.model_validate(document)
+        return validated(model, document)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)[:20]
         fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]

@@ -13,7 +13,13 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from fumehood.core.call import MAX_TOOL_CHARACTERS, BatchOptions, CallBody, CallOptions
+from fumehood.core.call import (
+    MAX_KEYS,
+    MAX_TOOL_CHARACTERS,
+    BatchOptions,
+    CallBody,
+    CallOptions,
+)
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams, ToolNotFound
 from fumehood.core.json_types import JsonObject
@@ -28,7 +34,6 @@ from fumehood.formats.model import (
 from fumehood.formats.schemas import restored
 from fumehood.formats.table import CHAT_FORMATS
 from fumehood.pipeline.batch import Batch, Parse
-from fumehood.pipeline.incoming import MAX_KEYS
 from fumehood.protocol import strict_json
 
 MAX_REPAIRED_CHARACTERS = 8192

@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from fumehood.core.call import ID_PATTERN as CALL_ID_PATTERN
 from fumehood.core.errors import FumehoodError
 from fumehood.core.hosts import host_pattern_fault
 from fumehood.core.json_types import JsonObject
@@ -395,14 +396,17 @@ class Explanation(_Value):
     rules: tuple[ExplainedRule, ...]
 
 
+_ID: JsonObject = {"pattern": CALL_ID_PATTERN}
+
+
 class ExplainWish(_Value):
     """A call to be explained. Without `principal_id` no rule's `principals` match."""
 
     tool: str = Field(max_length=200)
     arguments: dict[str, Any] = Field(default_factory=dict)
     principal_id: str | None = Field(default=None, max_length=200)
-    agent_id: str | None = Field(default=None, max_length=128)
-    session_id: str | None = Field(default=None, max_length=128)
+    agent_id: str | None = Field(default=None, max_length=128, json_schema_extra=_ID)
+    session_id: str | None = Field(default=None, max_length=128, json_schema_extra=_ID)
 
 
 class RuleStatus(_Value):

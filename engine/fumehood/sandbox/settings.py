@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-IMAGE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
+from fumehood.core.names import IMAGE_NAME
 
 ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 

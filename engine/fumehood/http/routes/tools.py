@@ -42,6 +42,10 @@ RawDefinition = Annotated[Any, ParsedBy(lambda document: document, ToolDefinitio
 """A definition that the registry validates: it names faults that a model cannot see."""
 
 
+AMOUNT = r"^[0-9]{1,9}(\.[0-9]{1,9})?$"
+MOST_TOOLS = 9999
+
+
 def _digits(text: Any) -> Any:
     """Accept decimal digits only, and not the other forms of a number that pydantic accepts."""
     if isinstance(text, str) and not re.fullmatch("[0-9]{1,4}", text, re.ASCII):
@@ -50,7 +54,7 @@ def _digits(text: Any) -> Any:
 
 
 def _amount(text: str) -> str:
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text, re.ASCII):
+    if not re.fullmatch(AMOUNT, text):
         raise ValueError("must be an amount such as 0.05")
     return text
 
@@ -84,7 +88,9 @@ class ToolQuery(BaseModel):
         default=True, description="Leave out dangerous tools."
     )
     max_cost: Annotated[str, AfterValidator(_amount)] | None = Field(
-        default=None, description="Only up to this cost per use: `0.05`."
+        default=None,
+        description="Only up to this cost per use: `0.05`.",
+        json_schema_extra={"pattern": AMOUNT},
     )
     format: FormatName | None = Field(
         default=None, description="All tools as a model's provider takes them, in one answer."
@@ -92,7 +98,7 @@ class ToolQuery(BaseModel):
     tools: str | None = Field(
         default=None, description="With `format`: only these, separated by commas."
     )
-    at_most: Annotated[int, Field(ge=0), BeforeValidator(_digits)] | None = Field(
+    at_most: Annotated[int, Field(ge=0, le=MOST_TOOLS), BeforeValidator(_digits)] | None = Field(
         default=None, description="Only this many."
     )
 
