@@ -314,6 +314,19 @@ async def test_a_figure_that_is_too_large_is_left_out_with_its_size(data: OneCon
     assert ran.peak_memory_bytes is None or ran.peak_memory_bytes < 300 * MB
 
 
+async def test_figure_is_as_large_as_what_is_drawn_but_never_too_large(data: OneContainer) -> None:
+    await data.python(
+        "import matplotlib.pyplot as plt\n"
+        "for at in (1.5, 1e4):\n"
+        "    figure, axes = plt.subplots(figsize=(2, 2), dpi=100)\n"
+        "    axes.text(at, 0.5, 'outside of the figure', transform=axes.transAxes)",
+        keep=False,
+    )  # fmt: skip
+    beside, far = (int.from_bytes(content[16:20], "big") for _, content in data.heard.pictures)
+    assert 300 < beside < 600
+    assert far == 200
+
+
 async def test_figures_of_a_program_that_failed_come_back_too(data: OneContainer) -> None:
     failed = await data.python("import matplotlib.pyplot as plt\nplt.plot([1])\n1 / 0", keep=False)
     assert failed.ended_by is EndedBy.EXCEPTION

@@ -2,7 +2,8 @@
 
 Guest side, in the child; nothing here is loaded or done where Matplotlib was not. The files lie in
 a directory of their own, from which the housekeeper hands them over. What a figure would take is
-known before it is drawn: one that is too large is left out with a reason and costs nothing.
+known before it is drawn: one that is too large is left out with a reason and costs nothing. A
+figure is cut to its contents, unless these reach so far that the picture would be too large.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ MAX_FIGURES = 20
 MAX_PIXELS = 16_000_000
 BYTES_PER_PIXEL = 24
 """Of memory while one is drawn and packed, images in it included, rather more than less."""
+
+MARGIN_INCHES = 0.1
+"""*Source*: Matplotlib's default of `savefig.pad_inches`."""
 
 MAX_NOTES = 5
 MAX_NOTE_CHARACTERS = 200
@@ -61,7 +65,7 @@ class Figures:
             self._leave_out(number, f"is one more than the {MAX_FIGURES} that are returned")
             return
         width, height = (round(inches * figure.dpi) for inches in figure.get_size_inches())
-        if width * height > self._max_pixels:
+        if not self._fits(width, height):
             self._leave_out(
                 number,
                 f"has {width} x {height} pixels, more than the {self._max_pixels / 1e6:.0f} "
@@ -70,8 +74,20 @@ class Figures:
             return
         os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
         path = f"{DIRECTORY}/figure-{self._taken + 1}.png"
-        figure.savefig(path, format="png", dpi=figure.dpi)
+        figure.savefig(path, format="png", dpi=figure.dpi, bbox_inches=self._box(figure))
         self._taken += 1
+
+    def _box(self, figure: Any) -> Any:
+        """Return the box of all that is drawn, labels outside the figure's area included.
+
+        None, which is that area, if the box would be too large a picture.
+        """
+        figure.draw_without_rendering()  # texts have their places then
+        box = figure.get_tightbbox().padded(MARGIN_INCHES)
+        return box if self._fits(box.width * figure.dpi, box.height * figure.dpi) else None
+
+    def _fits(self, width: float, height: float) -> bool:
+        return width * height <= self._max_pixels
 
     def _leave_out(self, number: object, why: str) -> None:
         if len(self.notes) < MAX_NOTES:
