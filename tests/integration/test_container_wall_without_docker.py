@@ -644,6 +644,16 @@ async def test_missing_image_takes_away_its_languages_only_and_is_found_when_it_
         assert made.wall.missing == ()
 
 
+async def test_missing_image_is_reported_once_while_others_are_built() -> None:
+    async with bench(images=TWO_IMAGES) as made:
+        made.missing = {"python", "shell"}
+        await made.until(lambda: len(made.wall.missing) == 2)
+        made.missing = {"shell"}
+        await made.until(lambda: made.wall.is_ready)
+        await made.run()
+        assert len(made.told("container.images_missing")) == 1
+
+
 async def test_image_without_the_language_is_refused_and_named() -> None:
     async with bench(images=ONE_IMAGE) as made:
         with pytest.raises(SandboxUnavailable, match=r"image python has no javascript"):

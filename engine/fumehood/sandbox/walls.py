@@ -46,14 +46,24 @@ WARNINGS = frozenset(
 )
 """Events of walls and sessions that the log shows as warnings."""
 
+RECOVERIES = {"container.started": "container.failed", "guest.ready": "guest.lost"}
+"""Event → the failure that it ends. A failure that is tried again and again is a warning once."""
+
 OnEvent = Callable[[str, JsonObject], None]
 
 
 def logged(log: Logger) -> OnEvent:
     """Log the events of walls, and of the sessions behind them."""
+    reasons: dict[tuple[str, object], object] = {}
 
     def on_event(event: str, values: JsonObject) -> None:
-        level = log.warning if event in WARNINGS else log.info
+        subject, is_repeated = values.get("image", values.get("wall")), False
+        if event in RECOVERIES:
+            reasons.pop((RECOVERIES[event], subject), None)
+        elif event in RECOVERIES.values():
+            is_repeated = reasons.get((event, subject)) == values["why"]
+            reasons[event, subject] = values["why"]
+        level = log.warning if event in WARNINGS and not is_repeated else log.info
         level(event, **values)
 
     return on_event

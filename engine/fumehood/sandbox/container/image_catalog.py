@@ -104,8 +104,12 @@ class ImageCatalog:
     @property
     def faults(self) -> tuple[str, ...]:
         """A sentence for each missing image, in the order of the configuration."""
-        missing = [self.missing[name] for name in self._names if name in self.missing]
-        return tuple(dict.fromkeys(error.message for error in missing))
+        return tuple(dict.fromkeys(self.missing[name].message for name in self.lacking))
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """The missing images of the configuration, in its order."""
+        return tuple(name for name in self._names if name in self.missing)
 
     def name_for(self, language: str) -> str:
         """The image for a language, whether or not it is there.

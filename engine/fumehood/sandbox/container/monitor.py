@@ -125,6 +125,7 @@ class DockerMonitor:
         self._told: Unfit | None = None
         """The reason in the log, which is not repeated."""
         self._told_missing: tuple[str, ...] = ()
+        """The images that were missing at that time."""
         self._has_been_up = False
 
     def begin(self) -> None:
@@ -244,14 +245,15 @@ class DockerMonitor:
 
     def tell_available(self) -> None:
         """Log that containers are available, and the missing images, if either is news."""
-        missing = self._catalog.faults
+        missing = self._catalog.lacking
         has_changed = missing != self._told_missing
         is_news = self._told is not None or not self._has_been_up or has_changed
         if is_news and self._catalog.has_any:
             images = {name: found.id for name, found in self._catalog.found.items()}
             self._on_event("container.available", {"images": images})
-        if has_changed and missing:
-            self._on_event("container.images_missing", {"missing": list(missing)})
+        if set(missing) - set(self._told_missing):
+            faults = list(self._catalog.faults)
+            self._on_event("container.images_missing", {"missing": faults})
         self._told, self._has_been_up, self._told_missing = None, True, missing
 
 
