@@ -40,10 +40,14 @@ class Pagination(_Data):
 
 
 class ToolList(_Data):
-    """A page of definitions; `sources` says for each name where it comes from."""
+    """A page of definitions; `sources` says for each name where it comes from.
+
+    `unavailable` names those that cannot run now, because their sandbox or image is missing.
+    """
 
     items: tuple[ToolDefinition, ...]
     sources: dict[str, str]
+    unavailable: tuple[str, ...] = ()
     pagination: Pagination
 
 

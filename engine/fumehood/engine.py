@@ -86,6 +86,7 @@ from fumehood.pipeline.incoming import (
     parse_own_message,
     parse_query,
 )
+from fumehood.pipeline.plan import can_run_now
 from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.stream import StreamedCall, events_of
 from fumehood.pipeline.tool_calls import FindTool, MessageCalls
@@ -612,6 +613,10 @@ class Engine:
             state=state,
             broken_circuits=self._made.circuits.broken(),
         )
+
+    def can_run_now(self, tool: ToolDefinition) -> bool:
+        """Whether the sandbox of a tool's calls, and its image, are there as far as is known."""
+        return can_run_now(tool, self._made.walls.by_name)
 
     def alerts(self) -> AlertList:
         """The alerts of the engine with their present values, and firing ones of single tools."""

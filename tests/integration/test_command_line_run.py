@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -244,3 +245,24 @@ def test_files_of_a_program_that_failed_are_saved_too(run: Runner) -> None:
     done = run("--save", "out", ended_by="exit", exit_code=1, files={"a": "b"})
     assert done.returncode == 1
     assert (run.directory / "out" / "a").read_text() == "b"
+
+
+def test_new_session_is_made_from_the_image_and_named_for_the_next_command(run: Runner) -> None:
+    done = run("--session", "new", "--image", "python", stdout="made\n")
+    assert (done.returncode, done.stdout) == (0, b"made\n"), done.stderr
+    session = re.findall(rb"sess_[0-9a-f]+", done.stderr)[0].decode()
+    again = run("--session", session, "--json", stdout="again\n")
+    assert again.returncode == 0
+    (listed,) = [one for one in run_sessions(run, "list") if one["id"] == session]
+    assert (listed["image"], listed["calls"]) == ("python", 2)
+    run_sessions(run, "end", session)
+    refused = run("--image", "python", stdout="")
+    assert (refused.returncode, b"--session new" in refused.stderr) == (2, True)
+
+
+def run_sessions(run: Runner, *arguments: str) -> Any:
+    done = subprocess.run(
+        [str(FUMEHOOD), "sessions", *arguments, "--json"],
+        env=run.daemon.environment, capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)

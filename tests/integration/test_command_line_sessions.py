@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,6 +171,13 @@ def test_on_a_terminal_no_name_and_no_file_can_change_anything(shell: Shell) -> 
     assert "a " in shown
     shown = shown_to_a_person(shell, "get", shell.session, "a", "-")
     assert shown.strip() == "\\u{001b}[2J\\u{202e}ok"
+
+
+def test_list_on_a_terminal_tells_times_as_distances(shell: Shell) -> None:
+    head, _, *rows = [line.split() for line in shown_to_a_person(shell, "list").split("\n")[1:]]
+    assert head == ["session", "state", "image", "agent", "ends"]
+    (own,) = [row for row in rows if row[:1] == [shell.session]]
+    assert re.fullmatch(r"active python in \d+ [mh]", " ".join(own[1:]))
 
 
 def test_new_session_says_on_a_terminal_what_it_runs_and_how_to_use_it(shell: Shell) -> None:

@@ -19,7 +19,7 @@ import typer
 from fumehood.cli.doctor_checks import Finding, Verdict
 from fumehood.cli.escaping import printable
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.options import AsJson, SocketPath, counted
 from fumehood.cli.show import styled
 from fumehood.config import Config, ConfigError, config_file, load_config
 
@@ -268,7 +268,7 @@ def _tools_directory(config: Config) -> Iterator[Finding]:
         what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"
         yield Finding(what, "warning", fault.reason, remedy)
     if not contents.faults:
-        found = f"{config.tools_directory}: {len(contents.tools)} tools"
+        found = f"{config.tools_directory}: {counted(len(contents.tools), 'tool')}"
         yield Finding("tools directory", "ok", found)
 
 

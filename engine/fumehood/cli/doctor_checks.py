@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
+from fumehood.cli.options import counted
 from fumehood.config import Config, ConfigError
 from fumehood.core.limits import MB
 from fumehood.sandbox.container.docker_api import (
@@ -159,7 +160,8 @@ def _policy(config: Config) -> Iterator[Finding]:
         remedy = "Fix it, then run: fumehood policy check. No engine starts with it."
         yield from (Finding("policy", "missing", fault, remedy) for fault in refused.shown)
         return
-    yield Finding("policy", "ok", f"{path}: {len(policy.rules)} rules, version {policy.version}")
+    rules = counted(len(policy.rules), "rule")
+    yield Finding("policy", "ok", f"{path}: {rules}, version {policy.version}")
 
 
 def _registered(state: Path) -> Iterator[ToolDefinition]:

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and parsing and formatting of times."""
+"""Options shared by several commands, and parsing and formatting of times and counts."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ def age(then: datetime, now: datetime) -> str:
     seconds = max(0, int((now - then).total_seconds()))
     unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
     return f"{seconds // UNITS_S[unit]}{unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a number of things: `1 rule`, `2 rules`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def moment(text: str, now: datetime, option: str = "--since") -> datetime:

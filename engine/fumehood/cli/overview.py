@@ -123,7 +123,9 @@ def _lines(found: JsonObject) -> Iterator[tuple[str, str]]:
             name = " of ".join([one["budget"], *map(str, one["subject"].values())])
             unit = one.get("currency", one["unit"])
             yield "budget", f"{name}: {Decimal(one['share']):.0%} of {one['limit']} {unit}"
-        missing = "; ".join(map(str, found["missing_images"]))
-        yield "images", missing or ("present" if found["containers"] else "no containers now")
+        if found["containers"] or found["missing_images"]:
+            yield "images", "; ".join(map(str, found["missing_images"])) or "present"
+        else:
+            yield "containers", "unavailable; for the reason: fumehood doctor"
     yield "next", found["next"]
     yield "", "All commands: fumehood --help"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.options import counted
 from fumehood.cli.show import show_json, wants_json
 from fumehood.config import Config
 from fumehood.core.errors import ToolNotFound
@@ -155,10 +156,10 @@ def show_checked(policy: Policy, notices: tuple[str, ...], *, as_json: bool) -> 
     for notice in notices:
         say(f"notice: {notice}", to_stderr=True)
     if wants_json(as_json):
-        counted = {"version": policy.version, "file": policy.file, "rules": len(policy.rules)}
-        show_json({**counted, "notices": list(notices)})
+        document = {"version": policy.version, "file": policy.file, "rules": len(policy.rules)}
+        show_json({**document, "notices": list(notices)})
         return
-    say(f"{policy.file}: {len(policy.rules)} rules, version {policy.version}")
+    say(f"{policy.file}: {counted(len(policy.rules), 'rule')}, version {policy.version}")
 
 
 def show_results(results: list[Result], *, as_json: bool) -> None:

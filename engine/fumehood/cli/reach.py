@@ -209,7 +209,7 @@ def _ending_the_command(
     or_else: str = "", *, as_json: bool, is_payload: bool = False
 ) -> Iterator[None]:
     """Turn a client's exceptions into a message and an exit code."""
-    from fumehood.cli.show import show_envelope, wants_json
+    from fumehood.cli.show import for_people, show_envelope, wants_json
     from fumehood.client.api_request import DaemonUnavailable, Refused
 
     try:
@@ -221,7 +221,8 @@ def _ending_the_command(
     except Refused as refused:
         told = refused.envelope.error
         if is_payload and told is not None:
-            fail(f"{told.code}: {told.message}", ExitCode(exit_code_of(refused.envelope)))
+            words = for_people(told.message) if sys.stderr.isatty() else told.message
+            fail(f"{told.code}: {words}", ExitCode(exit_code_of(refused.envelope)))
         show_envelope(refused.envelope, as_json=wants_json(as_json))
         raise typer.Exit(exit_code_of(refused.envelope)) from None
     except ValueError as error:  # nothing was sent

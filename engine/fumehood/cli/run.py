@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from fumehood.cli.answers import document_of
+from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.escaping import say, visible, write
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.options import SocketPath
 from fumehood.cli.reach import call_once, calling
-from fumehood.cli.show import in_options, show_envelope
+from fumehood.cli.show import for_people, in_options, show_envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.workspace_path import path_fault
@@ -34,6 +35,9 @@ Download = Callable[[str, Callable[[bytes], object]], None]
 """Pass the bytes behind a URL of an answer to a function, piece by piece."""
 
 MAX_BYTES = 8 * 1024 * 1024
+
+NEW = "new"
+"""The value of `--session` that makes a session."""
 
 PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """*Source*: W3C PNG, 5.2 and 11.2.2: the signature, and the first chunk with its length."""
@@ -73,7 +77,12 @@ def run(
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent to run it for.")] = None,
-    session: Annotated[str | None, typer.Option(help="The session to run it in.")] = None,
+    session: Annotated[
+        str | None, typer.Option(help="The session to run it in, or new for one that stays.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The image of --session new.")
+    ] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Show its output and progress while it runs.")
     ] = False,
@@ -93,6 +102,8 @@ def run(
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     if force and save is None:
         fail("--force needs --save.", ExitCode.USAGE)
+    if image is not None and session != NEW:
+        fail("--image goes with --session new: a session keeps its image.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
         fail("Standard input can be the program or its input, not both.", ExitCode.USAGE)
     chosen = LANGUAGES[_language(program, language)]
@@ -103,6 +114,8 @@ def run(
     if file:
         arguments["files"] = files_to_send(file)
     _check_size(arguments, source)
+    if session == NEW:
+        session = _new_session(socket, image, agent, memory, as_json=as_json)
     asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
     asked["session_id"] = session
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
@@ -121,8 +134,19 @@ def run(
         else:
             _show(answer, download, with_files=save is None, with_output=not stream)
         is_saved = save is None or _save(answer, download, save, force=force, quiet=as_json)
+    say_how_to_approve(answer)
     code = exit_code_of(answer)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
+
+
+def _new_session(
+    socket: Path | None, image: str | None, agent: str | None, memory: int | None, *, as_json: bool
+) -> str:
+    """Make a session and name it on stderr, for the next command."""
+    with calling(socket, as_json=as_json, is_payload=True) as client:
+        record = client.create_session(image=image, agent_id=agent, memory_mb=memory)
+    say(f"session: {record.id} (to end it: fumehood sessions end {record.id})", to_stderr=True)
+    return record.id
 
 
 @contextmanager
@@ -172,7 +196,8 @@ def _show(answer: JsonObject, download: Download, *, with_files: bool, with_outp
         write(sys.stderr, stderr := _whole(fields, "stderr", download))
     said = _lines(fields, stderr, with_files=with_files)
     if error is not None:
-        said.append(f"{error['code']}: {in_options(error['message'])}")
+        words = for_people if sys.stderr.isatty() else in_options
+        said.append(f"{error['code']}: {words(error['message'])}")
     said += [f"warning: {in_options(warning)}" for warning in answer["metadata"]["warnings"]]
     for line in said:
         write(sys.stderr, line + "\n")

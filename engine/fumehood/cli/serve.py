@@ -13,10 +13,14 @@ import typer
 
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.options import counted
 from fumehood.cli.settings import read_config, read_control_path, read_socket_path
 
 if TYPE_CHECKING:
     from fumehood.config import Config
+
+MIN_CALLS_IN_FOREGROUND = 100
+"""`alerts.min_calls` while a person watches the log on a terminal."""
 
 
 def serve(
@@ -58,6 +62,7 @@ def serve(
         _greet(config)
         if "log_level" not in config.model_fields_set:
             level = "warning"  # for a person: the credential must not scroll away
+        config = in_foreground(config)
     log = make_logger(level, config.log_format)
 
     console: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
@@ -97,12 +102,20 @@ def _greet(config: Config) -> None:
     )
 
 
+def in_foreground(config: Config) -> Config:
+    """Raise the calls that an alert needs, unless they are configured: a few tries are no trend."""
+    if "min_calls" in config.alerts.model_fields_set:
+        return config
+    alerts = config.alerts.model_copy(update={"min_calls": MIN_CALLS_IN_FOREGROUND})
+    return config.model_copy(update={"alerts": alerts})
+
+
 def _say_what_it_waits_for(count: int, seconds: float) -> None:
     """Tell a person why Ctrl-C has not ended the command yet."""
     if sys.stderr.isatty() and seconds:
-        calls = "1 call" if count == 1 else f"{count} calls"
         say(
-            f"Waiting for {calls} to end (at most {seconds:g} s); Ctrl-C again stops at once.",
+            f"Waiting for {counted(count, 'call')} to end (at most {seconds:g} s); Ctrl-C again "
+            "stops at once.",
             to_stderr=True,
         )
 

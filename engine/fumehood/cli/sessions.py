@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import errno
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,19 +37,36 @@ SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session's
 @sessions.command("list")
 def list_sessions(as_json: AsJson = False, socket: SocketPath = None) -> None:
     """List your sessions, newest first, including those that ended in the last day."""
+    from fumehood.approvals.wording import ago
+    from fumehood.cli.options import age
     from fumehood.cli.show import show_json, wants_json
     from fumehood.cli.tables import Field, show_table
+    from fumehood.core.session import SessionStatus
 
     with calling(socket, as_json=as_json) as client:
-        records = [record.model_dump(mode="json") for record in client.sessions()]
+        records = client.sessions()
     if wants_json(as_json):
-        show_json(records)
+        show_json([record.model_dump(mode="json") for record in records])
         return
+    now = datetime.now(UTC)
     fields = (
-        Field("session", whole=True), Field("state"), Field("image"), Field("agent", drop=3),
-        Field("MB", drop=2), Field("calls", drop=1), Field("until", drop=4),
+        Field("session", whole=True), Field("state"), Field("image"), Field("agent", drop=1),
+        Field("calls", drop=3), Field("MB", drop=5), Field("age", drop=4), Field("ends", drop=2),
     )  # fmt: skip
-    show_table(fields, [_columns(record) for record in records])
+    rows = [
+        (
+            record.id,
+            "busy" if record.is_busy else record.state,
+            record.image,
+            record.agent_id or "",
+            str(record.calls),
+            str(record.memory_mb),
+            age(record.created_at, now),
+            ago(record.expires_at, now) if record.state is SessionStatus.ACTIVE else "",
+        )
+        for record in records
+    ]
+    show_table(fields, rows)
 
 
 @sessions.command("new")
@@ -203,19 +221,6 @@ def _show_record(record: dict[str, Any], *, as_json: bool) -> None:
         show_json(record)
     else:
         show_fields(record)
-
-
-def _columns(record: dict[str, Any]) -> tuple[str, ...]:
-    state = "busy" if record["is_busy"] else record["state"]
-    return (
-        record["id"],
-        state,
-        record["image"],
-        record["agent_id"] or "",
-        str(record["memory_mb"]),
-        str(record["calls"]),
-        record["expires_at"][:19] + "Z",
-    )
 
 
 def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from fumehood.cli.answers import document_of
@@ -48,6 +49,14 @@ _ADVICE = re.compile(
 )
 """Places in engine messages that advise to change one of these options."""
 
+_TO_MODELS = re.compile(
+    r" (?:Tell the user what you want to do\. .*"
+    r"|Do not retry(?:; tell the user what you wanted to do"
+    r"|[a-z, ]* in another way; ask the user how to continue)?\.)$",
+    re.DOTALL,
+)
+"""Ends of engine messages that only a model needs."""
+
 NOTHING_RAN = (CallerError, RuleError, CircuitOpen, SandboxUnavailable, ShuttingDown)
 """Errors that, without a sandbox report, mean that nothing ran."""
 
@@ -84,7 +93,7 @@ def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
         return
     error, metadata = document["error"], document["metadata"]
     if error is not None:
-        message = indented(in_options(error["message"]))
+        message = indented(for_people(error["message"]))
         print(f"{styled(visible(error['code']), BOLD_RED)} {message}")
         show_fields(_with_content(error.get("details") or {}))
     else:
@@ -107,18 +116,30 @@ def in_options(message: str) -> str:
     return _ADVICE.sub(lambda found: found[1] + OPTIONS[found[2]], message)
 
 
+def for_people(message: str) -> str:
+    """Rewrite an engine's refusal for a person at a terminal."""
+    return _TO_MODELS.sub("", in_options(message))
+
+
 def styled(text: str, style: str) -> str:
     """Style our own text if standard output is a terminal with styles."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     return text if is_plain or not sys.stdout.isatty() else f"\x1b[{style}m{text}\x1b[0m"
 
 
-def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> None:
-    """Print a list of tools with their sources."""
+def show_tools(
+    found: list[tuple[ToolDefinition, str]], unavailable: Collection[str], *, as_json: bool
+) -> None:
+    """Print a list of tools with their sources, and mark those that cannot run now."""
     from fumehood.cli.tables import Field, show_table
 
     if as_json:
-        show_json([{**tool.model_dump(mode="json"), "source": source} for tool, source in found])
+        documents = [
+            tool.model_dump(mode="json")
+            | {"source": source, "can_run_now": tool.name not in unavailable}
+            for tool, source in found
+        ]
+        show_json(documents)
         return
     rows = []
     for tool, source in found:
@@ -126,6 +147,7 @@ def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> Non
         marks += ["dangerous"] if tool.dangerous else []
         marks += [] if tool.sandboxed else ["in the host"]
         marks += [] if tool.is_active else ["disabled"]
+        marks += ["cannot run now"] if tool.name in unavailable else []
         summary = tool.description.split(". ")[0].splitlines()[0]
         name = f"{tool.name}@{tool.version}"
         rows.append((name, ", ".join(marks), source, summary))
@@ -133,6 +155,8 @@ def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> Non
         Field("tool"), Field("runs as", drop=1), Field("from", drop=2), Field("description"),
     )  # fmt: skip
     show_table(fields, rows)
+    if unavailable:
+        print("Some cannot run now. For the reason: fumehood doctor", file=sys.stderr)
 
 
 def show_calls(records: list[CallRecord], *, as_json: bool) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from fumehood.cli.options import (
 )
 from fumehood.cli.reach import calling, controlling
 from fumehood.protocol import strict_json
+
+if TYPE_CHECKING:
+    from fumehood.core.tool import ToolDefinition
 
 tools = typer.Typer(help="The tools of the running engine.", no_args_is_help=True)
 
@@ -50,9 +53,18 @@ def list_tools(
 
     asked = {"category": category, "tag": tag, "type": kind}
     filters = {name: value for name, value in asked.items() if value is not None}
+    found: list[tuple[ToolDefinition, str]] = []
+    unavailable: set[str] = set()
     with calling(socket, as_json=as_json) as client:
-        found = client.tools_and_sources(**filters)
-    show_tools(found, as_json=wants_json(as_json))
+        cursor = None
+        while True:
+            page = client.tools_page(**filters, limit=100, cursor=cursor)
+            found += [(tool, page.sources.get(tool.name, "")) for tool in page.items]
+            unavailable.update(page.unavailable)
+            cursor = page.pagination.next_cursor
+            if cursor is None:
+                break
+    show_tools(found, unavailable, as_json=wants_json(as_json))
 
 
 @tools.command("show")

@@ -14,7 +14,7 @@ from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
-from fumehood.core.tool import DECISION
+from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.executors.base import Placement
 from fumehood.executors.kinds import executor_of, place
 from fumehood.pipeline.authorize import PermittedCall
@@ -87,21 +87,7 @@ def make_plan(
     upstream = upstream_of(tool)
     if upstream is not None and isinstance(wall, Host):
         wall = wall.for_upstream(upstream)
-    missing = () if wall.required <= wall.enforced else wall.required - wall.enforced
-    if missing and not wall.enforced:
-        are = "Containers are" if placement.wall == "container" else f"The {placement.wall} is"
-        raise WallDown(
-            f"{are} unavailable; nothing ran. {wall.remedy}",
-            retryable=wall.heals,
-            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
-        )
-    if missing:
-        raise SandboxUnavailable(
-            f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "
-            f"so nothing runs in it. {wall.remedy} Run `fumehood doctor` for details.",
-            retryable=wall.heals,
-            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
-        )
+    _require_enforcing(wall, placement)
     if Limit.MEMORY not in wall.required and options.memory_limit_mb is not None:
         raise InvalidParams(
             "memory_limit_mb could not be enforced: this tool runs in the engine's own process.",
@@ -136,6 +122,39 @@ def make_plan(
     limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes)
     warnings = _lowered(options, limits, allowed_mb)
     return Plan(placement, limits, wall, warnings, session, language)
+
+
+def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
+    """Whether the wall and the image of a call outside a session are there, as far as is known."""
+    try:
+        executor = executor_of(tool)
+        placement = executor.placement(tool, in_session=False)
+        wall = walls.get(placement.wall)
+        _require_enforcing(wall, placement)
+        if executor.language is not None and isinstance(wall, HasImages):
+            wall.image_for(executor.language)
+    except SandboxUnavailable:
+        return False
+    return True
+
+
+def _require_enforcing(wall: Wall, placement: Placement) -> None:
+    """Raises WallDown, or SandboxUnavailable if only some limits cannot be enforced."""
+    missing = () if wall.required <= wall.enforced else wall.required - wall.enforced
+    if missing and not wall.enforced:
+        are = "Containers are" if placement.wall == "container" else f"The {placement.wall} is"
+        raise WallDown(
+            f"{are} unavailable; nothing ran. {wall.remedy}",
+            retryable=wall.heals,
+            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
+        )
+    if missing:
+        raise SandboxUnavailable(
+            f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "
+            f"so nothing runs in it. {wall.remedy} Run `fumehood doctor` for details.",
+            retryable=wall.heals,
+            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
+        )
 
 
 def _placement(permitted: PermittedCall) -> Placement:

@@ -113,7 +113,7 @@ def test_policy_is_told_with_its_rules_or_with_file_and_line(state: Path) -> Non
     assert look(state)["policy"].verdict == "ok"
     file = private(state / "policy.toml", SOUND)
     sound = look(state, policy_file=file)["policy"]
-    assert (sound.verdict, "1 rules" in sound.found) == ("ok", True)
+    assert (sound.verdict, "1 rule," in sound.found) == ("ok", True)
     private(file, SOUND.replace("calculator", "calculater"))
     faulty = look(state, policy_file=file)["policy"]
     assert faulty.verdict == "missing"

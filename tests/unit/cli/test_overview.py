@@ -19,10 +19,10 @@ BUDGET = {
 
 
 def answers(
-    *, waiting: int = 0, calls: int = 0, missing: tuple[str, ...] = (), status: str = "ready",
+    *, containers: bool = True, waiting: int = 0, calls: int = 0, missing: tuple[str, ...] = (), status: str = "ready",
     budgets: tuple[dict[str, Any], ...] = (), error: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
-    container = {"ready": not missing, "enforced": [], "missing": list(missing)}
+    container = {"ready": containers and not missing, "enforced": [], "missing": list(missing)}
     page = {"has_more": False, "next_cursor": None, "total_count": waiting}
     return {
         "ready": {"status": status, "walls": {"container": container}},
@@ -87,6 +87,12 @@ def test_figures_are_shown_and_names_cannot_write_to_the_terminal(ask: Any) -> N
     ):  # fmt: skip
         assert said in shown
     assert "\x1b" not in shown
+
+
+def test_unavailable_containers_are_said(ask: Any) -> None:
+    words = "containers unavailable; for the reason: fumehood doctor"
+    assert words in ask(answers(containers=False))
+    assert words not in ask(answers())
 
 
 def test_budget_of_money_names_the_currency(ask: Any) -> None:

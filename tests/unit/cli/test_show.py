@@ -9,24 +9,38 @@ import json
 import re
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers
 from fumehood.budgets.model import BudgetStanding, Period, Unit, UsageRow, UsageTable
+from fumehood.cli import policy_offline
 from fumehood.cli.escaping import indented, json_document, json_line, json_lines, printable, visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
-from fumehood.cli.show import circuit_words, show_call_line, show_calls, show_envelope, show_json
+from fumehood.cli.show import (
+    circuit_words,
+    show_call_line,
+    show_calls,
+    show_envelope,
+    show_json,
+    show_tools,
+)
 from fumehood.cli.tables import Field, fitting, show_table
 from fumehood.cli.usage import as_cell, show_usage, write_csv
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, UsageReport
+from fumehood.core.errors import EngineError, PermissionDenied
 from fumehood.core.status import CircuitStatus
+from fumehood.core.tool import ToolDefinition
+from fumehood.pipeline.approve import waits
 from support.answers import envelope_bytes
+from support.approvals import approval
 
 NASTY = "a\x1b[31mred\u202eX\x9b2J\x07\u200b"
 SHOWN = "a\\u{001b}[31mred\\u{202e}X\\u{009b}2J\\u{0007}\\u{200b}"
@@ -453,3 +467,48 @@ def test_words_of_others_in_a_message_cannot_change_a_terminal(
     assert capsys.readouterr().err == (
         "The index said: \\u{001b}]0;title\\u{0007}\\u{001b}[2J\\u{000d}\\u{202e}bad\nMend that.\n"
     )
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        no_approvers("delete_files", "fumehood approvers init"),
+        too_few_approvers("delete_files", "2 approvers are needed"),
+        denial(approval()),
+        waits(approval(), cast("Any", SimpleNamespace(url_of=lambda _: None))),
+        PermissionDenied("A policy rule forbids this call of delete_files. Do not retry."),
+    ],
+    ids=lambda refused: type(refused).__name__,
+)
+def test_refusal_on_a_terminal_does_not_advise_a_model(refused: EngineError, shown: Any) -> None:
+    text = shown(envelope(error(refused.code, refused.message)))
+    assert "delete_files" in text
+    assert not re.search("the user|retry|call id|another way", text)
+
+
+def test_tools_that_cannot_run_now_are_marked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    tools = [
+        ToolDefinition.model_construct(
+            name=name, version="1.0.0", executor="code:python", dangerous=False, sandboxed=True,
+            is_active=True, description="Run.",
+        )
+        for name in ("run_a", "run_b")
+    ]  # fmt: skip
+    show_tools([(tool, "builtin") for tool in tools], {"run_b"}, as_json=False)
+    said = capsys.readouterr()
+    marked = [line.split()[0] for line in said.out.splitlines() if "cannot run now" in line]
+    assert marked == ["run_b@1.0.0"]
+    assert "fumehood doctor" in said.err
+
+
+@pytest.mark.parametrize(("count", "says"), [(0, "0 rules"), (1, "1 rule"), (2, "2 rules")])
+def test_one_rule_is_not_counted_as_several(
+    count: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_offline, "wants_json", lambda asked: asked)
+    policy = SimpleNamespace(file="policy.toml", rules=(None,) * count, version="v")
+    policy_offline.show_checked(cast("Any", policy), (), as_json=False)
+    assert capsys.readouterr().out == f"policy.toml: {says}, version v\n"

@@ -23,7 +23,7 @@ from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.dry_run import dry_run
-from fumehood.pipeline.plan import Plan, WallDown, make_plan, plan_now
+from fumehood.pipeline.plan import Plan, WallDown, can_run_now, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.registry.definitions import parse_definition
@@ -691,3 +691,16 @@ async def test_slow_service_keeps_neither_another_one_nor_host_functions_waiting
 MOST_OF_ONE = MAX_REQUESTS * 3 // 4
 MANY = 80
 """More than all slots of the host."""
+
+
+def test_tool_can_run_now_if_its_wall_and_its_image_are_there() -> None:
+    program = _expression(executor="code:python", parameters={"properties": {"code": {}}})
+
+    def runnable(*, is_down: bool, is_missing: bool) -> list[bool]:
+        wall = ReturningWall(is_down=is_down, is_missing=is_missing, comes_back=False)
+        walls = Walls(interpreter=FakeWall(), container=wall)
+        return [can_run_now(tool, walls) for tool in (_expression(), program)]
+
+    assert runnable(is_down=False, is_missing=False) == [True, True]
+    assert runnable(is_down=True, is_missing=False) == [True, False]
+    assert runnable(is_down=False, is_missing=True) == [True, False]

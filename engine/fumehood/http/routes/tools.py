@@ -141,6 +141,9 @@ async def list_tools(
     return ToolList(
         items=tuple(tool.definition for tool in page.tools),
         sources={tool.definition.name: tool.source.value for tool in page.tools},
+        unavailable=tuple(
+            tool.definition.name for tool in page.tools if not engine.can_run_now(tool.definition)
+        ),
         pagination=Pagination(**page.pagination),
     )
 
