@@ -112,11 +112,42 @@ IDLE_SHARE = 0.05
 
 NO_TERMINAL = "no terminal is available, and nobody can answer prompts"
 
-_TERMINAL_WORDS = re.compile(
+_NETWORK_PROGRAMS = "curl|dig|nc|nslookup|ping|rsync|scp|sftp|ssh|telnet|wget"
+_INSTALLERS = "conda|npm|npx|pip3?|pnpm|uv|yarn"
+
+_NO_NETWORK = re.compile(
+    r"name resolution|Name or service not known|Network is unreachable|ENETUNREACH|gaierror"
+    r"|Could not resolve (?:host|proxy)|EAI_AGAIN|ENOTFOUND|TypeError: fetch failed"
+    r"|Failed to connect to (?!localhost|127\.|\[?::1)|Temporary failure resolving"
+    rf"|\b(?:{_NETWORK_PROGRAMS}): (?:command )?not found"
+    rf"|No such file or directory: '(?:{_NETWORK_PROGRAMS})'"
+)
+_NO_SCIENCE = re.compile(r"No module named '(?:pyarrow|scipy|sklearn|statsmodels)\b")
+_NO_PACKAGE = re.compile(
+    r"No module named|Cannot find (?:module|package) '[^./]"
+    r"|: command not found$|\bsh: \d+: \S+: not found$"
+    rf"|No such file or directory: '(?:{_INSTALLERS})'"
+    r"|Unable to locate package|/var/lib/(?:dpkg|apt/lists)/",
+    re.MULTILINE,
+)
+_NO_TERMINAL = re.compile(
     r"/dev/tty|not a (?:tty|terminal)|Inappropriate ioctl for device|TERM environment variable",
     re.IGNORECASE,
 )
-"""Messages of programs that looked for a terminal."""
+
+_HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
+    {
+        _NO_NETWORK: "Programs have no network: get the data with another tool, and pass it in as "
+        "files or stdin.",
+        _NO_SCIENCE: "Programs have no network and cannot install packages; the image "
+        "python-science has this one, and the operator can choose it for a session or for all "
+        "programs.",
+        _NO_PACKAGE: "Programs have no network and cannot install packages; the operator can make "
+        "an image that has them (fumehood images new).",
+        _NO_TERMINAL: f"It probably looked for a terminal: {NO_TERMINAL}.",
+    }
+)
+"""What a failed program said → the hint for it. The first one that fits is given."""
 
 LOOKED_AT_CHARACTERS = 4000
 
@@ -266,11 +297,11 @@ def failure_message(
         case EndedBy.EXCEPTION if claim is not None and claim.kind == "invalid":
             return f"The {what} was not started: {_sentence(claim.message)}"
         case EndedBy.EXCEPTION:
-            return f"The {what} failed: {_sentence(_reason(claim))}{_about_packages(claim)}"
+            return f"The {what} failed: {_sentence(_reason(claim))}{_hint(ending, claim, subject)}"
         case EndedBy.EXIT:
             return (
                 f"The {what} exited with status {ending.exit_code}. Its output is in "
-                "details.stdout and details.stderr." + _about_terminals(ending, subject)
+                "details.stdout and details.stderr." + _hint(ending, None, subject)
             )
         case EndedBy.SIGNAL:
             return f"The {what} was ended by {_signal_name(ending.signal)}."
@@ -283,22 +314,18 @@ def failure_message(
             return f"The {what} ended before it answered."
 
 
-def _about_packages(claim: FailureClaim | None) -> str:
-    """A sentence if a module is missing."""
-    if claim is None or claim.exception is None or claim.exception.type != "ModuleNotFoundError":
-        return ""
-    return (
-        " Programs have no network and cannot install packages; the operator can make an image "
-        "that has them (fumehood images new)."
-    )
-
-
-def _about_terminals(ending: RunEnding, subject: Subject) -> str:
-    """A sentence if stderr shows that the program looked for a terminal."""
-    said = ending.stderr[-LOOKED_AT_CHARACTERS:]
-    if subject.language.name != "shell" or _TERMINAL_WORDS.search(said) is None:
-        return ""
-    return f" It probably looked for a terminal: {NO_TERMINAL}."
+def _hint(ending: RunEnding, claim: FailureClaim | None, subject: Subject) -> str:
+    """A sentence on what the sandbox lacks, if the program's last words show that it needed it."""
+    thrown = claim.exception if claim is not None else None
+    said = [ending.stderr] if thrown is None or thrown.type == "CalledProcessError" else []
+    said += [thrown.traceback, f"{thrown.type}: {thrown.message}"] if thrown is not None else []
+    text = "\n".join(one[-LOOKED_AT_CHARACTERS:] for one in said)
+    for pattern, words in _HINTS.items():
+        if pattern.search(text) and (
+            pattern is not _NO_TERMINAL or subject.language.name == "shell"
+        ):
+            return f" {words}"
+    return ""
 
 
 _STATES = {

@@ -107,14 +107,96 @@ async def test_success_stays_one_where_the_claim_has_no_form(home: Any) -> None:
 
 @pytest.mark.row("E1", "S3")
 async def test_missing_module_says_that_packages_come_with_the_image(home: Any) -> None:
-    words = "No module named 'requests'"
+    words = "No module named 'humanize'"
     thrown = {"type": "ModuleNotFoundError", "message": words, "line": 1, "traceback": ""}
     claimed = {"kind": "exception", "message": words, "exception": thrown}
     error = await failed(home, EndedBy.EXCEPTION, claimed_error=claimed, exit_code=1)
     assert error.message == (
-        "The program failed: ModuleNotFoundError: No module named 'requests' (line 1). Programs "
+        "The program failed: ModuleNotFoundError: No module named 'humanize' (line 1). Programs "
         "have no network and cannot install packages; the operator can make an image that has "
         "them (fumehood images new)."
+    )
+
+
+NETWORK, PACKAGES, SCIENCE = "Programs have no network: ", "images new", "image python-science has"
+
+
+RESOLUTION = (
+    "HTTPSConnectionPool(host='a.b', port=443): Max retries exceeded with url: / (Caused by "
+    "NameResolutionError(\"Failed to resolve 'a.b' ([Errno -3] Temporary failure in name "
+    'resolution)"))'
+)
+
+
+@pytest.mark.row("E1", "S3")
+@pytest.mark.parametrize(
+    ("type_", "message", "traceback", "hint"),
+    [
+        ("URLError", "<urlopen error [Errno -3] Temporary failure in name resolution>", "", NETWORK),
+        ("ConnectionError", RESOLUTION, "", NETWORK),
+        ("gaierror", "[Errno -2] Name or service not known", "", NETWORK),
+        ("OSError", "[Errno 101] Network is unreachable", "", NETWORK),
+        ("ConnectError", "All connection attempts failed",
+         "OSError: [Errno 101] Network is unreachable\n\nThe above exception …", NETWORK),
+        ("TypeError", "fetch failed", "", NETWORK),
+        ("Error", "getaddrinfo ENOTFOUND a.b", "", NETWORK),
+        ("Error", "getaddrinfo EAI_AGAIN a.b", "", NETWORK),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'pip'", "", PACKAGES),
+        ("Error", "Cannot find module 'lodash'\nRequire stack:\n- /workspace/main.js", "", PACKAGES),
+        ("Error", "Command failed: npm install x\n/bin/sh: 1: npm: not found\n", "", PACKAGES),
+        ("ModuleNotFoundError", "No module named 'sklearn'", "", SCIENCE),
+        ("CalledProcessError", "Command 'pip install x' returned non-zero exit status 127.", "",
+         PACKAGES),
+        ("Error", "Cannot find module './lodash'", "", None),
+        ("KeyError", "'pip'", "", None),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'data.csv'", "", None),
+        ("ConnectionRefusedError", "[Errno 111] Connection refused", "", None),
+    ],
+    ids=lambda given: str(given)[:30],
+)  # fmt: skip
+async def test_exception_for_lack_of_network_or_package_gets_a_hint(
+    home: Any, type_: str, message: str, traceback: str, hint: str | None
+) -> None:
+    thrown = {"type": type_, "message": message, "line": 1, "traceback": traceback}
+    claimed = {"kind": "exception", "message": message, "exception": thrown}
+    error = await failed(
+        home, EndedBy.EXCEPTION, claimed_error=claimed, exit_code=1,
+        stderr="/bin/sh: 1: pip: not found\n",
+    )  # fmt: skip
+    assert [one for one in (NETWORK, PACKAGES, SCIENCE) if one in error.message] == (
+        [] if hint is None else [hint]
+    )
+
+
+@pytest.mark.row("E1", "S3")
+@pytest.mark.parametrize(
+    ("stderr", "hint"),
+    [
+        ("bash: line 1: pip: command not found\n", PACKAGES),
+        ("/usr/bin/python3: No module named pip\n", PACKAGES),
+        ("bash: line 1: ffmpeg: command not found\n", PACKAGES),
+        ("E: Could not open lock file /var/lib/dpkg/lock-frontend - open (13: …)\n", PACKAGES),
+        ("bash: line 1: wget: command not found\n", NETWORK),
+        ("bash: line 1: curl: command not found\n", NETWORK),
+        ("curl: (6) Could not resolve host: a.b\n", NETWORK),
+        (
+            "curl: (7) Failed to connect to 192.0.2.1 port 80 after 0 ms: Couldn't connect\n",
+            NETWORK,
+        ),
+        ("fatal: unable to access 'https://a.b/x/': Could not resolve host: a.b\n", NETWORK),
+        ("npm ERR! code EAI_AGAIN\nnpm ERR! request to https://a.b/x failed\n", NETWORK),
+        ("curl: (7) Failed to connect to localhost port 80 after 0 ms: …\n", None),
+        ("config: key not found: x\nerror: not found\n", None),
+        ("", None),
+    ],
+    ids=lambda given: str(given)[:30],
+)
+async def test_command_for_lack_of_network_or_package_gets_a_hint(
+    home: Any, stderr: str, hint: str | None
+) -> None:
+    error = await failed(home, EndedBy.EXIT, exit_code=1, stderr=stderr)
+    assert [one for one in (NETWORK, PACKAGES, SCIENCE) if one in error.message] == (
+        [] if hint is None else [hint]
     )
 
 
