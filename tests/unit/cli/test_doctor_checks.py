@@ -317,7 +317,7 @@ def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: A
 def test_image_of_the_configuration_that_nothing_builds_is_a_warning(findings: Any) -> None:
     found = findings(Engine(fresh_row()), images={"python": "pyhton"})["image: pyhton"]
     assert (found.verdict, found.cure) == (
-        "warning", "Set container.images.python to an existing image: node, python, python-data, shell.",
+        "warning", "Set container.images.python to an existing image: node, python, python-data, python-science, shell.",
     )  # fmt: skip
 
 

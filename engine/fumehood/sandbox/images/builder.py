@@ -29,7 +29,7 @@ UNTIL = "fumehood.until"
 """Label of a note: its deadline, in seconds since 1970."""
 
 NOTE_LIFETIME_S = 1200
-"""All four images take 7 minutes on a slow host."""
+"""All five images take 10 minutes on a slow host."""
 
 LIFETIME_S = 600
 MEMORY = "1g"

@@ -47,6 +47,8 @@ ENVIRONMENT = {
     "numpy": {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     # There is no display, and Matplotlib warns if it cannot write its configuration.
     "matplotlib": {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/.matplotlib"},  # noqa: S108
+    # pandas imports it, and its allocator would start a thread.
+    "pyarrow": {"JE_ARROW_MALLOC_CONF": "background_thread:false"},
 }
 """The environment variables that programs need, by Python package."""
 

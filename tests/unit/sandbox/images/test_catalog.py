@@ -61,7 +61,9 @@ def test_image_that_no_command_builds_is_refused_with_the_names_that_there_are()
     with pytest.raises(SandboxUnavailable) as refusal:
         find_image(ListedImages(), "pyhton")
     assert "image 'pyhton' does not exist" in refusal.value.message
-    assert refusal.value.message.endswith("Name one of these: node, python, python-data, shell.")
+    assert refusal.value.message.endswith(
+        "Name one of these: node, python, python-data, python-science, shell."
+    )
 
 
 @pytest.mark.parametrize(

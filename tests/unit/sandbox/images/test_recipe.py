@@ -39,7 +39,7 @@ def test_recipe_of_this_package_is_read_as_it_stands() -> None:
 
 def test_images_of_this_package_are_all_read_and_each_has_what_its_guest_needs() -> None:
     recipes = {name: read_recipe(name) for name in image_names()}
-    assert recipes.keys() == {"python", "python-data", "shell", "node"}
+    assert recipes.keys() == {"python", "python-data", "python-science", "shell", "node"}
     assert all("python3" in recipe.packages for recipe in recipes.values())
     assert all({"python", "shell"} <= set(r.settings.languages) for r in recipes.values())
     assert "javascript" in recipes["node"].settings.languages
@@ -164,9 +164,23 @@ def test_packages_of_python_data_are_locked_and_its_guest_is_told_of_them() -> N
     assert [word for word in ("://", "--index-url", "--find-links") if word in text] == []
 
 
+def test_python_science_is_python_data_and_more_in_the_same_versions() -> None:
+    data, science = read_recipe("python-data"), read_recipe("python-science")
+    assert set(data.lock.packages) < set(science.lock.packages)
+    asked = [parse_requirements(one.file("requirements.in").decode()) for one in (data, science)]
+    more = {"pyarrow", "scikit-learn", "scipy", "statsmodels"}
+    assert asked[1].keys() == asked[0].keys() | more
+    wanted = {"requests", "pyyaml", "pillow", "openpyxl", "lxml", "python-dateutil"}
+    assert wanted <= asked[0].keys()
+    about = json.loads(science.about)
+    assert about["preload"] == json.loads(data.about)["preload"]
+    assert about["environment"]["JE_ARROW_MALLOC_CONF"] == "background_thread:false"
+
+
 def test_images_of_the_default_tools_share_one_root_and_the_small_one_does_not() -> None:
     digests = {name: read_recipe(name).root_digest for name in image_names()}
     assert digests["shell"] == digests["python-data"] == digests["node"]
+    assert digests["python-science"] == digests["python-data"]
     assert digests["python"] != digests["shell"]
     assert read_recipe("python", base=f"debian@{DIGEST}").root_digest != digests["python"]
 
@@ -197,7 +211,9 @@ def own_folder(home: Path, name: str = "mine") -> Path:
 
 def test_image_of_the_operators_own_is_read_with_what_all_images_share(tmp_path: Path) -> None:
     own_folder(tmp_path)
-    assert image_names(own=tmp_path) == ["mine", "node", "python", "python-data", "shell"]
+    assert image_names(own=tmp_path) == [
+        "mine", "node", "python", "python-data", "python-science", "shell",
+    ]  # fmt: skip
     recipe = read_recipe("mine", own=tmp_path)
     assert recipe.packages == ("python3",)
     assert recipe.file("finish") == read_recipe("python").file("finish")
