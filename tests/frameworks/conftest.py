@@ -120,19 +120,22 @@ class Script:
     A scripted model takes one call after the other, and is done when there is none left.
     """
 
-    ASKS: ClassVar[dict[str, str]] = {"command": "echo ask-me >> log; echo done"}
+    ASKS: ClassVar[dict[str, str]] = {"command": "echo ask-me >> log; sleep 2; echo done"}
+    """It still runs when it is repeated."""
     FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nprint(6 * 7)"
 
     def __init__(self, approver: ControlClient) -> None:
         self._approver = approver
         self._calls = self._make()
         self._turn = threading.Lock()
+        self.is_over = False
+        """Whether an approved call is over before it is repeated."""
 
     def _make(self) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "calculator", {"expression": "5! + 2**10"}
         yield "run_python", {"code": self.FIGURE}
         yield "run_shell", self.ASKS
-        self.approve()
+        self.approve(is_over=self.is_over)
         yield "run_shell", self.ASKS
         yield "run_shell", {"command": "wc -l < log"}
 
@@ -140,13 +143,13 @@ class Script:
         with self._turn:
             return next(self._calls, None)
 
-    def approve(self) -> None:
-        """Approve the one call that waits, and see it through: a repeat has its answer then."""
+    def approve(self, *, is_over: bool = True) -> None:
+        """Approve the one call that waits, and if `is_over` see it through."""
         approvals = self._approver.approvals
         (waiting,) = approvals.list(state="pending").items
         approvals.approve(waiting.id, version=waiting.version)
         end = time.monotonic() + 60
-        while approvals.show(waiting.id).state in ("approved", "started"):
+        while is_over and approvals.show(waiting.id).state in ("approved", "started"):
             assert time.monotonic() < end
             time.sleep(0.01)
 

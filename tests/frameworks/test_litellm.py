@@ -38,6 +38,7 @@ def test_agent_uses_the_engines_tools_and_meets_an_approval(
     session_id: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    script.is_over = True  # a repeat does not wait, as one over MCP does
     provider = {"provider": "scripted", "custom_handler": Scripted(script)}
     monkeypatch.setattr(litellm, "custom_provider_map", [provider])
     messages = page("use-from-litellm")["ask"]("scripted/model", "Go.", session_id=session_id)

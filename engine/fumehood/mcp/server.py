@@ -28,6 +28,7 @@ from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
+    CallInProgress,
     EngineError,
     HostError,
     RequiresHumanApproval,
@@ -299,6 +300,8 @@ class McpServer:
             return await self._look_for(params, name, arguments, client, exchange)
         with incoming(meta_of({"params": params}).get(HEADER)):
             envelope = await self._run(params, name, arguments, client, exchange)
+        if _is_underway(envelope):
+            envelope = await self._look(envelope, client, exchange)
         if not client.elicits or _waiting_call(envelope) is None:
             return result_of(envelope)
         question = _question(name, envelope)
@@ -541,6 +544,12 @@ def _waiting_call(envelope: Envelope) -> str | None:
     if error is None or error.code != RequiresHumanApproval.code:
         return None
     return error.approval_id if envelope.metadata.call_id is not None else None
+
+
+def _is_underway(envelope: Envelope) -> bool:
+    """Whether the call was approved and still runs: its caller has no tool to fetch the answer."""
+    error = envelope.error
+    return error is not None and error.code == CallInProgress.code and error.approval_id is not None
 
 
 def _question(name: str, envelope: Envelope) -> JsonObject:

@@ -89,12 +89,13 @@ async def half(page: Any, checkpoints: Path, options: Any, resume: Any, command:
 async def test_graph_that_is_resumed_in_another_process_acts_once(
     page: Any, script: Any, options: Any, session_id: str, client: Client, tmp_path: Path
 ) -> None:
-    command, checkpoints = script.ASKS["command"], tmp_path / "checkpoints"
+    # Long enough that it still runs when the other process repeats it.
+    command, checkpoints = "echo ask-me >> log; sleep 10; echo done", tmp_path / "checkpoints"
     paused = await half(page, checkpoints, options, False, command)
     assert paused["__interrupt__"][0].value.startswith("REQUIRES_HUMAN_APPROVAL")
     still = await half(page, checkpoints, options, True, command)
     assert still["__interrupt__"][0].value.startswith("REQUIRES_HUMAN_APPROVAL")
-    script.approve()
+    script.approve(is_over=False)
     resumed = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, __file__, checkpoints, *options],

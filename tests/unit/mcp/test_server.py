@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from fumehood import Config, Engine, ToolDefinition, progress, tool
@@ -16,6 +18,7 @@ from fumehood.mcp.messages import HANDSHAKES, MODERN, RpcError
 from fumehood.mcp.server import Client, McpServer
 from fumehood.registry.index import Source
 from fumehood.testing import FakeWall
+from support.asking import Deeds, asking
 from support.definitions import expression_document, rest_document
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D3")]
@@ -180,3 +183,31 @@ async def test_long_token_is_not_repeated_with_every_progress(
     assert result["structuredContent"] == {"value": "counted"}
     tokens = [one["params"]["progressToken"] for one in sent.messages]
     assert (len(tokens) >= 3, set(tokens)) == ((True, {token}) if told else (False, set()))
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+async def test_repeat_of_an_approved_call_waits_for_its_run(ends_first: bool) -> None:
+    """A client that gives up meanwhile ends nothing, and finds the answer with its next try."""
+    deeds = Deeds(gate=anyio.Event())
+    assert deeds.gate is not None
+    async with asking(deeds=deeds) as desk:
+        server = McpServer(desk.engine)
+        await desk.decide(await desk.parked("a"))
+        await deeds.begun.wait()
+
+        async def repeat() -> Any:
+            arguments = {"what": "a"}
+            return await ask(server, NEW, "tools/call", name="erase", arguments=arguments)
+
+        impatient, patient = asyncio.create_task(repeat()), asyncio.create_task(repeat())
+        done, _ = await asyncio.wait([impatient, patient], timeout=0.2)
+        assert not done
+        impatient.cancel()
+        await asyncio.wait([impatient])
+        if ends_first:
+            patient.cancel()
+            await asyncio.wait([patient])
+        deeds.gate.set()
+        result = await (repeat() if ends_first else patient)
+        assert result["structuredContent"] == {"erased": "a"}
+        assert deeds.done == ["a"]
