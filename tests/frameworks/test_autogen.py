@@ -10,7 +10,7 @@ import pytest
 from autogen_core import CancellationToken
 from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 
-from fumehood import CallFailed, Client
+from fumehood import Client
 from fumehood.integrations.autogen import FumehoodCodeExecutor
 
 pytestmark = pytest.mark.anyio
@@ -87,9 +87,18 @@ async def test_component_is_made_again_from_its_configuration() -> None:
     assert again.dump_component() == made
 
 
-async def test_what_the_engine_refuses_is_raised(client: Client) -> None:
+async def test_denied_block_is_told_behind_the_output_of_those_before_it(
+    executor: FumehoodCodeExecutor,
+) -> None:
+    done = await run(executor, ("sh", "echo a"), ("sh", "echo deny-me"), ("sh", "touch never"))
+    assert done.exit_code == 126
+    assert done.output.startswith("a\nPERMISSION_DENIED: ")
+    assert "never" not in (await run(executor, ("sh", "ls"))).output
+
+
+async def test_what_the_engine_refuses_is_told(client: Client) -> None:
     session = client.create_session(image="python")
     client.end_session(session.id)
     async with FumehoodCodeExecutor(session_id=session.id) as executor:
-        with pytest.raises(CallFailed, match="has ended"):
-            await run(executor, ("sh", "true"))
+        done = await run(executor, ("sh", "true"))
+        assert (done.exit_code, "has ended" in done.output) == (126, True)

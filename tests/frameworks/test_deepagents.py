@@ -124,5 +124,5 @@ def test_refusal_is_an_answer_that_the_model_reads(client: Client) -> None:
     client.end_session(session.id)
     with FumehoodBackend(session_id=session.id) as backend:
         refused = backend.execute("echo a")
-        assert (refused.exit_code, refused.output[:20]) == (1, "RESOURCE_NOT_FOUND: ")
+        assert (refused.exit_code, refused.output[:20]) == (126, "RESOURCE_NOT_FOUND: ")
         assert backend.upload_files([("/workspace/a", b"")])[0].error == "file_not_found"

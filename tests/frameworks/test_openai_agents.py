@@ -30,7 +30,7 @@ from openai.types.responses.response_function_shell_tool_call import (
     ResponseFunctionShellToolCall,
 )
 
-from fumehood import CallFailed, Client
+from fumehood import Client
 from fumehood.integrations.openai_agents import FumehoodShell
 
 pytestmark = pytest.mark.anyio
@@ -107,12 +107,22 @@ async def test_time_limit_is_an_outcome_and_the_next_command_runs(sessions: Any)
         assert (twin.outcome.type, twin.stdout) == ("exit", "b\n")
 
 
+async def test_denied_command_is_its_own_output_and_the_others_keep_theirs(sessions: Any) -> None:
+    commands = ("echo a", "echo deny-me", "echo b")
+    async with FumehoodShell(image="python") as shell:
+        ran, denied, twin = (await shell(request(*commands))).output
+        assert (ran.stdout, ran.exit_code, twin.stdout, twin.exit_code) == ("a\n", 0, "b\n", 0)
+        assert (denied.stdout, denied.exit_code, denied.command) == ("", 126, commands[1])
+        assert denied.stderr.startswith("PERMISSION_DENIED: ")
+        agent = Agent(name="a", model=Scripted(*commands), tools=[ShellTool(executor=shell)])
+        told = (await Runner.run(agent, "Go.")).final_output
+        assert all(part in told for part in ("a\\n", "PERMISSION_DENIED: ", "b\\n"))
+
+
 async def test_what_is_refused_runs_nothing_and_is_told_to_the_model(client: Client) -> None:
     session = client.create_session(image="python")
     client.end_session(session.id)
     shell = FumehoodShell(session_id=session.id)
-    with pytest.raises(CallFailed, match="has ended"):
-        await shell(request("echo a"))
     agent = Agent(name="a", model=Scripted("echo a"), tools=[ShellTool(executor=shell)])
     assert "has ended" in (await Runner.run(agent, "Go.")).final_output
     await shell.close()

@@ -139,6 +139,20 @@ async def test_limits_are_the_frameworks_own_errors(workspace: FumehoodWorkspace
             await workspace.run(["true"], timeout=timeout)
 
 
+async def test_denied_command_is_a_result_and_the_run_continues(page: Any, sessions: Any) -> None:
+    def script(messages: Any, info: Any) -> ModelResponse:
+        told = [part.content for part in messages[-1].parts if part.part_kind == "tool-return"]
+        if told:
+            return ModelResponse(parts=[TextPart("|".join(told))])
+        commands = ("echo a", "echo deny-me", "echo b")
+        return ModelResponse(parts=[ToolCallPart("shell", {"command": one}) for one in commands])
+
+    result = await page("use-from-pydantic-ai")["ask"](FunctionModel(script), "Go.")
+    ran, denied, twin = result.output.split("|")
+    assert (ran, twin) == ("a\n", "b\n")
+    assert denied.startswith("PERMISSION_DENIED: ")
+
+
 async def test_ref_of_another_provider_and_of_no_session_are_refused() -> None:
     with pytest.raises(ValueError, match="no workspace of fumehood"):
         FumehoodWorkspace(WorkspaceRef(provider="local", id="/"))

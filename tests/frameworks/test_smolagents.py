@@ -9,6 +9,7 @@ import pytest
 from smolagents import ChatMessage, CodeAgent, MessageRole, Model, tool
 from smolagents.local_python_executor import ExecutionTimeoutError
 
+from fumehood import CallFailed, Client
 from fumehood.integrations.smolagents import ANSWER, FumehoodExecutor
 
 
@@ -60,6 +61,16 @@ def test_error_is_read_by_the_model_which_goes_on(executor: FumehoodExecutor) ->
     assert "ZeroDivisionError" in said
     assert "seen" in said
     assert "tolist" in said or "not JSON serializable" in said
+
+
+def test_refused_program_shows_no_output_of_the_one_before(client: Client) -> None:
+    session = client.create_session(image="python")
+    with FumehoodExecutor(session_id=session.id) as executor:
+        assert executor("print('before')").logs == "before\n"
+        client.end_session(session.id)
+        with pytest.raises(CallFailed, match="has ended"):
+            executor("print('after')")
+    assert executor.state["_print_outputs"] == ""
 
 
 def test_variables_and_tools_go_into_the_sandbox(executor: FumehoodExecutor) -> None:

@@ -31,6 +31,16 @@ not = { missing = true }
 [[rules.when]]
 argument = "/command"
 prefix = "echo ask-me"
+[[rules]]
+id = "deny-me"
+decision = "deny"
+tools = ["run_shell"]
+[[rules.when]]
+argument = "/command"
+not = { missing = true }
+[[rules.when]]
+argument = "/command"
+prefix = "echo deny-me"
 """
 
 

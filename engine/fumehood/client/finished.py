@@ -1,7 +1,7 @@
 """A program that has ended, as frameworks see it: an exit code and both streams, whole.
 
 Client side, pure. An engine's error becomes an exit code only if a program ran and ended by itself
-or by a limit; a refusal stays an error.
+or by a limit; a refusal stays an error, which an adapter may turn into an ending (`refused`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ NOT_THE_PROGRAM = frozenset({"SANDBOX_UNAVAILABLE", "CANCELLED", "INVALID_PARAMS
 
 TIMED_OUT = 124
 """*Source*: timeout(1)."""
+
+REFUSED = 126
+"""*Source*: the shell's exit status of a command that was found and could not be executed."""
 
 BY_SIGNAL = 128
 """*Source*: the shell's exit status of a program that a signal ended, with the signal added."""
@@ -83,6 +86,12 @@ def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
         exit_code = BY_SIGNAL + signal if isinstance(signal, int) else 1
     own = result.get("ended_by") in ("ok", "exit", "exception", "signal")
     return Finished(exit_code, stdout, stderr, envelope, None if own else code)
+
+
+def refused(failed: CallFailed) -> Finished:
+    """The ending of a refused program, so that one refusal does not lose the output of others."""
+    reason = f"{failed.code}: {failed.message}\n"
+    return Finished(REFUSED, "", reason, failed.envelope)
 
 
 def program_arguments(

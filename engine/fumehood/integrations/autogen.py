@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from fumehood.client.async_client import AsyncClient
 from fumehood.client.async_session import AsyncSession
+from fumehood.client.finished import refused
+from fumehood.core.envelope import CallFailed
 from fumehood.core.json_types import JsonObject
 
 TOOLS = {
@@ -51,13 +53,12 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
     async def execute_code_blocks(
         self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
     ) -> CodeResult:
-        """Run the blocks until one fails; the output is that of all.
+        """Run the blocks until one fails or is refused; the output is that of all.
 
         Raises:
             ValueError: a block of another language; nothing ran.
             TimeoutError: a block took too long.
             asyncio.CancelledError: by the token; the block that ran was ended.
-            CallFailed: the engine refused a block.
         """
         for block in code_blocks:
             if block.language.lower() not in TOOLS:
@@ -93,7 +94,10 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
             source = "command" if tool == "run_shell" else "code"
             arguments: JsonObject = {source: block.code, "return_files": False}
             envelope = await self._session.call(tool, arguments)
-            ran = await self._session.finish(envelope)
+            try:
+                ran = await self._session.finish(envelope)
+            except CallFailed as failed:
+                ran = refused(failed)
             output += ran.output
             if ran.is_timeout:
                 raise TimeoutError(ran.message)

@@ -18,7 +18,7 @@ from deepagents.backends.protocol import (
 from deepagents.backends.sandbox import BaseSandbox
 
 from fumehood.client.api_request import Refused
-from fumehood.client.finished import Finished
+from fumehood.client.finished import Finished, refused
 from fumehood.client.sync.client import Client
 from fumehood.client.sync.session import Session
 from fumehood.core.envelope import CallFailed
@@ -64,11 +64,11 @@ class FumehoodBackend(BaseSandbox):
         return self._session.start()
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a command. A refusal is an answer, too: the model reads why, and goes on."""
+        """Run a command. A refusal is an answer as well: the model reads why, and goes on."""
         try:
             ran = self._session.run(command, timeout_s=timeout)
         except CallFailed as failed:
-            return ExecuteResponse(output=f"{failed.code}: {failed.message}", exit_code=1)
+            ran = refused(failed)
         is_cut = ran.code == "OUTPUT_LIMIT_EXCEEDED"
         return ExecuteResponse(output=ran.output, exit_code=ran.exit_code, truncated=is_cut)
 

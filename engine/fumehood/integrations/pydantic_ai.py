@@ -23,6 +23,8 @@ from pydantic_ai.workspaces.protocol import WorkspaceCommand
 from fumehood.client.api_request import Refused
 from fumehood.client.async_client import AsyncClient
 from fumehood.client.async_session import AsyncSession
+from fumehood.client.finished import refused
+from fumehood.core.decision import DENIALS
 from fumehood.core.envelope import CallFailed
 
 PROVIDER = "fumehood"
@@ -84,7 +86,10 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # the protocol's
     ) -> CommandResult:
-        """Run a command. Without a `timeout` it is the engine's longest."""
+        """Run a command. Without a `timeout` it is the engine's longest.
+
+        A denied one is a result with exit code 126: an exception from a tool would end the run.
+        """
         if isinstance(command, str) != shell:
             raise TypeError("A text needs shell=True, and a list of arguments shell=False.")
         if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
@@ -93,8 +98,10 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         try:
             ran = await self._session.run(command, env=env, timeout_s=timeout)
         except (CallFailed, Refused) as failed:
-            await self._raise_if_over(failed)
-            raise
+            if not isinstance(failed, CallFailed) or failed.code not in DENIALS:
+                await self._raise_if_over(failed)
+                raise
+            ran = refused(failed)
         if ran.is_timeout:
             raise WorkspaceTimeoutError(ran.message, stdout=ran.stdout, stderr=ran.stderr)
         if ran.code == "OUTPUT_LIMIT_EXCEEDED":

@@ -89,6 +89,7 @@ class FumehoodExecutor(PythonExecutor):
         return CodeOutput(output=self._value(envelope), logs=ran.stdout, is_final_answer=False)
 
     def _run(self, code: str) -> Finished:
+        self.state["_print_outputs"] = ""  # else a refused program shows the output of the last one
         ran = self._session.finish(self._session.call("run_python", {"code": code}))
         self.state["_print_outputs"] = ran.stdout
         if ran.is_timeout:
