@@ -313,13 +313,42 @@ async def test_server_outlives_a_crash_of_the_daemon(start_daemon: StartDaemon, 
         first = await client.call_tool("calculator", {"expression": "1"})
         daemon.process.kill()
         await asyncio.to_thread(daemon.process.wait)
-        with pytest.raises(Exception, match="No engine answers on"):
-            await client.call_tool("calculator", {"expression": "2"})
+        refused = await client.call_tool("calculator", {"expression": "2"})
+        assert refused.is_error is True
+        assert words_of(refused).startswith(f"No engine answers on {daemon.socket}. ")
         restarted = await asyncio.to_thread(start_daemon)
         second = await client.call_tool("calculator", {"expression": "3"})
         assert (first.structured_content["value"], second.structured_content["value"]) == (1, 3)
         assert [tool.name for tool in (await client.list_tools()).tools][-2:] == OWN
     assert restarted.stop() == 0
+
+
+@both_eras
+async def test_server_that_starts_before_the_daemon_says_so_and_finds_it(
+    start_daemon: StartDaemon, mode: str
+) -> None:
+    daemon = start_daemon()
+    assert daemon.stop() == 0
+    told = asyncio.Event()
+
+    async def on_message(message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            told.set()
+
+    options = ("--session", "new")
+    async with connected(daemon, "stdio", mode, *options, message_handler=on_message) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == OWN
+        refused = await client.call_tool("run_tool", {"name": "calculator"})
+        assert refused.is_error is True
+        said = f"No engine answers on {daemon.socket}. Start one with: fumehood serve"
+        assert words_of(refused) == said
+        await asyncio.to_thread(start_daemon)
+        if mode == "legacy":  # its stream of changes is opened by itself
+            async with asyncio.timeout(PATIENCE_S):
+                await told.wait()
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert "write_file" in tools
+        assert tools["calculator"].output_schema is not None  # as in the version agreed on before
 
 
 async def test_call_that_a_crash_interrupts_says_that_its_effect_is_unknown(
@@ -358,12 +387,22 @@ async def test_session_of_its_own_has_files_and_ends_with_the_process(
     async with connected(shared_daemon, "stdio", mode, "--session", "new") as client:
         names = [tool.name for tool in (await client.list_tools()).tools]
         assert {"read_file", "write_file", "list_files"} <= set(names)
-        (made,) = set(active()) - set(before)
+        assert active() == before  # the first call makes it
         await client.call_tool("run_python", {"code": "x = 40"})
+        (made,) = set(active()) - set(before)
         result = await client.call_tool("run_python", {"code": "x + 2"})
         assert result.structured_content["value"] == 42
         assert result.structured_content["session"]["id"] == made
-    wait_until(lambda: made not in active())
+        ask(shared_daemon.socket, "DELETE", f"/v1/sessions/{made}")
+        lost = await client.call_tool("run_python", {"code": "x + 2"})
+        assert words_of(lost).startswith("RESOURCE_NOT_FOUND: The session has ended; ")
+        result = await client.call_tool("run_python", {"code": "40 + 2"})
+        assert result.structured_content["value"] == 42
+        again = result.structured_content["session"]["id"]
+        missing = await client.call_tool("read_file", {"path": "none"})
+        assert "session has ended" not in words_of(missing)
+        assert again in active()
+    wait_until(lambda: not {made, again} & set(active()))
 
 
 @pytest.mark.needs("docker")
@@ -468,6 +507,21 @@ async def test_client_with_a_token_uses_the_loopback_address(
         assert calls.json()["data"]["items"][0]["principal_id"] == "token:desk"
         control = await http.get(f"http://127.0.0.1:{port}/v1/agents")
         assert control.status_code == 404
+
+
+async def test_session_that_is_refused_is_told_and_without_containers_there_is_none(
+    start_daemon: StartDaemon,
+) -> None:
+    daemon = start_daemon(sessions__max="0")
+    async with connected(daemon, "stdio", MODES[0], "--session", "new") as client:
+        refused = await client.call_tool("calculator", {"expression": "6 * 7"})
+        assert words_of(refused).startswith("QUOTA_EXCEEDED: ")
+    daemon.stop()
+    variables = {"DOCKER_HOST": f"unix://{daemon.home}/none.sock"}
+    without = await asyncio.to_thread(start_daemon, variables=variables)
+    async with connected(without, "stdio", MODES[0], "--session", "new") as client:
+        result = await client.call_tool("calculator", {"expression": "6 * 7"})
+        assert result.structured_content["value"] == 42
 
 
 def test_first_answer_comes_without_models_and_libraries(shared_daemon: Daemon) -> None:

@@ -128,14 +128,15 @@ def test_second_init_beside_a_running_engine_names_the_command_that_adds_an_appr
 
 
 @pytest.mark.row("D1")
-def test_serve_on_a_terminal_begins_with_three_lines_for_a_person(home: Path) -> None:
+def test_serve_on_a_terminal_begins_with_four_lines_for_a_person(home: Path) -> None:
     shown = served_on_a_terminal(environment_of(home))
-    what, where, then = shown.replace("\r\n", "\n").split("\n")[:3]
+    what, where, then, agents = shown.replace("\r\n", "\n").split("\n")[:4]
     assert what.startswith("fumehood 0.")
     assert str(home / "engine.sock") in where
     assert str(home / "control.sock") in where
     assert f"export FUMEHOOD_HOME={home}" in then
     assert "fumehood call calculator" in then
+    assert agents.endswith(f"fumehood mcp --session new --socket {home}/engine.sock")
 
 
 @pytest.mark.row("D1")

@@ -77,40 +77,31 @@ def serve(
     from fumehood.mcp.stdio import serve as serve_client
 
     path = find_socket(socket)
-    made = None
     signal.signal(signal.SIGTERM, _end)
     try:
-        if session == NEW:
-            answer = ask_daemon(path, "POST", "/v1/sessions", {"agent_id": agent} if agent else {})
-            if answer["error"] is not None:
-                error = answer["error"]
-                fail(f"{error['code']}: {error['message']}", ExitCode.TOOL_FAILED)
-            session = made = answer["data"]["session"]["id"]
-        else:
+        try:
             ask_daemon(path, "GET", "/v1/health")
+        except Unavailable as error:  # which each call says as well, until there is an engine
+            say(str(error), to_stderr=True)
         if sys.stdin.isatty():
             say(
                 "An MCP client speaks here, in lines of JSON. Ctrl-C stops it. To set one up:\n"
                 "  fumehood mcp config --client claude-code",
                 to_stderr=True,
             )
-        chosen = {"agent_id": agent, "session_id": session, "wait": wait}
-        serve_client(path, {key: str(value) for key, value in chosen.items() if value is not None})
+        named = None if session == NEW else session
+        chosen = {"agent_id": agent, "session_id": named, "wait": wait}
+        query = {key: str(value) for key, value in chosen.items() if value is not None}
+        serve_client(path, query, has_own_session=session == NEW)
     except Unavailable as error:
-        fail(str(error), ExitCode.UNAVAILABLE)
-    finally:
-        if made is not None:
-            try:
-                ask_daemon(path, "DELETE", f"/v1/sessions/{made}")
-            except Unavailable as error:
-                print(f"The session {made} could not be ended: {error}", file=sys.stderr)
+        print(f"The session could not be ended: {error}", file=sys.stderr)
 
 
 @mcp.command("config", cls=PlainCommand)
 def config(
     client: Annotated[str, typer.Option(help=f"One of: {', '.join(PLACES)}.")] = "",
     agent: Agent = None,
-    session: Session = None,
+    session: Session = NEW,
     wait: Wait = None,
     socket: SocketPath = None,
 ) -> None:

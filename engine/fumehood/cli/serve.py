@@ -90,14 +90,16 @@ def serve(
 
 
 def _greet(config: Config) -> None:
-    """Print three lines for a person, before the log's warnings."""
+    """Print four lines for a person, before the log's warnings."""
     from importlib.metadata import version
 
     example = """fumehood call calculator '{"expression": "5! + 2**10"}'"""
     say(
         f"fumehood {version('fumehood')}: sandboxed tool execution for AI agents. Ctrl-C stops it."
         f"\nSockets: {read_socket_path(config)} (calls), {read_control_path(config)} (approvals)."
-        f"\nIn another terminal{_variable(config)}: {example}",
+        f"\nIn another terminal{_variable(config)}: {example}"
+        "\nAgents, over MCP: fumehood mcp --session new --socket "
+        f"{shlex.quote(str(read_socket_path(config)))}",
         to_stderr=True,
     )
 

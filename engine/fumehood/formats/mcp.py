@@ -5,15 +5,32 @@ Host side, used by `mcp/server.py`, and by exports of tools. Nothing here says h
 
 from __future__ import annotations
 
+import re
+
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition, ToolType
 
+_KEPT = re.compile(
+    r"Nothing is kept for the next call, unless it is made in a session \(session_id\): "
+    r"that keeps ([^.]*)\."
+)
+"""How built-in tools describe a session, which is an option of calls that MCP does not have."""
 
-def tool_to_mcp(tool: ToolDefinition, *, with_output: bool = True) -> JsonObject:
-    """The tool in a result of `tools/list`; protocols before 2025-06-18 know no output schema."""
+_NOT_KEPT = "Nothing is kept for the next call."
+
+
+def tool_to_mcp(
+    tool: ToolDefinition, *, with_output: bool = True, in_session: bool = False
+) -> JsonObject:
+    """The tool in a result of `tools/list`; protocols before 2025-06-18 know no output schema.
+
+    `in_session`: whether the client's calls are made in a session.
+    """
+    kept = r"For the next call the session keeps \1." if in_session else _NOT_KEPT
+    description = _KEPT.sub(kept, tool.description)
     shape: JsonObject = {
         "name": tool.name,
-        "description": tool.description,
+        "description": description.replace("Only in a session (session_id). ", ""),
         "inputSchema": {**tool.parameters, "type": "object"},
         "annotations": {
             "readOnlyHint": tool.read_only,

@@ -33,6 +33,7 @@ from fumehood.http.answers import SMALL_BODY_BYTES, parse_query, read_raw
 from fumehood.http.caller import require_principal
 from fumehood.http.peer import Face
 from fumehood.http.routes.stream import HEADERS, KEEP_ALIVE_S, WRITE_DEADLINE_S
+from fumehood.mcp.about import handshake_version
 from fumehood.mcp.messages import (
     CAPABILITIES_KEY,
     HANDSHAKES,
@@ -310,7 +311,7 @@ def _sender(request: Request, message: JsonObject) -> Sender:
     if message.get("method") == "initialize":
         params = message.get("params", {})
         wanted, capabilities = params.get("protocolVersion"), params.get("capabilities")
-        version = wanted if wanted in HANDSHAKES else HANDSHAKES[-1]
+        version = handshake_version(wanted)
         asks = _can_ask(capabilities)
         return version, asks, f"{version}.{'asks' if asks else 'plain'}.{secrets.token_hex(16)}"
     if named is not None and named not in HANDSHAKES:

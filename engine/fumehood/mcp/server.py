@@ -17,8 +17,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib.metadata import version
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -44,15 +43,15 @@ from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.handle import CallHandle
 from fumehood.formats.mcp import tool_to_mcp
 from fumehood.formats.schemas import without_nulls
+from fumehood.mcp import about
+from fumehood.mcp.about import LIST_TOOLS, RUN_TOOL
 from fumehood.mcp.messages import (
     FIRST_WITH_OUTPUT,
-    HANDSHAKES,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     MODERN,
-    SERVER_KEY,
     SUBSCRIPTION_KEY,
     TOOLS_CHANGED,
     RpcError,
@@ -90,45 +89,7 @@ RESOURCE_MISSING = -32002
 """*Source*: the versions with a handshake; later ones use INVALID_PARAMS."""
 
 QUESTION = "approval"
-INSTRUCTIONS = (
-    "Tools that run in a sandbox. A call that needs approval is decided by a human elsewhere: tell "
-    "the user its approval id, and do not look for a way around it."
-)
 NO_STATE = "This requestState is not of this call. Send the call again without it."
-
-LIST_TOOLS, RUN_TOOL = "list_tools", "run_tool"
-OWN_TOOLS: list[JsonObject] = [
-    {
-        "name": LIST_TOOLS,
-        "description": "List the tools that can be called now, with their parameters; for a "
-        "client whose own list may be out of date.",
-        "inputSchema": {
-            "type": "object",
-            "properties": {
-                "query": {"type": "string", "description": "Only tools with these words."}
-            },
-            "additionalProperties": False,
-        },
-        "annotations": {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True,
-                        "openWorldHint": False},
-    },
-    {
-        "name": RUN_TOOL,
-        "description": "Call a tool by its name, as list_tools shows it.",
-        "inputSchema": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "description": "The tool's name."},
-                "arguments": {"type": "object", "description": "The tool's arguments."},
-            },
-            "required": ["name"],
-            "additionalProperties": False,
-        },
-        "annotations": {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False,
-                        "openWorldHint": True},
-    },
-]  # fmt: skip
-"""The server's own tools. One of the engine's with the same name is called by `run_tool`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +165,7 @@ class McpServer:
             if client.session:
                 del self._running[key]
         if isinstance(result, dict):
-            result = strict_json.dumps(_stamped(result) if client.is_modern else result)
+            result = strict_json.dumps(about.stamped(result) if client.is_modern else result)
         return encode_result(request_id, result)
 
     def take(self, message: JsonObject, client: Client) -> None:
@@ -240,22 +201,13 @@ class McpServer:
     # -- about the server ----------------------------------------------------------------
 
     async def _initialize(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
-        return {
-            "protocolVersion": client.version,
-            "capabilities": _CAPABILITIES,
-            "serverInfo": server_info(),
-            "instructions": INSTRUCTIONS,
-        }
+        return about.initialized(client.version)
 
     async def _ping(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
         return {}
 
     async def _discover(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
-        about = {
-            "supportedVersions": [MODERN, *reversed(HANDSHAKES)],
-            "capabilities": _CAPABILITIES,
-        }
-        return {**about, "instructions": INSTRUCTIONS, **_UNCACHED}
+        return about.discovered()
 
     # -- tools ---------------------------------------------------------------------------
 
@@ -269,10 +221,13 @@ class McpServer:
         key = (agent_id, is_in_session, client.is_modern, with_output, principal.has_authenticated)
         kept = self._lists.get(key)
         if kept is None or kept[0] != state:
-            tools = [tool_to_mcp(t, with_output=with_output) for t in self._tools(client)]
-            listed: JsonObject = {"tools": [*tools, *OWN_TOOLS]}
+            tools = [
+                tool_to_mcp(tool, with_output=with_output, in_session=is_in_session)
+                for tool in self._tools(client)
+            ]
+            listed: JsonObject = {"tools": [*tools, *about.OWN_TOOLS]}
             if client.is_modern:
-                listed = _stamped({**listed, **_UNCACHED})
+                listed = about.stamped({**listed, **about.UNCACHED})
             self._lists[key] = kept = (state, strict_json.dumps(listed))
         self._lists.move_to_end(key)
         while len(self._lists) > MAX_LISTS:
@@ -323,7 +278,11 @@ class McpServer:
             for tool in self._tools(client)
             if all(word in f"{tool.name} {tool.description}".lower() for word in words)
         ]
-        shown = [tool_to_mcp(tool, with_output=False) for tool in found[:MAX_FOUND]]
+        is_in_session = client.session_id is not None
+        shown = [
+            tool_to_mcp(tool, with_output=False, in_session=is_in_session)
+            for tool in found[:MAX_FOUND]
+        ]
         return plain_result({"tools": shown, "total_count": len(found)})
 
     async def _run(
@@ -433,7 +392,7 @@ class McpServer:
     async def _list_none(
         self, kind: str, _: JsonObject, client: Client, __: Exchange
     ) -> JsonObject:
-        return {kind: [], **(_UNCACHED if client.is_modern else {})}
+        return {kind: [], **(about.UNCACHED if client.is_modern else {})}
 
     async def _read_resource(self, params: JsonObject, client: Client, _: Exchange) -> JsonObject:
         uri = params.get("uri")
@@ -456,7 +415,7 @@ class McpServer:
             read |= {"text": content.decode()} if is_text else {"blob": _base64(content)}
         except UnicodeDecodeError:
             read["blob"] = _base64(content)
-        return {"contents": [read], **(_UNCACHED if client.is_modern else {})}
+        return {"contents": [read], **(about.UNCACHED if client.is_modern else {})}
 
     # -- changes of the list -------------------------------------------------------------
 
@@ -494,23 +453,7 @@ class McpServer:
             return None  # the agent is gone, which is a change too
 
 
-_CAPABILITIES: JsonObject = {"tools": {"listChanged": True}, "resources": {}}
-_UNCACHED: JsonObject = {"ttlMs": 0, "cacheScope": "private"}
-"""A list may change at any time, and differs between callers."""
-
 _DECIDED = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
-
-
-@cache
-def server_info() -> JsonObject:
-    """Name and version."""
-    return {"name": "fumehood", "version": version("fumehood")}
-
-
-def _stamped(result: JsonObject) -> JsonObject:
-    """The result as it must be from 2026-07-28 on."""
-    meta = {**result.get("_meta", {}), SERVER_KEY: server_info()}
-    return {"resultType": "complete", **result, "_meta": meta}
 
 
 def _named(params: JsonObject) -> tuple[str, JsonObject]:

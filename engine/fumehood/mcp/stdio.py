@@ -3,9 +3,9 @@
 Client side, in a process of its own, which must answer within half a second of its start: the
 standard library is all that it needs. One thread reads a line and becomes the thread that answers
 it; another one reads the next. A request has a connection of its own while it is answered;
-connections are kept and used again. Invariants: a request is sent once; a request that the client
-has cancelled has no response, and its connection is closed, which ends the call; nothing but
-messages is written.
+connections are kept and used again. Without a daemon it answers alone, calls with the reason.
+Invariants: a request is sent once; a request that the client has cancelled has no response, and its
+connection is closed, which ends the call; nothing but messages is written.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import BinaryIO
 from urllib.parse import urlencode
 
 from fumehood.core.json_types import JsonObject
+from fumehood.mcp import about
 from fumehood.mcp.messages import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -32,6 +33,7 @@ from fumehood.mcp.messages import (
     VERSION_KEY,
     RpcError,
     encode_call,
+    encode_result,
     meta_of,
     read_message,
 )
@@ -59,9 +61,20 @@ ANSWER_TO_NOBODY = ANSWER + b"null"
 JSON = {"content-type": "application/json"}
 MAX_HEAD_LINE = 64 << 10
 
+LATER = "later"
+"""The session of a list whose client has none yet: a list looks no session up."""
+
+MISSING = b'"code":"RESOURCE_NOT_FOUND"'
+"""Part of each answer from a session that has ended."""
+
+SESSION_OVER = (
+    "RESOURCE_NOT_FOUND: The session has ended; its files and variables are gone. Nothing ran. "
+    "Repeat the call: it begins a new session."
+)
+
 
 class Unavailable(Exception):
-    """No daemon answers; nothing was sent."""
+    """No daemon answers, or it makes no session; nothing was sent."""
 
 
 class _Response:
@@ -151,6 +164,8 @@ class _Flight:
     raw: bytes
     connection: _Connection | None = None
     is_cancelled: bool = False
+    session: str = ""
+    """The client's own session, if its call is made in one."""
 
     @property
     def id(self) -> str | int:
@@ -163,24 +178,38 @@ class _Flight:
         return self.message.get("method")
 
     @property
+    def is_modern(self) -> bool:
+        return VERSION_KEY in meta_of(self.message)
+
+    @property
     def key(self) -> tuple[str | int, bool]:
         return self.id, self.method is None
 
 
 @dataclass(eq=False)
 class Bridge:
-    """One client and one daemon. `address` is the daemon's with the options of all requests."""
+    """One client and one daemon. `query` has the options of all requests."""
 
     path: Path
-    address: str
+    query: Mapping[str, str]
+    has_own_session: bool
+    """Whether calls are made in a session of the client's own, which the first one makes."""
     reading: BinaryIO
     writing: FileIO
     """Not buffered: a thread could hold the buffer when the process ends."""
 
     _session: str = ""
+    """The id of the protocol's session."""
+    _own: str = ""
+    """The id of the client's own session of the engine."""
+    _unsent: bytes = b""
+    """An `initialize` that was answered alone, until a daemon has it."""
+    _was_there: bool = False
+    """Whether the daemon answered the last time."""
     _flights: dict[tuple[str | int, bool], _Flight] = field(default_factory=dict)
     _idle: list[_Connection] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _own_lock: threading.Lock = field(default_factory=threading.Lock)
     _write_lock: threading.Lock = field(default_factory=threading.Lock)
     _read_lock: threading.Lock = field(default_factory=threading.Lock)
     _followers: int = 0
@@ -199,6 +228,12 @@ class Bridge:
         with self._lock:
             for flight in list(self._flights.values()):
                 self._cancel(flight.id)
+
+    def close(self) -> None:
+        """End the client's own session. Raises Unavailable."""
+        with self._own_lock:
+            if self._own:
+                ask_daemon(self.path, "DELETE", f"/v1/sessions/{self._own}")
 
     def _has_calls(self) -> bool:
         with self._lock:
@@ -281,13 +316,18 @@ class Bridge:
 
     def _exchange(self, flight: _Flight) -> None:
         """Send a message and write what comes. Raises OSError, ValueError, Unavailable."""
+        if self.has_own_session and flight.method == "tools/call":
+            flight.session = self._own_session()
+        address = self._address(flight.session if flight.method == "tools/call" else LATER)
         connection = self._connection()
         with self._lock:
             flight.connection = connection
             if flight.is_cancelled:
                 connection.abort()
         try:
-            response = connection.ask("POST", self.address, self._headers(flight), flight.raw)
+            if self._unsent and flight.method != "initialize":
+                self._initialize(connection)
+            response = connection.ask("POST", address, self._headers(flight), flight.raw)
             if flight.method == "initialize":
                 self._session = response.headers.get("mcp-session-id", "")
             if response.is_stream:
@@ -301,7 +341,37 @@ class Bridge:
             raise
         with self._lock:
             flight.connection = None
-            self._idle.append(connection)
+        self._keep(connection)
+
+    def _address(self, session: str) -> str:
+        own = {"session_id": session} if self.has_own_session and session else {}
+        options = {**self.query, **own}
+        return f"/mcp?{urlencode(options)}" if options else "/mcp"
+
+    def _own_session(self) -> str:
+        """The client's own session, made if there is none. Empty if the engine has no containers.
+
+        Raises:
+            Unavailable: there is no daemon, or it makes no session.
+        """
+        with self._own_lock:
+            if not self._own:
+                self._keep(self._connection())  # waits for a daemon that starts again
+                body = {"agent_id": self.query["agent_id"]} if "agent_id" in self.query else {}
+                made = ask_daemon(self.path, "POST", "/v1/sessions", body)
+                error = made["error"]
+                if error is None:
+                    self._own = made["data"]["session"]["id"]
+                elif error["code"] != "SANDBOX_UNAVAILABLE":  # which each tool says for itself
+                    raise Unavailable(f"{error['code']}: {error['message']}")
+            return self._own
+
+    def _initialize(self, connection: _Connection) -> None:
+        """Let the daemon know the client that was answered without it."""
+        response = connection.ask("POST", self._address(LATER), JSON, self._unsent)
+        self._session = response.headers.get("mcp-session-id", "")
+        self._unsent = b""
+        response.read()
 
     def _pass_on(self, response: _Response, flight: _Flight) -> None:
         """Write each event as it comes; the last one is the response."""
@@ -317,26 +387,44 @@ class Bridge:
 
     def _answer(self, flight: _Flight, answer: bytes) -> None:
         """Write the response to a request; from here on another one may have its id."""
+        if flight.session and MISSING in answer and self._is_over(flight.session):
+            answer = _result(flight, about.failed(SESSION_OVER))
         with self._lock:
             if flight.is_cancelled or flight.method is None:
                 return
             self._flights.pop(flight.key, None)
         self._write(answer)
 
+    def _is_over(self, session: str) -> bool:
+        """Whether the client's own session has ended. Then the next call makes another one."""
+        found = ask_daemon(self.path, "GET", f"/v1/sessions/{session}")
+        is_over = found["error"] is not None or found["data"]["session"]["state"] != "active"
+        with self._own_lock:
+            if is_over and self._own == session:
+                self._own = ""
+        return is_over
+
     def _fail(self, flight: _Flight, error: Exception) -> None:
         words = "The connection to the engine broke off before the answer."
         if isinstance(error, Unavailable):
             words = str(error)
+            if flight.method == "initialize":
+                self._unsent = flight.raw
+            alone = _answer_alone(flight, words)
+            if alone is not None:
+                self._answer(flight, _result(flight, alone))
+                return
         elif flight.method == "tools/call":
             words += " It is unknown whether the call took effect: look before you repeat it."
         self._answer(flight, RpcError(INTERNAL_ERROR, words).encode(flight.id))
 
     def _headers(self, flight: _Flight) -> Mapping[str, str]:
-        is_modern = VERSION_KEY in meta_of(flight.message)
-        return JSON if is_modern or not self._session else {**JSON, "mcp-session-id": self._session}
+        if flight.is_modern or not self._session:
+            return JSON
+        return {**JSON, "mcp-session-id": self._session}
 
     def _connection(self) -> _Connection:
-        """A kept connection or a new one; a daemon that starts again is waited for.
+        """A kept connection or a new one; a daemon that was there is waited for.
 
         Raises:
             Unavailable: there is none in time.
@@ -347,24 +435,31 @@ class Bridge:
             if kept.is_open():
                 return kept
             kept.close()
-        deadline = time.monotonic() + RESTART_S
+        deadline = time.monotonic() + (RESTART_S if self._was_there else 0)
         while True:
             try:
-                return _Connection(self.path)
+                made = _Connection(self.path)
+                self._was_there = True
+                return made
             except OSError as error:
                 if time.monotonic() > deadline or isinstance(error, PermissionError):
+                    self._was_there = False
                     raise Unavailable(not_reached(self.path, error)) from None
             time.sleep(PAUSE_S)
+
+    def _keep(self, connection: _Connection) -> None:
+        with self._lock:
+            self._idle.append(connection)
 
     # -- changes of the list -------------------------------------------------------------
 
     def _listen(self) -> None:
         """Pass on what the daemon says by itself; after a restart the list may be another."""
-        has_followed = False
+        has_followed = bool(self._unsent)
         while True:
             with suppress(OSError, ValueError):
                 headers = {"mcp-session-id": self._session} if self._session else {}
-                response = _Connection(self.path).ask("GET", self.address, headers)
+                response = _Connection(self.path).ask("GET", self._address(LATER), headers)
                 if has_followed:
                     self._write(encode_call(TOOLS_CHANGED))
                 has_followed = response.is_stream
@@ -379,13 +474,20 @@ class Bridge:
                 rest = rest[self.writing.write(rest) :]
 
 
-def serve(path: Path, query: Mapping[str, str]) -> None:
-    """Serve the client of this process's standard input and output."""
-    address = f"/mcp?{urlencode(query)}" if query else "/mcp"
+def serve(path: Path, query: Mapping[str, str], *, has_own_session: bool = False) -> None:
+    """Serve the client of this process's standard input and output.
+
+    Raises:
+        Unavailable: the client's own session could not be ended.
+    """
     # Not `sys.stdin`: the end of the process fails while a thread still reads it.
     reading = BufferedReader(FileIO(sys.stdin.fileno(), closefd=False))
     with FileIO(sys.stdout.fileno(), "w", closefd=False) as writing:
-        Bridge(path, address, reading, writing).run()
+        bridge = Bridge(path, query, has_own_session, reading, writing)
+        try:
+            bridge.run()
+        finally:
+            bridge.close()
 
 
 def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = None) -> JsonObject:
@@ -412,6 +514,25 @@ def not_reached(path: Path, error: Exception) -> str:
     if isinstance(error, PermissionError):
         return f"Permission denied: {path}. Your user must be in the socket's group."
     return f"No engine answers on {path}. Start one with: fumehood serve"
+
+
+def _answer_alone(flight: _Flight, words: str) -> JsonObject | None:
+    """The result of a request without an engine; None if it has none."""
+    if flight.method == "initialize":
+        wanted = flight.message.get("params", {}).get("protocolVersion")
+        return about.initialized(about.handshake_version(wanted))
+    results = {
+        "ping": {},
+        "server/discover": about.discovered(),
+        "tools/list": {"tools": about.OWN_TOOLS, **(about.UNCACHED if flight.is_modern else {})},
+        "tools/call": about.failed(words),
+    }
+    return results.get(flight.method or "")
+
+
+def _result(flight: _Flight, result: JsonObject) -> bytes:
+    shown = about.stamped(result) if flight.is_modern else result
+    return encode_result(flight.id, strict_json.dumps(shown))
 
 
 def _lines(reading: BinaryIO) -> Iterator[bytes | None]:

@@ -36,7 +36,7 @@ def test_snippet_starts_the_server_with_the_options_given(client: str) -> None:
 def test_snippet_names_the_socket_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_SOCKET", "/run/mine.sock")
     (servers,) = snippet("cursor").values()
-    assert servers["fumehood"]["args"] == ["mcp", "--socket", "/run/mine.sock"]
+    assert servers["fumehood"]["args"] == ["mcp", "--session", "new", "--socket", "/run/mine.sock"]
 
 
 def test_each_client_has_its_own_words() -> None:
@@ -55,13 +55,6 @@ def test_unknown_client_is_refused_with_the_known_ones() -> None:
 def test_wait_that_is_no_time_is_refused(wait: str) -> None:
     done = CliRunner().invoke(app, ["mcp", f"--wait={wait}"])
     assert done.exit_code == 2
-
-
-def test_without_an_engine_the_server_says_how_to_start_one(tmp_path: Any) -> None:
-    done = CliRunner().invoke(app, ["mcp", "--socket", str(tmp_path / "none.sock")])
-    assert done.exit_code == 4
-    assert "Start one with: fumehood serve" in done.stderr
-    assert done.stdout == ""
 
 
 FILE = """\

@@ -96,6 +96,24 @@ async def test_list_has_what_can_be_called_in_a_steady_order(engine: Engine) -> 
     assert {"read_file", "write_file", "list_files"} <= set(in_session)
 
 
+async def test_descriptions_name_no_parameter_that_the_model_cannot_give(engine: Engine) -> None:
+    server = McpServer(engine)
+
+    async def told(client: Client) -> dict[str, str]:
+        listed = await ask(server, client, "tools/list")
+        found = await ask(server, client, "tools/call", name="list_tools", arguments={})
+        assert "session_id" not in json.dumps([listed, found])
+        return {tool["name"]: tool["description"] for tool in listed["tools"]}
+
+    without = await told(NEW)
+    kept = await told(replace(NEW, session_id="sess_1"))
+    for name in ("run_python", "run_shell", "run_javascript"):
+        assert "Nothing is kept for the next call." in without[name]
+        assert "For the next call the session keeps " in kept[name]
+        assert "session" not in without[name]
+        assert "Nothing is kept" not in kept[name]
+
+
 async def test_tool_that_the_servers_own_hides_is_called_by_its_name(engine: Engine) -> None:
     server = McpServer(engine)
     result = await ask(server, NEW, "tools/call", name="run_tool", arguments={"name": "list_tools"})
