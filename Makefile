@@ -65,9 +65,9 @@ $(FRAMEWORKS)-mcp1/.installed: requirements/frameworks-mcp1.lock | $(STAMP)
 lock:
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --upgrade -o requirements/dev.lock
-	uv pip compile pyproject.toml --group frameworks --extra autogen --extra claude_agent_sdk \
-		--extra deepagents --extra inspect_ai --extra jupyter --extra openai_agents \
-		--extra pydantic_ai --extra smolagents --universal --python-version 3.11 \
+	uv pip compile pyproject.toml --group frameworks --extra autogen --extra claude-agent-sdk \
+		--extra deepagents --extra inspect-ai --extra jupyter --extra openai-agents \
+		--extra pydantic-ai --extra smolagents --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate \
 		--no-binary claude-agent-sdk --emit-build-options \
 		--upgrade -o requirements/frameworks.lock

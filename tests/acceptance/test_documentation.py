@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 JSON = re.compile(r"^```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXTRAS = re.compile(r"(?:fumehood|CHECKOUT)\[([\w,-]+)\]|[Nn]eeds the extra `([\w-]+)`")
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -662,3 +664,18 @@ def test_links_between_pages_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
                 checked += 1
     assert checked > 20
+
+
+def test_extras_are_named_as_pip_looks_for_them_and_pages_name_existing_ones() -> None:
+    """pip 23 compares a normalized name with the one that is written in the package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = set(project["optional-dependencies"])
+    assert known == {re.sub(r"[-_.]+", "-", name).lower() for name in known}
+    named: set[str] = set()
+    for pattern in ("*.md", "docs/**/*.md", "engine/**/*.py"):
+        for page in ROOT.glob(pattern):
+            for words in EXTRAS.findall(page.read_text(encoding="utf-8")):
+                extras = set("".join(words).split(","))
+                assert extras <= known, f"{page.relative_to(ROOT)}: {extras - known}"
+                named |= extras
+    assert named == known

@@ -1,6 +1,6 @@
 """Claude Agent SDK: a permission callback, so that the engine decides about its agent's tools.
 
-Needs the extra `claude_agent_sdk`. Invariant: a call is allowed by an answer of the engine only.
+Needs the extra `claude-agent-sdk`. Invariant: a call is allowed by an answer of the engine only.
 The SDK asks the callback neither for `allowed_tools` nor with `bypassPermissions`.
 """
 

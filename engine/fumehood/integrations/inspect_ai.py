@@ -1,6 +1,6 @@
 """Inspect: a sandbox provider, `sandbox="fumehood"`, and an approver of the same name.
 
-Needs the extra `inspect_ai`. Each sample has a session. Files go through the session's programs.
+Needs the extra `inspect-ai`. Each sample has a session. Files go through the session's programs.
 """
 
 from __future__ import annotations

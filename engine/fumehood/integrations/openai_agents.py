@@ -1,6 +1,6 @@
 """OpenAI Agents SDK: the executor of a `ShellTool`.
 
-Needs the extra `openai_agents`.
+Needs the extra `openai-agents`.
 """
 
 from __future__ import annotations

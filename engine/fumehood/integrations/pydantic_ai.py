@@ -1,6 +1,6 @@
 """Pydantic AI: a workspace backend. Files go through its commands.
 
-Needs the extra `pydantic_ai`. *Source*: the contract in `pydantic_ai.workspaces.protocol`.
+Needs the extra `pydantic-ai`. *Source*: the contract in `pydantic_ai.workspaces.protocol`.
 """
 
 from __future__ import annotations
