@@ -13,7 +13,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
-from fumehood.core.errors import ApprovalExpired
+from fumehood.core.errors import ApprovalExpired, IdempotencyConflict
 from fumehood.core.identity import Principal, Scope
 from fumehood.policy.model import CallFacts, Decision, Verdict
 from support.container import scripted_wall
@@ -108,6 +108,7 @@ async def test_call_that_waits_ends_with_its_session(bench: Bench) -> None:
     approval_id = await bench.ask(paths=["f"])
     twin = await engine.sessions.create(engine.owner)
     (bench.root.parent / twin.id).mkdir()
+    (bench.root.parent / twin.id / "f").write_text("text")
     of_twin = await Bench(engine, twin.id, bench.root, bench.approver).ask(paths=["f"])
     await engine.sessions.end(engine.owner, bench.session_id)
     engine._made.approvals.scheduler.look()
@@ -122,6 +123,131 @@ async def test_call_that_waits_ends_with_its_session(bench: Bench) -> None:
     with pytest.raises(ApprovalExpired, match="Too late: the session of this call ended at "):
         await bench.agree(approval_id)
     assert (await engine.approvals.show(of_twin)).state is ApprovalState.PENDING
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"paths": ["no"]}, "RESOURCE_NOT_FOUND"),
+        ({"paths": ["f", "d"]}, "EXECUTION_ERROR"),
+        ({"paths": ["l/f"]}, "EXECUTION_ERROR"),
+    ],
+)
+async def test_deletion_that_would_fail_is_refused_at_once(
+    bench: Bench, arguments: dict[str, Any], code: str
+) -> None:
+    (bench.root / "f").write_text("text")
+    (bench.root / "d").mkdir()
+    (bench.root / "d/f").write_text("text")
+    (bench.root / "l").symlink_to("d")
+    answer = await bench.engine.call("delete_files", arguments, session_id=bench.session_id)
+    assert answer.error is not None
+    assert (answer.error.code, answer.error.approval_id) == (code, None)
+    assert (answer.error.details or {})["deleted"] == []
+    assert await bench.engine.approvals.count_pending() == 0
+    assert (bench.root / "f").exists()
+    await bench.ask(paths=["f", "no"])  # the twin
+
+
+async def test_write_that_would_fail_is_refused_at_once(bench: Bench) -> None:
+    gate: Any = bench.engine.policy.gate
+    gate.decide = lambda facts: Decision(Verdict.ASK, "look", policy_version="v")
+    (bench.root / "f").write_text("text")
+    codes = []
+    for path in ("f", "new"):
+        arguments = {"path": path, "content": "x"}
+        answer = await bench.engine.call("write_file", arguments, session_id=bench.session_id)
+        codes.append(answer.error and answer.error.code)
+    assert codes == ["INVALID_PARAMS", "REQUIRES_HUMAN_APPROVAL"]
+    assert await bench.engine.approvals.count_pending() == 1
+
+
+def removed(approval: Approval) -> list[str]:
+    assert approval.preview is not None
+    return [one["path"] for one in approval.preview["removed"]]
+
+
+async def test_opened_approval_shows_what_would_change_now_and_a_yes_is_for_that(
+    bench: Bench,
+) -> None:
+    approvals = bench.engine.approvals
+    (bench.root / "d").mkdir()
+    (bench.root / "d/f").write_text("asked about")
+    approval_id = await bench.ask(paths=["d"], recursive=True)
+    asked = await approvals.show(approval_id)
+    unchanged = await approvals.opened(approval_id)
+    assert (unchanged.version, unchanged.action_digest) == (1, asked.action_digest)
+    assert asked.previewed_at is not None
+    assert unchanged.previewed_at is not None
+    assert asked.previewed_at < unchanged.previewed_at
+    (bench.root / "d/new").write_text("since then")
+    opened = await approvals.opened(approval_id)
+    assert removed(opened) == ["d", "d/f", "d/new"]
+    assert opened.version == 2
+    assert opened.action_digest != asked.action_digest
+    assert await approvals.show(approval_id) == opened  # it is stored
+    stale = NewDecision(decision="approve")
+    with pytest.raises(IdempotencyConflict):
+        await approvals.decide(approval_id, stale, bench.approver, channel="test", version=1)
+    seen = NewDecision(decision="approve", action_digest=opened.action_digest)
+    await approvals.decide(approval_id, seen, bench.approver, channel="test", version=2)
+    assert (await bench.ended(approval_id)).state is ApprovalState.DONE
+    assert list(bench.root.iterdir()) == []
+
+
+async def test_yes_to_an_opened_approval_is_not_for_what_was_asked_first(bench: Bench) -> None:
+    """The files change back after the approver has looked: nothing is done."""
+    (bench.root / "f").write_text("one")
+    approval_id = await bench.ask(paths=["f"])
+    (bench.root / "f").write_text("two")
+    await bench.engine.approvals.opened(approval_id)
+    (bench.root / "f").write_text("one")
+    ended = await bench.agree(approval_id)
+    assert (ended.state, ended.changed) == (ApprovalState.EXPIRED, ("workspace",))
+    assert (bench.root / "f").read_text() == "one"
+
+
+async def test_vote_for_other_files_does_not_count_after_the_approval_is_opened(
+    bench: Bench,
+) -> None:
+    gate: Any = bench.engine.policy.gate
+    gate.decide = lambda facts: Decision(Verdict.ASK, "two", policy_version="v", quorum=2)
+    admin = Principal("approver:first", frozenset({Scope.ADMIN}))
+    bob, _ = await bench.engine.approvers.add(
+        "bob", [Scope.APPROVE], by=admin, now=datetime.now(UTC)
+    )
+    yes, approvals = NewDecision(decision="approve"), bench.engine.approvals
+    (bench.root / "f").write_text("one")
+    approval_id = await bench.ask(paths=["f"])
+    voted = await approvals.decide(approval_id, yes, bench.approver, channel="test")
+    assert voted.counted == ("approver:alice",)
+    (bench.root / "f").write_text("two")
+    opened = await approvals.opened(approval_id)
+    assert opened.counted == ()
+    voted = await approvals.decide(approval_id, yes, bob.principal, channel="test")
+    assert (voted.state, voted.counted) == (ApprovalState.PENDING, ("approver:bob",))
+    assert (await bench.agree(approval_id)).state is ApprovalState.DONE
+
+
+async def test_opened_approval_says_that_the_call_would_fail_by_now(bench: Bench) -> None:
+    (bench.root / "f").write_text("text")
+    approval_id = await bench.ask(paths=["f"])
+    (bench.root / "f").unlink()
+    opened = await bench.engine.approvals.opened(approval_id)
+    assert opened.preview is not None
+    assert "no such file" in opened.preview["would_fail"]
+    assert opened.state is ApprovalState.PENDING
+
+
+async def test_preview_of_a_busy_session_stays_with_its_time(bench: Bench) -> None:
+    (bench.root / "f").write_text("one")
+    approval_id = await bench.ask(paths=["f"])
+    asked = await bench.engine.approvals.show(approval_id)
+    (bench.root / "f").write_text("two")
+    async with await bench.engine.sessions.files(bench.engine.owner, bench.session_id):
+        with anyio.fail_after(5):
+            assert await bench.engine.approvals.opened(approval_id) == asked
+    assert (await bench.engine.approvals.opened(approval_id)).version == 2  # the twin
 
 
 async def test_an_edit_that_is_asked_about_again_needs_those_whom_the_first_call_needed(

@@ -98,6 +98,9 @@ class FakeDesk:
             raise ResourceNotFound("There is no such approval. Do not retry.")
         return one
 
+    async def opened(self, approval_id: str) -> Approval:
+        return await self.show(approval_id)
+
     async def decide(
         self, approval_id: str, decision: NewDecision, by: Principal, *,
         channel: str, peer: str | None = None, version: int | None = None,

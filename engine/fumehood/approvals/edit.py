@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from fumehood.approvals.model import Approval, StoredApproval
@@ -18,6 +19,7 @@ from fumehood.core.errors import PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.policy.model import Decision, Verdict
 from fumehood.protocol.canonical import canonical
+from fumehood.storage.changes import stamp
 
 MAX_NAMED = 20
 MAX_POINTER = 100
@@ -31,6 +33,7 @@ class Edited:
     request_arguments: JsonObject
     arguments: JsonObject
     preview: JsonObject | None
+    previewed_at: datetime | None
     expected: str | None
     digest: str
     document: JsonObject
@@ -60,6 +63,7 @@ def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
         "arguments": edited.arguments,
         "asked_arguments": _asked_arguments(stored.approval, edited),
         "preview": edited.preview,
+        "previewed_at": None if edited.previewed_at is None else stamp(edited.previewed_at),
         "binding": edited.document,
         "action_digest": edited.digest,
         "request": request.document,
@@ -77,6 +81,7 @@ def as_edited(stored: StoredApproval, edited: Edited) -> Approval:
     for name in ("approvers", "asked_by"):
         if name in fields:
             fields[name] = tuple(fields[name])
+    fields["previewed_at"] = edited.previewed_at
     return stored.approval.model_copy(update=fields)
 
 

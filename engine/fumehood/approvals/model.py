@@ -90,6 +90,8 @@ class Approval(_Value):
     """The effective arguments of the original call; null if no approver has edited it."""
     preview: JsonObject | None
     """The changes to the workspace, if the tool has a preview."""
+    previewed_at: AwareDatetime | None = None
+    """When the preview was computed."""
     rule: str
     asked_by: tuple[str, ...] = ()
     """The ids of all rules that ask; empty if a default asks."""

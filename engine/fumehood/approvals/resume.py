@@ -119,6 +119,7 @@ class CallResumption:
             request_arguments=given,
             arguments=permitted.arguments,
             preview=effect.shown if effect is not None else None,
+            previewed_at=self.services.approvals.now() if effect is not None else None,
             expected=effect.base if effect is not None else None,
             digest=action.digest,
             document=action.document,
@@ -126,6 +127,26 @@ class CallResumption:
             exceeded=self.services.exceeded_if_approved(permitted),
             hidden=hidden_of(permitted),
         )
+
+    async def previewed(self, stored: StoredApproval) -> tuple[Effect, Action] | None:
+        """The effect that a waiting call would have now, and its action.
+
+        None if its tool has no preview, if its session is busy, or if more than its files has
+        changed: its start then reports that.
+
+        Raises:
+            EngineError: there is no preview now.
+        """
+        before = stored.approval.binding or {}
+        if before.get("workspace") is None:
+            return None
+        permitted = self._permitted(self.calls.request_of(stored))
+        plan = make_plan(permitted, self.services.walls, self.services.sessions)
+        if plan.session is None or plan.session.is_busy:
+            return None
+        effect, action = await self._previewed(permitted)
+        others = [one for one in changed_fields(before, action.document) if one != "workspace"]
+        return None if effect is None or others else (effect, action)
 
     async def _ending(
         self, stored: StoredApproval, call: CallContext
@@ -179,6 +200,8 @@ class CallResumption:
         try:
             permitted = self._permitted(self.calls.request_of(stored))
             effect, action = await self._previewed(permitted)
+            if effect is not None and effect.error is not None:
+                return None
             approvals, key = services.approvals, stored.idempotency_key
             again = stored_approval(
                 permitted, action, effect, key, approvals.new_id(), approvals.now(),

@@ -10,6 +10,7 @@ is durable.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -40,10 +41,12 @@ from fumehood.approvals.scheduler import ApprovalScheduler
 from fumehood.approvals.states import Step
 from fumehood.approvals.store import Stale, TooLate, UnknownApproval
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
+from fumehood.core.errors import EngineError, InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.messages import decode_envelope
+from fumehood.storage.changes import stamp
+from fumehood.storage.errors import ReadFailed, WriteFailed
 
 MAX_ID_CHARACTERS = 100
 NOT_NAMED = "not among the approvers"
@@ -94,6 +97,20 @@ class ApprovalService:
             return self._eligibility.shown(stored.approval)
         _require_own(stored, principal)
         return _own_view(stored.approval, stored.request.hidden)
+
+    async def opened(self, approval_id: str) -> Approval:
+        """One approval as an approver opens it, with the changes that the call would make now.
+
+        They are stored if they differ from the earlier ones, as a new version. If they cannot be
+        computed now, the approval keeps the earlier preview and its time.
+
+        Raises:
+            ResourceNotFound: there is no such approval.
+        """
+        stored = await self.requests.get(approval_id)
+        if stored.approval.state is ApprovalState.PENDING:
+            stored = await self._previewed(stored)
+        return self._eligibility.shown(stored.approval)
 
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
         """The newest approval of a caller's own call."""
@@ -262,6 +279,29 @@ class ApprovalService:
     async def forget(self, rule_id: str, by: Principal) -> RememberedRule:
         """Remove a remembered rule. Raises ResourceNotFound."""
         return await self.requests.remembered.forget(rule_id, by, self.requests.now())
+
+    async def _previewed(self, stored: StoredApproval) -> StoredApproval:
+        try:
+            found = await self._resumption.previewed(stored)
+        except (EngineError, ReadFailed):
+            return stored
+        if found is None:
+            return stored
+        effect, action = found
+        before, now = stored.approval, self.requests.now()
+        if action.digest == before.action_digest:
+            return replace(stored, approval=before.model_copy(update={"previewed_at": now}))
+        request = replace(stored.request, expected=effect.base)
+        document = {
+            "preview": effect.shown, "previewed_at": stamp(now), "binding": action.document,
+            "action_digest": action.digest, "request": request.document,
+        }  # fmt: skip
+        try:
+            return await self.requests.change(before.id, steps.previewed(before, document, now))
+        except Stale:
+            return await self.requests.get(before.id)
+        except WriteFailed:
+            return stored
 
     # -- steps of a decision -------------------------------------------------------------
 

@@ -159,6 +159,13 @@ def expiring(now: datetime) -> Step:
     )  # fmt: skip
 
 
+def previewed(before: Approval, document: Mapping[str, Any], now: datetime) -> Step:
+    """The call would change other files by now. Earlier decisions do not count for that."""
+    return Step(
+        "approval.previewed", "engine", now, PENDING, digest=before.action_digest, document=document
+    )
+
+
 def expired(now: datetime, answer: Envelope) -> Step:
     """The call was not decided, or not started after its approval, in time."""
     return Step(

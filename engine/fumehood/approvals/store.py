@@ -514,9 +514,9 @@ def _listed(stored: StoredApproval, *, is_own: bool) -> Approval:
 
 
 _IN_DOCUMENT = (
-    "trace_id", "tool_version", "arguments", "asked_arguments", "preview", "rule", "asked_by",
-    "reason", "budget", "dangerous", "approvers", "quorum", "policy_version", "binding", "changed",
-    "superseded_by",
+    "trace_id", "tool_version", "arguments", "asked_arguments", "preview", "previewed_at", "rule",
+    "asked_by", "reason", "budget", "dangerous", "approvers", "quorum", "policy_version", "binding",
+    "changed", "superseded_by",
 )  # fmt: skip
 _TIMES = ("created_at", "expires_at", "decided_at", "started_at", "ended_at")
 _COLUMNS = (

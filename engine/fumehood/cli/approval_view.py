@@ -132,6 +132,8 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
     yield "made", f"{approval.created_at:%Y-%m-%d %H:%M:%S} UTC"
     if approval.state is ApprovalState.PENDING:
         yield "expires", f"{approval.expires_at:%H:%M:%S} UTC ({ago(approval.expires_at, now)})"
+        if (at := approval.previewed_at) is not None:
+            yield "previewed", f"{at:%H:%M:%S} UTC ({ago(at, now)})"
     if approval.code is not None:
         yield "ended", approval.code
     if approval.changed and not approval.has_lost_session:

@@ -14,7 +14,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeVar
@@ -23,7 +23,7 @@ import anyio.to_thread
 from pydantic import Field, model_validator
 
 from fumehood.core.arguments import MAX_PATHS, MAX_READ_BYTES
-from fumehood.core.errors import InvalidParams
+from fumehood.core.errors import EngineError, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
@@ -32,14 +32,18 @@ from fumehood.executors.workspace_guest import (
     FAULT_WORDS,
     MAX_SIZE,
     Claim,
+    Deletion,
     FaultKind,
     NotAsAgreed,
+    NotDeleted,
     Piece,
     ask,
     content_of,
     delete_request,
+    deletion_error,
     fitting_piece,
     not_as_agreed,
+    refusal_of,
     write_request,
 )
 from fumehood.sandbox.wall import Lease
@@ -80,6 +84,8 @@ class Effect:
     """`added`, `changed`, `removed`, `missing`, `kept`, `counts`, `truncated`, `would_fail`."""
     base: str
     effect: str
+    error: EngineError | None = field(default=None, compare=False)
+    """The error that the tool would end with, if it is already known to fail."""
 
 
 async def effect_of(
@@ -134,8 +140,9 @@ async def _effect_of_write(arguments: JsonObject, place: _Place) -> Effect:
         raise InvalidParams(FAULT_WORDS["unseen"], fields=["path"], details={"fault": "unseen"})
     fault = survey.faults[path]
     if fault is not None:
-        shown = _shown(would_fail=FAULT_WORDS[fault])
-        return Effect(shown, survey.claim.base, _hash([{"path": path, "fault": fault}]))
+        error = refusal_of(fault)
+        afterwards = _hash([{"path": path, "fault": fault}])
+        return Effect(_shown(would_fail=error), survey.claim.base, afterwards, error)
     target = _agreed(survey.at(path))
     if target.kind == "absent":
         return await _effect_of_new_file(path, content, survey)
@@ -219,22 +226,29 @@ async def _effect_of_deletion(arguments: JsonObject, place: _Place) -> Effect:
     kept = {
         path: fault for path, fault in survey.faults.items() if fault not in (None, "not_found")
     }
+    foreseen = Deletion(
+        deleted=[] if kept else [path for path, fault in survey.faults.items() if fault is None],
+        missing=[path for path, fault in survey.faults.items() if fault == "not_found"],
+        failed=[
+            NotDeleted(path=path, why=FAULT_WORDS[fault or "invalid"])
+            for path, fault in kept.items()
+        ],
+    )
+    error = deletion_error(foreseen)
     shown = _shown(
         removed=[_removed(entry) for entry in survey.going],
-        missing=[path for path, fault in survey.faults.items() if fault == "not_found"],
-        kept=[
-            {"path": path, "why": FAULT_WORDS[fault or "invalid"]} for path, fault in kept.items()
-        ],
+        missing=foreseen.missing,
+        kept=[one.model_dump() for one in foreseen.failed],
         count=survey.claim.count,
         size=survey.claim.size,
         truncated=survey.claim.has_more,
-        would_fail="Not all of it can be deleted; the rest would be." if kept else None,
+        would_fail=error,
     )
     afterwards: list[JsonObject] = [
         {"path": path, "fault": fault} if path in kept else {"path": path, "kind": "absent"}
         for path, fault in survey.faults.items()
     ]
-    return Effect(shown, survey.claim.base, _hash(afterwards))
+    return Effect(shown, survey.claim.base, _hash(afterwards), error)
 
 
 def _removed(entry: Seen) -> JsonObject:
@@ -258,7 +272,7 @@ def _shown(
     count: int = 0,
     size: int = 0,
     truncated: bool = False,
-    would_fail: str | None = None,
+    would_fail: EngineError | None = None,
 ) -> JsonObject:
     """The preview. `count` and `size` cover everything that would be removed, shown or not."""
     shown: JsonObject = {
@@ -275,7 +289,7 @@ def _shown(
         },
         "truncated": truncated,
     }
-    return shown if would_fail is None else {**shown, "would_fail": would_fail}
+    return shown if would_fail is None else {**shown, "would_fail": would_fail.message}
 
 
 def _figures(content: bytes) -> JsonObject:

@@ -14,7 +14,6 @@ from typing import Any
 
 from fumehood.core.errors import (
     EngineError,
-    ExecutionError,
     InternalError,
     InvalidParams,
     WorkspaceChanged,
@@ -36,6 +35,7 @@ from fumehood.executors.workspace_guest import (
     Written,
     ask,
     delete_request,
+    deletion_error,
     fitting_piece,
     list_page,
     not_as_agreed,
@@ -250,9 +250,4 @@ async def _delete(arguments: JsonObject, place: _Place) -> _Done:
         return _Done(said.ending, {}, said.error)
     if not said.value.is_of(paths):
         return _Done(said.ending, {}, not_as_agreed())
-    data = said.value.model_dump()
-    if data["failed"]:
-        words = "; ".join(entry["path"] for entry in data["failed"][:5])
-        error = ExecutionError(f"Not all of it could be deleted: {words[:300]}.", details=data)
-        return _Done(said.ending, {}, error)
-    return _Done(said.ending, data)
+    return _Done(said.ending, said.value.model_dump(), deletion_error(said.value))

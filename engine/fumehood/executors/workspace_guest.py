@@ -241,7 +241,7 @@ async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M])
         return Said(ending, error=_ended(ending, limits))
     fault = read_fault(ending.result)
     if fault is not None:
-        return Said(ending, error=_refused(fault))
+        return Said(ending, error=refusal_of(fault.kind))
     try:
         return Said(ending, read_answer(model, ending.result))
     except NotAsAgreed:
@@ -257,16 +257,30 @@ def not_as_agreed() -> SandboxUnavailable:
     )
 
 
-def _refused(fault: Fault) -> EngineError:
-    words = FAULT_WORDS[fault.kind]
-    if fault.kind == "not_as_seen":
+def refusal_of(kind: FaultKind) -> EngineError:
+    """The error of a tool whose request is refused."""
+    words = FAULT_WORDS[kind]
+    if kind == "not_as_seen":
         return WorkspaceChanged(
             f"{words} Nothing was changed. The call needs a new approval.",
             details={"changed": ["workspace"]},
         )
-    if fault.kind == "not_found":
+    if kind == "not_found":
         return ResourceNotFound(words, fields=[_FIELD])
-    return InvalidParams(words, fields=[_FIELD], details={"fault": fault.kind})
+    return InvalidParams(words, fields=[_FIELD], details={"fault": kind})
+
+
+def deletion_error(done: Deletion) -> EngineError | None:
+    """The error of a deletion that failed, completely or partly."""
+    if done.failed:
+        names = "; ".join(one.path for one in done.failed[:5])[:300]
+        rest = "" if done.deleted else " Nothing was deleted."
+        words = f"Not all of it could be deleted: {names}.{rest}"
+        return ExecutionError(words, details=done.model_dump())
+    if not done.deleted:
+        words = FAULT_WORDS["not_found"]
+        return ResourceNotFound(words, fields=["paths"], details=done.model_dump())
+    return None
 
 
 def _ended(ending: RunEnding, limits: Limits) -> EngineError:

@@ -98,6 +98,7 @@ async def approve(
         Underway: it was approved meanwhile, and still runs.
         RequiresHumanApproval: it needs approval, and there are too few approvers.
         ApprovalDenied: a human denied the same call a short time ago.
+        EngineError: the tool's own, if the call is already known to fail.
         RateLimited: too many calls wait already.
     """
     permitted = claimed.permitted
@@ -115,6 +116,8 @@ async def approve(
     )
     await until_place_is_known(plan)
     effect = await preview(permitted, plan, services.sessions)
+    if effect is not None and effect.error is not None:
+        raise effect.error
     action = action_of(permitted, plan, effect)
     await _refuse_what_was_denied(permitted, action, approvals)
     key = claimed.claim.key if claimed.claim is not None else None
@@ -244,6 +247,7 @@ def stored_approval(
         session_id=options.session_id,
         arguments=permitted.arguments,
         preview=effect.shown if effect is not None else context_of(request) or None,
+        previewed_at=now if effect is not None else None,
         rule=decision.rule,
         asked_by=decision.asked_by,
         reason=reason_with_budget(decision, exceeded),

@@ -57,6 +57,13 @@ def test_facts_are_there() -> None:
         assert fact in text
 
 
+def test_time_of_the_preview_is_shown_while_it_can_change() -> None:
+    one = approval(preview={"removed": []}, previewed_at=NOW - timedelta(minutes=40))
+    assert "previewed:   02:24:05 UTC (40 m ago)" in shown(one)
+    done = one.model_copy(update={"state": ApprovalState.DONE})
+    assert not any(line.startswith("previewed") for line in shown(done))
+
+
 def test_session_that_ended_is_a_warning_and_one_that_lasts_is_none() -> None:
     one = approval(session_id="sess_1")
     lost = one.model_copy(update={"state": ApprovalState.EXPIRED, "changed": ("session",)})

@@ -558,6 +558,12 @@ def test_effect_is_headed_by_what_became_of_the_call(state: ApprovalState, headi
     assert re.findall(r"<h3>(What .*)</h3>", page) == [heading]
 
 
+def test_time_of_the_preview_is_shown() -> None:
+    one = approval(preview={"removed": [{"path": "a"}]}, previewed_at=NOW)
+    page = make_site(one).browser().get(f"/inbox/{ID}").text
+    assert f'Previewed <time datetime="{NOW.isoformat()}"' in page
+
+
 def test_call_that_would_fail_is_not_said_to_change_nothing() -> None:
     browser = make_site(approval(preview={"would_fail": "There is no such file."})).browser()
     assert "would fail" in browser.get("/inbox").text

@@ -132,8 +132,12 @@ async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
     errors=[ResourceNotFound],
 )
 async def show_approval(engine: Engine, approval_id: ApprovalId) -> Response:
-    """Show one approval in full. A decision sends its `ETag` back in `If-Match`."""
-    return _approval(engine, await engine.approvals.show(approval_id))
+    """Show one approval in full. A decision sends its `ETag` back in `If-Match`.
+
+    While it is pending, `preview` is computed again. If the files have changed, the approval
+    gets a new version, and earlier decisions do not count for it.
+    """
+    return _approval(engine, await engine.approvals.opened(approval_id))
 
 
 @endpoint(
