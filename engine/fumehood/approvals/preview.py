@@ -60,14 +60,8 @@ def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Ac
         "placement": plan.placement.kind,
         "isolation": options.isolation,
         "place": _place(plan),
-        "limits": {
-            "timeout_seconds": plan.limits.wall_s,
-            "cpu_seconds": plan.limits.cpu_s,
-            "memory_mb": plan.limits.memory_mb,
-            "output_bytes": plan.limits.output_bytes,
-            "enforced": sorted(plan.wall.enforced),
-        },
-        "network": "none" if plan.placement.kind != "host" else "of the host",
+        "limits": _limits(plan),
+        "network": _network(plan),
         "secrets": [],
         "cost_ceiling": money(tool.cost_per_use),
         **context_of(permitted.request),
@@ -139,6 +133,24 @@ def _in_words(exceeded: Exceeded) -> str:
         f"Over budget: {exceeded.budget} of {whose} had {exceeded.left} of {exceeded.limit} {what} "
         f"left when this was asked, the call needs {exceeded.needed}, and {when}."
     )
+
+
+def _limits(plan: Plan) -> JsonObject | None:
+    if plan.placement.is_outside:
+        return None
+    return {
+        "timeout_seconds": plan.limits.wall_s,
+        "cpu_seconds": plan.limits.cpu_s,
+        "memory_mb": plan.limits.memory_mb,
+        "output_bytes": plan.limits.output_bytes,
+        "enforced": sorted(plan.wall.enforced),
+    }
+
+
+def _network(plan: Plan) -> str | None:
+    if plan.placement.is_outside:
+        return None
+    return "none" if plan.placement.kind != "host" else "of the host"
 
 
 def _place(plan: Plan) -> JsonObject | None:

@@ -18,8 +18,12 @@ from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.core.errors import ERROR_CODES, OutcomeUnknown
 from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL
 
 MAX_NAMED = 8
+
+OUTSIDE = "Outside fumehood: no limits, no sandbox, network unknown"
+"""The warning about a call that its caller runs itself."""
 
 _PARTS = {
     "agent_binding": "what its agent may do",
@@ -78,6 +82,11 @@ def ago(moment: datetime, now: datetime) -> str:
     else:
         shown = f"{size} s"
     return f"in {shown}" if seconds > 0 else f"{shown} ago"
+
+
+def is_outside(approval: Approval) -> bool:
+    """Whether the caller runs the tool itself; the engine only decides."""
+    return approval.tool.startswith(EXTERNAL)
 
 
 def ending_in_words(approval: Approval) -> str:

@@ -20,6 +20,7 @@ from rich.cells import cell_len
 
 from fumehood.approvals.model import Approval, ApprovalState, RememberedRule
 from fumehood.approvals.wording import (
+    OUTSIDE,
     SIGNS,
     argument_name,
     context_in,
@@ -27,6 +28,7 @@ from fumehood.approvals.wording import (
     entries_of,
     entry_facts,
     hidden_in,
+    is_outside,
     is_shown,
     rest_of,
 )
@@ -62,6 +64,8 @@ def fact_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
 def action_lines(approval: Approval, columns: int) -> list[Line]:
     """Lay out the action: its arguments, its effect and the decisions on it, with warnings."""
     lines = [Line("arguments", "head"), *_arguments(approval.arguments, columns)]
+    if is_outside(approval):
+        lines = [*warning(f"{OUTSIDE}.", columns), Line(""), *lines]
     if approval.has_lost_session:
         said = "Its session ended before anybody decided, so this call can no longer run."
         lines += [Line(""), *warning(said, columns)]

@@ -119,7 +119,6 @@ def decided(envelope: Envelope, tool: str) -> Envelope:
             "status": "success",
             "data": decision.model_dump(mode="json"),
             "error": None,
-            "metadata": envelope.metadata.model_copy(update={"sandbox": None}),
         }
     )
 

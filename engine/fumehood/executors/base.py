@@ -44,6 +44,8 @@ class Placement:
     run before. Any other could not be enforced."""
     is_of_session: bool = False
     """Whether it is the place of the call's session, which the call must then name."""
+    is_outside: bool = False
+    """Whether the caller runs the tool itself, without any wall or limit of the engine."""
 
     def needs_fresh_place(self, isolation: str | None) -> bool:
         """Whether the place must be new for a call with this option."""

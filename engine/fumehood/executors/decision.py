@@ -11,7 +11,9 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
 
-_PLACEMENT = Placement("nowhere", "host", "the caller runs this tool itself; the engine decides")
+_PLACEMENT = Placement(
+    "external", "host", "the caller runs this tool itself; the engine decides", is_outside=True
+)
 
 
 class DecisionExecutor(Executor):

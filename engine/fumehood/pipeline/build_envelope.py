@@ -239,7 +239,7 @@ def _waited_ms(stored: StoredApproval | None) -> float | None:
 
 
 def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None:
-    if outcome is None or plan is None:
+    if outcome is None or plan is None or plan.placement.is_outside:
         return None
     return SandboxReport(
         placement=plan.placement.kind,

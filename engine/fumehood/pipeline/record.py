@@ -32,11 +32,12 @@ _NO_FAULT = frozenset(
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
     """Say what is about to run. If this fails, nothing runs."""
+    placement, limits = admitted.plan.placement, admitted.plan.limits
     call.trace.note(
         "call.intent",
-        placement=admitted.plan.placement.kind,
-        timeout_s=admitted.plan.limits.wall_s,
-        memory_mb=admitted.plan.limits.memory_mb,
+        placement=placement.kind,
+        timeout_s=None if placement.is_outside else limits.wall_s,
+        memory_mb=None if placement.is_outside else limits.memory_mb,
         arguments=admitted.permitted.arguments,
     )
 

@@ -21,8 +21,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fumehood.approvals.wording import ago as words_of_age
 from fumehood.approvals.wording import (
+    OUTSIDE,
     argument_name,
     context_in,
     effect_heading,
@@ -30,10 +30,12 @@ from fumehood.approvals.wording import (
     entries_of,
     entry_facts,
     hidden_in,
+    is_outside,
     is_shown,
     preview_in_words,
     rest_of,
 )
+from fumehood.approvals.wording import ago as words_of_age
 from fumehood.core.escaping import json_line, printable, visible
 from fumehood.web.watching import FILTERS
 
@@ -97,6 +99,7 @@ def make_environment() -> Environment:
         visible=visible,
         unknown_of=lambda preview: {k: v for k, v in preview.items() if not is_shown(k, v)},
         hidden=hidden_in,
+        outside=lambda approval: f"{OUTSIDE}." if is_outside(approval) else "",
     )
     environment.filters.update(FILTERS)
     return environment

@@ -64,6 +64,13 @@ def test_time_of_the_preview_is_shown_while_it_can_change() -> None:
     assert not any(line.startswith("previewed") for line in shown(done))
 
 
+def test_call_that_runs_outside_is_a_warning() -> None:
+    lines = approval_lines(approval(tool="external:Bash"), NOW, 200)
+    said = "Outside fumehood: no limits, no sandbox, network unknown."
+    assert [line.kind for line in lines if line.text == said] == ["warning"]
+    assert not any("Outside" in line.text for line in approval_lines(approval(), NOW, 200))
+
+
 def test_session_that_ended_is_a_warning_and_one_that_lasts_is_none() -> None:
     one = approval(session_id="sess_1")
     lost = one.model_copy(update={"state": ApprovalState.EXPIRED, "changed": ("session",)})

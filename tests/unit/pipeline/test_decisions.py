@@ -102,6 +102,20 @@ async def test_rules_decide_with_their_reason(tmp_path: Path) -> None:
         assert "Nobody forces." in denied.reason
 
 
+async def test_record_claims_no_sandbox_for_a_tool_that_runs_outside(tmp_path: Path) -> None:
+    async with deciding(tmp_path) as here:
+        approval = await here.engine.approvals.opened(await here.pending())
+        assert approval.binding is not None
+        known = {
+            name: approval.binding[name] for name in ("placement", "limits", "network", "place")
+        }
+        assert known == {"placement": "external", "limits": None, "network": None, "place": None}
+        ended = await here.say(approval.id)
+        envelope = await here.engine.approvals.answer_of(ended.call_id, here.engine.owner)
+        assert envelope is not None
+        assert (envelope.success, envelope.metadata.sandbox) == (True, None)
+
+
 async def test_tool_that_nobody_declared_is_dangerous_and_waits(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         decision = await here.engine.decide("Write", {"file_path": "a"}, context={"cwd": "/w"})

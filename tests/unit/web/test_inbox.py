@@ -558,6 +558,17 @@ def test_effect_is_headed_by_what_became_of_the_call(state: ApprovalState, headi
     assert re.findall(r"<h3>(What .*)</h3>", page) == [heading]
 
 
+@pytest.mark.parametrize("page", [f"{ID}", f"{ID}/remember", f"several?item={ID}@1"])
+def test_call_that_runs_outside_claims_no_sandbox(page: str) -> None:
+    binding = {"placement": "external", "limits": None, "network": None, "place": None}
+    warning = '<p class="banner warn">Outside fumehood: no limits, no sandbox, network unknown.</p>'
+    outside = approval(tool="external:Bash", arguments={"command": "ls"}, binding=binding)
+    shown = make_site(outside).browser().get(f"/inbox/{page}").text
+    assert warning in shown
+    assert not any(f"<dt>{name}" in shown for name in ("Runs in", "Limits", "Network"))
+    assert warning not in make_site(approval()).browser().get(f"/inbox/{page}").text
+
+
 def test_time_of_the_preview_is_shown() -> None:
     one = approval(preview={"removed": [{"path": "a"}]}, previewed_at=NOW)
     page = make_site(one).browser().get(f"/inbox/{ID}").text

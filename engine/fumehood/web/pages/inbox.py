@@ -23,7 +23,7 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.approvals.wording import context_in
+from fumehood.approvals.wording import context_in, is_outside
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
@@ -296,10 +296,9 @@ def _place_of(approval: Approval) -> list[tuple[str, str]]:
     if not binding:
         return []
     place = binding.get("place") or {}
+    kind = None if is_outside(approval) else binding.get("placement")
     where = " · ".join(
-        str(part)
-        for part in (binding.get("placement"), place.get("image"), place.get("runtime"))
-        if part
+        str(part) for part in (kind, place.get("image"), place.get("runtime")) if part
     )
     facts = [
         ("Runs in", where), ("Limits", limits_in_words(binding.get("limits") or {})),
