@@ -326,6 +326,12 @@ ERROR_CODES: Mapping[str, type[EngineError]] = MappingProxyType(
 )
 """All error codes; the reference page is generated from this table."""
 
+NO_FAULT = frozenset(
+    {"OK"}
+    | {code for code, kind in ERROR_CODES.items() if kind.fault in (Fault.CALLER, Fault.RULES)}
+)
+"""The codes of calls that neither a program nor the engine nor another service has failed."""
+
 
 class ArgumentsRefused(InvalidParams):
     """Arguments that pass the tool's schema but not the types of its function."""

@@ -42,6 +42,8 @@ class ToolFigures(_Value):
     tool: str
     calls: int
     succeeded: int
+    failed: int
+    """By a program, the engine or a service; not calls that were refused, denied or wrong."""
     mean_ms: float
     p50_ms: float
     p95_ms: float

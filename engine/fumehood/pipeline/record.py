@@ -11,7 +11,7 @@ import asyncio
 
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope, Metadata, Resources, UsageReport
-from fumehood.core.errors import ERROR_CODES, Fault
+from fumehood.core.errors import NO_FAULT
 from fumehood.observe.metrics import UNKNOWN, EndedCall
 from fumehood.observe.tracing import EndedStage, EndedTrace, context_of, span_id_of
 from fumehood.pipeline.admit import AdmittedCall
@@ -22,12 +22,6 @@ from fumehood.storage.calls import APPROVAL_WAIT, CallRow
 
 MAX_NAME_CHARACTERS = 140
 """Of a name or a version that may be no tool's."""
-
-_NO_FAULT = frozenset(
-    {"OK"}
-    | {code for code, kind in ERROR_CODES.items() if kind.fault in (Fault.CALLER, Fault.RULES)}
-)
-"""The codes of calls that neither a program nor the engine nor another service has failed."""
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
@@ -117,7 +111,7 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
             tool,
             code,
             duration_s=max(0.0, metadata.execution_time_ms / 1e3 - (waited_s or 0.0)),
-            is_fault=code not in _NO_FAULT,
+            is_fault=code not in NO_FAULT,
             retries=metadata.retry_count,
             ended_by=metadata.sandbox.ended_by.value if metadata.sandbox is not None else None,
             approval_s=waited_s,

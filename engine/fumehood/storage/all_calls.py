@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
 from fumehood.core.call_log import CallPage, CallRecord
-from fumehood.core.errors import ResourceNotFound
+from fumehood.core.errors import NO_FAULT, ResourceNotFound
 from fumehood.core.overview import AllCallsQuery, ToolFigures, ToolFiguresList
 from fumehood.storage.calls import APPROVAL_WAIT, as_kept, filters_of, record_of
 from fumehood.storage.database import Database
@@ -139,8 +139,9 @@ def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
     rows = connection.execute(_figures_of(wanted)).all()
     items = tuple(
         ToolFigures(
-            tool=row.tool, calls=row.calls, succeeded=row.succeeded, last_at=row.last_at,
-            mean_ms=round(row.mean_ms, 3), p50_ms=row.p50_ms, p95_ms=row.p95_ms,
+            tool=row.tool, calls=row.calls, succeeded=row.succeeded, failed=row.failed,
+            last_at=row.last_at, mean_ms=round(row.mean_ms, 3), p50_ms=row.p50_ms,
+            p95_ms=row.p95_ms,
         )
         for row in rows[:MAX_TOOLS]
     )  # fmt: skip
@@ -166,6 +167,7 @@ def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[tuple[object, ...]]
             in_order.tool,
             count.label("calls"),
             func.sum(case((in_order.code == "OK", 1), else_=0)).label("succeeded"),
+            func.sum(case((in_order.code.in_(NO_FAULT), 0), else_=1)).label("failed"),
             func.avg(in_order.own_ms).label("mean_ms"),
             not_faster_than(0.5).label("p50_ms"),
             not_faster_than(0.95).label("p95_ms"),

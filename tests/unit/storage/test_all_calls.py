@@ -99,13 +99,16 @@ async def test_call_has_its_stages_and_its_row_in_the_audit_chain(
 
 
 async def test_figures_are_those_of_the_calls(log: CallLog, database: Database) -> None:
+    codes = {0: "TIMEOUT", 1: "PERMISSION_DENIED", 2: "APPROVAL_DENIED", 3: "INVALID_PARAMS"}
+    codes |= {4: "EXECUTION_ERROR", 5: "OF_THE_TOOL"}
     for number in range(100):
-        log.record(call_row(number, total_ms=float(number + 1), code="OK" if number else "TIMEOUT"))
+        code = codes.get(number, "OK")
+        log.record(call_row(number, total_ms=float(number + 1), code=code))
     log.record(call_row(200, tool="other", total_ms=7.0))
     log.record(call_row(201, tool="old", at="2020-01-01T00:00:00.000Z"))
     found = await AllCalls(database).figures(SINCE)
     (one, other) = found.items
-    assert (one.tool, one.calls, one.succeeded) == ("calculator", 100, 99)
+    assert (one.tool, one.calls, one.succeeded, one.failed) == ("calculator", 100, 94, 3)
     assert (one.mean_ms, one.p50_ms, one.p95_ms) == (50.5, 50.0, 95.0)
     assert (other.tool, other.p50_ms, other.p95_ms) == ("other", 7.0, 7.0)
     assert not found.is_partial

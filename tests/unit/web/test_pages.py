@@ -127,7 +127,7 @@ class Watched(FakeControl):
         return (session(principal_id=EVIL),)
 
     async def _session(self, session_id: str) -> Any:
-        return session(id=session_id)
+        return session(id=session_id, is_busy=self.told.is_busy)
 
     async def _files(self, session_id: str, path: str = "", **query: Any) -> SessionFileList:
         page = Pagination(has_more=False, next_cursor=None, total_count=None)
@@ -179,7 +179,7 @@ class Watched(FakeControl):
 
     async def figures(self, hours: int) -> ToolFiguresList:
         one = ToolFigures(
-            tool="send", calls=200, succeeded=190, mean_ms=5, p50_ms=4, p95_ms=2500,
+            tool="send", **self.told.figures, mean_ms=5, p50_ms=4, p95_ms=2500,
             last_at="2026-01-02T03:04:05.000Z",
         )  # fmt: skip
         return ToolFiguresList(items=(one,), is_partial=False)
@@ -231,7 +231,8 @@ def told() -> SimpleNamespace:
     return SimpleNamespace(
         calls=(call(),), cursor=None, details=details(), blob=b"", asked=[], content=b"",
         files=(WorkspaceEntry(path=EVIL, kind="file", size=5, modified_at="2026"),),
-        scopes=(Scope.APPROVE, Scope.ADMIN),
+        scopes=(Scope.APPROVE, Scope.ADMIN), is_busy=False,
+        figures={"calls": 200, "succeeded": 190, "failed": 10},
     )  # fmt: skip
 
 
@@ -525,6 +526,22 @@ def test_session_is_ended_by_a_form_with_its_token(browser: Browser, told: Simpl
     assert told.asked == []
     assert browser.post(path).status_code == 303
     assert told.asked == [("end", SESSION)]
+
+
+def test_busy_session_does_not_end_if_unused(browser: Browser, told: SimpleNamespace) -> None:
+    assert "Ends if unused" in browser.get(f"/sessions/{SESSION}").text
+    told.is_busy = True
+    text = browser.get(f"/sessions/{SESSION}").text
+    assert "Ends if unused" not in text
+    assert "Ends at the latest" in text
+
+
+def test_bar_of_a_tool_is_of_the_calls_that_ran(browser: Browser, told: SimpleNamespace) -> None:
+    assert "95 %" in browser.get("/tools").text
+    told.figures = {"calls": 200, "succeeded": 50, "failed": 0}
+    assert "100 %" in browser.get("/tools").text
+    told.figures = {"calls": 200, "succeeded": 0, "failed": 0}
+    assert "none ran" in browser.get("/tools").text
 
 
 def test_without_admin_files_and_ends_are_not_offered(told: SimpleNamespace) -> None:
