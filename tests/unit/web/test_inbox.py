@@ -603,3 +603,16 @@ def test_interrupted_call_is_resolved_by_a_person() -> None:
 @pytest.mark.parametrize("name", ["apr_none", "..", "%2e%2e", "%00", "a%0ab", "x" * 3000])
 def test_unknown_approval_is_a_page_that_says_so(name: str) -> None:
     assert make_site().browser().get(f"/inbox/{name}").status_code in (303, 404, 409)
+
+
+@pytest.mark.parametrize("name", ["x" * 101, "apr_" + "a" * 97, "apr_" + "a" * 3000])
+def test_id_of_no_approval_is_not_found_on_every_address(name: str) -> None:
+    browser = make_site(approval()).browser()
+    fields = {"version": "1", "outcome": "done"}
+    for path in ("", "/deny", "/edit", "/remember", "/result", "/raw"):
+        assert browser.get(f"/inbox/{name}{path}").status_code == 404, path
+    for path in ("/approve", "/deny", "/edit", "/resolve"):
+        assert browser.post(f"/inbox/{name}{path}", fields).status_code == 404, path
+    several = [("item", f"{name}@1"), ("decision", "approve")]
+    assert browser.post("/inbox/several", several).status_code == 400
+    assert browser.get(f"/inbox/several?item={name}@1").status_code == 400

@@ -42,6 +42,8 @@ NOT_PENDING = [state for state in ApprovalState if state is not ApprovalState.PE
 MOVED_ON = frozenset({"IDEMPOTENCY_CONFLICT", "APPROVAL_EXPIRED"})
 PERIODS = {"1h": ("1 hour", 1), "8h": ("8 hours", 8), "1d": ("1 day", 24), "7d": ("7 days", 168)}
 SESSION = "session"
+ID = re.compile("apr_[0-9A-Za-z]{1,96}", re.ASCII)
+"""An approval's id. The engine accepts no longer one."""
 
 
 async def show(view: View) -> Response:
@@ -56,7 +58,7 @@ async def show_list(view: View) -> Response:
 
 async def show_one(view: View) -> Response:
     """One approval: beside the list, or alone where only it has to be fetched."""
-    approval = await view.control.approvals.show(view.path["approval_id"])
+    approval = await view.control.approvals.show(_id(view))
     if view.is_part:
         if view.query.get("version") == _mark(approval):
             return view.unchanged()
@@ -89,19 +91,19 @@ async def deny(view: View) -> Response:
 
 async def ask_to_deny(view: View) -> Response:
     """The form for the reason of a denial."""
-    approval = await view.control.approvals.show(view.path["approval_id"])
+    approval = await view.control.approvals.show(_id(view))
     return view.render("inbox_deny.html", approval=approval)
 
 
 async def edit(view: View) -> Response:
     """The form for other arguments."""
-    approval = await view.control.approvals.show(view.path["approval_id"])
+    approval = await view.control.approvals.show(_id(view))
     return _edit_form(view, approval, fields_of(approval.arguments, await _schema(view, approval)))
 
 
 async def check_edit(view: View) -> Response:
     """Show the call as it would be with other arguments, or what is wrong with them."""
-    approval = await view.control.approvals.show(view.path["approval_id"])
+    approval = await view.control.approvals.show(_id(view))
     arguments, errors = arguments_of(view.form)
     if not errors:
         try:
@@ -123,7 +125,7 @@ async def check_edit(view: View) -> Response:
 
 async def ask_to_remember(view: View) -> Response:
     """The form for a rule to remember, and the rule as it would be."""
-    approval = await view.control.approvals.show(view.path["approval_id"])
+    approval = await view.control.approvals.show(_id(view))
     chosen = view.query
     scope = chosen.get("scope") or (SESSION if approval.session_id else "1h")
     same = chosen.all("same") if chosen.get("scope") else list(approval.arguments)
@@ -171,7 +173,7 @@ async def resolve(view: View) -> Response:
     if outcome not in ("done", "failed"):
         raise Problem("Choose an outcome.")
     approval = await view.control.approvals.resolve(
-        view.path["approval_id"],
+        _id(view),
         outcome,  # type: ignore[arg-type]
         note=view.form.get("reason").strip() or None,
     )
@@ -180,7 +182,7 @@ async def resolve(view: View) -> Response:
 
 async def raw(view: View) -> Response:
     """One part of an approval, whole, as a file."""
-    approval = await view.control.approvals.show(view.path["approval_id"])
+    approval = await view.control.approvals.show(_id(view))
     name = view.query.get("name")
     parts: dict[str, Any] = {
         "preview": approval.preview,
@@ -244,7 +246,7 @@ async def _decided(view: View) -> tuple[list[Approval], bool]:
 
 async def _decide(view: View, decision: NewDecision) -> Response:
     """Make one decision. Where somebody was first, show what they decided."""
-    approval_id = view.path["approval_id"]
+    approval_id = _id(view)
     one = OneOfSeveral(
         approval_id=approval_id, version=view.form.number("version", 0), decision=decision
     )
@@ -349,12 +351,20 @@ def _make_wish(scope: str, uses: str, same: list[str], now: datetime) -> Remembe
         raise Problem("The number of uses is 1 to 1,000,000.") from None
 
 
+def _id(view: View) -> str:
+    """The approval of an address. Raises Problem: it can be none."""
+    found = view.path["approval_id"]
+    if not ID.fullmatch(found):
+        raise Problem("There is no such approval.", 404)
+    return found
+
+
 def _item(text: str) -> tuple[str, int]:
     """An approval's id and the version that was seen, from `apr_…@3`."""
-    found = re.fullmatch(r"(apr_\w{1,100})@(\d{1,9})", text, re.ASCII)
-    if found is None:
+    name, _, version = text.partition("@")
+    if not ID.fullmatch(name) or not re.fullmatch(r"\d{1,9}", version, re.ASCII):
         raise Problem("This is not an approval.")
-    return found[1], int(found[2])
+    return name, int(version)
 
 
 def _json_object(text: str) -> JsonObject:
