@@ -92,7 +92,22 @@ def show(page: Page, approval_id: str) -> None:
 
 
 def wait_for_state(page: Page, state: str) -> None:
-    expect(page.locator(".approval .badge").first).to_have_text(state)
+    """Of the call that was decided, which stands above the next one, if one waits."""
+    expect(page.locator(":is(.result, .approval) .badge").first).to_have_text(state)
+
+
+def approve(page: Page) -> None:
+    """Approve the open call, which is dangerous, from the keyboard."""
+    page.keyboard.press("a")
+    expect(page.locator(".confirm [data-key=y]")).to_be_visible()
+    page.keyboard.press("y")
+
+
+def look_at_result(page: Page) -> None:
+    """Open the call that was decided, if the next one is shown below it."""
+    if page.locator(".result").count():
+        page.click(".result a")
+        page.wait_for_selector(".approval .badge")
 
 
 def test_link_of_the_terminal_logs_in_once(person: NewPerson, daemon: Daemon) -> None:
@@ -120,7 +135,7 @@ def test_new_call_appears_by_itself_and_is_approved_from_the_keyboard(
     owner.keyboard.press("j")
     owner.wait_for_selector(f'[data-open="{approval}"]')
     expect(owner.locator(".argument code").first).to_have_text('"by keyboard"')
-    owner.keyboard.press("a")
+    approve(owner)
     wait_for_state(owner, "done")
     expect(owner).to_have_url(re.compile(f"/inbox/{approval}$"))
     assert answer_of(daemon, approval).success
@@ -129,14 +144,80 @@ def test_new_call_appears_by_itself_and_is_approved_from_the_keyboard(
     expect(owner.locator(".votes")).to_contain_text("approver:owner")
 
 
-def test_j_goes_on_with_the_next_call_after_a_decision(owner: Page, daemon: Daemon) -> None:
-    older, middle, _ = (ask(daemon, text) for text in ("the older", "the middle", "the newer"))
+def test_next_call_opens_below_the_result_of_a_decision(owner: Page, daemon: Daemon) -> None:
+    older, middle, newer = (ask(daemon, text) for text in ("the older", "the middle", "the newer"))
     show(owner, middle)
-    owner.keyboard.press("a")
-    wait_for_state(owner, "done")
-    expect(owner.locator(f'.row[data-id="{middle}"]')).to_have_count(0)
-    owner.keyboard.press("j")
+    owner.evaluate("""document.body.addEventListener("htmx:afterSettle", () => {
+        if (!document.querySelector(".result")) return;
+        window.held ??= document.querySelectorAll(".approval .actions > button:disabled").length; })""")
+    approve(owner)
     owner.wait_for_selector(f'[data-open="{older}"]')
+    wait_for_state(owner, "done")
+    assert owner.evaluate("window.held") == 3  # a second click was not meant for this call
+    expect(owner.locator(".approval .actions > button:disabled")).to_have_count(0)
+    expect(owner).to_have_url(re.compile(f"/inbox/{older}$"))
+    expect(owner.locator(f'.row[data-id="{middle}"]')).to_have_count(0)
+    expect(owner.locator(".row[aria-current]")).to_have_attribute("data-id", older)
+    owner.keyboard.press("d")
+    expect(owner.locator("#reason")).to_be_focused()
+    owner.keyboard.press("Enter")
+    wait_for_state(owner, "denied")
+    owner.click(".result a")
+    owner.wait_for_selector(f'[data-open="{older}"]')
+    show(owner, newer)
+    expect(owner.locator(".result")).to_have_count(0)
+
+
+def test_dangerous_call_needs_a_second_key(owner: Page, daemon: Daemon) -> None:
+    approval = ask(daemon, "asked twice")
+    show(owner, approval)
+    owner.keyboard.press("y")  # no question is open
+    owner.keyboard.press("a")
+    expect(owner.locator(".confirm [data-key=y]")).to_be_visible()
+    owner.keyboard.press("Escape")
+    expect(owner.locator(".confirm [data-key=y]")).to_be_hidden()
+    owner.keyboard.press("y")
+    owner.evaluate(TWO_FRAMES)
+    with ControlClient(daemon.control, credential=daemon.credential) as client:
+        assert client.approvals.show(approval).state == "pending"
+    approve(owner)
+    wait_for_state(owner, "done")
+    assert ran(daemon)[-1] == "'asked twice' 1"
+
+
+def test_dangerous_call_is_approved_without_script_in_two_steps(
+    person: NewPerson, console: Console, daemon: Daemon
+) -> None:
+    approval = ask(daemon, "without script")
+    somebody = person()
+    page = somebody.log_in(console, daemon.credential)
+    state = somebody.context.storage_state()
+    without = page.context.browser.new_context(java_script_enabled=False, storage_state=state)
+    try:
+        page = without.new_page()
+        page.goto(f"{console.address}/inbox/{approval}")
+        page.click(".confirm summary")
+        page.click(".confirm button")
+        assert answer_of(daemon, approval).success
+    finally:
+        without.close()
+
+
+def test_empty_pane_follows_the_list(owner: Page, daemon: Daemon) -> None:
+    count = owner.locator("#list .count")
+    before = int(count.inner_text())
+    heading = owner.locator("#detail h2")
+    expect(heading).not_to_have_text(re.compile(f"^{before + 2} "))
+    first = ask(daemon, "one more")
+    second = ask(daemon, "and another")
+    expect(count).to_have_text(str(before + 2))
+    expect(heading).to_have_text(f"{before + 2} calls wait for you")
+    expect(owner.locator("#main.has-open")).to_have_count(0)  # a phone shows the list
+    with ControlClient(daemon.control, credential=daemon.credential) as client:
+        for one in (first, second):
+            client.approvals.deny(one, version=1)
+    expect(count).to_have_text(str(before))
+    expect(heading).not_to_have_text(re.compile(f"^{before + 2} "))
 
 
 def test_key_for_the_next_call_does_not_decide_the_one_that_is_still_shown(
@@ -152,7 +233,7 @@ def test_key_for_the_next_call_does_not_decide_the_one_that_is_still_shown(
     owner.keyboard.press("a")
     held[0].continue_()
     owner.wait_for_selector(f'[data-open="{meant}"]')
-    owner.keyboard.press("a")
+    approve(owner)
     wait_for_state(owner, "done")
     assert ran(daemon)[-1] == "'meant' 1"
     with ControlClient(daemon.control, credential=daemon.credential) as client:
@@ -181,7 +262,7 @@ def test_late_answer_does_not_take_the_place_of_what_was_opened_meanwhile(
         held[0].continue_()
     owner.evaluate(TWO_FRAMES)
     assert owner.locator("[data-open]").get_attribute("data-open") == opened
-    owner.keyboard.press("a")
+    approve(owner)
     wait_for_state(owner, "done")
     assert ran(daemon)[-1] == f"'opened after {late}' 1"
 
@@ -190,13 +271,14 @@ def test_late_answer_does_not_take_the_place_of_what_was_opened_meanwhile(
 def test_spaces_are_seen(owner: Page, daemon: Daemon, text: str) -> None:
     show(owner, ask(daemon, text))
     assert owner.locator(".argument code").first.inner_text() == f'"{text}"'
-    owner.keyboard.press("a")
+    approve(owner)
     wait_for_state(owner, "done")
 
 
 def test_argument_that_somebody_writes_is_given(owner: Page, daemon: Daemon) -> None:
     show(owner, ask(daemon, "once"))
     owner.keyboard.press("e")
+    expect(owner.locator("[name='text:text']")).to_be_focused()
     owner.locator("[name='given:times']").uncheck()
     owner.fill("[name='number:times']", "2")
     expect(owner.locator("[name='given:times']")).to_be_checked()
@@ -267,8 +349,10 @@ def test_edited_call_is_checked_shown_and_then_run(owner: Page, daemon: Daemon) 
     expect(owner.locator(".arguments")).to_contain_text("after")
     assert not any("edit" in line for line in ran(daemon))
     owner.click("text=Approve as edited")
+    owner.click(".confirm button")
     wait_for_state(owner, "done")
     assert ran(daemon)[-1] == "'after\\nan edit' 3"
+    look_at_result(owner)
     expect(owner.locator(".approval")).to_contain_text("As requested, before the edit")
 
 
@@ -282,6 +366,7 @@ def test_remembered_rule_is_shown_first_and_allows_the_next_call(
     owner.locator("#uses").blur()
     expect(owner.locator(".rule")).to_contain_text("1 more time")
     owner.click("text=Approve and remember")
+    owner.click(".confirm button")
     wait_for_state(owner, "done")
     with Client(daemon.socket) as client:
         assert client.call("note", {"text": "again and again"}).success
@@ -298,6 +383,8 @@ def test_several_are_decided_together(owner: Page, daemon: Daemon) -> None:
     expect(owner.locator("#selection")).to_contain_text("2 selected")  # a new list forgets nothing
     owner.click("text=Decide together")
     owner.click("text=Approve all 2")
+    assert not any("one of several" in line for line in ran(daemon))
+    owner.click(".confirm button")
     expect(owner.locator("#detail")).to_contain_text("2 approved")
     wait_until(lambda: sum("one of several" in line for line in ran(daemon)) == 2)
     assert not any("one of several 2" in line for line in ran(daemon))
@@ -313,7 +400,7 @@ def test_second_of_two_people_sees_who_was_first(
     second.keyboard.press("d")  # a form, which no live update takes away
     second.fill("#reason", "too late")
     show(owner, approval)
-    owner.keyboard.press("a")
+    approve(owner)
     wait_for_state(owner, "done")
     second.click(".panel button.danger")
     expect(second.locator(".banner.warn[role=alert]")).to_contain_text(
@@ -329,7 +416,7 @@ def test_decision_of_another_person_arrives_by_itself(
     second = person().log_in(console, bob)
     show(second, approval)
     show(owner, approval)
-    owner.keyboard.press("a")
+    approve(owner)
     wait_for_state(second, "done")
     expect(second.locator(".votes")).to_contain_text("approver:owner")
 
@@ -350,7 +437,7 @@ def test_hostile_text_is_inert_on_every_view(owner: Page, daemon: Daemon, text: 
             owner.keyboard.press("Escape")
             owner.keyboard.press("Escape")
             owner.wait_for_selector("[data-open]")
-    owner.keyboard.press("a")
+    approve(owner)
     wait_for_state(owner, "done")
     assert ran(daemon)[-1] == f"{text!r} 1"
 
@@ -398,13 +485,13 @@ def test_page_recovers_by_itself_when_the_engine_comes_back(person: NewPerson, h
             first = ask(before, "before the restart")
             show(page, first)
         expect(page.locator("#away")).to_be_visible()
-        page.keyboard.press("a")
+        approve(page)
         expect(page.locator("#notices")).to_contain_text("away")
         with approving_daemon(place, credential=before.credential) as after:
             expect(page.locator("#away")).to_be_hidden()
             second = ask(after, "after the restart")
             expect(page.locator(f'.row[data-id="{second}"]')).to_be_visible()
-            page.keyboard.press("a")
+            approve(page)
             wait_for_state(page, "done")
             assert ran(after) == ["'before the restart' 1"]
             console.__exit__(None, None, None)
@@ -450,6 +537,9 @@ def test_axe_finds_nothing(
         page.wait_for_selector("[data-open]" if approval in path else "#cards")
         assert faults_of(page) == [], path
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+    page.click(".confirm summary")
+    assert faults_of(page) == [], "confirm"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "confirm"
     for key in ("e", "d", "r"):
         page.click(f'[data-key="{key}"]')
         page.wait_for_selector(".panel")
@@ -459,3 +549,11 @@ def test_axe_finds_nothing(
         page.wait_for_selector("[data-open]")
     page.keyboard.press("?")
     assert faults_of(page) == []
+    page.keyboard.press("Escape")
+    ask(daemon, f"the next one\n{scheme}{size}")
+    page.click('[data-key="d"]')
+    page.click(".panel .danger")
+    page.wait_for_selector(".result")
+    expect(page.locator(".approval .actions > button:disabled")).to_have_count(0)
+    assert faults_of(page) == [], "result"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "result"

@@ -112,7 +112,8 @@ class FakeControl:
         self._check()
         found = [one for one in reversed(self.engine.approvals.values()) if one.state is state]
         if cursor is not None:
-            found = found[[one.id for one in found].index(cursor) + 1 :]
+            order = list(reversed(self.engine.approvals))
+            found = [one for one in found if order.index(one.id) > order.index(cursor)]
         page = tuple(found[:limit])
         has_more = len(found) > limit
         return ApprovalPage(

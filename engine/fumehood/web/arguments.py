@@ -49,6 +49,11 @@ class ArgumentField:
     error: str = ""
 
     @property
+    def is_first(self) -> bool:
+        """Whether it is shown at once, and not behind the given ones."""
+        return self.is_given or self.is_required or bool(self.error)
+
+    @property
     def is_long(self) -> bool:
         """Whether it takes several lines."""
         return self.kind == "json" or "\n" in self.value or len(self.value) > LONG_TEXT

@@ -616,3 +616,66 @@ def test_id_of_no_approval_is_not_found_on_every_address(name: str) -> None:
     several = [("item", f"{name}@1"), ("decision", "approve")]
     assert browser.post("/inbox/several", several).status_code == 400
     assert browser.get(f"/inbox/several?item={name}@1").status_code == 400
+
+
+def submits(page: str) -> list[dict[str, str | None]]:
+    """The buttons that approve outside of a question."""
+    outside = re.sub("<details class=.confirm.>.*?</details>", "", page, flags=re.DOTALL)
+    return [
+        one for tag, one in Tags(outside).seen if tag == "button" and one.get("value") == "approve"
+    ]
+
+
+@pytest.mark.parametrize("path", [ID, f"{ID}/remember", f"several?item={ID}@1", "edited"])
+def test_dangerous_call_needs_a_second_confirmation(path: str) -> None:
+    def page(*, dangerous: bool) -> str:
+        browser = make_site(approval(dangerous=dangerous)).browser()
+        if path == "edited":
+            return browser.post(
+                f"/inbox/{ID}/edit", {"json:paths": '["b"]', "given:paths": "1"}
+            ).text
+        return browser.get(f"/inbox/{path}").text
+
+    assert submits(page(dangerous=True)) == []
+    assert "Yes, run the dangerous call" in page(dangerous=True)
+    assert len(submits(page(dangerous=False))) == 1
+    assert "Yes, run the dangerous call" not in page(dangerous=False)
+
+
+def test_next_call_follows_a_decision_in_the_order_of_the_list() -> None:
+    site = make_site(*many(4))
+    browser = site.browser()
+    names = {number: one.id for number, one in enumerate(many(4), 1)}
+    for number, following in ((3, 2), (2, 1), (1, 4)):
+        found = browser.post(f"/inbox/{names[number]}/approve", {"version": "1"})
+        assert f'data-open="{names[following]}"' in found.text
+        assert f'hx-get="/inbox/{names[number]}/result"' in found.text
+        assert found.headers["hx-push-url"] == f"/inbox/{names[following]}"
+    last = browser.post(f"/inbox/{names[4]}/approve", {"version": "1"})
+    assert f'data-open="{names[4]}"' in last.text
+    assert "hx-push-url" not in last.headers
+    assert "approved" in browser.part(f"/inbox/{names[4]}/result").text
+
+
+def test_place_of_an_open_call_says_how_many_wait() -> None:
+    site = make_site()
+    browser = site.browser()
+    assert "Nothing waits for you" in browser.part("/inbox").text
+    site.engine.put(*many(2))
+    part = browser.part("/inbox").text
+    assert "2 calls wait for you" in part
+    assert "<html" not in part
+
+
+def test_given_arguments_come_first_in_the_form_of_an_edit() -> None:
+    page = (
+        make_site(mail(arguments={"text": "Hi", "to": "a@b"}))
+        .browser()
+        .get(f"/inbox/{ID}/edit")
+        .text
+    )
+    before, _, behind = page.partition("<summary>More parameters</summary>")
+    assert re.findall('name="[a-z]*:([a-z]*)" value', before) == ["to", "to", "text", "text"]
+    assert {name for name in ("times", "urgent", "folder", "tags") if f":{name}" in behind} == {
+        "times", "urgent", "folder", "tags",
+    }  # fmt: skip

@@ -47,7 +47,10 @@ ID = re.compile("apr_[0-9A-Za-z]{1,96}", re.ASCII)
 
 
 async def show(view: View) -> Response:
-    """The whole page, without an approval that is open."""
+    """The whole page, without an approval that is open; or what stands in the place of one."""
+    if view.is_part:
+        state = await view.control.approvals.changes()
+        return view.render("inbox_none.html", pending=state.pending)
     return view.render("inbox.html", **await _list(view), approval=None)
 
 
@@ -65,6 +68,11 @@ async def show_one(view: View) -> Response:
         return _detail(view, approval)
     values = await _list(view, has_detail=True)
     return view.render("inbox.html", **(values | _of_detail(view, approval)))
+
+
+async def show_result(view: View) -> Response:
+    """What became of an approval, in brief."""
+    return view.render("inbox_result.html", decided=await view.control.approvals.show(_id(view)))
 
 
 async def approve(view: View) -> Response:
@@ -256,7 +264,24 @@ async def _decide(view: View, decision: NewDecision) -> Response:
         approval = await view.control.approvals.show(approval_id)
         words = _who_was_first(view, approval) if refused.code in MOVED_ON else in_words(refused)
         return _detail(view, approval, words)
-    return _detail(view, approval)
+    following = await _next(view, approval)
+    if following is None:
+        return _detail(view, approval)
+    response = view.render("inbox_next.html", decided=approval, **_of_detail(view, following))
+    response.headers["hx-push-url"] = f"/inbox/{following.id}"
+    return response
+
+
+async def _next(view: View, decided: Approval) -> Approval | None:
+    """The call below a decided one in the list, else the first; None if no other waits."""
+    if decided.state is ApprovalState.PENDING:  # it needs more approvers
+        return None
+    approvals = view.control.approvals
+    for cursor in (decided.id, None):
+        page = await approvals.list(state=ApprovalState.PENDING, limit=1, cursor=cursor)
+        if page.items:
+            return await approvals.show(page.items[0].id)
+    return None
 
 
 def _who_was_first(view: View, approval: Approval) -> str:
@@ -390,6 +415,7 @@ PAGE = Page(
         get("/inbox/several", ask_several),
         post("/inbox/several", decide_several),
         get("/inbox/{approval_id}", show_one),
+        get("/inbox/{approval_id}/result", show_result),
         post("/inbox/{approval_id}/approve", approve),
         get("/inbox/{approval_id}/deny", ask_to_deny),
         post("/inbox/{approval_id}/deny", deny),

@@ -177,11 +177,13 @@
 
   let focused = null;
   let lastOpen = null;
+  const UPDATES = ".approval, .nothing"; // what fetches itself again
+  const UNREAD_MS = 1000;
   let asked = null; // the newest request for what is shown beside the list, updates aside
   body.addEventListener("htmx:beforeSwap", (event) => {
     const { target, xhr, requestConfig: { elt } } = event.detail;
     // A late answer must not take the place of what was opened meanwhile: a key would decide it.
-    const isLate = elt.matches(".approval") ? !elt.isConnected : xhr !== asked;
+    const isLate = elt.matches(UPDATES) ? !elt.isConnected : xhr !== asked;
     if (target.id === "detail" && isLate) event.detail.shouldSwap = false;
     if (target.id !== "list") return;
     focused = document.activeElement?.closest("#cards .item")?.querySelector(".row")?.dataset.id;
@@ -195,23 +197,32 @@
       if (focused) rows().find((row) => row.dataset.id === focused)?.focus({ preventScroll: true });
     } else if (target.id === "detail") {
       const main = byId("main");
-      main.classList.toggle("has-open", target.childElementCount > 0);
+      main.classList.toggle("has-open", !target.querySelector(".nothing"));
       if (target.querySelector("[data-unselect-all]")) clearSelection();
       if (!open() || open() !== lastOpen) target.scrollTop = 0;
       lastOpen = open();
       showOpen();
-      const first = target.querySelector(".panel :is(textarea, select, input:not([type=hidden]))");
+      if (target.querySelector(".result")) holdBack(target);
+      const field = ":is(textarea, select, input:not([type=hidden], [type=checkbox]))";
+      const first = target.querySelector(`.panel ${field}`);
       first?.focus({ preventScroll: true });
     } else if (target.id === "notices") {
       setTimeout(() => target.replaceChildren(), 8000);
     }
   });
 
+  // The next call opens by itself: a second click or key was meant for the one before.
+  function holdBack(detail) {
+    const buttons = [...detail.querySelectorAll(".approval .actions button:not(:disabled)")];
+    for (const button of buttons) button.disabled = true;
+    setTimeout(() => { for (const button of buttons) button.disabled = false; }, UNREAD_MS);
+  }
+
   // A change while an approval was fetched: the request for it was lost with the old part.
   body.addEventListener("htmx:beforeRequest", (event) => {
     const { elt, target, xhr } = event.detail;
     xhr.told = told;
-    if (target.id === "detail" && !elt.matches(".approval")) asked = xhr;
+    if (target.id === "detail" && !elt.matches(UPDATES)) asked = xhr;
   });
   body.addEventListener("htmx:afterSettle", (event) => {
     const isLate = event.detail.target.id === "detail" && event.detail.xhr.told !== told;
@@ -255,6 +266,8 @@
   };
 
   function goBack() {
+    const asks = document.querySelector(".confirm[open]");
+    if (asks) return asks.removeAttribute("open");
     const back = document.querySelector("[data-back]");
     if (back) back.click();
   }
@@ -276,12 +289,14 @@
     if (typing || !body.dataset.live) return;
     // With a selection, no key decides on the open call alone.
     const isForAll = chosen.size && ["a", "d"].includes(event.key);
-    const button = isForAll ? document.querySelector("[data-together]") : document.querySelector(`[data-key="${CSS.escape(event.key)}"]:not(:disabled)`);
+    const ofKey = () => all(`[data-key="${CSS.escape(event.key)}"]:not(:disabled)`).find((one) => one.checkVisibility());
+    const button = isForAll ? document.querySelector("[data-together]") : ofKey();
     const act = KEYS[event.key];
     if (!button && !act) return;
     event.preventDefault();
     if (event.repeat && button) return; // a held key decides nothing twice
     if (button && document.querySelector(".row.htmx-request")) return; // meant for the next call
+    if (button?.matches(".confirm[open] > summary")) return; // it is asked already
     if (button) button.click();
     else act();
   });
