@@ -55,6 +55,7 @@ def skill_text(tools: Sequence[ToolDefinition], agent_id: str | None = None) -> 
 
 
 def _section(tool: ToolDefinition, option: str) -> str:
+    tool = tool.for_models()
     notes = [
         words
         for applies, words in (

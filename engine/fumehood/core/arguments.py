@@ -108,6 +108,12 @@ ToolName = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_u
 Word = Annotated[str, AfterValidator(_utf8), AfterValidator(_word)]
 
 
+FOR_CLIENTS = "x-for-clients"
+"""Marks a parameter in a tool's schema that models do not see. Any caller can give it."""
+
+_FOR_CLIENTS = {FOR_CLIENTS: True}
+
+
 class Arguments(BaseModel):
     """The arguments of one executor. Others, which only a tool's own schema may allow, are never
     read."""
@@ -117,6 +123,8 @@ class Arguments(BaseModel):
     )
     one_of: ClassVar[tuple[str, ...]] = ()
     """Of these a call needs one."""
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of which a call can give one. An empty one beside the other counts as left out."""
     is_checked_here: ClassVar[bool] = True
     """False where the sandbox's own program checks its arguments."""
 
@@ -154,6 +162,8 @@ class SentFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("content", "content_base64"),)
+
     path: Path = Field(description="Relative path, such as 'data/input.csv'.")
     content: Text = Field("", description="The content as text.")
     content_base64: Base64 = Field("", description="Or the content as base64; one of the two.")
@@ -179,21 +189,32 @@ class ProgramArguments(Arguments):
 
     source: ClassVar[str] = "code"
     """The argument that holds the program."""
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("stdin", "stdin_base64"),)
 
     stdin: Text | None = Field(
         None, description="What the program reads from standard input; absent: nothing."
     )
     stdin_base64: Base64 | None = Field(
-        None, description="Or the input as base64, if it is no text."
+        None,
+        description="Or the input as base64, if it is no text.",
+        json_schema_extra=_FOR_CLIENTS,
     )
     argv: list[Word] | None = Field(
-        None, max_length=MAX_WORDS, description="Arguments that the program gets."
+        None,
+        max_length=MAX_WORDS,
+        description="Arguments that the program gets.",
+        json_schema_extra=_FOR_CLIENTS,
     )
     env: list[Variable] | None = Field(
-        None, max_length=MAX_VARIABLES, description="Environment variables to set for it."
+        None,
+        max_length=MAX_VARIABLES,
+        description="Environment variables to set for it.",
+        json_schema_extra=_FOR_CLIENTS,
     )
     working_directory: PathOrRoot | None = Field(
-        None, description="A directory of the working directory to start it in."
+        None,
+        description="A directory of the working directory to start it in.",
+        json_schema_extra=_FOR_CLIENTS,
     )
     files: list[SentFile] | None = Field(
         None,
@@ -202,7 +223,9 @@ class ProgramArguments(Arguments):
     )
 
     return_files: bool | None = Field(
-        None, description="Whether files that it writes are in the answer; absent: true."
+        None,
+        description="Whether files that it writes are in the answer; absent: true.",
+        json_schema_extra=_FOR_CLIENTS,
     )
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
@@ -246,6 +269,10 @@ class PythonArguments(CodeArguments):
 class CommandArguments(ProgramArguments):
     source: ClassVar[str] = "command"
     one_of: ClassVar[tuple[str, ...]] = ("command", "argv")
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("command", "argv"),
+        *ProgramArguments.exclusive,
+    )
 
     command: Source | None = Field(
         None, description="What bash is to run; several lines are a script."
@@ -254,6 +281,7 @@ class CommandArguments(ProgramArguments):
         None,
         max_length=MAX_WORDS,
         description="Or a program and its arguments, which run without a shell; one of the two.",
+        json_schema_extra=_FOR_CLIENTS,
     )
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
@@ -278,6 +306,8 @@ class ReadArguments(Arguments):
 
 
 class WriteArguments(Arguments):
+    exclusive: ClassVar[tuple[tuple[str, str], ...]] = SentFile.exclusive
+
     path: Path = Field(description="Relative path, such as 'data/input.csv'.")
     content: Text | None = Field(None, description="The content as text.")
     content_base64: Base64 | None = Field(
@@ -352,14 +382,45 @@ def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str
     ]
 
 
+def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
+    """The arguments without the empty one of each pair that excludes each other.
+
+    Models and frameworks that fill in every parameter send them.
+    """
+    model = ARGUMENTS.get(executor)
+    if model is None:
+        return arguments
+    kept = _without_empty(arguments, model.exclusive)
+    files = kept.get("files")
+    if "files" in model.model_fields and isinstance(files, list):
+        exclusive = SentFile.exclusive
+        kept = {**kept, "files": [_without_empty(file, exclusive) for file in files]}
+    return kept
+
+
+def _without_empty(given: Any, exclusive: tuple[tuple[str, str], ...]) -> Any:
+    for pair in exclusive if isinstance(given, dict) else ():
+        if all(name in given for name in pair):
+            # Of two empty ones the first stays: an empty content may be meant.
+            empty = next((name for name in reversed(pair) if given[name] in ("", [])), None)
+            given = {name: value for name, value in given.items() if name != empty}
+    return given
+
+
 def argument_schema(executor: str) -> JsonObject:
     """The JSON Schema of all that an executor takes, for a tool that narrows nothing.
+
+    Required arguments and those of which one is needed come first.
 
     Raises:
         KeyError: the executor's tools say by themselves what they take.
     """
-    schema = ARGUMENTS[executor].model_json_schema(schema_generator=_PlainSchema)
+    model = ARGUMENTS[executor]
+    schema = model.model_json_schema(schema_generator=_PlainSchema)
     inlined: JsonObject = _inlined(schema, schema.pop("$defs", {}))
+    properties = inlined["properties"]
+    first = (*inlined.get("required", ()), *model.one_of)
+    inlined["properties"] = {name: properties[name] for name in (*first, *properties)}
     return inlined
 
 
@@ -386,13 +447,8 @@ class _PlainSchema(GenerateJsonSchema):
         }
 
     def sort(self, value: Any, parent_key: str | None = None) -> Any:
-        """Required arguments first, then in the order of the model."""
-        required = value.get("required", [])
-        properties = value.get("properties", {})
-        return {
-            **value,
-            "properties": {name: properties[name] for name in (*required, *properties)},
-        }
+        """The order of the model."""
+        return value
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:

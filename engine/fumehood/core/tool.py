@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from fumehood.core.arguments import ARGUMENTS, FOR_CLIENTS
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
@@ -351,10 +352,30 @@ class ToolDefinition(_Value):
         )
         return (int(major), int(minor), int(patch), pre is None, parts)
 
+    def for_models(self) -> ToolDefinition:
+        """The definition without the optional parameters that only clients need.
+
+        If one is left of those of which a call needs one, it is required.
+        """
+        properties, required = (self.parameters.get(key, {}) for key in ("properties", "required"))
+        shown = {
+            name: said
+            for name, said in properties.items()
+            if name in required or not (isinstance(said, dict) and said.get(FOR_CLIENTS) is True)
+        }
+        if len(shown) == len(properties):
+            return self
+        one_of = ARGUMENTS[self.executor].one_of if self.executor in ARGUMENTS else ()
+        needed = [name for name in one_of if name in shown]
+        parameters = {**self.parameters, "properties": shown}
+        if len(needed) == 1:
+            parameters["required"] = list(dict.fromkeys((*required, *needed)))
+        return self.model_copy(update={"parameters": parameters})
+
     def model_schema(self) -> JsonObject:
         """The part that models see: name, description and parameters."""
         return {
             "name": self.name,
             "description": self.description,
-            "parameters": self.parameters,
+            "parameters": self.for_models().parameters,
         }

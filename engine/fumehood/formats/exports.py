@@ -79,11 +79,12 @@ def _exported(name: FormatName, found: list[_Kept]) -> ExportedTools:
 
 def _converted(name: FormatName, tool: ToolDefinition) -> _Kept:
     """One tool, without examples that its own schema refuses: a provider would refuse them all."""
+    shown = tool.for_models()
     if not tool.input_examples or name != "anthropic":
-        return tool, *FORMATS[name].tool(tool)
-    schema = CompiledSchema(tool.parameters)
+        return tool, *FORMATS[name].tool(shown)
+    schema = CompiledSchema(shown.parameters)
     sound = tuple(each for each in tool.input_examples if _fits(schema, each))
-    made, losses = FORMATS[name].tool(tool.model_copy(update={"input_examples": sound}))
+    made, losses = FORMATS[name].tool(shown.model_copy(update={"input_examples": sound}))
     if len(sound) < len(tool.input_examples):
         losses = [
             *losses,

@@ -237,7 +237,7 @@ class McpServer:
     def _tools(self, client: Client) -> list[ToolDefinition]:
         """The tools that this client can call: workspace tools in a session only."""
         return [
-            tool
+            tool.for_models()
             for tool in self._engine.callable_tools(client.principal, client.agent_id)
             if tool.name not in (LIST_TOOLS, RUN_TOOL)
             and (client.session_id is not None or not tool.executor.startswith("workspace"))

@@ -12,6 +12,7 @@ import copy
 import re
 from typing import Any
 
+from fumehood.core.arguments import without_empty_twins
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 
@@ -27,9 +28,10 @@ _BOOLEANS = {
 def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
     """The arguments in the types of the tool's schema, with a warning for each change.
 
-    Defaults of missing parameters are filled in without a warning. A value that cannot be coerced
-    is left for validation to refuse.
+    Defaults of missing parameters are filled in without a warning, and of two that exclude each
+    other an empty one is left out. A value that cannot be coerced is left for validation to refuse.
     """
+    arguments = without_empty_twins(tool.executor, arguments)
     properties: JsonObject = tool.parameters.get("properties", {})
     forgiving = not tool.strict and not tool.dangerous
     effective: JsonObject = {}

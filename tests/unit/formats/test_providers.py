@@ -34,6 +34,7 @@ from fumehood.formats.table import CHAT_FORMATS
 from fumehood.formats.text import result_text
 from fumehood.protocol.messages import decode_envelope
 from fumehood.registry.definitions import parse_definition
+from fumehood_tools.run_shell import run_shell
 from support.answers import envelope_bytes
 from support.recording import bench
 
@@ -109,6 +110,28 @@ def test_nothing_of_how_a_tool_runs_is_exported(name: Any) -> None:
 
 
 @pytest.mark.row("T8")
+@pytest.mark.row("P10")
+@pytest.mark.parametrize("name", TOOLS)
+def test_models_are_not_shown_what_only_clients_need(name: Any) -> None:
+    exported = Exports().of_all(name, [run_shell])
+    assert exported.losses == () or name == "gemini" or "openai" in name
+    (schema,) = [found for tool in exported.tools for found in schemas_in(tool)]
+    assert list(schema["properties"]) == ["command", "stdin", "files"]
+    assert schema["required"][0] == "command"
+    assert {"argv", "env", "return_files"} <= run_shell.parameters["properties"].keys()
+
+
+def schemas_in(value: Any) -> list[Any]:
+    """The schemas of parameters in an exported tool."""
+    if isinstance(value, list):
+        return [found for item in value for found in schemas_in(item)]
+    if not isinstance(value, dict):
+        return []
+    if "properties" in value:
+        return [value] if "command" in value["properties"] else []
+    return [found for item in value.values() for found in schemas_in(item)]
+
+
 def test_anthropic_gets_examples_that_fit_and_strict_where_the_tool_says_so() -> None:
     exported = Exports().of_all("anthropic", tools_of_every_kind())
     weather, anything, _ = exported.tools

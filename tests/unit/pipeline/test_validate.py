@@ -19,12 +19,15 @@ from fumehood.core.errors import (
     Unauthorized,
 )
 from fumehood.core.identity import Principal, Scope, TrustDomain
+from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.identity.model import Binding
 from fumehood.pipeline.authorize import authorize
 from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.incoming import parse_call_body
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall, mask_fixed_arguments, validate
+from fumehood_tools.run_shell import run_shell
+from fumehood_tools.write_file import write_file
 from support.definitions import OWNER, NoRules, function_definition, never, registered, request
 
 
@@ -286,6 +289,71 @@ def test_coercion_is_idempotent(
     tool = function_definition(declared, read_only=read_only)
     once, _ = coerce(arguments, tool)
     assert coerce(once, tool) == (once, ())
+
+
+BOTH_FILES = [{"path": "a", "content": "x", "content_base64": ""}]
+
+
+@pytest.mark.row("P1")
+@pytest.mark.parametrize(
+    ("tool", "arguments", "effective"),
+    [
+        (run_shell, {"command": "ls", "argv": []}, {"command": "ls"}),
+        (run_shell, {"command": "", "argv": ["ls"]}, {"argv": ["ls"]}),
+        (
+            run_shell,
+            {"command": "ls", "argv": [], "stdin": "", "stdin_base64": "", "files": []},
+            {"command": "ls", "stdin": "", "files": []},
+        ),
+        (
+            run_shell,
+            {"command": "ls", "stdin": "", "stdin_base64": "AA=="},
+            {"command": "ls", "stdin_base64": "AA=="},
+        ),
+        (
+            run_shell,
+            {"command": "ls", "files": BOTH_FILES},
+            {"command": "ls", "files": [{"path": "a", "content": "x"}]},
+        ),
+        (write_file, {"path": "a", "content": ""}, {"path": "a", "content": ""}),
+        (
+            write_file,
+            {"path": "a", "content": "", "content_base64": ""},
+            {"path": "a", "content": ""},
+        ),
+        (
+            write_file,
+            {"path": "a", "content": "", "content_base64": "AA=="},
+            {"path": "a", "content_base64": "AA=="},
+        ),
+    ],
+)
+def test_empty_one_of_two_exclusive_parameters_counts_as_left_out(
+    tool: ToolDefinition, arguments: dict[str, Any], effective: dict[str, Any]
+) -> None:
+    for dangerous in (False, True):
+        own = {"type": ToolType.NATIVE, "dangerous": dangerous}
+        known = registered(tool.model_copy(update=own))
+        validated = validate(ResolvedCall(request(arguments=arguments), known, ()))
+        assert validated.arguments == effective
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"command": "ls", "argv": ["ls"]},
+        {"argv": []},
+        {"command": ""},
+        {"command": "", "argv": []},
+        {"command": "ls", "stdin": "a", "stdin_base64": "AA=="},
+    ],
+)
+def test_two_exclusive_parameters_are_refused_unless_one_is_empty(
+    arguments: dict[str, Any],
+) -> None:
+    known = registered(run_shell.model_copy(update={"type": ToolType.NATIVE}))
+    with pytest.raises(InvalidParams, match="The arguments are wrong: "):
+        validate(ResolvedCall(request(arguments=arguments), known, ()))
 
 
 # -- Validate ------------------------------------------------------------------------------
