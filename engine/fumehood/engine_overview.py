@@ -244,9 +244,9 @@ class Overview:
 def _tried(
     rule: Rule, environment: str, groups: Sequence[tuple[CallGroup, ToolDefinition]]
 ) -> TriedRule:
-    unknown = [f"argument {one.argument}" for one in rule.when]
+    unknown = [one.name for one in (*rule.when, *(rule.any or ()))]
     unknown += ["over_budget"] if rule.over_budget else []
-    plain = rule.model_copy(update={"when": (), "over_budget": None})
+    plain = rule.model_copy(update={"when": (), "any": None, "over_budget": None})
     compiled = compile_rule(plain, None, environment)
     matched = [
         group

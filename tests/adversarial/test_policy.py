@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fumehood.policy.model import Verdict
+from fumehood.policy.model import CallFacts, Verdict
+from fumehood.policy.shell import runs
 from support.attacks import Harm
-from support.policies import facts, rule, tool, verdict
+from support.policies import decide, facts, rule, tool, verdict
 
 ALLOW, ASK, DENY = Verdict.ALLOW, Verdict.ASK, Verdict.DENY
 
@@ -116,6 +119,180 @@ def test_the_same_call_is_not_opened_by_a_rule_that_allows(attack: RuleAttack) -
     assert verdict(facts(dangerous, attack.twin), opens) is ALLOW
     always = rule("allow", tools=["delete_all"])
     assert verdict(facts(dangerous, attack.arguments), always) is ALLOW  # control: no condition
+
+
+RUNS = rule("deny", runs=["rm", "git push", "find -delete"])
+SHELL = tool("shell", properties={"command": {"type": "string"}, "argv": {"type": "array"}})
+
+RUNNING = {
+    "rm -rf build": "echo rm -rf build",
+    "/bin/rm x": "ls /bin/rm",
+    "./tools/rm x": "rmdir x",
+    "r\\m x": 'grep "rm -rf" file',
+    "r''m x": "grep 'rm' file",
+    '"rm" x': 'echo "rm x"',
+    "$'\\x72m' x": "echo $'\\x72m'",
+    "$'r\\155\\0x' y": "printf '%s' rm",
+    "cd x && rm -r .": "cd rm && ls",
+    "false || rm x": "make || echo rm",
+    "ls; rm x": "ls # rm x",
+    "ls\nrm x": "ls \\\n  rm",
+    "ls & rm x": "ls rm &",
+    "ls | xargs rm": "ls | xargs -0 grep rm",
+    "echo x |& rm": "echo rm |& cat",
+    "(rm x)": "(ls rm)",
+    "{ rm x; }": "{ echo rm; }",
+    "! rm x": "! grep rm x",
+    "if true; then rm x; fi": "if [ -d rm ]; then ls; fi",
+    "for i in a; do rm $i; done": 'for i in rm; do echo "$i"; done',
+    "while read f; do rm $f; done < list": "while read rm; do ls; done < rm",
+    "case a in rm) ls;; *) rm x;; esac": "case rm in rm) ls;; esac",
+    "f() { rm x; }; f": "f() { echo rm; }; f",
+    "A=1 rm x": "A=rm ls",
+    "> f rm x": "ls > rm",
+    "2>&1 rm x": "ls 2> rm",
+    "echo $(rm x)": "echo '$(rm x)'",
+    'echo "$(rm x)"': 'echo "\\$(rm x)"',
+    "echo `rm x`": "echo '`rm x`'",
+    "diff <(rm x) y": "diff rm y",
+    "X=${Y:-$(rm x)}": "X=${Y:-rm}",
+    "echo $((1 + $(rm x)))": "echo $((1 + rm))",
+    "cat <<E\n$(rm x)\nE": "cat <<'E'\n$(rm x)\nE",
+    "cat <<E\nx\nE\nrm x": "cat <<E\nrm x\nE\nls",
+    'git commit -m "$(rm x)"': "git commit -m \"$(cat <<'E'\nrm `x`\nE\n)\"",
+    "bash -c 'rm x'": "bash -c 'echo rm'",
+    "sh -ec 'ls && rm x'": "sh -ec 'ls rm'",
+    "bash -o pipefail -c 'rm x'": "bash -o pipefail -c ls",
+    "bash -c 'sh -c \"rm x\"'": "bash -c 'sh -c \"echo rm\"'",
+    "sudo rm x": "sudo ls rm",
+    "sudo -u root -- rm x": "sudo -u rm ls",
+    "env A=1 rm x": "env A=rm ls",
+    "env -u A rm x": "env -u rm ls",
+    "nice -n 5 rm x": "nice -n 5 ls rm",
+    "timeout -k 1 5 rm x": "timeout -k 1 5 ls rm",
+    "timeout --signal KILL 5 rm x": "timeout --signal=KILL 5 ls rm",
+    "nohup rm x": "nohup ls rm",
+    "command rm x": "command -v rm",
+    "exec rm x": "exec ls rm",
+    "time -p rm x": "time ls rm",
+    "sudo nice env A=b timeout 5 rm x": "sudo nice env A=b timeout 5 ls rm",
+    "find . -name '*.o' -exec rm {} +": "find . -name rm -exec ls {} +",
+    "find . -delete": "find . -name delete",
+    "find . -execdir sh -c 'rm x' \\;": "find . -execdir sh -c 'ls rm' \\;",
+    "git push": "git pushd",
+    "git -C x push --force": "git -C x status push",
+    "git --git-dir=x push": "git log push",
+    "/usr/bin/git -c a=b push": "git stash push",
+    "busybox rm x": "busybox ls rm",
+}  # fmt: skip
+"""What runs one of the programs, and the nearest command that does not."""
+
+UNREADABLE = [
+    "$X x", '"$X" x', "$(echo rm) x", "`echo rm` x", "r? x", "*/rm x", "{rm,-rf,x}", "r{m,n} x", "~x",
+    "eval rm x", "source x", ". x", "echo rm x | bash", "bash x.sh", "bash <<E\nrm x\nE", 'sh -c "$X"',
+    "bash -c", "trap 'rm x' EXIT", "alias ls=rm", "zsh -c 'rm x'", "su -c 'rm x'", "sudo -i",
+    "sudo -s", "env -S 'rm x'", "env --split-string='rm x'", "parallel rm ::: x", "coproc rm x",
+    "git $X", 'git "$X"', "echo push | xargs git", "git $(echo push)", "find $X", 'find . "$X"',
+    "find . -exec {} +", "xargs -I{} {} x", "xargs -I X sh -c 'X'", "sudo $X rm", "timeout $X rm",
+    "r\\\nm x", "rm\r", "echo x\0rm", "'", '"', "$(", "((", "{ rm", "if rm", "cat <<E",
+    "time ! rm x", "[ a && rm x ]", "[ a\nrm x ]", 'echo "${X@P}"', "${ rm x; }",
+    "`r\\\\m x`", "cat <<E\n \\\nE\n'\nE\nrm x\n'", "cat <<E'F'\nE\nEF\nrm x", "echo >&2'$(rm)'x",
+    "timeout 1 > x rm y", "{rm,x}\necho { rm; }", "((rm) )", "echo $((rm) )",
+    "a" * 20_000, "(" * 5_000, "$(" * 5_000, "a|" * 900, "a=(" * 900, "f()" * 900, "))" * 4_000,
+    "`" * 9_001, "{ " * 8_000, "if a; then " * 1_000, "<<E " * 400, "a;" * 8_000, "nice " * 20 + "rm x",
+    "sh -c ls; " * 30, "{\U00031860", "\ud800(",
+]  # fmt: skip
+"""What may run one of them for all that can be told: it counts as if it did."""
+
+
+def shell_call(command: object, name: str = "command") -> CallFacts:
+    return facts(SHELL, {name: command})
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize(("attack", "twin"), RUNNING.items())
+def test_command_does_not_hide_a_program_from_a_rule(attack: str, twin: str) -> None:
+    assert runs([pattern.split() for pattern in RUNS["runs"]], {"command": attack}, for_every=False)
+    assert verdict(shell_call(attack), RUNS) is DENY
+    assert verdict(shell_call(twin), RUNS) is ALLOW
+    assert verdict(shell_call(attack)) is ALLOW  # control: without the rule
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize("command", UNREADABLE, ids=lambda command: ascii(command[:30]))
+def test_command_that_cannot_be_read_counts_as_if_it_ran_the_program(command: str) -> None:
+    decision = decide(shell_call(command), RUNS)
+    assert (decision.verdict, decision.reason and decision.reason[:9]) == (DENY, "In doubt:")
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["rm", "x"], DENY),
+        (["/bin/rm"], DENY),
+        (["sudo", "git", "-C", "x", "push"], DENY),
+        (["bash", "-lc", "ls; rm x"], DENY),
+        (["find", ".", "-delete"], DENY),
+        (["$X", "rm"], ALLOW),  # no shell reads it
+        (["echo", "$(rm)"], ALLOW),
+        (["git", "log", "push"], ALLOW),
+        ([], DENY),
+        (["rm", 1], DENY),
+        (None, DENY),
+        ({"0": "rm"}, DENY),
+    ],
+)
+def test_program_without_a_shell_is_read_from_its_words(argv: object, expected: Verdict) -> None:
+    assert verdict(shell_call(argv, "argv"), RUNS) is expected
+    assert verdict(shell_call(argv), RUNS) is expected  # some agents' `command` is a list
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"command": "ls -la"}, ALLOW),
+        ({"command": "git status --short | grep x"}, ALLOW),
+        ({"argv": ["git", "status"]}, ALLOW),
+        ({"command": "ls 2>&1 >/dev/null"}, ALLOW),
+        ({"command": "git -C x status"}, ASK),
+        ({"command": "git -c core.pager=x status"}, ASK),
+        ({"command": "ls; rm x"}, ASK),
+        ({"command": "ls $(rm x)"}, ASK),
+        ({"command": "/tmp/ls"}, ASK),
+        ({"command": "ls > ~/.bashrc"}, ASK),
+        ({"command": "PATH=/tmp ls"}, ASK),
+        ({"command": "ls() { rm x; }; ls"}, ASK),
+        ({"command": "ls", "env": [{"name": "PATH", "value": "/tmp"}]}, ASK),
+        ({"command": "ls", "argv": ["rm"]}, ASK),
+        ({"command": "nice ls"}, ASK),
+        ({"command": "$X"}, ASK),
+        ({"command": "# ls"}, ASK),
+        ({"command": ""}, ASK),
+        ({}, ASK),
+    ],
+)
+def test_rule_that_allows_programs_opens_nothing_else(
+    arguments: dict[str, Any], expected: Verdict
+) -> None:
+    dangerous = tool("sh", dangerous=True)
+    opens = rule("allow", tools=["sh"], runs=["ls", "git status", "grep"])
+    assert verdict(facts(dangerous, arguments), opens) is expected
+
+
+PIECES = st.sampled_from([
+    "rm", "git", "push", " ", " ", "\n", ";", "&&", "|", "(", ")", "$(", "{", "}", "`", "'", '"', "\\", "#",
+    "<<E", "\nE\n", "<", ">", "&", "$x", "${", "[[", "]]", "[", "]", "if", "then", "fi", "for", "in", "do",
+    "done", "case", "esac", "((", "))", "=", "x=", "bash -c", "xargs", "env", "-x", "--", "é", "\0", "\x7f", "😀",
+])  # fmt: skip
+
+
+@pytest.mark.row("A1")
+@given(st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=200))
+def test_no_text_makes_the_reading_fail(text: str) -> None:
+    assert verdict(shell_call(text), RUNS) in (ALLOW, DENY)
+    assert verdict(shell_call([text], "argv"), RUNS) in (ALLOW, DENY)
 
 
 READ = """

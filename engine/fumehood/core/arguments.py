@@ -14,7 +14,15 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 from pydantic.json_schema import GenerateJsonSchema
 
 from fumehood.core.json_types import JsonObject
@@ -111,7 +119,7 @@ Word = Annotated[str, AfterValidator(_utf8), AfterValidator(_word)]
 FOR_CLIENTS = "x-for-clients"
 """Marks a parameter in a tool's schema that models do not see. Any caller can give it."""
 
-_FOR_CLIENTS = {FOR_CLIENTS: True}
+_FOR_CLIENTS: dict[str, JsonValue] = {FOR_CLIENTS: True}
 
 
 class Arguments(BaseModel):
@@ -390,7 +398,7 @@ def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
     model = ARGUMENTS.get(executor)
     if model is None:
         return arguments
-    kept = _without_empty(arguments, model.exclusive)
+    kept: JsonObject = _without_empty(arguments, model.exclusive)
     files = kept.get("files")
     if "files" in model.model_fields and isinstance(files, list):
         exclusive = SentFile.exclusive

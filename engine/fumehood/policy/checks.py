@@ -119,14 +119,32 @@ def _check_definitions(
                 "it can never match: none of these tools meets its other conditions",
             )
         return
-    for position, condition in enumerate(rule.when):
-        if not any(takes(tool, condition.segments) for tool in meant):
+    for place, condition in _conditions(rule):
+        if not any(_takes_one(tool, condition) for tool in meant):
             known_names = {name for tool in meant for name in tool.parameters.get("properties", {})}
             words = (
-                f"no tool that the rule matches takes the argument {condition.argument[:80]!a}"
+                f"no tool that the rule matches takes {_argument(condition)}"
                 f"{suggestion(condition.segments[0], known_names)}"
             )
-            report(number, ("when", position, "argument"), words)
+            key = "argument" if condition.runs is None else "runs"
+            report(number, (*place, key), words)
+
+
+def _conditions(rule: Rule) -> Iterator[tuple[Place, Condition]]:
+    """Each condition on arguments, with its place in the rule."""
+    for key, conditions in (("when", rule.when), ("any", rule.any or ())):
+        for position, condition in enumerate(conditions):
+            yield (key, position), condition
+
+
+def _argument(condition: Condition) -> str:
+    if condition.runs is not None:
+        return "a 'command' or 'argv'"
+    return f"the argument {condition.argument[:80]!a}"
+
+
+def _takes_one(tool: ToolDefinition, condition: Condition) -> bool:
+    return any(takes(tool, place) for place in condition.places)
 
 
 def meant_tools(rule: Rule, definitions: Collection[ToolDefinition]) -> Iterator[ToolDefinition]:
@@ -172,7 +190,7 @@ def _check_contradictions(number: int, rule: Rule, report: Report) -> None:
         for other in rule.when[:position]:
             if condition == other:
                 report(number, ("when", position), "it is written twice")
-            elif condition.argument == other.argument and _exclude(condition, other, rule):
+            elif condition.argument == other.argument != "" and _exclude(condition, other, rule):
                 words = "no value can satisfy this condition and an earlier one on the argument"
                 report(number, ("when", position), words)
 
@@ -226,11 +244,15 @@ def _leaves_nothing(one: Rule, at: int, other: Rule, number: int) -> bool:
     stricter = _STRICTNESS[one.decision] - _STRICTNESS[other.decision]
     if stricter < 0 or (stricter == 0 and at > number):
         return False
-    if not one.is_unconditional and (one.when, one.over_budget) != (other.when, other.over_budget):
+    if not one.is_unconditional and _tests(one) != _tests(other):
         return False
     if stricter == 0 and one.decision is Verdict.ASK and _asks_more(other, one):
         return False
     return _covers(one, other)
+
+
+def _tests(rule: Rule) -> tuple[object, ...]:
+    return rule.when, rule.any, rule.over_budget
 
 
 def _asks_more(rule: Rule, than: Rule) -> bool:
@@ -333,17 +355,18 @@ def _of_arguments(
     rule: Rule, definitions: Collection[ToolDefinition]
 ) -> Iterator[tuple[Place, str]]:
     """Tools that lack an argument of a rule that denies or asks."""
-    if rule.decision is Verdict.ALLOW or not rule.when:
+    if rule.decision is Verdict.ALLOW or rule.is_unconditional:
         return
     meant = list(meant_tools(rule, definitions))
-    for position, condition in enumerate(rule.when):
-        lacking = [tool for tool in meant if not takes(tool, condition.segments)]
+    for place, condition in _conditions(rule):
+        lacking = [tool for tool in meant if not _takes_one(tool, condition)]
         if lacking and not _asks_for_absence(condition):
+            lacked = _argument(condition).removeprefix("the ").removeprefix("a ")
             words = (
-                f"{_named(lacking)} takes no argument {condition.argument[:80]!a}, so the "
+                f"{_named(lacking)} takes no {lacked}, so the "
                 "condition is always in doubt, and counts as true for every call of it"
             )
-            yield ("when", position), words
+            yield place, words
 
 
 def _asks_for_absence(condition: Predicate) -> bool:

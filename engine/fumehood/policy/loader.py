@@ -13,13 +13,21 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fumehood.core.names import suggestion
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.checks import Place, check_rules, note_rules
-from fumehood.policy.model import MAX_RULES, PREDICATES, Policy, PolicyError, PolicyFault, Rule
+from fumehood.policy.model import (
+    MAX_RULES,
+    Condition,
+    Policy,
+    PolicyError,
+    PolicyFault,
+    Predicate,
+    Rule,
+)
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
 
@@ -183,8 +191,7 @@ class _Faults:
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
         """The raw rules; the other top-level keys are checked."""
         for key in document.keys() - {"rules", "mode"}:
-            hint = suggestion(str(key), ["rules", "mode"])
-            self._tell((key,), f"unknown key {key[:40]!a}{hint}")
+            self._tell((key,), f"unknown key {key[:40]!a}{_known(str(key), ('mode', 'rules'))}")
         if document.get("mode", "enforce") not in ("enforce", "shadow"):
             self._tell(("mode",), "mode must be 'enforce' or 'shadow'")
         entries = document.get("rules")
@@ -204,7 +211,7 @@ class _Faults:
             return Rule.model_validate(entry)
         except ValidationError as error:
             for fault in error.errors(include_url=False, include_input=False):
-                self.add(number, fault["loc"], plain_words(fault, _KEYS))
+                self.add(number, fault["loc"], plain_words(fault, _keys_at(fault["loc"])))
             return None
 
     def check_ids(self) -> None:
@@ -252,10 +259,26 @@ class _Faults:
         return tuple(told)
 
 
-_KEYS = sorted({
-    *(field.alias or name for name, field in Rule.model_fields.items()),
-    *PREDICATES, "not", "argument",
-})  # fmt: skip
+def _keys(model: type[BaseModel], *more: str) -> tuple[str, ...]:
+    return tuple(
+        sorted({*(field.alias or name for name, field in model.model_fields.items()), *more})
+    )
+
+
+_RULE_KEYS = _keys(Rule, "runs")
+_CONDITION_KEYS = _keys(Condition)
+_PREDICATE_KEYS = _keys(Predicate)
+
+
+def _keys_at(place: Place) -> tuple[str, ...]:
+    """The keys of the table in a rule that has this key."""
+    if "not" in place[:-1]:
+        return _PREDICATE_KEYS
+    return _CONDITION_KEYS if len(place) > 1 else _RULE_KEYS
+
+
+def _known(key: str, known: Collection[str]) -> str:
+    return f"{suggestion(key, known)}; known are {', '.join(known)}"
 
 
 Context = Mapping[str, Any]
@@ -295,10 +318,10 @@ _OF_CONTEXT: Mapping[str, Callable[[Context], str]] = {
 
 
 def plain_words(fault: ErrorDetails, known_keys: Collection[str]) -> str:
-    """The fault in plain English. `known_keys` are suggested for misspelt keys."""
+    """The fault in plain English. `known_keys` are listed for an unknown one."""
     kind, place = fault["type"], fault["loc"]
     if kind == "extra_forbidden":
-        return f"unknown key{suggestion(str(place[-1]), known_keys)}"
+        return f"unknown key{_known(str(place[-1]), known_keys)}"
     if kind in _PLAIN:
         words = _PLAIN[kind]
     elif kind in _OF_CONTEXT:

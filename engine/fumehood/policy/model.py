@@ -142,6 +142,9 @@ Flag = Annotated[bool, Field(strict=True)]
 Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_NAMES)]
 """A list must not be empty: it would never match."""
 
+PROGRAM_PATTERN = re.compile(r"[A-Za-z0-9_.+:@%-]+( +[A-Za-z0-9_.,+:@%=/^-]+)*", re.ASCII)
+"""A program's name, and words. Nothing that a shell would change."""
+
 PREDICATES = ("prefix", "equals", "in", "glob", "min", "max", "path_inside", "host_in", "missing")
 
 
@@ -199,12 +202,14 @@ class Predicate(_Written):
 
 
 class Condition(Predicate):
-    """A test of the argument at a JSON pointer.
+    """A test of the argument at a JSON pointer, or of the programs that a shell command runs.
 
     A segment `*` stands for every element. *Source*: RFC 6901; `*` is our extension.
     """
 
-    argument: Text
+    argument: Text = ""
+    runs: Names | None = None
+    """Names of programs, each with words that follow. They are read from `command` or `argv`."""
 
     @field_validator("argument")
     @classmethod
@@ -216,11 +221,45 @@ class Condition(Predicate):
             )
         return value
 
+    @field_validator("runs")
+    @classmethod
+    def _check_programs(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for pattern in value or ():
+            if not PROGRAM_PATTERN.fullmatch(pattern) or pattern.startswith("-"):
+                raise ValueError(
+                    f"{pattern[:80]!a} is not the name of a program, without a path, and plain "
+                    "words that follow it, such as 'git push'"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _tests_one_thing(self) -> Self:
+        if (self.runs is None) == (not self.argument):
+            raise ValueError("argument is needed, or runs without it")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What it tests."""
+        return f"argument {self.argument}" if self.runs is None else "shell command"
+
+    @property
+    def places(self) -> tuple[tuple[str, ...], ...]:
+        """The unescaped parts of the pointer; of each argument that may hold a command."""
+        if self.runs is not None:
+            return (("command",), ("argv",))
+        parts = self.argument.split("/")[1:]
+        return (tuple(part.replace("~1", "/").replace("~0", "~") for part in parts),)
+
     @property
     def segments(self) -> tuple[str, ...]:
-        """The unescaped parts of the pointer."""
-        parts = self.argument.split("/")[1:]
-        return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
+        """The first of its places."""
+        return self.places[0]
+
+    @property
+    def programs(self) -> tuple[tuple[str, ...], ...]:
+        """The words of each pattern in `runs`."""
+        return tuple(tuple(pattern.split()) for pattern in self.runs or ())
 
 
 class Rule(_Written):
@@ -245,6 +284,22 @@ class Rule(_Written):
     quorum: Annotated[int, Field(strict=True, ge=1, le=20)] | None = None
     mode: Mode = "enforce"
     when: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
+    any: Annotated[tuple[Condition, ...], Field(min_length=1, max_length=MAX_CONDITIONS)] | None = (
+        None
+    )
+    """Conditions of which one must hold."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_runs(cls, document: Any) -> Any:
+        """`runs` beside the other keys is short for a condition in `when`."""
+        if not isinstance(document, dict) or document.get("runs") is None:
+            return document
+        when = document.get("when", [])
+        moved = {key: value for key, value in document.items() if key != "runs"}
+        if isinstance(when, list | tuple):
+            moved["when"] = [*when, {"runs": document["runs"]}]
+        return moved
 
     @field_validator("tools")
     @classmethod
@@ -311,7 +366,7 @@ class Rule(_Written):
     @property
     def is_unconditional(self) -> bool:
         """Whether it tests only the tool and the caller."""
-        return not self.when and not self.over_budget
+        return not self.when and not self.any and not self.over_budget
 
 
 class Policy(_Value):

@@ -12,9 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
+from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.hosts import host_matches, host_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import compile_glob
+from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import absolute_path
 from fumehood.policy.model import Condition, Predicate
 
@@ -33,16 +35,22 @@ ABSENT: Final = object()
 def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[JsonObject], Answer]:
     """Compile a condition to a function of the arguments.
 
-    With several elements (`*`) all must hold if `for_every`, else one is enough. Without any it is
-    in doubt.
+    With several elements (`*`) or programs (`runs`) all must hold if `for_every`, else one is
+    enough. Without any it is in doubt.
     """
+    if condition.runs is not None:
+        # Here, because it loads a parser: only where a rule needs it.
+        from fumehood.policy.shell import runs
+
+        programs = condition.programs
+        return lambda arguments: runs(programs, arguments, for_every=for_every)
     ask, segments = compile_predicate(condition), condition.segments
     if "*" not in segments:
         if len(segments) == 1:
             name = segments[0]
             return lambda arguments: ask(arguments.get(name, ABSENT))
         return lambda arguments: ask(_one(arguments, segments))
-    quantify = _every if for_every else _any
+    quantify = _every if for_every else any_holds
 
     def asked(arguments: JsonObject) -> Answer:
         found = _all(arguments, segments)
@@ -54,6 +62,35 @@ def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[Jso
 def values_at(arguments: JsonObject, segments: Sequence[str]) -> Sequence[Any]:
     """The values at this pointer, without absent ones."""
     return [value for value in _all(arguments, segments) or () if value is not ABSENT]
+
+
+def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
+    """Why the answer to a condition is None."""
+    if condition.runs is not None:
+        from fumehood.policy.shell import read_call
+
+        return read_call(arguments).doubt or "an argument of the command is not written out"
+    if "*" not in condition.segments:
+        value = _one(arguments, condition.segments)
+        if value is ABSENT:
+            return f"{condition.argument} is absent{_instead(condition, tool, arguments)}"
+        if isinstance(value, str) and condition.question <= {"path_inside", "host_in", "not"}:
+            return f"{condition.argument} cannot be read"
+        return f"{condition.argument} is of the type {kind_of(value)}"
+    found = _all(arguments, condition.segments)
+    if found is None:
+        return f"{condition.argument} has more than {MAX_LOOKED_AT} elements"
+    return f"{condition.argument} has no elements, or some that cannot be compared"
+
+
+def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
+    """The argument that excludes the one which is absent."""
+    exclusive = ARGUMENTS[tool.executor].exclusive if tool.executor in ARGUMENTS else ()
+    for pair in exclusive:
+        for name, other in (pair, reversed(pair)):
+            if name == condition.segments[0] and other in arguments:
+                return f", this call has {other}"
+    return ""
 
 
 def compile_predicate(predicate: Predicate) -> Callable[[Any], Answer]:
@@ -185,7 +222,7 @@ def _given(value: T | None) -> T:
     return cast("T", value)
 
 
-def _any(answers: Iterable[Answer]) -> Answer:
+def any_holds(answers: Iterable[Answer]) -> Answer:
     """True if any is True, False if all are False."""
     outcome: Answer = False
     is_empty = True

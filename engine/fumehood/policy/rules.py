@@ -8,7 +8,7 @@ Invariant: in doubt a rule that denies or asks matches, and one that allows does
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fumehood.core.names import compile_glob
@@ -17,8 +17,10 @@ from fumehood.policy.model import CallFacts, Condition, ExplainedRule, Predicate
 from fumehood.policy.model import CheckedPart as Part
 from fumehood.policy.predicates import (
     Answer,
+    any_holds,
     compile_condition,
     values_at,
+    why_in_doubt,
 )
 
 MAX_COMPARED = 5
@@ -42,8 +44,8 @@ class OfCall:
 
     says: str
     ask: Callable[[CallFacts], Answer]
-    argument: Condition | None = None
-    """The condition that it tests, if any."""
+    conditions: tuple[Condition, ...] = ()
+    """The conditions that it tests, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,22 @@ class CompiledRule:
                 return False
         return True
 
+    def doubt(self, facts: CallFacts) -> str | None:
+        """Why it matches a call, if not because every condition holds."""
+        for question in self.of_call:
+            if question.conditions and question.ask(facts) is None:
+                return "; ".join(
+                    why_in_doubt(one, facts.tool, facts.arguments)
+                    for one in question.conditions
+                    if compile_condition(one, for_every=False)(facts.arguments) is None
+                )
+        return None
+
     def explained(self, facts: CallFacts) -> ExplainedRule:
         """Each question with its answer."""
         parts = [Part(says=one.says, holds=one.ask(facts.tool)) for one in self.of_tool]
         parts += [
-            Part(says=one.says, holds=one.ask(facts), compared=_compared(one.argument, facts))
+            Part(says=one.says, holds=one.ask(facts), compared=_compared(one.conditions, facts))
             for one in self.of_call
         ]
         return ExplainedRule(
@@ -158,26 +171,29 @@ def _of_call(rule: Rule) -> Iterable[OfCall]:
             f"agents {_listed(rule.agents)}",
             lambda facts: facts.agent_id is not None and is_agent(facts.agent_id),
         )
+    is_allow = rule.decision is Verdict.ALLOW
     for condition in rule.when:
-        yield _of_argument(condition, for_every=rule.decision is Verdict.ALLOW)
+        yield _of_arguments("", (condition,), for_every=is_allow)
+    if rule.any is not None:
+        yield _of_arguments("any of: ", rule.any, for_every=is_allow)
     if rule.over_budget:
         yield OfCall("over_budget", lambda facts: facts.is_over_budget())
 
 
-def _of_argument(condition: Condition, *, for_every: bool) -> OfCall:
-    ask = compile_condition(condition, for_every=for_every)
-    return OfCall(
-        f"argument {condition.argument} {_words(condition)}",
-        lambda facts: ask(facts.arguments),
-        condition,
-    )
+def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: bool) -> OfCall:
+    """Whether one of these conditions holds."""
+    asks = [compile_condition(condition, for_every=for_every) for condition in conditions]
+    says = words + "; ".join(f"{one.name} {_words(one)}" for one in conditions)
+    if len(asks) == 1:
+        ask = asks[0]
+        return OfCall(says, lambda facts: ask(facts.arguments), conditions)
+    return OfCall(says, lambda facts: any_holds(one(facts.arguments) for one in asks), conditions)
 
 
-def _compared(condition: Condition | None, facts: CallFacts) -> str | None:
-    """The effective value that a condition tests; None if there is none."""
-    if condition is None:
-        return None
-    found = values_at(facts.arguments, condition.segments)
+def _compared(conditions: Sequence[Condition], facts: CallFacts) -> str | None:
+    """The effective values that conditions test; None if there are none."""
+    places = [place for condition in conditions for place in condition.places]
+    found = [value for place in places for value in values_at(facts.arguments, place)]
     text = ", ".join(json.dumps(value, default=str) for value in found[:MAX_COMPARED])
     is_cut = len(text) > MAX_SHOWN or len(found) > MAX_COMPARED
     return f"{text[:MAX_SHOWN]}…" if is_cut else text or None

@@ -158,12 +158,17 @@ def _saying(verdict: Verdict, rules: Iterable[CompiledRule]) -> tuple[CompiledRu
 
 def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
     """The strictest decision of the matching rules."""
-    denies = next((one.rule for one in about.deny if one.matches(facts)), None)
+    denies = next((one for one in about.deny if one.matches(facts)), None)
     if denies is not None:
-        return Decision(Verdict.DENY, denies.id, reason=denies.reason, policy_version=rules.version)
+        return Decision(
+            Verdict.DENY,
+            denies.rule.id,
+            reason=_reason(denies, facts),
+            policy_version=rules.version,
+        )
     asking = [one for one in about.ask if one.matches(facts)]
     if asking:
-        return _asked(asking, rules.version)
+        return _asked(asking, facts, rules.version)
     allows = next((one.rule for one in about.allow if one.matches(facts)), None)
     if allows is not None:
         return Decision(
@@ -172,7 +177,16 @@ def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
     return rules.default[facts.tool.dangerous]
 
 
-def _asked(asking: Sequence[CompiledRule], version: str) -> Decision:
+def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
+    """Its own reason; if it only may match, that and why."""
+    doubt = rule.doubt(facts)
+    if doubt is None:
+        return rule.rule.reason
+    own = f" The rule's reason: {rule.rule.reason}" if rule.rule.reason else ""
+    return f"In doubt: {doubt}.{own}"
+
+
+def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> Decision:
     """The joint demand of several rules: the largest quorum, of approvers whom all of them name."""
     first = asking[0].rule
     named = [one.rule.approvers for one in asking if one.rule.approvers is not None]
@@ -191,7 +205,7 @@ def _asked(asking: Sequence[CompiledRule], version: str) -> Decision:
     return Decision(
         Verdict.ASK,
         first.id,
-        reason=first.reason,
+        reason=_reason(asking[0], facts),
         approvers=approvers,
         quorum=quorum,
         policy_version=version,

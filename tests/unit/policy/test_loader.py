@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,22 @@ FAULTS: list[tuple[str, str]] = [
     ('rules = "x"', "policy.toml: it holds no rules"),
     ("[[rules", "policy.toml: not TOML: Expected ']]' at the end of an array declaration"),
     (DENY + 'tool = ["a"]', "policy.toml: rule 'r': tool: unknown key; did you mean 'tools'?"),
+    (
+        DENY + 'foo = "a"',
+        "rule 'r': foo: unknown key; known are agents, any, approvers, categories,",
+    ),
+    (DENY + 'foo = "a"', "quorum, read_only, reason, runs, sandboxed, tags, tools, when"),
+    (f'foo = "a"\n{DENY}', "policy.toml: unknown key 'foo'; known are mode, rules"),
+    (DENY + 'runs = ["/bin/rm"]', "rule 'r': when[0].runs: '/bin/rm' is not the name of a program"),
+    (DENY + 'runs = ["-x"]', "when[0].runs: '-x' is not the name of a program"),
+    (DENY + "runs = [\"rm '*'\"]", "is not the name of a program, without a path, and plain words"),
+    (DENY + "runs = []", "when[0].runs: must not be empty"),
+    (
+        DENY + 'runs = ["rm"]',
+        "rule 'r': when[0].runs: no tool that the rule matches takes a 'command' or",
+    ),
+    (DENY + "any = []", "policy.toml: rule 'r': any: must not be empty"),
+    (DENY + 'any = [{ argument = "/x", prefix = "a" }]', "any[0].argument: no tool that the rule"),
     (f'mod = "shadow"\n{DENY}', "policy.toml: unknown key 'mod'; did you mean 'mode'?"),
     (f'mode = "shade"\n{DENY}', "policy.toml: mode must be 'enforce' or 'shadow'"),
     (DENY + 'mode = "shade"', "policy.toml: rule 'r': mode: must be 'enforce' or 'sha"),
@@ -160,6 +178,10 @@ WHEN = DENY + '[[rules.when]]\nargument = "/to"\n'
 CONDITION_FAULTS: list[tuple[str, str]] = [
     (WHEN, "policy.toml: rule 'r': when[0]: exactly one of these is needed: prefix, equals"),
     (WHEN + 'prefix = "a"\nglob = "b"', "exactly one of these is needed"),
+    (WHEN + 'foo = "a"', "when[0].foo: unknown key; known are argument, equals, glob, host_in, in, max,"),
+    (WHEN + 'not = { foo = "a" }', "when[0].not.foo: unknown key; known are equals, glob, host_in, in,"),
+    (WHEN + 'runs = ["rm"]', "when[0]: argument is needed, or runs without it"),
+    (DENY + 'when = [{ prefix = "a" }]', "when[0]: argument is needed, or runs without it"),
     (WHEN + 'prefx = "a"', "policy.toml: rule 'r': when[0].prefx: unknown key; did you mean 'prefix'?"),
     (WHEN + "prefix = 3", "policy.toml: rule 'r': when[0].prefix: must be a string"),
     (WHEN + 'prefix = ""', "policy.toml: rule 'r': when[0].prefix: must not be empty"),
@@ -592,6 +614,41 @@ def test_rule_that_says_what_it_means_is_not_noted(text: str) -> None:
     policy = parse_policy("p.toml", text.encode(), FILES)
     note_rules(policy.rules, FILES, lambda _n, _p, words: noted.append(words))
     assert noted == []
+
+
+@pytest.mark.row("A1")
+def test_runs_is_a_condition_and_notes_tools_without_a_command() -> None:
+    tools = [taking("sh", command=NAME), taking("ex", argv=NAME), taking("ls", path=NAME)]
+
+    def noted(text: str) -> list[str]:
+        found: list[str] = []
+        policy = parse_policy("p.toml", text.encode(), tools)
+        note_rules(policy.rules, tools, lambda _n, _p, words: found.append(words))
+        return found
+
+    head = '[[rules]]\nid = "r"\ndecision = "deny"\n'
+    assert noted(head + 'tools = ["sh", "ex", "external:Bash"]\nruns = ["rm", "git push"]') == []
+    (notice,) = noted(head + 'any = [{ runs = ["rm"] }]')
+    assert notice.startswith("ls takes no 'command' or 'argv', so the condition is always in doubt")
+    short, long = (
+        parse_policy("p.toml", (head + text).encode(), tools).rules
+        for text in ('runs = ["rm"]', '[[rules.when]]\nruns = ["rm"]')
+    )
+    assert short == long
+
+
+@pytest.mark.row("A1")
+def test_the_parser_of_commands_is_loaded_only_for_a_policy_with_runs() -> None:
+    program = """
+import sys
+from fumehood.policy.model import Rule
+from fumehood.policy.rules import compile_rule
+for more in ({"when": [{"argument": "/a", "prefix": "b"}]}, {"runs": ["rm"]}):
+    compile_rule(Rule.model_validate({"id": "r", "decision": "deny", **more}), None, "")
+    print("tree_sitter" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 @pytest.mark.row("A1")

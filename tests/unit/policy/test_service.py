@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fumehood.policy.model import CallFacts, Decision, Rule, Verdict
 from fumehood.policy.service import DANGEROUS_ASKS, HARMLESS_PASSES, PolicyGate
+from fumehood_tools.run_shell import run_shell
 from support.policies import decide, facts, policy_of, rule, tool, verdict
 
 ALLOW, ASK, DENY = Verdict.ALLOW, Verdict.ASK, Verdict.DENY
@@ -118,6 +119,86 @@ def test_in_doubt_a_deny_and_an_ask_hold_and_an_allow_does_not(arguments: Any) -
     opens = rule("allow", tools=["delete_all"], when=when)
     assert verdict(facts(DANGEROUS, arguments), opens) is ASK
     assert verdict(facts(DANGEROUS, {"to": "a@prod.example"}), opens) is ALLOW
+
+
+@pytest.mark.row("A1")
+def test_rule_in_doubt_says_so_and_why_instead_of_its_reason_alone() -> None:
+    def told(decision: str, arguments: dict[str, Any], **fields: Any) -> str | None:
+        made = rule(decision, reason="No deletions.", **fields)
+        return decide(facts(run_shell, arguments), made).reason
+
+    deletes = {"when": [{"argument": "/command", "glob": "*rm *"}]}
+    assert told("deny", {"command": "rm x"}, **deletes) == "No deletions."
+    own = "The rule's reason: No deletions."
+    for decision in ("deny", "ask"):
+        assert told(decision, {"argv": ["ls"]}, **deletes) == (
+            f"In doubt: /command is absent, this call has argv. {own}"
+        )
+    assert told("deny", {}, **deletes) == f"In doubt: /command is absent. {own}"
+    assert told("deny", {"command": 5}, **deletes) == (
+        f"In doubt: /command is of the type number. {own}"
+    )
+    assert told("deny", {"command": "eval x"}, runs=["rm"]) == (
+        f"In doubt: eval runs what cannot be read. {own}"
+    )
+    assert told("deny", {"command": "git $X"}, runs=["git push"]) == (
+        f"In doubt: an argument of the command is not written out. {own}"
+    )
+    inside = {"when": [{"argument": "/command", "path_inside": "/a"}]}
+    assert told("deny", {"command": "a\0"}, **inside) == f"In doubt: /command cannot be read. {own}"
+    each = {"when": [{"argument": "/files/*", "equals": 1}]}
+    assert told("deny", {"files": []}, **each) == (
+        f"In doubt: /files/* has no elements, or some that cannot be compared. {own}"
+    )
+    assert decide(facts(run_shell, {}), rule("deny", runs=["rm"])).reason == (
+        "In doubt: there is no command."
+    )
+
+
+@pytest.mark.row("A1")
+def test_one_of_any_has_to_hold_and_the_doubtful_ones_are_named() -> None:
+    either = [{"argument": "/to", "prefix": "a"}, {"argument": "/copies", "equals": 1}]
+    deny = rule("deny", any=either)
+    assert verdict(facts(None, {"to": "a", "copies": 2}), deny) is DENY
+    assert verdict(facts(None, {"to": "b", "copies": 1}), deny) is DENY
+    assert verdict(facts(None, {"to": "b", "copies": 2}), deny) is ALLOW
+    in_doubt = decide(facts(None, {"to": "b"}), deny)
+    assert (in_doubt.verdict, in_doubt.reason) == (DENY, "In doubt: /copies is absent.")
+    allow = rule("allow", tools=["all"], any=either)
+    dangerous = tool("all", dangerous=True)
+    assert verdict(facts(dangerous, {"to": "a"}), allow) is ALLOW
+    assert verdict(facts(dangerous, {"to": "b"}), allow) is ASK
+    both = rule("deny", any=[{"runs": ["rm"]}, {"argument": "/to", "prefix": "a"}])
+    assert verdict(facts(None, {"command": "rm x", "to": "b"}), both) is DENY
+    assert verdict(facts(None, {"command": "ls", "to": "b"}), both) is ALLOW
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize(
+    ("program", "command", "matches"),
+    [
+        ("rm -r", "rm -fr x", True),
+        ("rm -r -f", "rm -rf x", True),
+        ("rm -rf", "rm -fr x", False),  # compared as it is written
+        ("rm -r", "rm --recursive x", False),
+        ("git push --force", "git push -u origin --force", True),
+        ("git push --force", "git push --force=x", True),
+        ("git push --force", "git push --force-with-lease", False),
+        ("docker compose down", "docker compose -f x down", True),
+        ("docker compose down", "docker compose up down", False),
+        ("git push", "git commit -m push", False),
+        ("git push", 'git commit -m "$X"', False),
+        ("git push", "git -c $X", None),
+        ("find -delete", "find * -name x", None),
+        ("git commit -m", 'git commit "$X"', None),
+    ],
+)
+def test_words_of_a_program_are_its_first_operands_and_any_of_its_options(
+    program: str, command: str, matches: bool | None
+) -> None:
+    found = decide(facts(run_shell, {"command": command}), rule("deny", runs=[program]))
+    told = None if found.reason else found.verdict is DENY
+    assert told is matches
 
 
 def test_all_conditions_have_to_hold() -> None:
@@ -235,9 +316,13 @@ TOOLS = [
     tool("b", version="2.0.0", dangerous=True, cost_per_use="5"),
 ]  # fmt: skip
 VALUES = st.sampled_from(["x", "xy", "/workspace/a", "https://e.example/", 1, 2.5, True, None])
-ARGUMENTS = st.dictionaries(
-    st.sampled_from(["to", "copies"]), VALUES | st.lists(VALUES), max_size=2
+COMMANDS = st.sampled_from(["rm x", "ls", "git -C x push", "git status", "eval x", "$X", "ls; rm"])
+ARGUMENTS = st.builds(
+    lambda arguments, command: {**arguments, **command},
+    st.dictionaries(st.sampled_from(["to", "copies"]), VALUES | st.lists(VALUES), max_size=2),
+    st.fixed_dictionaries({}, optional={"command": COMMANDS, "argv": st.just(["rm", "x"])}),
 )
+RUNS = st.lists(st.sampled_from(["rm", "ls", "git push"]), min_size=1, unique=True)
 PREDICATES = st.sampled_from(
     [
         {"prefix": "x"}, {"equals": "x"}, {"equals": 1}, {"in": ["x", 2.5]}, {"glob": "*y"},
@@ -265,6 +350,10 @@ SCOPES = st.fixed_dictionaries(
         "cost_over": st.just("1"),
         "mode": st.sampled_from(["enforce", "shadow"]),
         "when": st.lists(CONDITIONS, max_size=2),
+        "any": st.lists(
+            CONDITIONS | RUNS.map(lambda names: {"runs": names}), min_size=1, max_size=2
+        ),
+        "runs": RUNS,
     },
 )
 

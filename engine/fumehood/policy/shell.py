@@ -1,0 +1,751 @@
+"""The programs that a shell command runs, as far as its text tells.
+
+Host side, used by `policy/predicates`, which imports it only for rules with `runs`. The text is
+hostile, and its parser is a C library whose grammar is not bash's own. Invariants: whatever the
+grammar or this module does not know makes the reading doubtful; the parser gets nothing but ASCII,
+of a bounded size, for a bounded time; no text makes a function here fail.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from fumehood.core.json_types import JsonObject
+
+MAX_CHARACTERS = 16 * 1024
+MAX_OPERATORS = 1_000
+"""Characters of `OPERATORS` in one text; the parser can take quadratic time in them."""
+
+OPERATORS = "|&;()<>"
+MAX_PARSE_S = 0.1
+"""Processor time for one text."""
+
+MAX_NODES = 10_000
+"""Nodes of the texts inside each other, together."""
+
+MAX_TEXTS = 20
+"""Texts inside each other or beside each other, as of `bash -c`."""
+
+MAX_HEREDOCS = 20
+MAX_DEPTH = 8
+"""Programs that run each other, as in `sudo nice rm`."""
+
+MAX_WORDS = 50_000
+"""Words of all programs of one command, together."""
+
+OTHERWISE = "bash may read it in another way"
+UNREADABLE = "it cannot be read as a shell command"
+TOO_LONG = "it is too long to be read"
+
+KEPT = 64
+"""Readings that are kept: a call is decided several times, and by several rules."""
+
+_LANGUAGE = Language(tree_sitter_bash.language())
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a command. If it is not `whole`, `text` is only how it begins.
+
+    If it is `several`, it may become any number of words.
+    """
+
+    text: str
+    whole: bool = True
+    several: bool = False
+
+    def may_be(self, text: str) -> bool:
+        """Whether it may be this word."""
+        return self.text == text if self.whole else self.several or text.startswith(self.text)
+
+
+Program = tuple[Word, ...]
+"""The name of a program, which is whole, and its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a command runs."""
+
+    programs: tuple[Program, ...]
+    doubt: str | None = None
+    """Why it may run other programs as well."""
+    is_plain: bool = True
+    """Whether it does nothing else: it sets no variable and writes no file."""
+
+
+# -- questions about a call ----------------------------------------------------------------
+
+
+def runs(
+    patterns: Iterable[Sequence[str]], arguments: JsonObject, *, for_every: bool
+) -> bool | None:
+    """Whether a call runs one of these programs, or no others if `for_every`. None is in doubt.
+
+    A pattern is the name of a program and words that follow.
+    """
+    reading = read_call(arguments)
+    if for_every:
+        if reading.doubt or not reading.is_plain or arguments.get("env") or not reading.programs:
+            return None
+        return all(
+            any(_begins(program, pattern) for pattern in patterns) for program in reading.programs
+        )
+    answers = [_matches(program, one) for one in patterns for program in reading.programs]
+    if True in answers:
+        return True
+    return None if reading.doubt or None in answers else False
+
+
+def read_call(arguments: JsonObject) -> Reading:
+    """What the `command` or `argv` of a call runs."""
+    given = [arguments[name] for name in ("command", "argv") if arguments.get(name)]
+    if len(given) == 1:
+        return _read(given[0])
+    return Reading((), "there are two commands" if given else "there is no command")
+
+
+def _read(value: Any) -> Reading:
+    if isinstance(value, str):
+        return read_command(value)
+    if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
+        return read_argv(tuple(value))
+    return Reading((), "the command is not a text")
+
+
+def _begins(program: Program, pattern: Sequence[str]) -> bool:
+    """Whether it is this program, found by its bare name, with these words first."""
+    words = program[: len(pattern)]
+    return all(word.whole for word in words) and [word.text for word in words] == list(pattern)
+
+
+def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
+    """Whether it is this program with these options, and these operands first and in order.
+
+    A word behind an option may be the option's value and is passed over.
+    """
+    if basename(program) != pattern[0]:
+        return False
+    options = [_has(program[1:], word) for word in pattern[1:] if word.startswith("-")]
+    operands = [word for word in pattern[1:] if not word.startswith("-")]
+    answers = [*options, _has_operands(program[1:], operands)]
+    return False if False in answers else None if None in answers else True
+
+
+def _has(words: Program, option: str) -> bool | None:
+    """Whether there is this option. One letter may stand among others: `-r` in `-fr`."""
+    letter = option[1:] if len(option) == 2 else ""
+    is_in_doubt = False
+    for word in words:
+        is_cluster = bool(letter) and word.text[:1] == "-" and word.text[:2] != "--"
+        if not word.whole:
+            is_in_doubt |= word.may_be(option) or is_cluster
+        elif word.text.partition("=")[0] == option or (is_cluster and letter in word.text):
+            return True
+    return None if is_in_doubt else False
+
+
+def _has_operands(words: Sequence[Word], operands: Sequence[str]) -> bool | None:
+    is_value, is_in_doubt, left = False, False, list(operands)
+    for word in words:
+        if not left:
+            break
+        if not word.whole:
+            is_in_doubt |= word.may_be(left[0]) or word.several
+            is_value = True
+        elif word.text.startswith("-") and word.text != "-":
+            is_value = "=" not in word.text and word.text != "--"
+        elif word.text == left[0]:
+            left.pop(0)
+            is_value = False
+        elif is_value:
+            is_value = False
+        else:
+            break
+    return None if is_in_doubt else not left
+
+
+# -- reading -------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=KEPT)
+def read_command(text: str) -> Reading:
+    """What bash runs for this text."""
+    reader = _Reader()
+    reader.text(text)
+    return reader.reading()
+
+
+@lru_cache(maxsize=KEPT)
+def read_argv(argv: tuple[str, ...]) -> Reading:
+    """What a program and its arguments run."""
+    reader = _Reader()
+    reader.program(tuple(map(Word, argv)))
+    return reader.reading()
+
+
+def basename(program: Program) -> str:
+    """The name of a program without its path."""
+    return program[0].text.rpartition("/")[2]
+
+
+# -- programs that run others --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrapper:
+    """A program that runs the one which its arguments name."""
+
+    valued: str = ""
+    """One-letter options with a value."""
+    operands: int = 0
+    """Operands before the name of the program."""
+    opaque: tuple[str, ...] = ()
+    """Options, without dashes, that make it run what is not read here."""
+
+
+WRAPPERS = {
+    "builtin": _Wrapper(),
+    "busybox": _Wrapper(),
+    "chroot": _Wrapper(operands=1),
+    "chrt": _Wrapper("TPD", operands=1),
+    "command": _Wrapper(),
+    "doas": _Wrapper("aCu", opaque=("s",)),
+    "env": _Wrapper("uCa", opaque=("S", "split-string")),
+    "exec": _Wrapper("a"),
+    "ionice": _Wrapper("cnpPu"),
+    "nice": _Wrapper("n"),
+    "nohup": _Wrapper(),
+    "setsid": _Wrapper(),
+    "stdbuf": _Wrapper("ioe"),
+    "strace": _Wrapper("abeEIoOpPsSuUX"),
+    "sudo": _Wrapper("aCcDghpRrTtuU", opaque=("i", "s", "login", "shell")),
+    "taskset": _Wrapper(operands=1),
+    "time": _Wrapper("fo"),
+    "timeout": _Wrapper("ks", operands=1),
+    "toybox": _Wrapper(),
+    "xargs": _Wrapper("adEILnPRs"),
+}
+TAKES_VARIABLES = ("env", "sudo")
+
+SHELLS = frozenset({"ash", "bash", "dash", "rbash", "sh"})
+
+OPAQUE = frozenset({
+    ".", "alias", "bind", "compgen", "complete", "coproc", "csh", "enable", "eval", "fc", "fish",
+    "flock", "hash", "ksh", "mapfile", "mksh", "parallel", "pwsh", "readarray", "runuser",
+    "script", "source", "su", "tcsh", "trap", "watch", "zsh",
+})  # fmt: skip
+"""Programs that run text or files that are not read here."""
+
+RESERVED = frozenset({
+    "!", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if",
+    "select", "then", "until", "while", "{", "}",
+})  # fmt: skip
+"""If the grammar takes one of these for the name of a program, it differs from bash."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?\+?=", re.DOTALL)
+_UNKNOWN = Word("", whole=False)
+_SEVERAL = Word("", whole=False, several=True)
+
+
+class _Reader:
+    """Collects the programs of one command."""
+
+    def __init__(self) -> None:
+        self._programs: list[Program] = []
+        self._doubt: str | None = None
+        self.is_plain = True
+        self._texts = self._nodes = self._words = self._depth = 0
+
+    def reading(self) -> Reading:
+        return Reading(tuple(self._programs), self._doubt, self.is_plain)
+
+    def doubt(self, why: str) -> None:
+        """Note a doubt; the first one counts."""
+        self._doubt = self._doubt or why
+
+    def text(self, text: str) -> None:
+        """Add what a text runs."""
+        self._texts += 1
+        root = _parsed(text) if self._texts <= MAX_TEXTS else "it has too many commands inside"
+        if isinstance(root, str):
+            self.doubt(root)
+            return
+        self._nodes += root.descendant_count
+        if self._nodes > MAX_NODES:
+            self.doubt(TOO_LONG)
+        else:
+            _Text(text, self).walk(root)
+
+    def program(self, words: Sequence[Word]) -> None:
+        """Add a program, and those that it runs."""
+        if not words:
+            return
+        if not words[0].whole:
+            self.doubt("the name of a program is not written out")
+            return
+        if words[0].text in RESERVED:
+            self.doubt(OTHERWISE)
+        self._words += len(words)
+        if self._words > MAX_WORDS or self._depth == MAX_DEPTH:
+            self.doubt("too many programs run each other")
+            return
+        program = tuple(words)
+        self._programs.append(program)
+        self._depth += 1
+        self._run_by(basename(program), program[1:])
+        self._depth -= 1
+
+    def _run_by(self, name: str, words: Program) -> None:
+        """Add what a program runs."""
+        if name in OPAQUE:
+            self._cannot_read(name)
+        elif name in SHELLS:
+            self._shell(name, words)
+        elif name == "find":
+            self._find(words)
+        elif name in WRAPPERS:
+            self._wrapped(name, WRAPPERS[name], words)
+
+    def _cannot_read(self, name: str) -> None:
+        self.doubt(f"{name} runs what cannot be read")
+
+    def _shell(self, name: str, words: Program) -> None:
+        """Add the text behind `-c`. A shell without it reads a file or its input."""
+        values, has_text = 0, False
+        for word in words:
+            text = word.text
+            if not word.whole:
+                break
+            if values:
+                values -= 1
+            elif text.startswith("--") and text != "--":
+                values += text in ("--rcfile", "--init-file")
+            elif text in ("-", "--") and has_text:
+                continue
+            elif text[:1] in ("-", "+") and text not in ("-", "--"):
+                has_text |= text[0] == "-" and "c" in text
+                values += text.count("o") + text.count("O")
+            else:
+                if has_text:
+                    self.text(text)
+                    return
+                break
+        self._cannot_read(name)
+
+    def _find(self, words: Program) -> None:
+        """Add the programs of `-exec` and its kind."""
+        begins: list[int] = []
+        for position, word in enumerate(words):
+            if word.several:
+                self.doubt("an argument of find is not written out")
+            elif any(word.may_be(one) for one in ("-exec", "-execdir", "-ok", "-okdir")):
+                begins.append(position + 1)
+        for begin in begins:
+            run: list[Word] = []
+            for word in words[begin:]:
+                if word.whole and word.text in (";", "+"):
+                    break
+                run.append(_replaced(word, "{}"))
+            self.program(run)
+
+    def _wrapped(self, name: str, wrapper: _Wrapper, words: Program) -> None:
+        """Add the program that another one runs, in each way in which its options can be read."""
+        waiting = [(0, wrapper.operands, "")]
+        while waiting:
+            at, operands, holder = waiting.pop()
+            while at < len(words):
+                word, at = words[at], at + 1
+                text = word.text
+                is_variable = name in TAKES_VARIABLES and "=" in text
+                if not word.whole and (word.several or not is_variable):
+                    self.doubt(f"an argument of {name} is not written out")
+                    break
+                if text.startswith("-") and text not in ("-", "--"):
+                    value, is_next, may_be_next = self._option(
+                        name, wrapper, text, words[at : at + 1]
+                    )
+                    if name == "command" and set(text) & set("vV"):
+                        return  # it only says what it would run
+                    if may_be_next:
+                        waiting.append((at + 1, operands, holder))
+                    holder = value or holder
+                    at += is_next
+                elif text.startswith("-"):
+                    continue
+                elif is_variable:
+                    self.is_plain = False
+                elif operands:
+                    operands -= 1
+                else:
+                    run = [_replaced(one, holder) for one in words[at - 1 :]]
+                    self.program([*run, _SEVERAL] if name == "xargs" else run)
+                    break
+
+    def _option(
+        self, name: str, wrapper: _Wrapper, text: str, following: Program
+    ) -> tuple[str, bool, bool]:
+        """What `xargs` replaces, and whether the next word is the option's value, or may be."""
+        if text.startswith("--"):
+            long, equals, value = text[2:].partition("=")
+            if any(one.startswith(long) for one in wrapper.opaque if len(one) > 1):
+                self._cannot_read(f"{name} --{long}")
+            is_replacing = name == "xargs" and "replace".startswith(long)
+            return (value or "{}") if is_replacing else "", False, not equals
+        for position, letter in enumerate(text[1:], 2):
+            if letter in wrapper.opaque:
+                self._cannot_read(f"{name} -{letter}")
+            if name == "xargs" and letter == "i":
+                return text[position:] or "{}", False, False
+            if letter in wrapper.valued:
+                value = text[position:] or "".join(word.text for word in following)
+                is_replacing = name == "xargs" and letter == "I"
+                return value if is_replacing else "", not text[position:], False
+        return "", False, False
+
+
+def _replaced(word: Word, holder: str) -> Word:
+    """The word after a program has put something in the place of `holder`."""
+    if not holder or holder not in word.text:
+        return word
+    return Word(word.text.partition(holder)[0], whole=False, several=word.several)
+
+
+# -- the grammar ---------------------------------------------------------------------------
+
+_KNOWN = frozenset({
+    "arithmetic_expansion", "array", "binary_expression", "brace_expression",
+    "c_style_for_statement", "case_item", "case_statement", "command", "command_name",
+    "command_substitution", "comment", "compound_statement", "concatenation",
+    "declaration_command", "do_group", "elif_clause", "else_clause", "expansion",
+    "extglob_pattern", "file_descriptor", "file_redirect", "for_statement", "function_definition",
+    "heredoc_body", "heredoc_content", "heredoc_end", "heredoc_redirect", "heredoc_start",
+    "herestring_redirect", "if_statement", "list", "negated_command", "number",
+    "parenthesized_expression", "pipeline", "postfix_expression", "process_substitution", "program",
+    "redirected_statement", "regex", "simple_expansion", "special_variable_name", "string",
+    "string_content", "subscript", "subshell", "ternary_expression", "test_command",
+    "test_operator", "translated_string", "unary_expression", "unset_command",
+    "variable_assignment", "variable_assignments", "variable_name", "while_statement", "word",
+    "ansi_c_string", "raw_string",
+})  # fmt: skip
+"""Nodes of the grammar that are known; another one is a doubt."""
+
+_INERT = frozenset({"raw_string", "ansi_c_string", "comment", "heredoc_start", "heredoc_end"})
+"""Nodes whose text bash does not expand."""
+
+_HOLDS_COMMENTS = frozenset({
+    "array", "case_item", "case_statement", "compound_statement", "command_substitution",
+    "do_group", "elif_clause", "else_clause", "for_statement", "function_definition",
+    "if_statement", "list", "pipeline", "program", "subshell", "while_statement",
+})  # fmt: skip
+
+_SUBSTITUTIONS = frozenset({
+    "arithmetic_expansion", "command_substitution", "process_substitution", "simple_expansion",
+})  # fmt: skip
+_WORDS = _SUBSTITUTIONS | {"ansi_c_string", "expansion", "raw_string", "string", "word"}
+_OPERATORS = frozenset({"&", "&&", "|", "||", ";", "<", ">"})
+_HOLDS_GAPS = frozenset({"redirected_statement", "regex"})
+_QUOTES = ("'", '"', "\\")
+
+_WRITES = frozenset({">", ">>", ">|", "&>", "&>>", "<>"})
+_EXPANDS = re.compile(r"`|\$[({]|[<>]\(")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_ESCAPED_IN_QUOTES = re.compile(r"\\([$`\"\\])")
+_JOINED_LINES = re.compile(r"\S\\\n\S")
+_DELIMITER = re.compile(r"""(\w[\w.-]*)|'(\w[\w.-]*)'|"(\w[\w.-]*)"|\\(\w[\w.-]*)""", re.ASCII)
+_ANSI_ESCAPE = re.compile(
+    r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{1,4})|U([0-9A-Fa-f]{1,8})|(.))",
+    re.DOTALL,
+)
+_ANSI_LETTERS = {
+    "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t",
+    "v": "\v",
+}  # fmt: skip
+
+
+class _Text:
+    """One text and its tree."""
+
+    def __init__(self, text: str, reader: _Reader) -> None:
+        self._text = text
+        self._reader = reader
+        self._heredocs = 0
+
+    def walk(self, root: Node) -> None:
+        """Add the programs of every command below a node, and note doubts."""
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            if node.is_named:
+                self._look_at(node)
+            waiting += reversed(node.children)
+
+    def _of(self, node: Node) -> str:
+        return self._text[node.start_byte : node.end_byte]
+
+    def _look_at(self, node: Node) -> None:
+        kind = node.type
+        if kind not in _KNOWN:
+            self._reader.doubt(UNREADABLE)
+        elif kind == "command":
+            self._reader.program(self._words(node))
+        elif kind in ("declaration_command", "unset_command"):
+            self._reader.is_plain = False
+            self._reader.program((Word(self._of(node.children[0])), _SEVERAL))
+        elif kind == "variable_assignment":
+            self._reader.is_plain = False
+        elif kind == "file_redirect":
+            operator = {child.type for child in node.children if not child.is_named}
+            if operator & _WRITES and self._of(node.children[-1]) != "/dev/null":
+                self._reader.is_plain = False
+        if not self._is_as_bash_reads(node):
+            self._reader.doubt(OTHERWISE)
+
+    # -- words -----------------------------------------------------------------------------
+
+    def _words(self, command: Node) -> list[Word]:
+        return [self._word(child) for child in command.children if _is_word(child)]
+
+    def _word(self, node: Node) -> Word:
+        """What a node becomes as a word, or as a part of one."""
+        kind, text = node.type, self._of(node)
+        if kind == "command_name" and node.child_count == 1:
+            return self._word(node.children[0])
+        if kind == "concatenation":
+            return self._joined(node)
+        if kind == "raw_string":
+            return Word(text[1:-1])
+        if kind in ("string", "translated_string"):
+            return self._quoted(node)
+        if kind == "ansi_c_string":
+            return _ansi(text[2:-1])
+        if kind in ("word", "number") or (not node.is_named and "`" not in text):
+            return _unquoted(text)
+        return _UNKNOWN if kind in ("arithmetic_expansion", "process_substitution") else _SEVERAL
+
+    def _joined(self, node: Node) -> Word:
+        bare = "".join(self._of(part) for part in node.children if part.type in ("word", "number"))
+        if "{" in bare and ("," in bare or ".." in bare):
+            return _SEVERAL
+        text, whole, several = "", True, False
+        for part in map(self._word, node.children):
+            text += part.text if whole else ""
+            whole &= part.whole
+            several |= part.several
+        return Word(text, whole, several)
+
+    def _quoted(self, node: Node) -> Word:
+        """A text in double quotes, as far as the first expansion."""
+        begin = node.start_byte + self._of(node).index('"') + 1
+        end, several = node.end_byte - 1, False
+        for child in node.named_children:
+            if child.type != "string_content":
+                end = min(end, child.start_byte)
+                several |= "@" in self._of(child)
+        text = _ESCAPED_IN_QUOTES.sub(r"\1", self._text[begin:end]).replace("\\\n", "")
+        return Word(text, whole=end == node.end_byte - 1, several=several)
+
+    # -- differences between the grammar and bash ------------------------------------------
+
+    def _is_as_bash_reads(self, node: Node) -> bool:
+        kind, text = node.type, self._of(node)
+        if kind in self._checks:
+            return self._checks[kind](self, node)
+        if kind == "command_substitution" and text.startswith("`"):
+            return "\\" not in text
+        if kind == "compound_statement" and text[0] == "{" and text[1:2] not in (" ", "\t", "\n"):
+            return False
+        if kind in ("string", "heredoc_body") or not node.named_child_count:
+            return self._expands_nothing_else(node)
+        return kind in _HOLDS_GAPS or self._has_no_gaps(node, " \t\n")
+
+    def _is_redirect(self, node: Node) -> bool:
+        """Whether there is one target: the grammar takes arguments that follow for more of them.
+
+        The target of `>&` is expanded twice unless it is a number.
+        """
+        targets = node.children_by_field_name("destination")
+        is_copy = any(child.type in (">&", "<&") for child in node.children)
+        is_plain = all(target.type in ("number", "word") for target in targets)
+        return len(targets) <= 1 and (is_plain or not is_copy) and self._is_one_line(node)
+
+    def _is_one_line(self, node: Node) -> bool:
+        return self._has_no_gaps(node, " \t")
+
+    def _is_expansion(self, node: Node) -> bool:
+        """Whether it is no prompt (`@P`), which may hold commands, and leaves none out."""
+        return not self._of(node).endswith("@P}") and self._expands_nothing_else(node)
+
+    def _is_joined(self, node: Node) -> bool:
+        pairs = pairwise(node.children)
+        return all(one.end_byte == other.start_byte for one, other in pairs)
+
+    def _is_test(self, node: Node) -> bool:
+        """Whether `[` is not ended by an operator or a new line, which the grammar lets pass."""
+        if self._of(node).startswith("[["):
+            return self._has_no_gaps(node, " \t\n")
+        waiting = [node]
+        while waiting:
+            part = waiting.pop()
+            if part.type in _OPERATORS or not self._is_one_line(part):
+                return False
+            if part.type not in _WORDS:
+                waiting += part.children
+        return True
+
+    def _is_command(self, node: Node) -> bool:
+        """Whether its words are apart, on one line, and none is a part of the grammar."""
+        at = end = node.start_byte
+        has_name = False
+        for child in node.children:
+            gap = self._text[at : child.start_byte].replace("\\\n", "")
+            is_word = _is_word(child)
+            if gap.strip(" \t") or (is_word and has_name and child.start_byte == end):
+                return False
+            if is_word:
+                text = self._of(child)
+                if child.type == "regex" or (not has_name and _VARIABLE.match(text)):
+                    return False
+                has_name, end = True, child.end_byte
+            at = child.end_byte
+        return True
+
+    def _is_comment(self, node: Node) -> bool:
+        before = self._text[max(0, node.start_byte - 2) : node.start_byte]
+        is_word = before and (before[-1] not in " \t\n;&|(" or before[0] == "\\")
+        return not is_word and node.parent is not None and node.parent.type in _HOLDS_COMMENTS
+
+    def _is_heredoc(self, node: Node) -> bool:
+        """Whether the text ends at the first line that is its delimiter."""
+        self._heredocs += 1
+        start, ends, operator = None, None, node.children[0].type
+        for child in node.children:
+            start = child if child.type == "heredoc_start" else start
+            ends = child if child.type == "heredoc_end" else ends
+        found = _DELIMITER.fullmatch(self._of(start)) if start is not None else None
+        if start is None or ends is None or found is None or self._heredocs > MAX_HEREDOCS:
+            return False
+        delimiter = "".join(group or "" for group in found.groups())
+        at = begin = self._text.find("\n", start.end_byte) + 1
+        rest = self._text[start.end_byte : begin]
+        is_simple = rest.count("'") % 2 == rest.count('"') % 2 == 0 and not set(rest) & set("(`\\")
+        bodies = [child for child in node.children if child.type == "heredoc_body"]
+        while begin and is_simple and at <= len(self._text):
+            end = self._text.find("\n", at)
+            end = end if end >= 0 else len(self._text)
+            line = self._text[at:end]
+            if (line.lstrip("\t") if operator == "<<-" else line) == delimiter:
+                is_raw = self._of(start)[:1] in _QUOTES
+                return (
+                    at <= ends.start_byte <= end
+                    and all(begin <= one.start_byte and one.end_byte <= end for one in bodies)
+                    and (is_raw or "\\\n" not in self._text[begin:at])
+                )
+            at = end + 1
+        return False
+
+    def _is_literal(self, node: Node) -> bool:
+        """Whether it is the text of a heredoc with a quoted delimiter."""
+        owner = node.parent if node.type == "heredoc_body" else None
+        starts = [c for c in owner.children if c.type == "heredoc_start"] if owner else []
+        return bool(starts) and self._of(starts[0])[:1] in _QUOTES
+
+    def _expands_nothing_else(self, node: Node) -> bool:
+        """Whether all that bash would expand in a text has nodes of its own."""
+        if node.type in _INERT or node.type in _SUBSTITUTIONS or self._is_literal(node):
+            return True
+        parts, at = [], node.start_byte + (2 if node.type == "expansion" else 0)
+        for child in node.named_children:
+            if child.type not in ("string_content", "heredoc_content"):
+                parts.append(self._text[at : child.start_byte])
+                at = child.end_byte
+        parts.append(self._text[at : node.end_byte])
+        return not any(_EXPANDS.search(_ESCAPED.sub("", part)) for part in parts)
+
+    def _has_no_gaps(self, node: Node, blanks: str) -> bool:
+        """Whether the parts of a node leave nothing out but blanks."""
+        at = node.start_byte
+        for child in node.children:
+            if self._text[at : child.start_byte].replace("\\\n", "").strip(blanks):
+                return False
+            at = child.end_byte
+        last = self._text[at : node.end_byte] if node.child_count else ""
+        return not last.replace("\\\n", "").strip(" \t\n")
+
+    _checks: ClassVar[Mapping[str, Callable[[_Text, Node], bool]]] = {
+        "command": _is_command,
+        "comment": _is_comment,
+        "concatenation": _is_joined,
+        "declaration_command": _is_one_line,
+        "expansion": _is_expansion,
+        "file_redirect": _is_redirect,
+        "heredoc_redirect": _is_heredoc,
+        "herestring_redirect": _is_one_line,
+        "test_command": _is_test,
+        "unset_command": _is_one_line,
+    }
+
+
+def _parsed(text: str) -> Node | str:
+    """The tree of a text, or why there is none."""
+    if len(text) > MAX_CHARACTERS or sum(map(text.count, OPERATORS)) > MAX_OPERATORS:
+        return TOO_LONG
+    if any(character < " " and character not in "\n\t" for character in text):
+        return "it has control characters"
+    if _JOINED_LINES.search(text):
+        return "it joins two lines within a word"
+    # The scanner of the grammar looks up characters in a table that has no others than ASCII. One
+    # byte for each of them, so that offsets are those of the text.
+    source = "".join(one if one <= "~" else "Z" for one in text).encode("ascii")
+    begun = time.thread_time()
+
+    def ends(_: int, has_error: bool) -> bool:
+        return has_error or time.thread_time() - begun > MAX_PARSE_S
+
+    try:
+        root = Parser(_LANGUAGE).parse(lambda at, _: source[at:], progress_callback=ends).root_node
+    except ValueError:  # it was ended
+        return UNREADABLE
+    rest = source[: root.start_byte] + source[root.end_byte :]
+    if root.has_error or rest.strip(b" \t\n"):
+        return UNREADABLE
+    return root
+
+
+def _is_word(node: Node) -> bool:
+    """Whether a part of a command is its name or an argument."""
+    return node.type != "variable_assignment" and not node.type.endswith("_redirect")
+
+
+def _unquoted(text: str) -> Word:
+    if text.startswith("~") and "/" not in text:
+        return _UNKNOWN
+    if "{" in text and ("," in text or ".." in text):
+        return _SEVERAL
+    bare = _ESCAPED.sub("..", text)  # of the same length
+    glob = next((at for at, one in enumerate(bare) if one in "*?["), None)
+    plain = _ESCAPED.sub(lambda found: found.group()[1:].strip("\n"), text[:glob])
+    return Word(plain, whole=glob is None)
+
+
+def _ansi(text: str) -> Word:
+    parts, at = [], 0
+    for found in _ANSI_ESCAPE.finditer(text):
+        octal, *hexadecimal, letter = found.groups()
+        digits = next((one for one in hexadecimal if one), None)
+        code = int(octal, 8) & 255 if octal else int(digits, 16) if digits else None
+        if letter == "c" or (code or 0) > 0x7F:
+            return _UNKNOWN
+        parts.append(text[at : found.start()])
+        parts.append(chr(code) if code is not None else _ANSI_LETTERS.get(letter, letter))
+        at = found.end()
+    return Word("".join([*parts, text[at:]]).partition("\0")[0])
