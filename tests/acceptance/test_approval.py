@@ -247,9 +247,9 @@ def test_several_are_decided_all_or_none(site: Site) -> None:
 def test_remembered_yes_is_shown_first_used_up_and_forgotten(site: Site) -> None:
     waiting = site.parked("mia", "1")
     until = "2099-01-01T00:00:00Z"
-    wish = {"scope": "until", "until": until, "uses": 1, "arguments": ["to"]}
+    wish = {"scope": "until", "until": until, "uses": 1}
     shown = site.do("POST", f"/v1/approvals/{waiting.approval_id}/remember-preview", wish)["rule"]
-    assert shown["arguments"] == {"to": "mia"}
+    assert (shown["arguments"], shown["any_others"]) == ({"to": "mia", "text": "1"}, False)
     assert (shown["uses_left"], shown["principal_id"]) == (1, site.caller_id)
 
     def remembered() -> list[dict[str, object]]:
@@ -257,21 +257,23 @@ def test_remembered_yes_is_shown_first_used_up_and_forgotten(site: Site) -> None
         return [rule for rule in listed if rule["approval_id"] == waiting.approval_id]
 
     assert remembered() == []  # shown, not saved
-    more = ("--remember-until", "2099-01-01T00:00", "--uses", "1", "--same", "to")
+    more = ("--remember-until", "2099-01-01T00:00", "--uses", "1")
+    wider = site.approvals("approve", waiting.approval_id, "--yes", *more, "--same", "to")
+    assert (wider.returncode, remembered()) == (1, [])  # the tool is dangerous
     assert site.approvals("approve", waiting.approval_id, "--yes", *more).returncode == 0
     assert site.answer(waiting.call_id)["success"]
     (rule,) = remembered()
-    assert {"uses_left": 1, "arguments": {"to": "mia"}}.items() <= rule.items()
+    assert {"uses_left": 1, "arguments": shown["arguments"]}.items() <= rule.items()
 
-    assert site.mail("nia", "2").code == "REQUIRES_HUMAN_APPROVAL"  # another receiver
-    assert site.mail("mia", "2").body["data"] == {"sent": "mia"}
-    third = parked(site.mail("mia", "3"))  # used up
+    assert site.mail("mia", "2").code == "REQUIRES_HUMAN_APPROVAL"  # another text
+    assert site.mail("mia", "1").body["data"] == {"sent": "mia"}
+    third = parked(site.mail("mia", "1"))  # used up
     assert site.decide(third.approval_id, remember={**wish, "uses": 5}).code is None
     assert site.answer(third.call_id)["success"]
     listed = json.loads(site.approvals("remembered").stdout)
     (rule,) = [one for one in listed if one["approval_id"] == third.approval_id]
-    assert site.mail("mia", "4").code is None
+    assert site.mail("mia", "1").code is None
     assert site.approvals("forget", rule["id"]).returncode == 0
-    assert site.mail("mia", "5").code == "REQUIRES_HUMAN_APPROVAL"
+    assert site.mail("mia", "1").code == "REQUIRES_HUMAN_APPROVAL"
     assert site.approvals("forget", rule["id"]).returncode == 1
     assert site.done("mia").count("sent") == 4

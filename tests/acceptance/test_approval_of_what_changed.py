@@ -140,16 +140,16 @@ def test_yes_for_a_session_is_shown_before_it_is_kept_and_holds_in_that_session_
     site: Site, session: str
 ) -> None:
     waiting = parked(site.mail("sess-1", session_id=session))
-    wish = {"scope": "session", "uses": 2, "arguments": ["to"]}
+    wish = {"scope": "session", "uses": 2}
     shown = site.do("POST", f"/v1/approvals/{waiting.approval_id}/remember-preview", wish)["rule"]
     assert (shown["session_id"], shown["expires_at"]) == (session, None)
-    more = ("--remember", "--uses", "2", "--same", "to")
+    more = ("--remember", "--uses", "2")
     assert site.approvals("approve", waiting.approval_id, "--yes", *more).returncode == 0
     assert site.answer(waiting.call_id)["success"]
-    for text in ("1", "2"):
-        assert site.mail("sess-1", text, session_id=session).code is None
-    assert site.mail("sess-1", "3", session_id=session).code == "REQUIRES_HUMAN_APPROVAL"
-    assert site.mail("sess-1", "1").code == "REQUIRES_HUMAN_APPROVAL"  # outside the session
+    for _ in range(2):
+        assert site.mail("sess-1", session_id=session).code is None
+    assert site.mail("sess-1", session_id=session).code == "REQUIRES_HUMAN_APPROVAL"
+    assert site.mail("sess-1").code == "REQUIRES_HUMAN_APPROVAL"  # outside the session
     outside = site.parked("sess-2")
     refused = site.decide(outside.approval_id, remember=wish)
     assert refused.code == "INVALID_PARAMS"

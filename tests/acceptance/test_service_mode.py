@@ -16,6 +16,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,8 @@ class Service:
         return answer.body["data"]
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
+@contextmanager
+def running_service() -> Iterator[Service]:
     prefix = f"fht{os.getpid()}"
     place = Path(tempfile.mkdtemp(prefix="fhs-", dir="/tmp"))
     place.chmod(0o711)
@@ -114,6 +115,12 @@ def service() -> Iterator[Service]:
                 process.wait(timeout=30)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with running_service() as running:
+        yield running
 
 
 def _prepare(place: Path, prefix: str, users: dict[str, User]) -> dict[str, str]:
@@ -532,12 +539,14 @@ def test_a_caller_who_holds_all_its_connections_keeps_out_itself_only(service: S
 
 
 @pytest.mark.row("D6")
-def test_a_stopped_service_leaves_no_socket_and_no_process(service: Service) -> None:
-    family = [guest_of(service.process.pid), *children_of_guest(guest_of(service.process.pid))]
-    service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(timeout=30) == 0
-    assert not service.engine_socket.exists()
-    assert not service.control_socket.exists()
-    wait_until(lambda: all(is_gone(process) for process in family))
-    assert "internal_error" not in service.log
-    assert service.owner[-43:] not in service.log
+def test_a_stopped_service_leaves_no_socket_and_no_process() -> None:
+    with running_service() as service:
+        assert service.call("alice").body["data"]["value"] == 2
+        family = [guest_of(service.process.pid), *children_of_guest(guest_of(service.process.pid))]
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(timeout=30) == 0
+        assert not service.engine_socket.exists()
+        assert not service.control_socket.exists()
+        wait_until(lambda: all(is_gone(process) for process in family))
+        assert "internal_error" not in service.log
+        assert service.owner[-43:] not in service.log

@@ -65,6 +65,11 @@ decision = "ask"
 tools = ["act_of_two"]
 approvers = ["alice", "bob"]
 quorum = 2
+
+[[rules]]
+id = "again"
+decision = "ask"
+tools = ["act_again"]
 """
 
 SETTINGS = Config()
@@ -127,7 +132,7 @@ async def act_of_two(label: str) -> dict[str, str]:
     return await _acted(label)
 
 
-@tool(sandboxed=False, dangerous=True, cost_per_use="0.01")
+@tool(sandboxed=False, cost_per_use="0.01")
 async def act_again(label: str) -> dict[str, str]:
     """Act, also without asking where somebody allowed it."""
     return await _acted(label)
