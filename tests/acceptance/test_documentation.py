@@ -335,7 +335,7 @@ def test_how_to_watch_in_the_browser_runs_as_it_stands(
         text=True, input=f"{credential}\n",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("calculator 100% of 1 calls")
+    assert done.stdout.startswith("calculator 0 of 1 calls failed")
     assert "'execute': " in done.stdout
     assert "1 of 1 calls would need approval" in done.stdout
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,12 @@ class Service:
         return answer.body["data"]
 
 
+_NUMBER = count()
+
+
 @contextmanager
 def running_service() -> Iterator[Service]:
-    prefix = f"fht{os.getpid()}"
+    prefix = f"fht{os.getpid()}-{next(_NUMBER)}"
     place = Path(tempfile.mkdtemp(prefix="fhs-", dir="/tmp"))
     place.chmod(0o711)
     try:

@@ -22,10 +22,12 @@ from tree_sitter import Language, Node, Parser
 from fumehood.core.json_types import JsonObject
 
 MAX_CHARACTERS = 16 * 1024
-MAX_OPERATORS = 1_000
+"""Characters of a command."""
+
+MAX_OPERATORS = 600
 """Characters of `OPERATORS` in one text; the parser can take quadratic time in them."""
 
-OPERATORS = "|&;()<>"
+OPERATORS = "|&;()<>`$[{"
 MAX_PARSE_S = 0.1
 """Processor time for one text."""
 
@@ -33,9 +35,11 @@ MAX_NODES = 10_000
 """Nodes of the texts inside each other, together."""
 
 MAX_TEXTS = 20
-"""Texts inside each other or beside each other, as of `bash -c`."""
+"""Texts of one command, as behind `bash -c`."""
 
 MAX_HEREDOCS = 20
+"""In one text."""
+
 MAX_DEPTH = 8
 """Programs that run each other, as in `sudo nice rm`."""
 
@@ -115,11 +119,12 @@ def read_call(arguments: JsonObject) -> Reading:
 
 
 def _read(value: Any) -> Reading:
-    if isinstance(value, str):
-        return read_command(value)
-    if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
-        return read_argv(tuple(value))
-    return Reading((), "the command is not a text")
+    words = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(word, str) for word in words):
+        return Reading((), "the command is not a text")
+    if sum(map(len, words)) > MAX_CHARACTERS:
+        return Reading((), TOO_LONG)
+    return read_command(value) if isinstance(value, str) else read_argv(tuple(words))
 
 
 def _begins(program: Program, pattern: Sequence[str]) -> bool:
@@ -235,7 +240,7 @@ WRAPPERS = {
     "toybox": _Wrapper(),
     "xargs": _Wrapper("adEILnPRs"),
 }
-TAKES_VARIABLES = ("env", "sudo")
+TAKES_VARIABLES = ("env", "sudo", "time")
 
 SHELLS = frozenset({"ash", "bash", "dash", "rbash", "sh"})
 
@@ -442,7 +447,17 @@ _KNOWN = frozenset({
 _INERT = frozenset({"raw_string", "ansi_c_string", "comment", "heredoc_start", "heredoc_end"})
 """Nodes whose text bash does not expand."""
 
-_HOLDS_COMMENTS = frozenset({
+_QUOTED = ("raw_string", "ansi_c_string")
+_PASSES_QUOTES = frozenset({
+    "array", "binary_expression", "case_item", "command_name", "concatenation", "file_redirect",
+    "herestring_redirect", "parenthesized_expression", "unary_expression",
+})  # fmt: skip
+_TAKES_QUOTES = frozenset({
+    "case_statement", "command", "declaration_command", "for_statement", "heredoc_redirect",
+    "redirected_statement", "test_command", "variable_assignment",
+})  # fmt: skip
+
+_STATEMENTS = frozenset({
     "array", "case_item", "case_statement", "compound_statement", "command_substitution",
     "do_group", "elif_clause", "else_clause", "for_statement", "function_definition",
     "if_statement", "list", "pipeline", "program", "subshell", "while_statement",
@@ -459,6 +474,7 @@ _QUOTES = ("'", '"', "\\")
 _WRITES = frozenset({">", ">>", ">|", "&>", "&>>", "<>"})
 _EXPANDS = re.compile(r"`|\$[({]|[<>]\(")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
+_BLANK = re.compile(r"\s")
 _ESCAPED_IN_QUOTES = re.compile(r"\\([$`\"\\])")
 _JOINED_LINES = re.compile(r"\S\\\n\S")
 _DELIMITER = re.compile(r"""(\w[\w.-]*)|'(\w[\w.-]*)'|"(\w[\w.-]*)"|\\(\w[\w.-]*)""", re.ASCII)
@@ -562,10 +578,16 @@ class _Text:
             return self._checks[kind](self, node)
         if kind == "command_substitution" and text.startswith("`"):
             return "\\" not in text
+        if kind == "word" and _BLANK.search(_ESCAPED.sub("", text)):
+            return False
         if kind == "compound_statement" and text[0] == "{" and text[1:2] not in (" ", "\t", "\n"):
             return False
         if kind in ("string", "heredoc_body") or not node.named_child_count:
             return self._expands_nothing_else(node)
+        if kind in _STATEMENTS:
+            pairs = pairwise(node.children)
+            if any(a.is_named and b.is_named and a.end_byte == b.start_byte for a, b in pairs):
+                return False
         return kind in _HOLDS_GAPS or self._has_no_gaps(node, " \t\n")
 
     def _is_redirect(self, node: Node) -> bool:
@@ -604,25 +626,22 @@ class _Text:
 
     def _is_command(self, node: Node) -> bool:
         """Whether its words are apart, on one line, and none is a part of the grammar."""
-        at = end = node.start_byte
+        before: Node | None = None
         has_name = False
         for child in node.children:
-            gap = self._text[at : child.start_byte].replace("\\\n", "")
-            is_word = _is_word(child)
-            if gap.strip(" \t") or (is_word and has_name and child.start_byte == end):
-                return False
-            if is_word:
-                text = self._of(child)
-                if child.type == "regex" or (not has_name and _VARIABLE.match(text)):
+            if _is_word(child):
+                if before is not None and before.end_byte == child.start_byte:
                     return False
-                has_name, end = True, child.end_byte
-            at = child.end_byte
-        return True
+                if child.type == "regex" or (not has_name and _VARIABLE.match(self._of(child))):
+                    return False
+                has_name = True
+            before = child
+        return self._is_one_line(node)
 
     def _is_comment(self, node: Node) -> bool:
         before = self._text[max(0, node.start_byte - 2) : node.start_byte]
         is_word = before and (before[-1] not in " \t\n;&|(" or before[0] == "\\")
-        return not is_word and node.parent is not None and node.parent.type in _HOLDS_COMMENTS
+        return not is_word and node.parent is not None and node.parent.type in _STATEMENTS
 
     def _is_heredoc(self, node: Node) -> bool:
         """Whether the text ends at the first line that is its delimiter."""
@@ -659,8 +678,17 @@ class _Text:
         starts = [c for c in owner.children if c.type == "heredoc_start"] if owner else []
         return bool(starts) and self._of(starts[0])[:1] in _QUOTES
 
+    def _is_quoted(self, node: Node) -> bool:
+        """Whether single quotes quote here: not in "${…}", nor in arithmetic or a subscript."""
+        above = node.parent
+        while above is not None and above.type in _PASSES_QUOTES:
+            above = above.parent
+        return above is not None and above.type in _TAKES_QUOTES
+
     def _expands_nothing_else(self, node: Node) -> bool:
         """Whether all that bash would expand in a text has nodes of its own."""
+        if node.type in _QUOTED and not self._is_quoted(node):
+            return not _EXPANDS.search(self._of(node))
         if node.type in _INERT or node.type in _SUBSTITUTIONS or self._is_literal(node):
             return True
         parts, at = [], node.start_byte + (2 if node.type == "expansion" else 0)
@@ -697,7 +725,7 @@ class _Text:
 
 def _parsed(text: str) -> Node | str:
     """The tree of a text, or why there is none."""
-    if len(text) > MAX_CHARACTERS or sum(map(text.count, OPERATORS)) > MAX_OPERATORS:
+    if sum(map(text.count, OPERATORS)) > MAX_OPERATORS:
         return TOO_LONG
     if any(character < " " and character not in "\n\t" for character in text):
         return "it has control characters"
