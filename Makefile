@@ -47,31 +47,28 @@ frameworks: $(FRAMEWORKS)/.installed $(FRAMEWORKS)-mcp1/.installed
 
 $(FRAMEWORKS)/.installed: requirements/frameworks.lock | $(STAMP)
 	$(BIN)/python -m venv --without-pip $(FRAMEWORKS)
-	$(BIN)/python -m pip --python=$(FRAMEWORKS)/bin/python install --quiet --quiet \
-		--disable-pip-version-check \
-		--no-compile --require-hashes --requirement requirements/frameworks.lock
+	$(BIN)/uv pip install --quiet --python=$(FRAMEWORKS)/bin/python --require-hashes \
+		--requirement requirements/frameworks.lock
 	@touch $@
 
 # Without what `tool.uv` in pyproject.toml excludes, so without a check of dependencies.
 $(FRAMEWORKS)-mcp1/.installed: requirements/frameworks-mcp1.lock | $(STAMP)
 	$(BIN)/python -m venv --without-pip $(FRAMEWORKS)-mcp1
-	$(BIN)/python -m pip --python=$(FRAMEWORKS)-mcp1/bin/python install --quiet --quiet \
-		--disable-pip-version-check \
-		--no-compile --no-deps --require-hashes --requirement requirements/frameworks-mcp1.lock
+	$(BIN)/uv pip install --quiet --python=$(FRAMEWORKS)-mcp1/bin/python --require-hashes --no-deps \
+		--requirement requirements/frameworks-mcp1.lock
 	@touch $@
 
-# Needs the package `uv`; everybody else only reads the result. The wheels of claude-agent-sdk hold
-# a program of 350 MB that no test needs; its source does not.
-lock:
-	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+# The wheels of claude-agent-sdk hold a program of 350 MB that no test needs; its source does not.
+lock: $(STAMP)
+	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --upgrade -o requirements/dev.lock
-	uv pip compile pyproject.toml --group frameworks --extra autogen --extra claude-agent-sdk \
+	$(BIN)/uv pip compile pyproject.toml --group frameworks --extra autogen --extra claude-agent-sdk \
 		--extra deepagents --extra inspect-ai --extra jupyter --extra openai-agents \
 		--extra pydantic-ai --extra smolagents --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate \
 		--no-binary claude-agent-sdk --emit-build-options \
 		--upgrade -o requirements/frameworks.lock
-	uv pip compile pyproject.toml --group frameworks-mcp1 --extra crewai --extra langchain \
+	$(BIN)/uv pip compile pyproject.toml --group frameworks-mcp1 --extra crewai --extra langchain \
 		--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		--no-annotate --upgrade -o requirements/frameworks-mcp1.lock
 
