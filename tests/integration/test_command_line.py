@@ -149,7 +149,7 @@ def test_debug_needs_the_configuration_too(shared_daemon: Daemon, home: Path) ->
 def test_tools_list_and_show_give_whole_definitions(shared_daemon: Daemon) -> None:
     listed = json.loads(run(shared_daemon, "tools", "list").stdout)
     shown = json.loads(run(shared_daemon, "tools", "show", "calculator").stdout)
-    assert {**shown, "source": "builtin"} in listed
+    assert {**shown, "source": "builtin", "can_run_now": True} in listed
     assert (shown["name"], shown["executor"], shown["dangerous"]) == (
         "calculator",
         "expression",
