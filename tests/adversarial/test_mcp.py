@@ -184,10 +184,17 @@ def newest(daemon: Daemon) -> tuple[str, str]:
     return found["tool_name"], found["code"]
 
 
+COMPUTING_S = 0.4
+"""More processor time than a child takes to warm up: it runs an endless program."""
+
+
 def _computes(daemon: Daemon) -> bool:
-    """Whether a child of the daemon is running now, as the kernel says."""
+    """Whether a child of the daemon runs the endless program, as the kernel says."""
     children = psutil.Process(daemon.process.pid).children(recursive=True)
-    return any(child.status() == psutil.STATUS_RUNNING for child in children)
+    return any(
+        child.status() == psutil.STATUS_RUNNING and child.cpu_times().user > COMPUTING_S
+        for child in children
+    )
 
 
 def test_request_that_the_daemon_refuses_unread_is_answered(daemon: Daemon) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from conftest import AXE, CHROMIUM, FUMEHOOD, Daemon
 
@@ -16,6 +16,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 """Root has no sandbox of its own."""
 
 WAIT_MS = 20_000
+expect.set_options(timeout=WAIT_MS)
 WIDE, NARROW = (1280, 800), (380, 780)
 VIOLATIONS = "violations-of-the-policy"
 NOTE_VIOLATIONS = """
