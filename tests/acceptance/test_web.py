@@ -267,6 +267,26 @@ def test_late_answer_does_not_take_the_place_of_what_was_opened_meanwhile(
     assert ran(daemon)[-1] == f"'opened after {late}' 1"
 
 
+def test_result_is_fetched_again_after_a_change_during_its_update(
+    owner: Page, daemon: Daemon
+) -> None:
+    decided, _ = ask(daemon, "decided"), ask(daemon, "shown below it")
+    show(owner, decided)
+    approve(owner)
+    expect(owner.locator(".result")).to_be_visible()
+    wait_for_state(owner, "done")
+    held: list[Route] = []
+    owner.route(f"**/inbox/{decided}/result", lambda route: held.append(route), times=1)
+    ask(daemon, "starts the update")
+    wait_until(lambda: owner.evaluate("1") == 1 and bool(held))
+    later = ask(daemon, "the change during it")
+    owner.wait_for_selector(f'.row[data-id="{later}"]')
+    answer = held[0].fetch()
+    with owner.expect_response(f"**/inbox/{decided}/result"):
+        held[0].fulfill(response=answer, body=answer.text().replace("done", "started"))
+    wait_for_state(owner, "done")
+
+
 @pytest.mark.parametrize("text", ["rm a  b", " rm a b ", "rm a b"])
 def test_spaces_are_seen(owner: Page, daemon: Daemon, text: str) -> None:
     show(owner, ask(daemon, text))

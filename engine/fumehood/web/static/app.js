@@ -218,14 +218,15 @@
     setTimeout(() => { for (const button of buttons) button.disabled = false; }, UNREAD_MS);
   }
 
-  // A change while an approval was fetched: the request for it was lost with the old part.
+  // A change while an approval or a result was fetched: its request was lost with the old part.
   body.addEventListener("htmx:beforeRequest", (event) => {
     const { elt, target, xhr } = event.detail;
     xhr.told = told;
     if (target.id === "detail" && !elt.matches(UPDATES)) asked = xhr;
   });
   body.addEventListener("htmx:afterSettle", (event) => {
-    const isLate = event.detail.target.id === "detail" && event.detail.xhr.told !== told;
+    const { target, xhr } = event.detail;
+    const isLate = target.matches("#detail, .result") && xhr.told !== told;
     if (isLate) htmx.trigger(body, "live-approvals");
   });
 
