@@ -26,6 +26,7 @@ from urllib.parse import urlencode
 from fumehood.core.json_types import JsonObject
 from fumehood.mcp import about
 from fumehood.mcp.messages import (
+    ENVELOPE_KEY,
     INTERNAL_ERROR,
     INVALID_REQUEST,
     MAX_MESSAGE_BYTES,
@@ -65,7 +66,7 @@ LATER = "later"
 """The session of a list whose client has none yet: a list looks no session up."""
 
 MISSING = b'"code":"RESOURCE_NOT_FOUND"'
-"""Part of each answer from a session that has ended."""
+"""Part of each answer to a call whose session has ended, and of some others."""
 
 SESSION_OVER = (
     "RESOURCE_NOT_FOUND: The session has ended; its files and variables are gone. Nothing ran. "
@@ -387,7 +388,8 @@ class Bridge:
 
     def _answer(self, flight: _Flight, answer: bytes) -> None:
         """Write the response to a request; from here on another one may have its id."""
-        if flight.session and MISSING in answer and self._is_over(flight.session):
+        if flight.session and MISSING in answer and is_without_session(answer):
+            self._forget(flight.session)
             answer = _result(flight, about.failed(SESSION_OVER))
         with self._lock:
             if flight.is_cancelled or flight.method is None:
@@ -395,14 +397,11 @@ class Bridge:
             self._flights.pop(flight.key, None)
         self._write(answer)
 
-    def _is_over(self, session: str) -> bool:
-        """Whether the client's own session has ended. Then the next call makes another one."""
-        found = ask_daemon(self.path, "GET", f"/v1/sessions/{session}")
-        is_over = found["error"] is not None or found["data"]["session"]["state"] != "active"
+    def _forget(self, session: str) -> None:
+        """The client's own session is over: the next call makes another one."""
         with self._own_lock:
-            if is_over and self._own == session:
+            if self._own == session:
                 self._own = ""
-        return is_over
 
     def _fail(self, flight: _Flight, error: Exception) -> None:
         words = "The connection to the engine broke off before the answer."
@@ -533,6 +532,13 @@ def _answer_alone(flight: _Flight, words: str) -> JsonObject | None:
 def _result(flight: _Flight, result: JsonObject) -> bytes:
     shown = about.stamped(result) if flight.is_modern else result
     return encode_result(flight.id, strict_json.dumps(shown))
+
+
+def is_without_session(answer: bytes) -> bool:
+    """Whether the call found its session over, so that nothing of it ran."""
+    meta = strict_json.loads(answer).get("result", {}).get("_meta", {})
+    error = meta.get(ENVELOPE_KEY, {}).get("error") or {}
+    return error.get("code") == "RESOURCE_NOT_FOUND" and error.get("fields") == ["session_id"]
 
 
 def _lines(reading: BinaryIO) -> Iterator[bytes | None]:

@@ -483,7 +483,8 @@ class SessionKeeper:
 
 
 def _unknown() -> ResourceNotFound:
-    return ResourceNotFound("There is no such session of yours. Do not retry.")
+    words = "There is no such session of yours. Do not retry."
+    return ResourceNotFound(words, fields=["session_id"])
 
 
 def _over(session_id: str, status: SessionStatus, why: str) -> ResourceNotFound:
@@ -492,7 +493,8 @@ def _over(session_id: str, status: SessionStatus, why: str) -> ResourceNotFound:
         words = f"The session is lost: {said}. Its files and variables are gone."
     else:
         words = f"The session has ended: {said}. Its files and variables are gone."
-    return ResourceNotFound(f"{words} Make a new one.", details={"state": status.value})
+    details = {"state": status.value}
+    return ResourceNotFound(f"{words} Make a new one.", fields=["session_id"], details=details)
 
 
 def _sentence(clause: str) -> str:
