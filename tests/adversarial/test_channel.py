@@ -110,6 +110,27 @@ async def test_child_that_is_lent_and_lies_is_ended_and_replaced(mode: str, home
 
 
 @pytest.mark.anyio
+@pytest.mark.row("P8", "S4")
+async def test_call_ends_when_its_guest_dies_as_a_child_is_lent(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipes have arrived, and the call has not yet taken them."""
+    receive = channel.GuestProcess._on_handover
+
+    def receive_and_die(guest: channel.GuestProcess) -> None:
+        receive(guest)
+        guest.kill()
+
+    monkeypatch.setattr(channel.GuestProcess, "_on_handover", receive_and_die)
+    wall = bad_guest("lends-honest")
+    async with Engine(config=Config(home=home), interpreter=wall) as engine:
+        with anyio.fail_after(20):
+            envelope = await engine.call("calculator", {"expression": "2 + 2"}, timeout_seconds=2)
+        assert envelope.error is not None
+        assert envelope.error.code == "SANDBOX_UNAVAILABLE"
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["honest", "answers-twice"])
 async def test_twin_child_that_is_lent_and_answers_is_believed_once(mode: str, home: Path) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest(f"lends-{mode}")) as engine:

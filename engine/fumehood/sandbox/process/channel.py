@@ -219,7 +219,8 @@ class GuestProcess(asyncio.Protocol):
                 self._return_checkout(checkout, dead=pending.died)
             raise
         else:
-            if checkout is not None and pending.died:
+            # The guest may have died since: nobody would then report the ending of this child.
+            if checkout is not None and (pending.died or self.dead.is_set()):
                 self._return_checkout(checkout, dead=True)
                 return None
             return checkout
