@@ -6,7 +6,7 @@ child; the rest is untrusted data.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
 from fumehood.executors.endings import Messages, error_of, sandbox_lost
 from fumehood.executors.outcome import Outcome
-from fumehood.sandbox.wall import Lease, RunEnding
+from fumehood.sandbox.wall import RunEnding
 
 MAX_MESSAGE_CHARACTERS = 500
 
@@ -80,8 +80,12 @@ class ExpressionExecutor(Executor):
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         return _EXPRESSION_PLACEMENT
 
-    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
-        return run_expression(run.tool.definition, run.arguments, run.limits, run.lease)
+    async def run(self, run: ToolRun) -> Outcome:
+        """Evaluate one expression in the interpreter."""
+        ending = await run.lease.run("calculator", run.arguments, run.limits)
+        if ending.ended_by is EndedBy.OK and not _is_expression_result(ending.result):
+            ending = replace(ending, ended_by=EndedBy.SANDBOX_LOST, result=None)
+        return _outcome(run, ending, _EXPRESSION, {})
 
 
 class RestrictedPythonExecutor(Executor):
@@ -90,41 +94,25 @@ class RestrictedPythonExecutor(Executor):
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         return _PROGRAM_PLACEMENT
 
-    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
-        return run_program(run.tool.definition, run.arguments, run.limits, run.lease)
+    async def run(self, run: ToolRun) -> Outcome:
+        """Run one restricted program in the interpreter.
+
+        If it fails, `details` hold the same fields as `data` would, with `exception`; all of them
+        are null if the program was ended from outside.
+        """
+        ending = await run.lease.run("restricted_python", run.arguments, run.limits)
+        if ending.ended_by is EndedBy.OK and not is_program_result(ending.result):
+            ending = replace(ending, ended_by=EndedBy.SANDBOX_LOST, result=None)
+        said = program_details((ending.claimed_error or {}).get("details"))
+        return _outcome(run, ending, _PROGRAM, said)
 
 
-async def run_expression(
-    tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
-) -> Outcome:
-    """Evaluate one expression in the interpreter."""
-    ending = await lease.run("calculator", arguments, limits)
-    if ending.ended_by is EndedBy.OK and not _is_expression_result(ending.result):
-        ending = replace(ending, ended_by=EndedBy.SANDBOX_LOST, result=None)
-    return _outcome(ending, _error(ending, limits, tool, _EXPRESSION, {}))
-
-
-async def run_program(
-    tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
-) -> Outcome:
-    """Run one restricted program in the interpreter.
-
-    If it fails, `details` hold the same fields as `data` would, with `exception`; all of them
-    are null if the program was ended from outside.
-    """
-    ending = await lease.run("restricted_python", arguments, limits)
-    if ending.ended_by is EndedBy.OK and not is_program_result(ending.result):
-        ending = replace(ending, ended_by=EndedBy.SANDBOX_LOST, result=None)
-    said = program_details((ending.claimed_error or {}).get("details"))
-    return _outcome(ending, _error(ending, limits, tool, _PROGRAM, said))
-
-
-def _outcome(ending: RunEnding, error: EngineError | None) -> Outcome:
+def _outcome(run: ToolRun, ending: RunEnding, messages: Messages, said: JsonObject) -> Outcome:
     return Outcome(
         ended_by=ending.ended_by,
         isolation=ending.isolation,
         data=ending.result,
-        error=error,
+        error=_error(ending, run.limits, run.tool.definition, messages, said),
         cpu_ms=ending.cpu_ms,
         peak_memory_bytes=ending.peak_memory_bytes,
         output_bytes=ending.output_bytes,

@@ -47,12 +47,11 @@ from fumehood.executors.endings import (
     error_of,
     sandbox_lost,
 )
-from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.parts import Parts, TooManyParts, Unfit
 from fumehood.executors.progress import reports_to
 from fumehood.redaction.redactor import Redactor
-from fumehood.sandbox.wall import Lease, OnOutput, RunEnding, RunSinks
+from fumehood.sandbox.wall import OnOutput, RunEnding
 
 _ON_THE_HOST = Placement(
     "host",
@@ -85,12 +84,10 @@ class FunctionExecutor(Executor):
 def _run(run: ToolRun, parts: FollowedParts | None) -> Coroutine[Any, Any, Outcome]:
     tool = run.tool
     if tool.address is not None:
-        where = run_jailed if tool.definition.sandboxed else run_in_worker
-        return where(
-            tool.definition, tool.address, run.arguments, run.limits, run.lease, run.handle, parts
-        )
+        where = _run_jailed if tool.definition.sandboxed else _run_in_worker
+        return where(run, tool.address, parts)
     assert tool.function is not None
-    return run_function(tool.function, run.arguments, run.limits, run.handle, parts)
+    return _run_here(run, tool.function, parts)
 
 
 # -- parts of a result ---------------------------------------------------------------------
@@ -130,15 +127,21 @@ async def _run_followed(run: ToolRun) -> Outcome:
         parts.finish()
 
 
-def _sinks(handle: CallHandle, parts: FollowedParts | None) -> RunSinks:
-    return handle.sinks(output=parts.hear if parts is not None else None)
-
-
-def _stream_of(parts: FollowedParts | None, limits: Limits) -> JsonObject:
-    """What the other process must know in order to give its result in parts."""
-    if parts is None:
-        return {}
-    return {"stream": {"max_bytes": limits.output_bytes, "is_followed": parts.is_followed}}
+async def _ending_of(
+    run: ToolRun, address: FunctionAddress, where: JsonObject, parts: FollowedParts | None
+) -> RunEnding:
+    """Call the function in another process, which is told how to give its result in parts."""
+    call: JsonObject = {
+        "module": address.module,
+        "name": address.name,
+        **where,
+        "source": list(address.source),
+        "arguments": run.arguments,
+    }
+    if parts is not None:
+        call["stream"] = {"max_bytes": run.limits.output_bytes, "is_followed": parts.is_followed}
+    sinks = run.handle.sinks(output=parts.hear if parts is not None else None)
+    return await run.lease.run("function", call, run.limits, sinks)
 
 
 # -- functions of the host -----------------------------------------------------------------
@@ -155,21 +158,16 @@ class HostFunctionFailed(ExecutionError):
         self.cause = cause
 
 
-async def run_function(
-    function: HostFunction,
-    arguments: JsonObject,
-    limits: Limits,
-    handle: CallHandle,
-    parts: FollowedParts | None = None,
-) -> Outcome:
-    """Await the function, at most as long as its limit, and report progress to `handle`.
+async def _run_here(run: ToolRun, function: HostFunction, parts: FollowedParts | None) -> Outcome:
+    """Await the function, at most as long as its limit.
 
     With `parts`, it yields its result.
     """
+    limits = run.limits
     returned = None
     try:
-        with anyio.move_on_after(limits.wall_s) as deadline, reports_to(handle.report):
-            returned = await function(arguments)
+        with anyio.move_on_after(limits.wall_s) as deadline, reports_to(run.handle.report):
+            returned = await function(run.arguments)
             if parts is not None and isinstance(returned, AsyncGenerator):
                 returned = await _collected(parts, limits).collect_async(returned)
     except TooManyParts:
@@ -202,24 +200,12 @@ class WorkerFault(Exception):
         self.where = raised.traceback if raised is not None else []
 
 
-async def run_in_worker(
-    tool: ToolDefinition,
-    address: FunctionAddress,
-    arguments: JsonObject,
-    limits: Limits,
-    lease: Lease,
-    handle: CallHandle,
-    parts: FollowedParts | None = None,
+async def _run_in_worker(
+    run: ToolRun, address: FunctionAddress, parts: FollowedParts | None
 ) -> Outcome:
     """Call the function in a worker process, which is killed at the limit."""
-    call: JsonObject = {
-        "module": address.module,
-        "name": address.name,
-        "source": list(address.source),
-        "arguments": arguments,
-        **_stream_of(parts, limits),
-    }
-    ending = await lease.run("function", call, limits, _sinks(handle, parts))
+    limits = run.limits
+    ending = await _ending_of(run, address, {}, parts)
     match ending.ended_by:
         case EndedBy.OK:
             try:
@@ -233,7 +219,7 @@ async def run_in_worker(
         case EndedBy.EXCEPTION | EndedBy.MEMORY | EndedBy.POLICY:
             return _failed(EndedBy.EXCEPTION, _raised_in_worker(ending))
         case _:
-            return _failed(ending.ended_by, _worker_died(tool, ending))
+            return _failed(ending.ended_by, _worker_died(run.tool.definition, ending))
 
 
 def _collected(parts: FollowedParts, limits: Limits) -> Parts:
@@ -290,25 +276,12 @@ def _failed(ended_by: EndedBy, error: EngineError) -> Outcome:
 # -- sandboxed functions -------------------------------------------------------------------
 
 
-async def run_jailed(
-    tool: ToolDefinition,
-    address: FunctionAddress,
-    arguments: JsonObject,
-    limits: Limits,
-    lease: Lease,
-    handle: CallHandle,
-    parts: FollowedParts | None = None,
+async def _run_jailed(
+    run: ToolRun, address: FunctionAddress, parts: FollowedParts | None
 ) -> Outcome:
-    """Call the function in the jail, and report progress to `handle`."""
-    call: JsonObject = {
-        "module": address.module,
-        "name": address.name,
-        "import_path": address.import_path,
-        "source": list(address.source),
-        "arguments": arguments,
-        **_stream_of(parts, limits),
-    }
-    ending = await lease.run("function", call, limits, _sinks(handle, parts))
+    """Call the function in the jail."""
+    where: JsonObject = {"import_path": address.import_path}
+    ending = await _ending_of(run, address, where, parts)
     result: ToolResult | None = None
     if ending.ended_by is EndedBy.OK:
         try:
@@ -323,7 +296,7 @@ async def run_jailed(
         output_bytes=ending.output_bytes,
     )
     if result is None:
-        return replace(outcome, error=_jail_error(ending, limits, tool, address))
+        return replace(outcome, error=_jail_error(ending, run.limits, run.tool.definition, address))
     return replace(outcome, data=result.data, tokens_used=result.tokens_used, cost=result.cost)
 
 

@@ -8,10 +8,9 @@ never turns a failure into a success.
 from __future__ import annotations
 
 import base64
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 import anyio
 
@@ -20,7 +19,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import Limits
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
-from fumehood.executors.base import A_SESSION, Executor, Placement, ProgramCalls, ToolRun
+from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.claims import NO_VALUE, FailureClaim, read_failure, read_value
 from fumehood.executors.endings import (
     Subject,
@@ -32,13 +31,10 @@ from fumehood.executors.endings import (
     session_lost,
     state_words,
 )
-from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
 from fumehood.observe.tracing import VARIABLE
-from fumehood.redaction.redactor import Redactor
-from fumehood.sandbox.wall import Lease, RunEnding
-from fumehood.storage.blobs import BlobStore
+from fumehood.sandbox.wall import RunEnding
 
 MAX_DATA_BYTES = 16 * 1024 * 1024
 """Large enough for streams, value and files as base64, each of which has its own limit."""
@@ -69,92 +65,71 @@ _IN_A_SESSION = Placement(
 class ProgramExecutor(Executor):
     """Programs of one language in a container."""
 
+    language: str
+
     def __init__(self, language: Language) -> None:
         self.language = language.name
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         return _IN_A_SESSION if in_session else _PLACEMENT
 
-    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
-        return run_code(
-            run.tool.definition,
-            run.arguments,
-            run.limits,
-            run.lease,
+    async def run(self, run: ToolRun) -> Outcome:
+        """Run one program in its container, or in its session's.
+
+        If it fails, `details` hold the same fields as `data` would, with `exception`, and with
+        `limit` if a limit ended it.
+        """
+        principal_id, session_id = run.domain.principal_id, run.domain.session_id
+        handle, calls, arguments = run.handle, run.calls, run.arguments
+        files = ProgramFiles(
             run.blobs,
-            run.domain.principal_id,
-            run.handle,
-            run.redactor,
-            run.domain.session_id,
-            run.calls,
-            run.traceparent,
+            principal_id,
+            sent_files(arguments),
+            session_id,
+            with_files=arguments.get("return_files") is not False,
         )
-
-
-async def run_code(
-    tool: ToolDefinition,
-    arguments: JsonObject,
-    limits: Limits,
-    lease: Lease,
-    blobs: BlobStore,
-    principal_id: str,
-    handle: CallHandle,
-    redactor: Redactor,
-    session_id: str | None = None,
-    calls: ProgramCalls | None = None,
-    traceparent: str | None = None,
-) -> Outcome:
-    """Run one program in its container, or in its session's, reporting output and progress to
-    `handle`. It may make `calls`.
-
-    If it fails, `details` hold the same fields as `data` would, with `exception`, and with `limit`
-    if a limit ended it.
-    """
-    language = tool.executor.removeprefix("code:")
-    files = ProgramFiles(
-        blobs,
-        principal_id,
-        sent_files(arguments),
-        session_id,
-        with_files=arguments.get("return_files") is not False,
-    )
-    streams = KeptStreams(
-        blobs, principal_id, limits.output_bytes, redactor, handle.output, session_id
-    )
-    cancelled: list[RunEnding] = []
-    sent = program_arguments(arguments, language)
-    if traceparent is not None:  # the caller's own variable of this name wins
-        sent["env"] = [{"name": VARIABLE, "value": traceparent}, *sent.get("env", [])]
-    if calls is not None:
-        sent["tools"] = calls.tools
-    sinks = handle.sinks(
-        files=files, output=streams.hear, ending=cancelled.append,
-        call=calls.on_call if calls is not None else None,
-    )  # fmt: skip
-    try:
+        streams = KeptStreams(
+            run.blobs,
+            principal_id,
+            run.limits.output_bytes,
+            run.redactor,
+            handle.output,
+            session_id,
+        )
+        cancelled: list[RunEnding] = []
+        sent = program_arguments(arguments, self.language)
+        # The caller's own variable of this name wins.
+        sent["env"] = [{"name": VARIABLE, "value": run.traceparent}, *sent.get("env", [])]
+        if calls is not None:
+            sent["tools"] = calls.tools
+        sinks = handle.sinks(
+            files=files, output=streams.hear, ending=cancelled.append,
+            call=calls.on_call if calls is not None else None,
+        )  # fmt: skip
         try:
-            ending = await lease.run(language, sent, limits, sinks)
-        finally:
-            if calls is not None:
-                await calls.close()
-    except BaseException:
-        files.discard()
-        if cancelled and handle.is_cancelled:
-            # It may have ended by itself at the same moment, but its caller was told otherwise.
-            ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
-            with anyio.CancelScope(shield=True):
-                kept = await streams.finish()
-                outcome = _outcome(tool, ending, limits, kept, _Left(), session_id, calls)
-                handle.partial = replace(outcome, redacted=streams.redacted)
-        else:
-            streams.discard()
-        raise
-    with anyio.CancelScope(shield=True):  # bounded: the disk, not the program
-        entries = await files.entries()
-        kept = await streams.finish()
-    left = _Left(entries, files.pictures, files.left_out)
-    outcome = _outcome(tool, ending, limits, kept, left, session_id, calls)
-    return replace(outcome, redacted=streams.redacted) if streams.redacted else outcome
+            try:
+                ending = await run.lease.run(self.language, sent, run.limits, sinks)
+            finally:
+                if calls is not None:
+                    await calls.close()
+        except BaseException:
+            files.discard()
+            if cancelled and handle.is_cancelled:
+                # It may have ended by itself at the same moment, but its caller was told otherwise.
+                ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
+                with anyio.CancelScope(shield=True):
+                    kept = await streams.finish()
+                    outcome = _outcome(run, ending, kept, _Left())
+                    handle.partial = replace(outcome, redacted=streams.redacted)
+            else:
+                streams.discard()
+            raise
+        with anyio.CancelScope(shield=True):  # bounded: the disk, not the program
+            entries = await files.entries()
+            kept = await streams.finish()
+        left = _Left(entries, files.pictures, files.left_out)
+        outcome = _outcome(run, ending, kept, left)
+        return replace(outcome, redacted=streams.redacted) if streams.redacted else outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,27 +141,21 @@ class _Left:
     left_out: int = 0
 
 
-def _outcome(
-    tool: ToolDefinition,
-    ending: RunEnding,
-    limits: Limits,
-    kept: dict[str, KeptText],
-    left: _Left,
-    session_id: str | None,
-    calls: ProgramCalls | None,
-) -> Outcome:
-    language = tool.executor.removeprefix("code:")
+def _outcome(run: ToolRun, ending: RunEnding, kept: Mapping[str, KeptText], left: _Left) -> Outcome:
+    tool, limits = run.tool.definition, run.limits
+    session_id = run.domain.session_id
+    language = LANGUAGES[tool.executor.removeprefix("code:")]
     if kept:  # else its wall does not report output while a program runs
         ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
     failure = read_failure(ending.claimed_error)
     ending = _as_claimed(ending, failure)
     left_out = ending.files_left_out + left.left_out
-    subject = Subject(LANGUAGES[language], in_session=session_id is not None)
+    subject = Subject(language, in_session=session_id is not None)
     fields = _fields(language, ending, left.files, left.pictures, left_out)
     if session_id is not None:
         fields["session"] = session_fields(session_id, ending)
-    if calls is not None:
-        fields["tool_calls"] = calls.report
+    if run.calls is not None:
+        fields["tool_calls"] = run.calls.report
     error = _error(tool, ending, failure, limits, fields, subject)
     return Outcome(
         ended_by=ending.ended_by,
@@ -223,7 +192,7 @@ def session_fields(session_id: str, ending: RunEnding) -> JsonObject:
 
 
 def _fields(
-    language: str,
+    language: Language,
     ending: RunEnding,
     files: list[JsonObject],
     pictures: list[JsonObject],
@@ -241,7 +210,7 @@ def _fields(
         "images": pictures,
         "ended_by": ending.ended_by.value,
     }
-    if not LANGUAGES[language].has_value:
+    if not language.has_value:
         fields = {name: fields[name] for name in SHELL_OUTPUT["required"]}
     if ending.limits_hit:
         fields["limits_hit"] = list(ending.limits_hit)
