@@ -6,6 +6,7 @@ control runs the same code in an ordinary Python process and shows that it works
 
 from __future__ import annotations
 
+import base64
 import importlib
 import json
 import os
@@ -15,8 +16,10 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
+import cloudpickle
 import psutil
 import pytest
 
@@ -563,12 +566,18 @@ def read(path: str) -> str:
 
 
 @pytest.mark.row("S1")
-async def test_function_that_is_sent_as_source_reads_the_libraries_alone(tmp_path: Path) -> None:
+async def test_pickled_function_reads_the_libraries_alone(tmp_path: Path) -> None:
     """Its program's file and the import paths of other tools are not among them."""
     program = tmp_path / "program.py"
     program.write_text(READER)
     limits = Limits(5, 5, 64, 65536)
-    by_source = {"module": "__main__#1", "import_path": "", "source": [READER]}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(READER, namespace)
+    by_value = {
+        "module": "__main__",
+        "import_path": "",
+        "pickled": base64.b64encode(cloudpickle.dumps(namespace["read"])).decode(),
+    }
     by_path = {"module": "program", "import_path": str(tmp_path)}
     async with JailWall([str(tmp_path), ""]) as wall:
 
@@ -580,8 +589,8 @@ async def test_function_that_is_sent_as_source_reads_the_libraries_alone(tmp_pat
             return ran.ended_by, claim.get("type") or (ran.result or {}).get("data")
 
         for path in (program, f"{tmp_path}/../{tmp_path.name}/program.py", "/etc/passwd"):
-            assert await read(path, by_source) == (EndedBy.EXCEPTION, "PermissionError")
-        assert await read(os.__file__, by_source) == (EndedBy.OK, 'r"""')  # twin
+            assert await read(path, by_value) == (EndedBy.EXCEPTION, "PermissionError")
+        assert await read(os.__file__, by_value) == (EndedBy.OK, 'r"""')  # twin
         assert await read(program, by_path) == (EndedBy.OK, "from")  # control
 
 

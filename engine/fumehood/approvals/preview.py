@@ -162,9 +162,9 @@ def _place(plan: Plan) -> JsonObject | None:
 
 
 def _source_of_module(address: FunctionAddress) -> str:
-    """The hash of the file that another process would import, or of the source sent to it."""
-    if address.source:
-        return hashlib.sha256("\0".join(address.source).encode()).hexdigest()
+    """The hash of the file that another process would import, or of the started program."""
+    if address.pickled:
+        return address.digest
     base = Path(address.import_path).joinpath(*address.module.split("."))
     for file in (base.with_suffix(".py"), base / "__init__.py"):
         if file.is_file():

@@ -161,14 +161,15 @@ class ToolResult:
 class FunctionAddress:
     """Where another process finds a function: `module:name` beneath an import path.
 
-    A function of the started program is sent as `source` instead: texts that are run in this order
-    and make `name`. Its `import_path` is empty.
+    A function of the started program is `pickled` instead, in base64, and its `import_path` is
+    empty. `digest` then stands for its source in approvals.
     """
 
     module: str
     name: str
     import_path: str
-    source: tuple[str, ...] = ()
+    pickled: str = ""
+    digest: str = ""
 
 
 HostFunction = Callable[[JsonObject], Coroutine[Any, Any, Any]]

@@ -135,7 +135,7 @@ async def _ending_of(
         "module": address.module,
         "name": address.name,
         **where,
-        "source": list(address.source),
+        "pickled": address.pickled,
         "arguments": run.arguments,
     }
     if parts is not None:

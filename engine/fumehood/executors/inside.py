@@ -9,10 +9,12 @@ reader of this engine understands. What it says is a claim; the host's side vali
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib
-import sys
-from collections.abc import AsyncGenerator, Generator, Sequence
-from types import ModuleType, TracebackType
+import pickle
+from collections.abc import AsyncGenerator, Generator
+from functools import cache
+from types import TracebackType
 from typing import Any, Protocol
 
 from fumehood.core.call import ToolResult
@@ -38,22 +40,21 @@ def answer(
     name: str,
     arguments: JsonObject,
     *,
-    source: Sequence[str] = (),
+    pickled: str = "",
     max_depth: int,
     report: Report | None = None,
     parts: Parts | None = None,
 ) -> JsonObject:
     """Import `module:name`, call it with checked types, and describe how that went.
 
-    With a `source` the module is made of these texts, once in a process; with `parts` it yields its
-    result.
+    `pickled` is the function itself, by the host, in base64: it is unpickled once in a process.
+    With `parts` it yields its result.
 
     Raises:
         MemoryError: unchanged; the caller can report it without memory.
     """
     try:
-        loaded = _made(module, source) if source else importlib.import_module(module)
-        found = getattr(loaded, name)
+        found = _unpickled(pickled) if pickled else getattr(importlib.import_module(module), name)
         with reports_to(report):
             returned = _call(found, arguments, parts)
         return {"result": _result(returned, max_depth)}
@@ -71,18 +72,11 @@ def answer(
         return _failure(error, module)
 
 
-def _made(name: str, source: Sequence[str]) -> ModuleType:
-    """A module of texts. It is registered under its name, where types look for their own."""
-    if name in sys.modules:
-        return sys.modules[name]
-    module = sys.modules[name] = ModuleType(name)
-    try:
-        for text in source:
-            exec(compile(text, "<program>", "exec", dont_inherit=True), vars(module))  # noqa: S102
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+@cache
+def _unpickled(pickled: str) -> BindableTool:
+    """The function that the host has pickled; its globals live as long as this process."""
+    found: BindableTool = pickle.loads(base64.b64decode(pickled))  # noqa: S301  # the host's own
+    return found
 
 
 def _call(found: BindableTool, arguments: JsonObject, parts: Parts | None) -> Any:
@@ -143,7 +137,6 @@ def _frames(traceback: TracebackType | None, package: str) -> list[str]:
         frame = traceback.tb_frame
         module = str(frame.f_globals.get("__name__", "?"))
         if module.split(".")[0] == package:
-            module = module.partition("#")[0]  # of a program's source, without its digest
             frames.append(_text(f"{module}:{traceback.tb_lineno} in {frame.f_code.co_name}")[:200])
         traceback = traceback.tb_next
     return frames[-MAX_FRAMES:]

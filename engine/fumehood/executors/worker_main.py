@@ -90,7 +90,7 @@ def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> 
             message["module"],
             message["name"],
             message["arguments"],
-            source=message.get("source", ()),
+            pickled=message.get("pickled", ""),
             max_depth=MAX_RESULT_DEPTH,
             report=report,
             parts=Parts(stream["max_bytes"], MAX_RESULT_DEPTH, hear) if stream else None,

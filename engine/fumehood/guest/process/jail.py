@@ -60,7 +60,7 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
 
 
 class _FunctionProgram:
-    """The program `function`: `{module, name, import_path, source, arguments}` → its reply.
+    """The program `function`: `{module, name, import_path, pickled, arguments}` → its reply.
 
     With `stream` it yields its result.
     """
@@ -80,7 +80,7 @@ class _FunctionProgram:
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Restrict the view to this function's own files, then import and call it."""
         wanted = request["arguments"]
-        # None where the function itself is sent as source: it reads the libraries alone.
+        # A pickled function has none, and reads the libraries alone.
         own = [wanted["import_path"]] if wanted["import_path"] else []
         landlock.restrict_to([*self._libraries, *own])
         seccomp.install(self._second_filter)
@@ -91,7 +91,7 @@ class _FunctionProgram:
             wanted["module"],
             wanted["name"],
             wanted["arguments"],
-            source=wanted.get("source", ()),
+            pickled=wanted.get("pickled", ""),
             max_depth=MAX_RESULT_DEPTH,
             report=self._report,
             parts=self._parts(stream["max_bytes"], MAX_RESULT_DEPTH, hear) if stream else None,

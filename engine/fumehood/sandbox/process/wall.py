@@ -321,7 +321,7 @@ class JailWall(ProcessWall):
 
     The files that a child may read are decided before it runs a line of a tool: the interpreter,
     its libraries, and the import path of the function. `tool_paths` are the import paths of all
-    functions that will ever be asked for; a function that is sent as source has none. Without
+    functions that will ever be asked for; a pickled function has none. Without
     Landlock there is no jail, and these tools alone are refused.
     """
 
