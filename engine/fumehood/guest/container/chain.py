@@ -27,7 +27,7 @@ from fumehood.guest.core import kernel
 from fumehood.guest.core.pipes import receive_fds
 
 COPY_PATIENCE_S = 3.0
-"""For a process to make a copy of itself."""
+"""Seconds a process has to copy itself."""
 
 MAX_MESSAGES = 4096
 """Messages of links that are read at once; more do not fit the socket."""
@@ -39,7 +39,7 @@ AWAKE_NS = 5_000_000
 """CPU time that a waiting process may use before it counts as awake."""
 
 END_PATIENCE_S = 1.0
-"""For the descendants of a program to end before its process makes a copy."""
+"""Seconds a program's descendants have to end before its process copies itself."""
 
 _CREDENTIALS = struct.Struct("3i")
 _CREDENTIALS_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -68,12 +68,12 @@ class Chain:
 
     @property
     def first(self) -> int | None:
-        """The process that has the variables; None where there are none."""
+        """The process that has the variables, or None."""
         return self._first
 
     @property
     def pids(self) -> set[int]:
-        """Of the processes that are to live on, whatever else is ended."""
+        """Ids of the processes that survive the cleaning."""
         return {pid for pid in (self._first, self._behind) if pid is not None}
 
     def threads(self) -> int:
@@ -81,7 +81,7 @@ class Chain:
         return sum(processes.threads_of(pid) for pid in self.pids)
 
     def begin(self, *descriptors: int) -> int | None:
-        """Give a call to the first process: its id; None where there is none."""
+        """Pass a call to the first process. Returns its id, or None without a chain."""
         self._used_ns.clear()
         if self._first is None:
             return None
@@ -93,7 +93,9 @@ class Chain:
         return self._first
 
     def settle(self, stayed: int | None) -> str:
-        """After a call: find who goes on, stop them, end all others; what became of the variables.
+        """Settle the chain after a call: stop the survivors, end the others.
+
+        Returns what became of the variables.
 
         `stayed` is the process of the call, where it said that it is done and lives.
         """
@@ -110,7 +112,7 @@ class Chain:
         return "rolled_back" if before is None and stayed is None else "reset"
 
     def look(self) -> bool:
-        """After a call that was none of the chain's: stop both again; whether all is well."""
+        """Stop both processes again after a call outside the chain. Returns whether both are intact."""
         if self.tell_end():
             return False
         if not self.pids:
@@ -197,7 +199,7 @@ class Chain:
         return self._await_copy(pid)
 
     def _await_copy(self, pid: int) -> int | None:
-        """Let a process go on until it says that it has a copy; both are stopped then."""
+        """Resume a process until it reports its copy; then both are stopped."""
         self._received(pid)  # earlier messages are void
         give_up = time.monotonic() + COPY_PATIENCE_S
         found, is_done = None, False
@@ -260,7 +262,7 @@ class Chain:
                 os.kill(pid, signal.SIGSTOP)
 
     def _end_the_others(self, spared: int | None = None) -> None:
-        """Kill all others for a moment; the supervisor goes on until none is left."""
+        """Kill all others, briefly; the supervisor continues until none is left."""
         give_up = time.monotonic() + END_PATIENCE_S
         kept = self.pids | ({spared} if spared is not None else set())
         while processes.kill_all(kept) and time.monotonic() < give_up:

@@ -28,7 +28,7 @@ from fumehood.guest.container.walk import (
 )
 
 UPLOAD_PREFIX = ".fumehood-upload-"
-"""Of a file that is still coming; no list shows it."""
+"""Name prefix of an unfinished upload, which no listing shows."""
 
 MAX_LISTED = 1000
 MAX_LIST_BYTES = 256 * 1024
@@ -144,7 +144,7 @@ def _read(arguments: Result) -> Result:
 
 
 def _write(arguments: Result) -> Result:
-    """With `expected` only where all that it looks at is as it was seen."""
+    """With `expected`, only if everything it touches is unchanged since the preview."""
     path, mode = arguments["path"], arguments["mode"]
     if "expected" in arguments:
         for refused in hold_to(arguments).values():
@@ -185,7 +185,7 @@ def _append(directory: int, name: str, path: str, content: bytes) -> Result:
 
 
 def _put(arguments: Result) -> Result:
-    """The next piece of an upload, which lies at the top until it is whole."""
+    """Append to an upload, which is a hidden file at the top until it is complete."""
     name, offset = _upload(arguments), int(arguments["offset"])
     content = base64.b64decode(arguments["content_base64"])
     with directory_at("") as top:

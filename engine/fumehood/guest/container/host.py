@@ -17,7 +17,7 @@ from fumehood.protocol import framing
 
 FRAME_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 32 << 20
-"""Of a request in parts; the daemon accepts far shorter ones."""
+"""Size limit of a request in parts; the daemon accepts far shorter ones."""
 
 CHUNK_BYTES = 1 << 16
 PATIENCE_S = 10.0

@@ -42,7 +42,7 @@ some kernels hang up on a group in which one process is stopped when another end
 
 RUNNING_SCORE = b"1000"
 BEHIND_SCORE = b"500"
-"""Of one that only waits: if memory runs out, the kernel ends the running one first."""
+"""`oom_score_adj` of a waiting process: the kernel ends the running one first."""
 
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def _unlock_files() -> None:
 
 
 def _wait_behind(writable: int) -> None:
-    """In the copy: say that it is ready, and wait until it is wanted."""
+    """Report the copy as ready and wait until it is needed. Runs in the copy."""
     # A session of its own: a process that is stopped while others of its session end, is hung up.
     os.setsid()
     volunteer_for_oom(BEHIND_SCORE)

@@ -21,7 +21,7 @@ UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """One figure: in which files it may stand, under which key (none: the whole file), in what."""
+    """One figure: the files that may hold it, its key (None: the whole file), and its unit."""
 
     files: tuple[str, ...]
     key: str | None = None

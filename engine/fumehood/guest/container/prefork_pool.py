@@ -26,7 +26,7 @@ MAX_REPLY_DEPTH = 60
 """A little less than a reader of frames accepts."""
 READY_DEADLINE_S = 10.0
 FIRST_DEADLINE_S = 60.0
-"""Of the first one, before which the image's modules are preloaded."""
+"""Seconds the first child may take, because the image's modules are loaded before it."""
 
 MAX_FAILURES = 3
 
@@ -135,7 +135,7 @@ class PreforkPool:
         self._on_zygote()
 
     def restart_deadlines(self) -> None:
-        """Wait anew for the children on order: a program may have delayed them."""
+        """Restart the wait for ordered children: a program may have delayed them."""
         for child in (*self._ordered, *self._coming.values()):
             child.ordered_at = time.monotonic()
 
@@ -247,7 +247,7 @@ class PreforkPools:
         self.thin = thin
         self.fat = fat or thin
         self.is_fat_loaded = fat is None
-        """There is none, or it has loaded its modules."""
+        """Whether the zygote has loaded its modules, or does not exist."""
         self._all = (thin,) if fat is None else (thin, fat)
 
     def load_fat(self) -> None:
@@ -267,7 +267,7 @@ class PreforkPools:
             pool.receive()
 
     def restart_deadlines(self) -> None:
-        """Wait anew for the children on order."""
+        """Restart the wait for ordered children."""
         for pool in self._all:
             pool.restart_deadlines()
 

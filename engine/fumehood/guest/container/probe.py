@@ -20,7 +20,7 @@ LIMITS = {
     "Max file size": resource.RLIMIT_FSIZE,
     "Max processes": resource.RLIMIT_NPROC,
 }
-"""By the names in the kernel's table of a process's limits, which some runtimes do not show."""
+"""Resource → its name in `/proc/PID/limits`, which some runtimes lack."""
 
 
 def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:

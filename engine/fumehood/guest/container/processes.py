@@ -52,7 +52,7 @@ def kill_all(spared: Collection[int] = ()) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and goes on. A stopped one does; one that is killed and has not
+    """Whether a process exists and has not been killed. A stopped one does; one that is killed and has not
     come to die yet, or is just dying, does not.
     """
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
@@ -75,8 +75,7 @@ def threads_of(pid: int) -> int:
 
 
 def memory_bytes(pid: int) -> int | None:
-    """What a process has in memory, without files where the kernel tells them apart; None where it
-    tells nothing.
+    """Resident memory of a process, without files if the kernel separates them, or None.
     """
     shown = status(pid)
     return size(field(shown, b"RssAnon") or field(shown, b"VmRSS"))
@@ -93,7 +92,7 @@ def is_stranger(pid: int) -> bool:
 
 
 def _is_dead_child(pid: int, parents: Collection[int]) -> bool:
-    """Of a process whose first thread alone has ended, the others are counted."""
+    """Counts the other threads of a process whose first thread has ended."""
     parent = field(status(pid), b"PPid")
     is_theirs = parent is not None and int(parent) in parents
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1

@@ -27,7 +27,7 @@ _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
 
 @dataclass
 class Measures:
-    """Counters before a run; None where this host shows none."""
+    """Counters before a run, or None if this host shows none."""
 
     cpu_ns: int | None
     own_cpu_ns: int
@@ -71,7 +71,7 @@ class Run:
     calls: int = 0
     """Calls that were passed on."""
     left_s: float | None = None
-    """While its clock stands still: the time that it has left."""
+    """Seconds left while the clock is paused."""
     was_paused: bool = False
     quiet: bool = False
     """Nobody wants its files, only its figures."""

@@ -24,7 +24,7 @@ END_DEADLINE_S = 2.0
 
 
 class Standby:
-    """At most one Node process, with the limit on CPU time that it got while it was root's."""
+    """At most one Node process, with the CPU limit that it was given as root."""
 
     def __init__(
         self, take: Callable[[], Child | None], limit: Callable[[Child, int], None]
@@ -34,7 +34,7 @@ class Standby:
         self._child: Child | None = None
         self._child_cpu_s = 0
         self._expected_cpu_s: int | None = None
-        """Of the last JavaScript program, and so probably of the next."""
+        """CPU limit of the last JavaScript program, and so probably of the next."""
         self._ended: set[int] = set()
 
     def expect(self, cpu_s: int) -> None:

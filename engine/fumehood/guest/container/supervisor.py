@@ -51,7 +51,7 @@ from fumehood.guest.core.procfs import peak_bytes
 from fumehood.protocol import framing
 
 MAX_CLAIM_BYTES = 512 * 1024
-"""Of one frame in a reply's pipe: the claim, in the end."""
+"""Size limit of one frame in a reply's pipe; the largest is the final claim."""
 
 MAX_REPLY_BYTES = 3 << 20
 """All that a program may write into that pipe, with its reports; the rest is not read."""
@@ -60,10 +60,10 @@ MAX_REPLY_BYTES_WITH_CALLS = 600 << 20
 """The same for a program that may call tools. One frame is never larger than a claim."""
 
 MAX_UNREAD_BYTES = 16 << 20
-"""Of answers to a program's calls that it does not read."""
+"""Bytes of answers that wait for a program that does not read them."""
 
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
-"""By which the kernel stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
+"""The clock that stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
 
 CHUNK_BYTES = 1 << 16
 OUTPUT_PAUSE_S = 0.02
@@ -611,7 +611,7 @@ def _has_cpu_limit(run: Run) -> bool:
 
 
 def _pause(run: Run, *, is_paused: bool) -> None:
-    """Stop the clock of a run, or let it go on. The host has its own, which decides."""
+    """Pause or resume the clock of a run. The host's own clock decides."""
     now = time.monotonic()
     if is_paused and run.left_s is None:
         run.left_s, run.deadline, run.was_paused = run.deadline - now, math.inf, True

@@ -31,7 +31,7 @@ FORMAT = b"fumehood.survey.1\n"
 
 MAX_SHOWN = 1000
 MAX_SHOWN_BYTES = 200 * 1024
-"""Of entries in one answer, which has half a megabyte; all of them are in the hash."""
+"""Entries in one answer of half a megabyte; the hash covers all of them."""
 
 MAX_LOOKED_AT = 100_000
 MAX_DEPTH = 64
@@ -107,7 +107,7 @@ class Survey:
         return [self._entries[path] for path in sorted(self._entries, key=os.fsencode)]
 
     def _counted(self) -> dict[str, int]:
-        """How much would go: of what is there, what lies at or below a path that would."""
+        """How much would be deleted: existing entries at or below a given path."""
         going = {outcome.path for outcome in self.outcomes if outcome.fault is None}
         there = [
             entry
@@ -263,7 +263,7 @@ class Survey:
         return digest
 
     def _digest(self, name: str, directory: int, path: str, status: os.stat_result) -> Any:
-        """SHA-256 of a file, piece by piece; None where it cannot be read, or is too much."""
+        """SHA-256 of a file, read piece by piece, or None if it is unreadable or too large."""
         if status.st_size > self._left_to_hash:
             return None
         self._left_to_hash -= status.st_size
@@ -329,7 +329,7 @@ def _enter(name: str, directory: int, status: os.stat_result, path: str) -> int:
 
 
 def _is_within(path: str, tops: set[str]) -> bool:
-    """Whether a path is one of them or lies below one."""
+    """Whether a path is one of these or below one."""
     while path:
         if path in tops:
             return True

@@ -10,7 +10,7 @@ import os
 from fumehood.guest.core import kernel
 
 USER_ID = 10_001
-"""Of user and group; the image has an entry for it."""
+"""User and group id of programs; the image has an entry for it."""
 
 REQUEST_FAILED = 71
 """A child's exit code if the request could not be set up, such as a file that does not fit."""

@@ -69,7 +69,7 @@ def _enter(name: str, directory: int, path: str, *, make: bool) -> int:
 
 @contextmanager
 def parent_of(path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """The directory in which a path lies, open, and its last name."""
+    """Open the parent directory of a path. Returns its descriptor and the last name."""
     above, _, name = path.rpartition("/")
     if name in ("", ".", ".."):
         raise Refused("invalid", "The path is not made of plain names.")
@@ -87,7 +87,7 @@ def status_of(name: str, directory: int, path: str) -> os.stat_result:
 
 
 def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """A plain file; what is none is not waited for, and not followed."""
+    """Open a plain file. Anything else is refused without waiting or following."""
     status = status_of(name, directory, path)
     if stat.S_ISLNK(status.st_mode):
         raise Refused("link", f"{path} is a symbolic link, which is not followed.")

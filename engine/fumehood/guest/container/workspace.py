@@ -28,18 +28,18 @@ PICTURES = DIRECTORY
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 64 << 20
-"""Of all files of one run together; the rest is counted and left out."""
+"""Total size of the files of one run; further files are counted and left out."""
 
 MAX_ENTRIES = 100_000
 """Names that the housekeeper looks at; a mount that counts inodes holds far fewer."""
 
 QUICK_LOOKS = 200
-"""Of the supervisor's own; where there is more, a housekeeper finds out."""
+"""Entries that the supervisor lists itself; a housekeeper lists more."""
 
 MAX_DEPTH = 64
 MAX_PATH_CHARACTERS = 4096
 DATA_BYTES = 48 * 1024
-"""Of a file in one frame."""
+"""Bytes of a file in one frame."""
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -69,7 +69,7 @@ class Mounts:
         self._changes.register(self._watched, select.POLLPRI)
 
     def are_clean(self) -> bool | None:
-        """Whether they hold what they held; None where the file system does not count inodes."""
+        """Whether the inode counts are unchanged, or None if the file system does not count."""
         if not self._count_inodes:
             return None
         return all(_Usage.of(path) == usage for path, usage in self._clean.items())

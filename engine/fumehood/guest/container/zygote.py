@@ -57,7 +57,7 @@ class Notice(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Notice:
-        """Raises ValueError: there is none, the zygote is gone."""
+        """Raises ValueError: the zygote is gone."""
         if len(data) != NOTICE_BYTES:
             raise ValueError("the zygote is gone")
         return cls(*_NOTICE.unpack(data))
@@ -116,7 +116,7 @@ def _out_of_the_way(end: socket.socket) -> socket.socket:
 
 
 def _fork() -> int | None:
-    """As `os.fork`; None if there are too many processes or too little memory at the moment."""
+    """`os.fork`, or None if there are too many processes or too little memory now."""
     try:
         return os.fork()
     except OSError:

@@ -43,7 +43,7 @@ def drain(wakeup: socket.socket) -> None:
 
 
 def reap() -> Iterator[Ended]:
-    """Each child that has ended, until there is none at the moment."""
+    """Each child that has ended by now."""
     while True:
         try:
             pid, status, usage = os.wait4(-1, os.WNOHANG)

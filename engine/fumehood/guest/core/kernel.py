@@ -157,7 +157,7 @@ def unread_bytes(pipe: int) -> int:
 
 
 def process_cpu_ns(pid: int) -> int | None:
-    """CPU time of a whole process so far, in nanoseconds; None if it cannot be read.
+    """CPU time of a whole process so far, in nanoseconds, or None if unreadable.
 
     *Source*: `clock_getcpuclockid(3)`; the clock's number is built from the process id.
     """

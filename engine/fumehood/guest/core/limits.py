@@ -33,7 +33,7 @@ FIXED: tuple[tuple[int, int], ...] = (
 )
 
 CPU_BACKSTOP_S = 1
-"""RLIMIT_CPU stands this much above the limit that the supervisor itself measures."""
+"""Seconds by which RLIMIT_CPU exceeds the limit that the supervisor measures."""
 
 
 def limit_self(open_files: int = 0) -> None:

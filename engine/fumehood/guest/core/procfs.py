@@ -61,7 +61,7 @@ def status(pid: int | str) -> bytes:
 
 
 def field(shown: bytes, name: bytes) -> bytes | None:
-    """One field of a status; None if it is not there."""
+    """One field of a status file, or None."""
     _, found, rest = shown.partition(b"\n" + name + b":")
     return rest.partition(b"\n")[0].strip() if found else None
 

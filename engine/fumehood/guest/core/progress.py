@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 MAX_REPORTS = 1000
-"""Of one run; later ones are read and dropped."""
+"""Reports of one run; later ones are read and dropped."""
 
 MAX_MESSAGE_CHARACTERS = 200
 MAX_BYTES = 512 * 1024
@@ -18,7 +18,7 @@ MAX_BYTES = 512 * 1024
 
 
 def read(claim: Any) -> dict[str, Any] | None:
-    """The report in a child's claim; None if it is invalid."""
+    """The report in a child's claim, or None if it is invalid."""
     if not isinstance(claim, dict):
         return None
     percent, message = claim.get("percent"), claim.get("message")

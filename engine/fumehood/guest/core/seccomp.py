@@ -119,7 +119,7 @@ def allow_if_in(argument: int, values: Sequence[int], otherwise: Instruction) ->
 
 
 def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction]:
-    """End the process unless a 32-bit argument has this value, some bits aside; else go on."""
+    """End the process unless a 32-bit argument has this value, apart from masked bits."""
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_AND, 0, 0, 0xFFFFFFFF & ~ignoring),

@@ -1,4 +1,4 @@
-"""The name table: every name that an expression may use, and what stands behind it.
+"""The name table: every name that an expression may use, and its value.
 
 Guest side, the second table. Invariant: nothing here returns an object with anything to
 reach but numbers, lists and tuples, and each function that can grow its result is the one
@@ -66,7 +66,7 @@ class NameRefused(Exception):
 
 
 def check(nodes: Sequence[ast.AST]) -> None:
-    """Check each name where it stands: functions only as the function of a call.
+    """Check each name in its position: functions may only be called.
 
     Raises:
         NameRefused: an unknown name, a function used as a value, or a constant called.

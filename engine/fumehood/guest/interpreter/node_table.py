@@ -1,7 +1,7 @@
 """Every `ast` node class of the running Python: allowed in an expression, or refused.
 
 Guest side, the first of three tables that an expression passes (nodes, names, sizes).
-Invariant: a class that stands in neither set is refused, so a newer Python with a new node
+Invariant: a class in neither set is refused, so a newer Python with a new node
 cannot widen the language; a test fails until somebody has classified it.
 """
 

@@ -26,7 +26,7 @@ RESERVE_BYTES = 2 << 20
 Mapped and never touched, so it costs no memory."""
 
 REHEARSALS = 16
-"""Of the programs that run before anything is forked. Python rewrites code that runs often; done
+"""Runs of the warm-up programs before the first fork. Python rewrites code that runs often; done
 here, its pages stay shared."""
 
 KEPT_SHARE = 16

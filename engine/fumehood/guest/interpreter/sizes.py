@@ -39,7 +39,7 @@ def checked(value: Any) -> Any:
 
 
 def check_literals(nodes: Iterable[ast.AST]) -> None:
-    """Weigh the numbers that stand in the text: hexadecimal ones have no limit of Python's.
+    """Check the size of number literals: Python does not limit hexadecimal ones.
 
     Raises:
         TooLarge: a literal of more than 4,300 digits.

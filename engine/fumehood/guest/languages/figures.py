@@ -21,7 +21,7 @@ DIRECTORY = "/tmp/.fumehood-figures"  # noqa: S108  # the container's own
 CONFIGURATION = "MPLCONFIGDIR"
 FONTS = "/opt/fumehood/matplotlib"
 MAX_FIGURES = 20
-"""Of one run."""
+"""Figures of one run."""
 
 MAX_PIXELS = 16_000_000
 BYTES_PER_PIXEL = 24

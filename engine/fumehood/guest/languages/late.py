@@ -42,5 +42,5 @@ class LateModules:
 
 
 def late_modules() -> LateModules | None:
-    """The one of this process; None where everything was loaded ahead."""
+    """The finder of this process, or None if everything is preloaded."""
     return next((finder for finder in sys.meta_path if isinstance(finder, LateModules)), None)

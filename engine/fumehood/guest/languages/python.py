@@ -34,7 +34,7 @@ from fumehood.guest.languages.tools import ToolCalls, make_module
 from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
 
 FILENAME = "<code>"
-"""Of the first program; those after it in a session are `<code 2>` and so on."""
+"""File name of the first program; later ones of a session are `<code 2>` and so on."""
 WORKSPACE = "/workspace"
 
 MAX_MESSAGE_CHARACTERS = 2000
@@ -371,7 +371,7 @@ def _let_go(names: dict[str, Any]) -> None:
 
 
 def _flush_files() -> None:
-    """Of files that the program has not closed, whoever holds them."""
+    """Flush files that the program has not closed, whoever holds them."""
     for held in gc.get_objects():
         if issubclass(type(held), io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
             with contextlib.suppress(Exception):  # closed, or its disk is full
@@ -390,7 +390,7 @@ def _print_briefly(text: str) -> None:
 
 
 def open_standard_streams() -> None:
-    """Open them anew on descriptors 0, 1 and 2. Each line goes out at once, or a killed program's
+    """Reopen them on descriptors 0, 1 and 2. Each line is flushed at once, or a killed program's
     last words would be lost in a buffer.
     """
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]

@@ -14,14 +14,14 @@ from fumehood.guest.container.request import memory_file
 
 BASH = "/bin/bash"
 MAX_ARGUMENT_BYTES = 100 * 1024
-"""Of one argument of a program. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
+"""Bytes of one program argument. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Which a program would inherit: `yes | head` would never end as it should."""
 
 
 RUN_ARGUMENTS = 'exec -- "$@"'
-"""Finds the program, and says so in the usual way where there is none."""
+"""Finds the program, with the usual message if it is missing."""
 
 
 def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:

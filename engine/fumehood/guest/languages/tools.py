@@ -61,7 +61,7 @@ ABSENT = _Absent()
 
 
 class ToolCalls:
-    """The calls of one program. `open` begins them anew for each program of a session."""
+    """The calls of one program. `open` resets them for each program of a session."""
 
     def __init__(self) -> None:
         self.writing = threading.Lock()

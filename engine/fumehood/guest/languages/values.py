@@ -16,7 +16,7 @@ from fumehood.protocol import strict_json
 
 MAX_VALUE_BYTES = 64 * 1024
 MAX_VALUE_DEPTH = 50
-"""A little under what the host reads: a value stands inside a claim inside a frame."""
+"""Slightly below the host's limit: a value is nested in a claim in a frame."""
 MAX_REPR_CHARACTERS = 10_000
 MAX_SAFE_INTEGER = 2**53 - 1
 """Readers whose numbers are doubles would read a larger one as another."""
@@ -27,7 +27,7 @@ MAX_CELLS = 5000
 """More than fit the answer; a larger table is not even looked at."""
 
 MAX_RECORDS_BYTES = 10 * 1024
-"""As JSON: what stands in an answer itself. A larger table is there as text only."""
+"""Size limit of a table as JSON in an answer. A larger one is text only."""
 
 TOO_LARGE = (
     "value: the table is too large to stand in the answer as records, so it is there as text, "
@@ -117,8 +117,8 @@ def plain_table(value: Any) -> Any:
     """Records of a DataFrame or Series, numbers of an array or of NumPy.
 
     Raises:
-        NoTable: it is none, or cannot be told exactly.
-        TooLarge: it is one, and does not fit.
+        NoTable: not a table, or not exactly expressible.
+        TooLarge: the table does not fit.
     """
     pandas, numpy = sys.modules.get("pandas"), sys.modules.get("numpy")
     try:

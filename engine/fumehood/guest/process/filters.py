@@ -105,10 +105,10 @@ _OPEN_FOR_MORE_THAN_READING = 0o3 | 0o100 | 0o1000 | 0o20000000
 """The access mode, O_CREAT, O_TRUNC and the bit of O_TMPFILE; alike on both machines."""
 
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
-"""Duplicate, and get or set flags. F_SETOWN is none of them: it would send signals to others."""
+"""Duplicate, and get or set flags. F_SETOWN is excluded: it would send signals to others."""
 
 _IOCTL_COMMANDS = (0x5421, 0x5450, 0x5451)
-"""FIONBIO, FIONCLEX, FIOCLEX. FIOSETOWN is none of them, for the same reason."""
+"""FIONBIO, FIONCLEX, FIOCLEX. FIOSETOWN is excluded for the same reason."""
 
 _PROT_WRITE = 2
 _PROT_EXEC = 4

@@ -47,7 +47,7 @@ class Module(Uncopied):
         self.members = members
 
     def __getattr__(self, name: str) -> Any:
-        """For `from m import a`; the import table has seen the name before."""
+        """Handles `from m import a`; the import table has checked the name."""
         try:
             return self.members[name]
         except KeyError:
@@ -285,7 +285,7 @@ class ModuleFinder:
         self._found: dict[str, Module] = {}
 
     def find(self, name: str) -> Module:
-        """The module of this name; an empty one where there is none."""
+        """The module of this name, or an empty one."""
         if name not in self._found:
             members = _STATIC.get(name, {})
             made = self._made.get(name)

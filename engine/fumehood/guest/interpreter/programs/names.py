@@ -35,7 +35,7 @@ EXCEPTIONS = (
 )  # fmt: skip
 
 MADE_FOR_EACH = ("print", "type")
-"""`print` belongs to one program's output, `type` to its guards; both stand in its globals."""
+"""`print` belongs to one program's output, `type` to its guards; both are in its globals."""
 
 STATIC: Mapping[str, Any] = types.MappingProxyType(
     {name: getattr(builtins, name) for name in (*CONSTANTS, *FUNCTIONS, *EXCEPTIONS)}

@@ -1,6 +1,6 @@
 """Every `ast` node class of the running Python: allowed in a program, or refused.
 
-Guest side, the first table that a program passes. Invariants: a class that stands in
+Guest side, the first table that a program passes. Invariants: a class in
 neither set is refused, so a newer Python with new syntax cannot widen the language; and
 every identifier, wherever a node keeps one, is checked after Python's parser has
 normalised it (PEP 3131).
@@ -242,7 +242,7 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = types.MappingProxyType(
         "Assign": _check_targets,
     }
 )
-"""What is looked at besides the kind of a node."""
+"""Checks beyond a node's class."""
 
 
 def _is_super(node: ast.expr) -> bool:

@@ -98,7 +98,7 @@ class _NoJson(Exception):
 
 
 def json_value(value: Any, max_bytes: int) -> Any:
-    """The value as JSON holds it; None where it cannot hold all of it exactly.
+    """The value as JSON, or None if JSON cannot hold it exactly.
 
     Raises:
         OutputFull: it is longer than `max_bytes`, which is seen before all of it is walked.

@@ -2,7 +2,7 @@
 
 Guest side. Its transformer turns attribute access, subscripts, printing, unpacking and
 augmented assignment into calls of guards, and refuses by itself what it does not know. It
-is followed as it stands but for what the methods below widen; each says why that is safe.
+is used unchanged except where the methods below widen it; each says why that is safe.
 Invariant: `nodes.check` has let the tree through before.
 """
 
@@ -46,7 +46,7 @@ class ProgramPolicy(RestrictingNodeTransformer):
     """The stock policy with the widenings of this language."""
 
     def check_name(self, node: Any, name: str | None, allow_magic_methods: bool = False) -> None:
-        """More methods than the stock eight: our table names them and where they may stand."""
+        """More methods than the stock eight: our table names them and their positions."""
         if allow_magic_methods and isinstance(node, ast.FunctionDef) and name in MAGIC_METHODS:
             return
         super().check_name(node, name, allow_magic_methods)
@@ -62,7 +62,7 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return visited
 
     def visit_Name(self, node: ast.Name) -> Any:
-        """`__name__` is a constant here; nothing of a module stands behind it."""
+        """`__name__` is a constant here, not a module's."""
         if node.id == "__name__" and isinstance(node.ctx, ast.Load):
             return ast.copy_location(ast.Constant("__main__"), node)
         return super().visit_Name(node)
@@ -96,7 +96,7 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        """As it stands, but where the class really is, for tracebacks."""
+        """Unchanged, with the class's real position for tracebacks."""
         visited: ast.ClassDef = super().visit_ClassDef(node)  # type: ignore[assignment]
         copy_locations(visited, node)
         for keyword in visited.keywords:
