@@ -88,7 +88,7 @@ class AuditService:
                 await self.anchor("stop")
 
     async def anchor(self, why: str) -> Anchor | None:
-        """Anchor the head of the chain; None if that fails, which is logged."""
+        """Anchor the head of the chain, or return None after logging why that failed."""
         if self._state is None:
             return None
         async with self._lock:

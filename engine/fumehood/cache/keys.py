@@ -22,7 +22,7 @@ MAX_REMEMBERED = 2048
 """Keys, and digests of definitions."""
 
 MAX_REMEMBERED_BYTES = 2048
-"""Of the arguments of a call whose key is remembered."""
+"""Size of the largest arguments whose key is remembered."""
 
 
 class CacheKeys:

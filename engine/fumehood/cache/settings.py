@@ -11,7 +11,7 @@ class CacheSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ttl_seconds: int = Field(default=300, ge=1, le=30 * 86_400)
-    """For tools whose definition has no `cache_ttl`."""
+    """Seconds for tools whose definition has no `cache_ttl`."""
     max_mb: int = Field(default=64, ge=0, le=1_000_000)
-    """Of all answers together; 0 keeps none."""
+    """Total size of all answers; 0 disables the cache."""
     max_entry_kb: int = Field(default=1024, ge=1, le=1_000_000)

@@ -21,7 +21,7 @@ from fumehood.core.envelope import Metacognition
 from fumehood.core.limits import MB
 
 ENTRY_BYTES = 1024
-"""What an entry takes besides its text: key, times and the objects around them."""
+"""Overhead of an entry: key, times and their objects."""
 
 
 @dataclass(frozen=True, slots=True)

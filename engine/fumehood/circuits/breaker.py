@@ -22,14 +22,14 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.observe.log import Logger
 
 TRIAL_WAIT_MS = 1000
-"""For callers who come while all trials are under way: nobody knows when those end."""
+"""Delay suggested to callers while all trial requests are pending."""
 
 HEALTHY, FAILING = 0, 1
 PORTS = {"https": 443, "http": 80}
 
 
 def upstream_of(tool: ToolDefinition) -> str | None:
-    """The service that a tool calls, as `host:port`, or its MCP server; None if it calls none."""
+    """The service that a tool calls, as `host:port`, or its MCP server, or None."""
     if tool.executor == "mcp":
         return f"mcp:{tool.name.partition('__')[0]}"
     if tool.executor != "http" or tool.endpoint is None:
@@ -40,7 +40,7 @@ def upstream_of(tool: ToolDefinition) -> str | None:
 
 
 def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:
-    """What the ending of a request says about the service; None if it says nothing.
+    """What the ending of a request says about the service, or None if nothing.
 
     Timeouts, broken connections and 5xx count against it; an answer, also a refusal of the
     caller's arguments, counts for it. A call that never reached it, was cancelled, or came too
@@ -217,7 +217,7 @@ class Circuits:
         self._circuits: dict[str, Circuit] = {}  # as many as administrators registered services
 
     def enter(self, tool: ToolDefinition) -> Permit | None:
-        """Take a permit for one request of a tool; None if it calls no service.
+        """Take a permit for one request of a tool, or return None if it calls no service.
 
         Raises:
             CircuitOpen: requests to its service are suspended.
@@ -237,7 +237,7 @@ class Circuits:
         return circuit.wait_ms() if circuit is not None else 0
 
     def status_of(self, tool: ToolDefinition) -> CircuitStatus | None:
-        """The circuit to a tool's service; None if it calls none."""
+        """The circuit to a tool's service, or None."""
         circuit = self._of(tool)
         return circuit.status() if circuit is not None else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 SLOTS = 12
-"""Of one window. An event is forgotten up to a slot before its window is over."""
+"""Slots of one window. An event is forgotten up to one slot early."""
 
 
 class RecentCounts:
@@ -16,7 +16,7 @@ class RecentCounts:
     def __init__(self, window_s: float) -> None:
         self._slot_s = window_s / SLOTS
         self._slots: deque[list[int]] = deque()
-        """Of each slot that has events: its number and the two counts, oldest first."""
+        """Each slot with events: its number and the two counts, oldest first."""
 
     def add(self, kind: int, now: float) -> None:
         """Count one event; `kind` is 0 or 1, and `now` never goes back."""

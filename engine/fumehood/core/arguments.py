@@ -37,10 +37,10 @@ MAX_TOOLS = 64
 """Other tools that one program may call."""
 
 MAX_READ_BYTES = 256 * 1024
-"""Of a file in one answer."""
+"""Bytes of a file in one answer."""
 
 MAX_WRITE_BYTES = 8 << 20
-"""Of a file that is written whole in one request."""
+"""Bytes of a file that one request writes."""
 
 MAX_PATHS = 100
 MAX_LIMIT = 100
@@ -49,10 +49,10 @@ MAX_LIMIT = 100
 MAX_WORDS = 4096
 MAX_VARIABLES = 256
 MAX_WORD_BYTES = 100 * 1024
-"""Of one argument or variable of a program. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
+"""Bytes of one argument or variable of a program. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
 
 MAX_WORDS_BYTES = 5 << 18
-"""Of all of them. *Source*: execve(2), a quarter of the stack, which is 2 MB here."""
+"""Bytes of all of them. *Source*: execve(2), a quarter of the stack, which is 2 MB here."""
 
 _MAX_OFFSET = 1 << 50
 _SHOWN_CHARACTERS = 80
@@ -130,7 +130,7 @@ class Arguments(BaseModel):
         frozen=True, strict=True, json_schema_extra={"additionalProperties": False}
     )
     one_of: ClassVar[tuple[str, ...]] = ()
-    """Of these a call needs one."""
+    """Exactly one of these is required."""
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs of which a call can give one. An empty one beside the other counts as left out."""
     is_checked_here: ClassVar[bool] = True
@@ -372,7 +372,7 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "workspace:delete": DeleteArguments,
     }
 )
-"""By the `executor` of a definition. A tool's schema may narrow these but name no others."""
+"""Executor → its arguments. A tool's schema may narrow these but name no others."""
 
 
 def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ MAX_KEYS = 1000
 """Parameters of one call: each unknown one would become a message or a warning."""
 
 MAX_TOOL_CHARACTERS = 256
-"""Of a tool's name and version in a batch. In an address, its own limit holds."""
+"""Characters of a tool's name and version in a batch."""
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
 Id = Annotated[str, Field(pattern=ID_PATTERN)]

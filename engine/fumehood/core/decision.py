@@ -97,7 +97,7 @@ class Decision(BaseModel):
     tool: str
     """`external:NAME`, as in rules and in the call log."""
     reason: str
-    """For the model."""
+    """A reason for the model."""
     code: str | None = None
     """The error code that a call would have; null if it is allowed."""
     rule: str | None = None

@@ -62,7 +62,7 @@ class EngineError(FumehoodError):
     fault: ClassVar[Fault] = Fault.HOST
     sandbox_reusable: ClassVar[bool] = True
     exit_code: ClassVar[int] = 1
-    """Of the command line: 1 tool failed, 3 waiting for approval, 4 engine unavailable."""
+    """Exit status of the command line: 1 tool failed, 3 waiting for approval, 4 unavailable."""
     was_sent = True
     """Whether a byte may have reached another service. False only where certainly none did."""
 

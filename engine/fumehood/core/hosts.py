@@ -22,7 +22,7 @@ MAX_PORT = 65_535
 
 
 def host_of(url: str) -> str | None:
-    """The host in lower case without a trailing dot; None if clients could disagree."""
+    """The host in lower case without a trailing dot, or None if clients could disagree."""
     if len(url) > MAX_URL_CHARACTERS or _UNSEEN.search(url) or "\\" in url:
         return None
     found = _URL.fullmatch(url)

@@ -20,7 +20,7 @@ AUTO = "auto"
 """The option's value that asks for a key made from the call itself."""
 
 PARAMETER = "idempotency_key"
-"""A tool's own parameter of this name is the key, too."""
+"""A tool's own parameter of this name is also the key."""
 
 MAX_KEY_CHARACTERS = 255
 
@@ -28,7 +28,7 @@ KEY_LIFETIME = timedelta(hours=24)
 """How long a key is known (mission P3). One that is running or waiting is known until it ends."""
 
 MAX_ANSWER_BYTES = MB
-"""Of a kept answer, as JSON; of a longer one the data is left out."""
+"""Size limit of a stored answer as JSON; a longer one is stored without its data."""
 
 
 class KeyState(StrEnum):

@@ -25,7 +25,7 @@ class Language:
     noun: str = "program"
     """The word for one program in messages."""
     has_value: bool = True
-    """Whether a program has a value, an exception and images, besides what it prints."""
+    """Whether a program has a value, an exception and images in addition to its output."""
 
     @property
     def executor(self) -> str:
@@ -55,4 +55,4 @@ LANGUAGES: Mapping[str, Language] = MappingProxyType(
         )
     }
 )
-"""By name."""
+"""Name → language."""

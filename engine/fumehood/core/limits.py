@@ -12,7 +12,7 @@ from enum import StrEnum
 MB = 1 << 20
 
 MIN_INTERPRETER_MB = 16
-"""The memory of Python itself besides a program, in the interpreter wall."""
+"""Memory that Python itself needs in the interpreter wall."""
 
 MIN_JAIL_MB = 32
 """The same in the jail, where a function's own imports count too."""
@@ -24,10 +24,10 @@ CONTAINER_MEMORY_CLASSES = (MIN_CONTAINER_MB, 256, 512, 1024, 2048)
 """The sizes of containers, in megabytes. Few, so that one that is ready fits the next call."""
 
 CONTAINER_PROCESSES = 64
-"""Of a program in a container, threads included."""
+"""Processes and threads of a program in a container."""
 
 CONTAINER_OPEN_FILES = 256
-"""Of one process in a container."""
+"""Open files of one process in a container."""
 
 CONTAINER_SIXTEENTHS = {"/workspace": 4, "/tmp": 3, "/dev/shm": 1}  # noqa: S108  # inside
 """Of the size of a container, for each place that can be written: half of it together. A program

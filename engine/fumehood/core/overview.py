@@ -43,7 +43,7 @@ class ToolFigures(_Value):
     calls: int
     succeeded: int
     failed: int
-    """By a program, the engine or a service; not calls that were refused, denied or wrong."""
+    """Calls that a program, the engine or a service failed; not refused, denied or invalid ones."""
     mean_ms: float
     p50_ms: float
     p95_ms: float
@@ -92,7 +92,7 @@ class EngineSummary(_Value):
     containers: dict[str, int]
     sessions: dict[str, int]
     circuits: tuple[CircuitStatus, ...]
-    """Of services that were called since the start, those that are not closed first."""
+    """Circuits of services called since the start, those that are not closed first."""
 
 
 class RulesToTry(_Value):

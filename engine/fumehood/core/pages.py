@@ -7,7 +7,7 @@ from typing import Any
 from fumehood.core.json_types import JsonObject
 
 MAX_ITEMS = 1000
-"""Of `fetch_all`, unless its caller says otherwise."""
+"""Default limit of `fetch_all`."""
 
 
 class Pages:
@@ -30,7 +30,7 @@ class Pages:
         if max_items < 1:
             raise ValueError("max_items must be at least 1")
         self.arguments = arguments or {}
-        """Of the next page's call."""
+        """Arguments of the next page's call."""
         self.is_over = False
         self.is_cut = False
         """Whether the tool said that there is more, and gave no way to it."""

@@ -27,7 +27,7 @@ class ReturnedFile:
     """The argument of a client's `blob` and `save_blob`, and of an engine's `blob`."""
 
     def _repr_png_(self) -> bytes | None:
-        """The picture, for a notebook; None where there is none inline."""
+        """The picture for a notebook, or None if it is not inline."""
         return self.data if self.content_type == PNG else None
 
 

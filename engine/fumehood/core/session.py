@@ -17,7 +17,7 @@ class SessionStatus(StrEnum):
 
     ACTIVE = "active"
     ENDED = "ended"
-    """By its owner, by its time, or with the engine."""
+    """Ended by its owner, by its lifetime, or with the engine."""
     LOST = "lost"
     """Its container went without anybody's asking, and its files and variables with it."""
 

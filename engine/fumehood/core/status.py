@@ -92,7 +92,7 @@ class Alert(_Value):
     threshold: float
     calls: int
     least_calls: int
-    """With fewer calls it cannot begin to fire."""
+    """Minimum number of calls before it can fire."""
     message: str
 
 

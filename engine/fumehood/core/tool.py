@@ -341,7 +341,7 @@ class ToolDefinition(_Value):
 
     @property
     def version_key(self) -> tuple[Any, ...]:
-        """Sorts versions as semver orders them: a pre-release stands before its release."""
+        """Sorts versions as semver orders them: a pre-release comes before its release."""
         match = re.match(SEMVER_PATTERN, self.version)
         if match is None:  # model_construct is the only way here
             raise ValueError("not a semantic version")

@@ -53,7 +53,7 @@ class Prices(BaseModel):
 
     cpu_second: Decimal = Field(default=Decimal(0), ge=0)
     gb_second: Decimal = Field(default=Decimal(0), ge=0)
-    """For each GB of the memory limit and each second."""
+    """Price for each GB of memory limit and second."""
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$")
 
 

@@ -18,7 +18,7 @@ EntryKind = Literal["file", "directory", "link", "other"]
 """`other` is a pipe, a socket or a device, which is never read or written from outside."""
 
 UPLOAD_PIECE_BYTES = 1 << 20
-"""Of a file on its way into a session."""
+"""Size of one piece of an upload into a session."""
 
 
 class WorkspaceEntry(BaseModel):

@@ -21,7 +21,7 @@ WORKSPACE = "/workspace"
 """Where programs find it."""
 
 RESERVED_PREFIX = ".fumehood-upload-"
-"""Of the name of a file that is still coming in."""
+"""Name prefix of an unfinished upload."""
 
 
 def path_fault(path: str) -> str | None:
@@ -49,7 +49,7 @@ def path_fault(path: str) -> str | None:
 
 
 def absolute_path(path: str) -> tuple[str, ...] | None:
-    """The parts of the path that this text names from the workspace; None where it can be none.
+    """The parts of a path relative to the workspace, or None if the text is no valid path.
 
     `.`, `..` and doubled slashes are resolved in the text. Links are not looked at.
     """

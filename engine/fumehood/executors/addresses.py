@@ -24,13 +24,13 @@ from fumehood.registry.secrets import Origin
 from fumehood.sandbox.bounded_threads import BoundedThreads
 
 MAX_ADDRESSES = 16
-"""Of one name; connecting is tried one after the other."""
+"""Addresses of one name; they are tried one after the other."""
 RESOLVED_AT_ONCE = 8
 RESOLVE_S = 60.0
 """Resolvers give up sooner."""
 
 TURNS = 2
-"""Of the event loop, in which a read gets what has arrived already."""
+"""Turns of the event loop, in which a read gets data that has already arrived."""
 
 # *Source*: IANA's registries of special-purpose addresses, as `ipaddress` knows them
 # (`is_global`), with these beside them.

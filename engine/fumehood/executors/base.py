@@ -96,7 +96,7 @@ class ToolRun:
     expected: str | None = None
     """The `base` of the `Effect` that a human approved; the run must find it unchanged."""
     calls: ProgramCalls | None = None
-    """For a program that may call other tools."""
+    """Set for a program that may call other tools."""
 
     @property
     def traceparent(self) -> str:
@@ -109,7 +109,7 @@ class Executor(ABC):
     """One kind of tool."""
 
     language: str | None = None
-    """The language that the place must be able to run; None if any place will do."""
+    """The language that the place must support, or None for any place."""
     has_preview = False
     """Whether a human can see a call's effect before the call runs."""
 

@@ -27,7 +27,7 @@ MAX_TOKENS = 10**12
 MAX_FIELDS = 50
 
 MAX_VALUE_DEPTH = 50
-"""A little less than an envelope can hold, because the value stands inside its data."""
+"""Slightly less than an envelope can hold, because the value is nested in its data."""
 
 MAX_EXACT_INTEGER = 2**53 - 1
 """JSON readers disagree about larger integers, so a value that holds one is left out."""
@@ -101,7 +101,7 @@ def read_result(result: JsonObject | None) -> ToolResult:
 
 
 def read_error(claim: JsonObject) -> EngineError | None:
-    """The error that a function may choose; None where it is a failure like any other."""
+    """The error that a function chose itself, or None for any other failure."""
     try:
         match claim.get("kind"):
             case "tool_error":
@@ -124,7 +124,7 @@ def read_error(claim: JsonObject) -> EngineError | None:
 
 
 def read_raised(claim: JsonObject) -> Raised | None:
-    """An exception of the function; None where its process said something else."""
+    """The function's exception, or None if its process reported something else."""
     try:
         return Raised.model_validate(claim)
     except ValidationError:
@@ -177,7 +177,7 @@ def read_value(result: JsonObject | None) -> ValueClaim:
 
 
 def read_failure(claimed: JsonObject | None) -> FailureClaim | None:
-    """The claimed failure; None if the claim is invalid."""
+    """The claimed failure, or None if the claim is invalid."""
     try:
         return FailureClaim.model_validate(claimed)
     except ValidationError:

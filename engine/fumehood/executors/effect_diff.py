@@ -14,7 +14,7 @@ from difflib import Match, SequenceMatcher
 CONTEXT_LINES = 3
 
 MAX_DIFF_BYTES = 16 * 1024
-"""Of one file's diff."""
+"""Size limit of one file's diff."""
 
 MAX_STEPS = 4_000_000
 """Pairs of lines looked at, at some 25 ns each, so 0.15 s: measured with texts made to be slow."""

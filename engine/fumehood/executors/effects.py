@@ -206,7 +206,7 @@ def _lacking_above(path: str, survey: Survey) -> list[str]:
 
 
 async def _diff(before: bytes, after: bytes) -> JsonObject:
-    """A diff, or the reason why there is none. Runs in a thread: its cost depends on the texts."""
+    """A diff, or the reason for its absence. Runs in a thread: its cost depends on the texts."""
     if max(len(before), len(after)) > MAX_COMPARED_BYTES:
         return {"too_large": True}
     old, new = text_of(before), text_of(after)
@@ -340,7 +340,7 @@ class Seen(Claim):
     """The number of the file's hard links, in the workspace or elsewhere."""
     sha256: Sha256 | None = None
     version: str | None = Field(default=None, min_length=1, max_length=200)
-    """In place of the hash, for a file that could not be read."""
+    """Replaces the hash of an unreadable file."""
     target: str | None = Field(default=None, max_length=MAX_TEXT)
     target_base64: str | None = Field(default=None, max_length=MAX_TEXT)
     special: Literal["pipe", "socket", "device", "unknown"] | None = None
@@ -401,7 +401,7 @@ class Survey:
 
     claim: SurveyClaim
     faults: Mapping[str, FaultKind | None]
-    """By path, in the order of the request."""
+    """Path → change, in the order of the request."""
     entries: Mapping[bytes, Seen]
 
     def at(self, path: str) -> Seen | None:

@@ -55,9 +55,9 @@ def error_of(
     values: Mapping[str, str] = MappingProxyType({}),
     measured: JsonObject | None = None,
 ) -> EngineError | None:
-    """The error of a run; None for a success.
+    """The error of a run, or None for a success.
 
-    `values` fill the templates. `measured` stands beside the limit in `details.limit`.
+    `values` fill the templates. `measured` is added to the limit in `details.limit`.
     """
     error_class = ENDING_ERRORS[ending.ended_by]
     if error_class is None:

@@ -146,7 +146,7 @@ def file_name(url: str) -> str:
 
 
 def _text(answer: UpstreamAnswer) -> str | None:
-    """The body as text; None if it is none."""
+    """The body as text, or None if it is not text."""
     found = _CHARSET.search(answer.headers.get("content-type", ""))
     codec = _CODECS.get(found[1].lower()) if found is not None else None
     if codec is not None and codec != "utf-8":

@@ -16,7 +16,7 @@ from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import FileSink, OnCall, OnEnding, OnOutput, OnProgress, RunSinks
 
 MAX_REPORTS = 1000
-"""Of progress, in one call; what comes after them is dropped."""
+"""Progress reports of one call; later ones are dropped."""
 
 
 class CallHandle:
@@ -113,7 +113,7 @@ class CallHandle:
     def for_fallback(self) -> CallHandle:
         """A handle for the call of another tool in this one's place, in the same task.
 
-        Its events are this call's. Cancelling this call ends it, too.
+        Its events are this call's. Cancelling this call also ends it.
         """
         return CallHandle(
             output=self.output,
@@ -153,7 +153,7 @@ class CallHandle:
     def close(self) -> bool:
         """Note that nothing of the call runs any more. Returns whether its caller cancelled it.
 
-        False, too, if the task is also cancelled from outside: that cancellation continues.
+        Also False if the task is cancelled from outside: that cancellation continues.
         """
         if not self._is_over:
             self._is_over = True

@@ -34,7 +34,7 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
         **{language.executor: ProgramExecutor(language) for language in LANGUAGES.values()},
     }
 )
-"""By the `executor` of a definition."""
+"""`executor` of a definition → its implementation."""
 
 
 def executor_of(tool: ToolDefinition) -> Executor:

@@ -174,13 +174,13 @@ def _not_understood(place: str) -> ExecutionError:
 
 
 def _object(value: Any, fields: Mapping[str, str]) -> JsonObject:
-    """An object of the values at these places; null where there is none."""
+    """An object of the values at these places; missing ones are null."""
     found = {name: _at(value, place) for name, place in fields.items()}
     return {name: None if each is _MISSING else each for name, each in found.items()}
 
 
 def _at(value: Any, pointer: str) -> Any:
-    """The value at a JSON pointer; `_MISSING` if there is none."""
+    """The value at a JSON pointer, or `_MISSING`."""
     # *Source*: RFC 6901, section 4.
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

@@ -15,7 +15,7 @@ class CutText:
     """A text that was too long for memory: both ends, and a link to the whole."""
 
     field: str
-    """Its place in `data`, or in the error's `details`; an empty text stands there."""
+    """Its place in `data` or in the error's `details`, which hold an empty text."""
     head: str
     tail: str
     length: int

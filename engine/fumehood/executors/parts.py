@@ -75,7 +75,7 @@ class Pieces:
 
 
 class Parts:
-    """The parts of one call. `hear` gets each one as text: a string as it is, others as a line of
+    """The parts of one call. `hear` receives each as text: a string unchanged, others as a line of
     JSON."""
 
     def __init__(self, max_bytes: int, max_depth: int, hear: Hear | None = None) -> None:

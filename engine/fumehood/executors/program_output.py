@@ -167,10 +167,10 @@ class SentFile:
 
 MAX_LISTED = 100
 MAX_INLINE_BYTES = 1_000_000
-"""Smaller files stand in the answer (mission E7)."""
+"""Smaller files are inline in the answer (mission E7)."""
 
 MAX_INLINE_TOTAL_BYTES = 4_000_000
-"""Of one answer; files beyond are blobs, however small, or it could not be read as one."""
+"""Inline files of one answer; further ones become blobs, or the answer would be unreadable."""
 
 UNKNOWN_TYPE = "application/octet-stream"
 
@@ -190,7 +190,7 @@ class _Coming:
     kind: FileKind = "file"
     received: int = 0
     start: bytearray = field(default_factory=bytearray)
-    """Its bytes, while they may stand in the answer."""
+    """Its bytes, as long as they can be inline."""
     draft: Draft | None = None
     digest: Any = None
     """SHA-256 so far, where it may be what the caller sent."""
@@ -221,7 +221,7 @@ class ProgramFiles:
         self.pictures: list[JsonObject] = []
         """What the answer says of each picture, once `entries` came back."""
         self.left_out = 0
-        """Files that were not taken: too many, cut short, or with names that are none."""
+        """Files left out: too many, cut short, or with invalid names."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         """A file begins."""
@@ -330,6 +330,6 @@ class ProgramFiles:
 
 
 def content_type_of(path: str) -> str:
-    """By the name alone. What is compressed is not called what it holds."""
+    """Media type by name alone. Compressed files get the type of the compression."""
     kind, encoding = _TYPES.guess_type(path.rpartition("/")[2])
     return kind if kind is not None and encoding is None else UNKNOWN_TYPE

@@ -70,7 +70,7 @@ DRAINED_BYTES = 1 << 20
 """So many bytes of a relayed answer may wait for the disk."""
 
 MAX_TEXT_BYTES = 6 * SPILL_CHARACTERS + 1024
-"""Of a relayed answer as JSON, where it is not cut: an escape makes six characters of one."""
+"""Size limit of a relayed answer as JSON: an escape makes six characters of one."""
 
 MAX_TYPE_SHOWN = 200
 """Characters of a content type."""
@@ -202,7 +202,7 @@ async def _ask(
     """The successful answer. Its body goes to `relayed`, if that is given.
 
     Raises:
-        EngineError: there is none.
+        EngineError: the service gave none.
     """
     timeout_s = limits.wall_s if tool.timeout is None else min(limits.wall_s, tool.timeout / 1e3)
     try:
@@ -538,7 +538,7 @@ def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) 
     """The JSON of an answer, as it came.
 
     Raises:
-        ExecutionError: it is none.
+        ExecutionError: the body is not JSON.
     """
     try:
         return strict_json.loads(answer.body)

@@ -42,10 +42,10 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.sessions import SessionKeeper
 
 REQUEST_S = 30.0
-"""For one request to the guest. It copies at most a megabyte, or lists a thousand names."""
+"""Seconds for one request to the guest, which copies 1 MB or lists a thousand names."""
 
 DROP_S = 40.0
-"""For taking back an upload: a little longer than a call in the session is waited for."""
+"""Seconds to undo an upload: slightly longer than a call in the session is waited for."""
 
 REQUEST_LIMITS = Limits(wall_s=REQUEST_S, cpu_s=REQUEST_S, memory_mb=None, output_bytes=MB)
 

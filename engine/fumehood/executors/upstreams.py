@@ -44,7 +44,7 @@ IDLE_S = 30.0
 READ_AT_ONCE = 32
 MAX_REDIRECTS = 5
 MAX_ERROR_BYTES = 64 * 1024
-"""Of the body of an answer that is an error; the rest is not read."""
+"""Bytes read of an error's body."""
 PIECE_BYTES = 64 * 1024
 """Unpacked at once. A packed byte can become a thousand."""
 PACKED_OVERHEAD_BYTES = 64 * 1024
@@ -73,7 +73,7 @@ class UpstreamRequest:
 class UpstreamAnswer:
     """Status, headers (names in lower case) and the unpacked body.
 
-    `is_cut` says that the body goes on; only an error's body is cut. `url` is the address that
+    `is_cut` means that the body continues; only an error's body is cut. `url` is the address that
     answered, after all redirects.
     """
 
@@ -85,12 +85,12 @@ class UpstreamAnswer:
 
     @property
     def content_type(self) -> str:
-        """The type without its parameters, in lower case; empty if there is none."""
+        """The media type without parameters, in lower case, or an empty text."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @property
     def retry_after_ms(self) -> int | None:
-        """The time that the service asks to wait; None if it says nothing understandable."""
+        """The delay that the service requests, or None if it is missing or invalid."""
         return read_retry_after(self.headers.get("retry-after", ""), datetime.now(UTC))
 
 
@@ -322,7 +322,7 @@ def _redirected(request: UpstreamRequest, location: str, values: SecretValues) -
 
 
 def _headers(rows: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """By name; of a repeated header the first."""
+    """Name → value; the first one of a repeated header."""
     found: dict[str, str] = {}
     for name, value in rows:
         found.setdefault(name.decode("ascii").lower(), value.decode("latin-1"))
@@ -335,9 +335,9 @@ async def _unpacked(
     """The unpacked body in pieces, at most `most` bytes of it.
 
     Raises:
-        BodyTooLarge: it goes on behind these.
-        ExecutionError: it is packed in a way that was not asked for.
-        zlib.error: it is not what it says, or ends too early.
+        BodyTooLarge: the body is longer.
+        ExecutionError: the service used an unsupported Content-Encoding.
+        zlib.error: the compressed data is invalid or truncated.
     """
     encoding = encoding.strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):

@@ -21,10 +21,10 @@ from typing import Any
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_RESULT_DEPTH = 58
-"""A little under what the host reads: a result stands inside a reply."""
+"""Slightly below the host's limit: a result is nested in a reply."""
 
 MAX_REPORTS = 1000
-"""Of progress, in one call; what comes after them is dropped."""
+"""Progress reports of one call; later ones are dropped."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

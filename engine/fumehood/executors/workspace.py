@@ -45,7 +45,7 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import Lease, RunEnding
 
 DEFAULT_READ_BYTES = 10 * 1024
-"""As much as of any other text stands in an answer (mission E6)."""
+"""The inline limit of any other text (mission E6)."""
 
 MAX_DATA_BYTES = 2 << 20
 """The largest piece of a file in JSON's escapes fits in it."""
@@ -200,7 +200,7 @@ async def _read(arguments: JsonObject, place: _Place) -> _Done:
 
 
 def _as_text(raw: bytes, *, is_last: bool) -> str | None:
-    """The bytes as text, without a character that the end cuts; None where they are none."""
+    """The bytes as text, without a character cut at the end, or None if they are not text."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:

@@ -42,7 +42,7 @@ MAX_LISTED = 1000
 """Entries of one answer."""
 
 MAX_PUT_BYTES = 1 << 20
-"""Of an upload in one piece."""
+"""Bytes of one piece of an upload."""
 
 MAX_SIZE = 1 << 50
 MAX_TIME_NS = 1 << 63
@@ -161,7 +161,7 @@ class Deletion(Claim):
 
 
 def read_fault(result: JsonObject | None) -> Fault | None:
-    """The refusal in an answer; None where it is none."""
+    """The refusal in an answer, or None."""
     try:
         return _Refusal.model_validate(result).fault
     except ValidationError:
@@ -227,7 +227,7 @@ class Said(Generic[M]):
 
     @property
     def required(self) -> M:
-        """The value. Raises the error if there is none."""
+        """The value. Raises the error if it is missing."""
         if self.error is not None:
             raise self.error
         assert self.value is not None

@@ -30,7 +30,7 @@ from fumehood.storage.database import Database
 
 MAX_AGENTS = 10_000
 MAX_BINDINGS = 1_000
-"""For one agent."""
+"""Bindings of one agent."""
 
 
 class Agents:
@@ -56,7 +56,7 @@ class Agents:
         return self._agents.get(agent_id)
 
     def get(self, agent_id: str) -> Agent:
-        """Raises ResourceNotFound if there is none."""
+        """Raises ResourceNotFound for an unknown agent."""
         if agent_id not in self._agents:
             raise _unknown(agent_id)
         return self._agents[agent_id]

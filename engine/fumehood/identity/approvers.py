@@ -119,7 +119,7 @@ class Approvers:
     async def _check(
         self, text: str, presented: Presented | None, approver: Approver | None
     ) -> Approver:
-        """The approver of a credential. Takes as long if there is none."""
+        """The approver of a credential. Takes equally long for an unknown one."""
         if self._checking.statistics().tasks_waiting >= MAX_WAITING_CHECKS:
             raise RateLimited(
                 "Too many credentials are being checked. Try again later.", retry_after_ms=2000

@@ -40,7 +40,7 @@ def make_credential(kind: str) -> tuple[str, str, str]:
 
 
 def parse_credential(text: str) -> Presented | None:
-    """Split a credential; None if the text has another format."""
+    """Split a credential, or return None if the format is wrong."""
     match = _FORM.fullmatch(text)
     return Presented(*match.groups()) if match else None
 

@@ -92,7 +92,7 @@ class Tokens:
         return Principal(token.principal_id, token.scopes, token.agents, token.id)
 
     def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
-        """The principal of a token that was presented before; None if it is no longer valid."""
+        """The principal of a token that was presented before, or None if it is no longer valid."""
         token = self._tokens.get(token_id)
         self._latest = max(self._latest, now)
         if token is None or not token.is_valid(self._latest):

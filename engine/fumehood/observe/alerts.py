@@ -23,13 +23,13 @@ from fumehood.observe.metrics import MAX_TOOLS, EndedCall
 from fumehood.observe.settings import AlertSettings
 
 SLOTS = 12
-"""Of one window. A call is forgotten up to a slot before its window is over."""
+"""Slots of one window. A call is forgotten up to one slot early."""
 
 BAND = 0.1
 """How far a value must come back behind its threshold: a tenth of what the threshold allows."""
 
 LEAST_CALLS_OF_P99 = 100
-"""With fewer, the slowest one alone would be the 99th percentile."""
+"""Minimum number of calls for a 99th percentile."""
 
 LOOK_S = 5.0
 """How often the thresholds are looked at."""
@@ -93,7 +93,7 @@ class Rule:
     value: Callable[[Totals], float]
     threshold: float
     message: str
-    """With places for the value and the threshold."""
+    """A template with places for the value and the threshold."""
     limit: float | None = None
     """What the value is compared with, where it is not the threshold."""
     is_least: bool = False

@@ -163,7 +163,7 @@ def log_fault(logger: Logger, event: str, error: BaseException, **values: Any) -
 
 
 def quiet_logger() -> Logger:
-    """For embedding: warnings and errors only."""
+    """The default of embedding programs: warnings and errors only."""
     return make_logger("warning")
 
 

@@ -29,7 +29,7 @@ OTHER = "(other)"
 """The label for the rest."""
 MAX_TOOLS = 200
 MAX_CODES = 60
-"""Of one tool: all of the engine's, and some of its own."""
+"""Codes of one tool: all of the engine's, and some of its own."""
 
 
 @dataclass(frozen=True, slots=True)

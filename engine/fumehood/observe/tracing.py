@@ -46,7 +46,7 @@ SHUTDOWN_S = 2.0
 
 HEADER = "traceparent"
 VARIABLE = "TRACEPARENT"
-"""In the environment of a program. *Source*: OpenTelemetry, "Environment variables as context
+"""A program's environment variable. *Source*: OpenTelemetry, "Environment variables as context
 propagation carriers"."""
 
 INCOMING: ContextVar[str | None] = ContextVar("traceparent", default=None)
@@ -60,7 +60,7 @@ _W3C_ID = re.compile(r"(?!0{32})[0-9a-f]{32}", re.ASCII)
 
 
 def read_traceparent(text: object) -> TraceParent | None:
-    """The header `traceparent`; None if it is none, because then the trace begins here."""
+    """The header `traceparent`, or None if it is invalid; then the trace begins here."""
     match = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= 200 else None
     if match is None or (match[1] == "00" and match[5] is not None):
         return None

@@ -39,7 +39,7 @@ from fumehood.protocol.framing import FrameError
 from fumehood.protocol.messages import GuestReady
 
 MAX_TEXT_CHARACTERS = 64 * 1024
-"""Of output in one frame, and of a request in one part."""
+"""Bytes of output in one frame, and of one part of a request."""
 
 OUTPUT_START = b'{"op":"output",'
 """The start of a frame as the guest writes it; other forms are parsed more slowly."""

@@ -20,7 +20,7 @@ RUN_DIRECTORY = Path("/run/fumehood")
 """The default directory of a service's sockets."""
 
 PREFIX = "fumehood_"
-"""Of environment variables, in lower or upper case."""
+"""Prefix of environment variables, in lower or upper case."""
 
 PATHS = ("home", "socket")
 MODES = ("single-user", "service")

@@ -62,7 +62,7 @@ def read_values(
 
 
 def line_of(lines: Lines, path: Path) -> int | None:
-    """The line of the value, or of the nearest value around it; None if unknown."""
+    """The line of the value or of the nearest value around it, or None."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
             return lines[path[:length]]

@@ -22,7 +22,7 @@ class FrameError(ValueError):
 
 
 class FrameTooLarge(FrameError):
-    """The announced length is over the reader's cap."""
+    """The announced length exceeds the reader's limit."""
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -30,7 +30,7 @@ _ESCAPE = (
     r"|%(?:25){0,3}[0-9A-Fa-f]{2}"  # in an address, also where that stands in another
     r"|\x1b\[[0-9;]{0,16}m"  # the colours of a terminal
 )
-"""What stands for a border between words, though its last character may be a letter."""
+"""An escape that separates words, although its last character may be a letter."""
 
 _BORDER = rf"(?:\b|{_ESCAPE})"
 # *Source*: the providers' own documentation of the forms of their keys; RFC 7468 and RFC 7519.
@@ -140,7 +140,7 @@ class Redactor:
         )
 
     def event(self, event: dict[str, Any]) -> dict[str, Any]:
-        """An event of the log with each match replaced. Cheap where there is none."""
+        """A log event with each match replaced. Cheap without a match."""
         try:
             encoded = to_json(event, fallback=str)
         except ValueError:  # half a character
@@ -155,7 +155,7 @@ class Redactor:
         return StreamRedactor(self)
 
     def piece(self, text: str, start: int, end: int) -> tuple[str, int]:
-        """A part of a text redacted, and the number of matches. What stands before decides
+        """A part of a text redacted, and the number of matches. The text before it decides
         whether a word begins."""
         if self._pattern is None:
             return text[start:end], 0
@@ -252,7 +252,7 @@ def _is_file(name: str, value: Any) -> bool:
 
 
 def begun(text: str, secret: str) -> int:
-    """Where the longest unfinished beginning of the secret stands at the end of the text."""
+    """Position of the longest unfinished beginning of the secret at the end of the text."""
     start = text.find(secret[0], max(0, len(text) - len(secret) + 1))
     while start >= 0 and not secret.startswith(text[start:]):
         start = text.find(secret[0], start + 1)

@@ -34,7 +34,7 @@ class SecretValues:
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
-        """Replace these, too."""
+        """Replace these as well."""
         forms = {form for value in values for form in _forms(value)}
         self._forms = sorted({*self._forms, *forms}, key=len, reverse=True)
         self._in_numbers = [form for form in self._forms if _NUMERIC.fullmatch(form)]
@@ -64,7 +64,7 @@ class SecretValues:
         return data
 
     def stream(self) -> SecretStream:
-        """For a text that comes in pieces, once every value is added."""
+        """A replacer for a text in pieces. Every value must be added before."""
         return SecretStream(self, self._forms)
 
     def value(self, value: Any) -> Any:

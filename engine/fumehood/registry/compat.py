@@ -205,7 +205,7 @@ def _of_type(old: JsonObject, new: JsonObject, path: str, who: str) -> Iterator[
 
 
 def _types(schema: JsonObject) -> set[str] | None:
-    """The types that a schema names; None if it names none. An integer is a number, too."""
+    """The types that a schema names, or None. An integer is also a number."""
     named = schema.get("type")
     if named is None:
         return None

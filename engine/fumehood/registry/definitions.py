@@ -230,7 +230,7 @@ def _readable(error: ValidationError) -> list[str]:
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 QUERY_METHODS = ("DELETE", "GET", "HEAD")
-"""Methods whose arguments stand in the query; those of the others are the body, as JSON."""
+"""Methods whose arguments are the query; others send them as a JSON body."""
 
 FIELDS = ("endpoint", "headers", "method", "response", "timeout")
 FIELDS_OF: Mapping[str, frozenset[str]] = {

@@ -260,7 +260,7 @@ class ToolIndex:
     ) -> tuple[list[RegisteredTool], int]:
         """At most `limit` accepted tools whose names come after `after`, and how many there are.
 
-        The count is of all accepted tools, those before `after` too.
+        The count includes accepted tools before `after`.
         """
         now = self._now
         accepted = [name for name in now.names if accepts(now.preferred[name].definition)]

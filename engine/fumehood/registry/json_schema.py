@@ -339,7 +339,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def plain_acceptor(schema: JsonObject) -> Acceptor | None:
-    """A quick check that accepts only valid documents; None if the schema is not plain."""
+    """A quick check that accepts only valid documents, or None if the schema is not plain."""
     properties = schema.get("properties", {})
     if (
         schema.get("type") != "object"

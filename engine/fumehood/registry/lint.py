@@ -63,7 +63,7 @@ RULES: Mapping[str, tuple[Severity, str]] = {
 POISON = frozenset({"hidden-characters", "model-instructions", "look-alike-name"})
 
 MAX_FINDINGS = 200
-"""Of one definition."""
+"""Findings of one definition."""
 
 MAX_PATH = 500
 """Characters of a place in a definition: with long keys, all places are far longer than it is."""
@@ -141,7 +141,7 @@ _ODD_PAGES = frozenset(
         "startcursor", "aftertoken",
     }
 )  # fmt: skip
-"""In lower case, without underscores. `nextCursor` is MCP's own."""
+"""Names in lower case, without underscores. `nextCursor` is MCP's own."""
 
 _PAGE_SIZES = frozenset(
     {"limit", "num_results", "page_size", "max_results", "count", "top_k", "n", "per_page"}

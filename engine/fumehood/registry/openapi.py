@@ -44,7 +44,7 @@ MAX_TOOL_DESCRIPTION = 2000
 MAX_PARAMETER_NAME = 200
 MAX_PREFIX = 32
 RETRIES = 2
-"""Of tools that can be repeated without harm."""
+"""Retries of tools that can be repeated without harm."""
 
 _METHODS_OF_PATHS = ("get", "head", "put", "post", "patch", "delete", "options", "trace")
 _OURS = frozenset({("header", name) for name in ("accept", "content-type", "authorization")})
@@ -63,7 +63,7 @@ _STYLES = {
     "query": ("form", ("object",)),
     "header": ("simple", ("object", "array")),
 }
-"""Places of parameters → the one supported style, and the types that cannot stand there."""
+"""Place of a parameter → the one supported style, and the unsupported types."""
 
 _PLAIN = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
@@ -433,7 +433,7 @@ class _Reader:
         return placed, _object(query, required, is_open=False)
 
     def _given_parameters(self) -> dict[tuple[str, str], JsonObject]:
-        """By place and name; those of the operation replace those of its path."""
+        """(place, name) → parameter; the operation's replace those of its path."""
         found: dict[tuple[str, str], JsonObject] = {}
         for owner in (self._operation.item, self._operation.node):
             listed = owner.get("parameters")

@@ -119,7 +119,7 @@ class OpenApiDocument:
         raise CannotImport(f"{kind} refers in a circle")
 
     def table(self, *keys: str) -> JsonObject:
-        """A table of the document; empty where there is none."""
+        """A table of the document, or an empty one."""
         found: Any = self.document
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None

@@ -98,7 +98,7 @@ KEYRING_FAULTS = {
     "KeyringLocked": "the keyring is locked; the operator must unlock it",
     "NoKeyringError": "the engine's user has no keyring on this host; the operator must set one up",
 }
-"""By the name of the library's exception."""
+"""Name of the library's exception → reason."""
 
 
 class KeyringFault(Exception):

@@ -19,7 +19,7 @@ HIT = frozenset({"title", "url", "snippet"})
 
 
 class SearchSettings(BaseModel):
-    """The service that `search_web` asks, and where the hits stand in its JSON."""
+    """The service that `search_web` queries, and the location of hits in its JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -112,7 +112,7 @@ class Chain:
         return "rolled_back" if before is None and stayed is None else "reset"
 
     def look(self) -> bool:
-        """Stop both processes again after a call outside the chain. Returns whether both are intact."""
+        """Stop both again after a call outside the chain. Returns whether both are intact."""
         if self.tell_end():
             return False
         if not self.pids:

@@ -105,7 +105,7 @@ class Cleaner:
         return keep_house(run.id, self._mounts, since_ns=run.since_ns)
 
     def why_not_clean(self, run: Run, housekeeper: Housekeeper) -> str | None:
-        """What could not be removed of a program, or None."""
+        """What is left of a program, or None if the container is clean."""
         if housekeeper.fault is not None:
             return housekeeper.fault
         if not self.is_alone() and processes.strangers(self._chain.pids):

@@ -247,7 +247,7 @@ class PreforkPools:
         self.thin = thin
         self.fat = fat or thin
         self.is_fat_loaded = fat is None
-        """Whether the zygote has loaded its modules, or does not exist."""
+        """Whether the fat zygote has loaded its modules, or does not exist."""
         self._all = (thin,) if fat is None else (thin, fat)
 
     def load_fat(self) -> None:

@@ -52,8 +52,8 @@ def kill_all(spared: Collection[int] = ()) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists and has not been killed. A stopped one does; one that is killed and has not
-    come to die yet, or is just dying, does not.
+    """Whether a process lives, also if it is stopped. One that was killed but has not died yet,
+    or is just exiting, does not.
     """
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
     return not is_killed and not _is_exiting(pid) and not has_ended(pid)
@@ -75,8 +75,7 @@ def threads_of(pid: int) -> int:
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Resident memory of a process, without files if the kernel separates them, or None.
-    """
+    """Resident memory of a process, without files if the kernel separates them, or None."""
     shown = status(pid)
     return size(field(shown, b"RssAnon") or field(shown, b"VmRSS"))
 
@@ -92,7 +91,7 @@ def is_stranger(pid: int) -> bool:
 
 
 def _is_dead_child(pid: int, parents: Collection[int]) -> bool:
-    """Counts the other threads of a process whose first thread has ended."""
+    """Whether a child of these has ended with all its threads, not only the first."""
     parent = field(status(pid), b"PPid")
     is_theirs = parent is not None and int(parent) in parents
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1

@@ -18,7 +18,7 @@ from fumehood.guest.core import progress
 from fumehood.guest.core.endings import decode_status
 
 MAX_CALLS = 1100
-"""Tool calls of one run. The host answers fewer, so a program that sends more ignores its answers."""
+"""Tool calls of one run. The host answers fewer, so a program with more ignores answers."""
 
 MAX_TOOL_CHARACTERS = 256
 

@@ -34,7 +34,7 @@ MAX_ENTRIES = 100_000
 """Names that the housekeeper looks at; a mount that counts inodes holds far fewer."""
 
 QUICK_LOOKS = 200
-"""Entries that the supervisor lists itself; a housekeeper lists more."""
+"""Entries that the supervisor examines itself; a housekeeper examines more."""
 
 MAX_DEPTH = 64
 MAX_PATH_CHARACTERS = 4096
