@@ -14,12 +14,10 @@ from fumehood.approvals.model import Approval, ApprovalPage, RememberedRule
 from fumehood.audit.model import AuditRecord
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
-from fumehood.core.finding import Finding
 from fumehood.core.identity import Scope
-from fumehood.core.session import SessionRecord
+from fumehood.core.session import SessionRecord, WorkspaceEntry
 from fumehood.core.status import CircuitStatus
-from fumehood.core.tool import ToolDefinition
-from fumehood.core.workspace import WorkspaceEntry
+from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.formats.model import ExportedTools
 from fumehood.identity.model import Agent, ApproverInfo, Binding, Change, TokenInfo
 

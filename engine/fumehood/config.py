@@ -44,7 +44,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from fumehood.approvals.settings import ApprovalSettings, WebhookSettings
-from fumehood.audit.settings import AuditSettings
+from fumehood.audit.model import AuditSettings
 from fumehood.budgets.settings import AllBudgets
 from fumehood.cache.settings import CacheSettings
 from fumehood.circuits.settings import CircuitSettings

@@ -35,7 +35,6 @@ from fumehood.core.errors import (
     ToolNotFound,
 )
 from fumehood.core.events import ErrorEvent, Event, ResultEvent, last_event
-from fumehood.core.finding import Finding
 from fumehood.core.identity import Principal, Scope, uid_principal_id
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import (
@@ -51,7 +50,7 @@ from fumehood.core.keywords import (
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.result_check import ResultChecker
 from fumehood.core.status import AlertList, Readiness, StateReadiness
-from fumehood.core.tool import ToolDefinition
+from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.usage import TokenCounter
 from fumehood.engine_metrics import figures_of
 from fumehood.engine_overview import Overview

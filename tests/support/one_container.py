@@ -14,7 +14,7 @@ import anyio
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits
-from fumehood.core.workspace import FileKind
+from fumehood.core.session import FileKind
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.docker_api import Docker, DockerError
 from fumehood.sandbox.container.spec import ContainerSpec

@@ -14,7 +14,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.audit.anchors import own_anchors
-from fumehood.audit.settings import AuditSettings
+from fumehood.audit.model import AuditSettings
 from fumehood.audit.verify import Anchor
 from fumehood.core.identity import Principal, Scope
 from fumehood.storage.database import open_database

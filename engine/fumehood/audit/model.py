@@ -1,4 +1,4 @@
-"""The audit chain as administrators see it. Values only; `audit/chain` explains them."""
+"""The audit chain's settings, and the chain as administrators see it. Values only."""
 
 from __future__ import annotations
 
@@ -61,3 +61,15 @@ class AuditRotation(_Value):
     seq: int
     key_id: str
     previous_key_id: str
+
+
+class AuditSettings(BaseModel):
+    """How often the head of the chain is anchored outside the database: whichever comes first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    anchor_rows: int = Field(default=1000, ge=1, le=1_000_000)
+    anchor_seconds: float = Field(default=300, ge=1, le=86_400)
+
+
+__all__ = ["AuditSettings"]

@@ -21,8 +21,7 @@ from sqlalchemy import Connection
 from fumehood.audit.anchors import add_anchor, last_own_anchor, own_anchors, shown
 from fumehood.audit.chain import all_rows, head_of, rows_after
 from fumehood.audit.keys import all_keys, keep_key, make_current, new_key
-from fumehood.audit.model import AuditRecord, AuditRotation, AuditVerdict
-from fumehood.audit.settings import AuditSettings
+from fumehood.audit.model import AuditRecord, AuditRotation, AuditSettings, AuditVerdict
 from fumehood.audit.verify import Anchor, AuditRow, Verdict, verify
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject

@@ -15,8 +15,7 @@ from fumehood.cli.reach import calling
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from fumehood.core.finding import Finding
-    from fumehood.core.tool import ToolDefinition
+    from fumehood.core.tool import Finding, ToolDefinition
 
 golden = typer.Typer(help="Sequences of calls with recorded answers.", no_args_is_help=True)
 
@@ -44,7 +43,7 @@ def lint_tools(
 ) -> None:
     """Review definitions by the rules for tools that models use."""
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.core.finding import Severity
+    from fumehood.core.tool import Severity
     from fumehood.registry.lint import lint
 
     documents = list(_targets(targets or [], socket, as_json))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -174,3 +174,22 @@ class FunctionAddress:
 
 HostFunction = Callable[[JsonObject], Coroutine[Any, Any, Any]]
 """An asynchronous function of the host that takes validated arguments as one dictionary."""
+
+
+M = TypeVar("M", bound=BaseModel)
+
+_set = object.__setattr__
+
+
+def replaced(model: M, **fields: Any) -> M:
+    """A copy with these fields, which must be valid already: as `model_copy`, at half its cost.
+
+    What counts as set is the model's: its maker sets every field that a copy may set.
+    *Source*: `BaseModel.model_construct` of pydantic sets the same four attributes.
+    """
+    copied = object.__new__(type(model))
+    _set(copied, "__dict__", {**model.__dict__, **fields})
+    _set(copied, "__pydantic_fields_set__", model.__pydantic_fields_set__)
+    _set(copied, "__pydantic_extra__", None)
+    _set(copied, "__pydantic_private__", None)
+    return copied

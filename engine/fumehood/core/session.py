@@ -1,6 +1,6 @@
-"""Sessions as their owner sees them: a place whose files and variables live on between calls.
+"""Sessions as their owner sees them, and their workspaces: files and variables that outlive a call.
 
-Values only. Which there are is kept in `sandbox/sessions`, their rows in `storage/sessions`.
+Values only. `sandbox/sessions` keeps the live ones, `storage/sessions` their rows.
 """
 
 from __future__ import annotations
@@ -8,8 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from fumehood.core.call import Id
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MIN_CONTAINER_MB
+from fumehood.core.names import IMAGE_NAME
+from fumehood.core.tool import Megabytes, Seconds
 
 
 class SessionStatus(StrEnum):
@@ -54,3 +60,51 @@ class KeptSession:
 
 
 __all__ = ["KeptSession", "SessionRecord", "SessionStatus"]
+
+
+class NewSession(BaseModel):
+    """The body of `POST /v1/sessions`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
+
+    image: str | None = Field(
+        default=None, min_length=1, max_length=64, json_schema_extra={"pattern": IMAGE_NAME}
+    )
+    agent_id: Id | None = None
+    memory_mb: Megabytes | None = Field(
+        default=None,
+        description="At most `container.max_memory_mb` of the configuration.",
+        json_schema_extra={"minimum": MIN_CONTAINER_MB, "maximum": CONTAINER_MEMORY_CLASSES[-1]},
+    )
+    idle_seconds: Seconds | None = Field(
+        default=None, description="At most `sessions.idle_seconds` of the configuration."
+    )
+    lifetime_seconds: Seconds | None = Field(
+        default=None, description="At most `sessions.lifetime_seconds` of the configuration."
+    )
+
+
+FileKind = Literal["file", "image"]
+"""A file that a program wrote, or a picture that was taken of one of its figures."""
+
+SessionState = Literal["kept", "rolled_back", "reset"]
+"""Of a session's variables after a run: they are as the run left them; they are those from before
+it; they are gone. Files are none of this: they stay as they are in all three cases.
+"""
+
+EntryKind = Literal["file", "directory", "link", "other"]
+"""`other` is a pipe, a socket or a device, which is never read or written from outside."""
+
+UPLOAD_PIECE_BYTES = 1 << 20
+"""Size of one piece of an upload into a session."""
+
+
+class WorkspaceEntry(BaseModel):
+    """One file, directory, link or other thing in a workspace."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    path: str = Field(description="Relative to the workspace.")
+    kind: EntryKind
+    size: int = Field(description="Bytes.")
+    modified_at: str = Field(description="As the session's programs left it.")

@@ -379,3 +379,23 @@ class ToolDefinition(_Value):
             "description": self.description,
             "parameters": self.for_models().parameters,
         }
+
+
+class Severity(StrEnum):
+    """*Source*: the levels of SARIF 2.1.0, section 3.27.10."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Finding(BaseModel):
+    """One broken rule: where, why, and the remedy. `path` is a place in the definition."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    rule: str
+    severity: Severity
+    path: str
+    message: str
+    remedy: str

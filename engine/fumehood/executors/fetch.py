@@ -9,6 +9,7 @@ allowed to a REST tool; the request carries no secret and no id of the call.
 from __future__ import annotations
 
 import base64
+import html
 import re
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import anyio.to_thread
+import re2
 
 from fumehood.core.errors import ArgumentsRefused
 from fumehood.core.json_types import JsonObject
@@ -24,7 +26,6 @@ from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.readable import readable_text
 from fumehood.executors.rest import MAX_TYPE_SHOWN, Read, is_json, perform
 from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest
 from fumehood.protocol import strict_json
@@ -157,3 +158,37 @@ def _text(answer: UpstreamAnswer) -> str | None:
         is_text = codec is not None or answer.content_type.startswith("text/")
         return answer.body.decode("windows-1252", "replace") if is_text else None
     return None if "\0" in text else text
+
+
+# -- the readable text of a page ---------------------------------------------------------
+
+_INVISIBLE = ("script", "style", "template", "noscript", "svg", "iframe", "object")
+_DROPPED = re2.compile(
+    "(?is)<!--.*?(?:-->|\\z)|"
+    + "|".join(rf"<{name}\b.*?(?:</{name}\s*>|\z)" for name in _INVISIBLE)
+)
+_QUOTED = r"(?:[^<>\"']++|\"[^\"<]*+\"|'[^'<]*+')*+"
+_BREAK = re.compile(
+    r"</?(?:address|article|aside|blockquote|body|br|dd|div|dl|dt|fieldset|figure|footer|form"
+    r"|h[1-6]|head|header|hr|li|main|nav|ol|option|p|pre|section|table|td|th|title|tr|ul)"
+    rf"(?![\w-]){_QUOTED}>",
+    re.IGNORECASE,
+)
+_TAG = re.compile(rf"<[a-z/!?]{_QUOTED}>", re.IGNORECASE)
+_OPEN_QUOTE = re.compile(r"<[a-z/!?][^<>]*+>", re.IGNORECASE)
+"""A tag whose quotes do not end."""
+
+
+def readable_text(page: str) -> str:
+    """The text of a page, a line for each block."""
+    text = _DROPPED.sub(" ", page)
+    text = _OPEN_QUOTE.sub("", _TAG.sub("", _BREAK.sub("\n", text)))
+    lines = (" ".join(line.split()) for line in _unescaped(text).splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return html.unescape(text)
+    except ValueError:  # a character's number has more digits than Python reads
+        return text

@@ -18,7 +18,7 @@ from typing import Any
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.returned_file import FILE_CONTENT, PNG
-from fumehood.core.workspace import FileKind
+from fumehood.core.session import FileKind
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.outcome import CutText
 from fumehood.observe.clock import timestamp

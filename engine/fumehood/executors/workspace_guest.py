@@ -31,7 +31,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.core.workspace import WorkspaceEntry
+from fumehood.core.session import WorkspaceEntry
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.endings import refused_by, session_lost
 from fumehood.observe.clock import timestamp

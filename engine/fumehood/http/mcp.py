@@ -26,8 +26,7 @@ from fumehood.core.call import Id
 from fumehood.core.errors import EngineError, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.new_session import NewSession
-from fumehood.core.session import SessionStatus
+from fumehood.core.session import NewSession, SessionStatus
 from fumehood.engine import Engine
 from fumehood.http.answers import SMALL_BODY_BYTES, parse_query, read_raw
 from fumehood.http.caller import require_principal

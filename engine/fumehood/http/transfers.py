@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fumehood.core.errors import InvalidParams, UnsupportedMediaType
-from fumehood.core.workspace import UPLOAD_PIECE_BYTES
+from fumehood.core.session import UPLOAD_PIECE_BYTES
 from fumehood.http.answers import MAX_DRAINED_BYTES
 from fumehood.http.shares import MAX_HELD_BYTES, Share, too_much_held
 

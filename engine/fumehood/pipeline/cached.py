@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from fumehood.approvals.preview import definition_digest
 from fumehood.cache.store import CachedAnswer, Flight
+from fumehood.core.call import replaced
 from fumehood.core.envelope import (
     CacheReport,
     Envelope,
@@ -25,7 +26,6 @@ from fumehood.core.envelope import (
     UsageReport,
 )
 from fumehood.core.errors import Timeout
-from fumehood.core.frozen import replaced
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.authorize import PermittedCall

@@ -13,11 +13,17 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fumehood.core.call import MAX_KEYS, MAX_TOOL_CHARACTERS, CallBody, CallOptions, RawBatch
+from fumehood.core.call import (
+    MAX_KEYS,
+    MAX_TOOL_CHARACTERS,
+    CallBody,
+    CallOptions,
+    RawBatch,
+    replaced,
+)
 from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionBody
 from fumehood.core.errors import InvalidParams
-from fumehood.core.frozen import replaced
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
 from fumehood.formats.model import HandleBody

@@ -33,7 +33,7 @@ from fumehood.core.call import MAX_TOOL_CHARACTERS
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
-from fumehood.core.workspace import FileKind, SessionState
+from fumehood.core.session import FileKind, SessionState
 from fumehood.protocol import framing, strict_json
 from fumehood.protocol.framing import FrameError
 from fumehood.protocol.messages import GuestReady

@@ -17,8 +17,8 @@ from typing import Any
 import re2
 from jsonschema import Draft7Validator, Draft202012Validator
 
-from fumehood.core.finding import Finding, Severity
 from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import Finding, Severity
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 

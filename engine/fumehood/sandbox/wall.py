@@ -17,7 +17,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits
-from fumehood.core.workspace import FileKind, SessionState
+from fumehood.core.session import FileKind, SessionState
 
 OnProgress = Callable[[float, str], None]
 """Takes a percentage (0 to 100) and a message of at most 200 characters."""

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fumehood.core.errors import ArgumentsRefused
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.fetch import _CODECS, fetch_request, file_name, page_data
-from fumehood.executors.readable import readable_text
+from fumehood.executors.fetch import _CODECS, fetch_request, file_name, page_data, readable_text
 from fumehood.executors.upstreams import UpstreamAnswer
 
 pytestmark = [pytest.mark.row("T5", "E7")]

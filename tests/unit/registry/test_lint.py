@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.core.finding import Severity
+from fumehood.core.tool import Severity
 from fumehood.registry.lint import POISON, RULES, lint, looks_like, poison
 
 pytestmark = pytest.mark.row("T9")

@@ -24,9 +24,8 @@ from fumehood.core.overview import (
     TriedRule,
     TriedRules,
 )
-from fumehood.core.session import SessionStatus
+from fumehood.core.session import SessionStatus, WorkspaceEntry
 from fumehood.core.status import CircuitState, CircuitStatus, Readiness, StateReadiness
-from fumehood.core.workspace import WorkspaceEntry
 from fumehood.identity.model import Agent, Binding, Change
 from fumehood.policy.model import Explanation, PolicyStatus, RuleStatus, Verdict
 from fumehood.protocol.messages import decode_envelope

@@ -35,7 +35,7 @@ from fumehood.core.errors import (
     ShuttingDown,
 )
 from fumehood.core.identity import Principal
-from fumehood.core.new_session import NewSession
+from fumehood.core.session import NewSession
 from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
 from fumehood.executors.program_output import content_type_of

@@ -10,7 +10,7 @@ import pytest
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.core.workspace import FileKind
+from fumehood.core.session import FileKind
 from fumehood.protocol.container_frames import (
     ContainerData,
     ContainerEnding,
