@@ -9,23 +9,26 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.core.arguments import MAX_FILES, MAX_TOTAL_BYTES, argument_faults
+from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
+from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
+from fumehood.executors.base import ToolRun
 from fumehood.executors.claims import MAX_VALUE_DEPTH, NO_VALUE, read_failure, read_value
 from fumehood.executors.handle import CallHandle
+from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import (
     SentFile,
     program_arguments,
-    run_code,
     sent_files,
 )
 from fumehood.redaction.redactor import Redactor
+from fumehood.registry.index import RegisteredTool, Source
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
-from fumehood.storage.blobs import BlobStore
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 
 pytestmark = pytest.mark.anyio
@@ -657,7 +660,7 @@ class Says:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
     ) -> RunEnding:
-        self.asked.append((program, arguments))
+        self.asked.append((program, {k: v for k, v in arguments.items() if k != "env"}))
         return self.ending
 
 
@@ -665,10 +668,15 @@ async def run(
     language: str, lease: Says, arguments: JsonObject, session_id: str | None = None
 ) -> Outcome:
     tool = ToolDefinition(name="t", description="d", type="BUILTIN", executor=f"code:{language}")  # type: ignore[arg-type]
-    blobs: BlobStore = None  # type: ignore[assignment]  # no file comes back
-    return await run_code(
-        tool, arguments, LIMITS, lease, blobs, "ann", CallHandle(), Redactor(), session_id
-    )
+    unused: Any = None  # no file comes back
+    request = CallRequest("t", arguments, CallOptions(), None, "call_1", "trace_1")
+    return await executor_of(tool).run(
+        ToolRun(
+            RegisteredTool(tool, Source.BUILTIN, unused, None), arguments, LIMITS, lease,
+            TrustDomain("ann", None, session_id), CallHandle(), unused, unused, Redactor(), unused,
+            request,
+        )
+    )  # fmt: skip
 
 
 async def shell(ended_by: EndedBy, *, session_id: str | None = None, **fields: Any) -> Any:
