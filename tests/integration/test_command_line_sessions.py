@@ -175,9 +175,9 @@ def test_on_a_terminal_no_name_and_no_file_can_change_anything(shell: Shell) -> 
 
 def test_list_on_a_terminal_tells_times_as_distances(shell: Shell) -> None:
     head, _, *rows = [line.split() for line in shown_to_a_person(shell, "list").split("\n")[1:]]
-    assert head == ["session", "state", "image", "agent", "ends"]
+    assert head == ["session", "state", "image", "age", "ends"]
     (own,) = [row for row in rows if row[:1] == [shell.session]]
-    assert re.fullmatch(r"active python in \d+ [mh]", " ".join(own[1:]))
+    assert re.fullmatch(r"active python .+ in \d+ [mh]", " ".join(own[1:]))
 
 
 def test_new_session_says_on_a_terminal_what_it_runs_and_how_to_use_it(shell: Shell) -> None:

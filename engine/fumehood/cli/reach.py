@@ -217,7 +217,7 @@ def _ending_the_command(
     except DaemonUnavailable as error:
         if not error.may_have_acted:
             read_config()  # a faulty one may be why no daemon was found; then that is reported
-        fail(f"{error}{or_else}", ExitCode.UNAVAILABLE)
+        fail(str(error) if error.may_have_acted else f"{error}{or_else}", ExitCode.UNAVAILABLE)
     except Refused as refused:
         told = refused.envelope.error
         if is_payload and told is not None:

@@ -50,8 +50,8 @@ def list_sessions(as_json: AsJson = False, socket: SocketPath = None) -> None:
         return
     now = datetime.now(UTC)
     fields = (
-        Field("session", whole=True), Field("state"), Field("image"), Field("agent", drop=1),
-        Field("calls", drop=3), Field("MB", drop=5), Field("age", drop=4), Field("ends", drop=2),
+        Field("session", whole=True), Field("state"), Field("image"), Field("agent", drop=4),
+        Field("calls", drop=3), Field("MB", drop=5), Field("age", drop=1), Field("ends", drop=2),
     )  # fmt: skip
     rows = [
         (

@@ -285,6 +285,8 @@ def _what_ran(document: JsonObject) -> str:
     code = error["code"]
     if code == ExecutionError.code and error.get("approval_id") is not None:
         return "interrupted; an approver recorded that it had no effect"
+    if code == ExecutionError.code and document["metadata"]["performance"]["processing_ms"] is None:
+        return "nothing ran"  # its effect was already known to fail
     if code == CallInProgress.code:
         return "still running"
     if issubclass(ERROR_CODES.get(code, EngineError), NOTHING_RAN):

@@ -8,6 +8,7 @@ is given once, however often it is resumed.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 from collections.abc import Callable, Mapping
@@ -303,7 +304,12 @@ def _how_to_start(path: Path) -> str:
             "It is the socket of a service, which is not running. Ask the machine's "
             "administrator to start it: systemctl start fumehood"
         )
-    return "Start one with: fumehood serve"
+    from fumehood.protocol.sockets import ConfigError  # reads settings
+
+    usual: tuple[Path, ...] = ()
+    with contextlib.suppress(ConfigError):
+        usual = (found_socket(control=False), found_socket(control=True))
+    return f"Start one with: fumehood serve{'' if path in usual else f' --socket {path}'}"
 
 
 def _is_forbidden(error: BaseException) -> bool:
