@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,9 @@ RUNNING = {
     "r\\m x": 'grep "rm -rf" file',
     "r''m x": "grep 'rm' file",
     '"rm" x': 'echo "rm x"',
-    "$'\\x72m' x": "echo $'\\x72m'",
-    "$'r\\155\\0x' y": "printf '%s' rm",
+    "set -euo pipefail; rm x": "set -euo pipefail; ls; set -- $X",
+    "$'rm' x": "echo $'\\x72m'",
+    "echo $'\\''; rm x #'": "echo $'\\'; rm x #'",
     "cd x && rm -r .": "cd rm && ls",
     "false || rm x": "make || echo rm",
     "ls; rm x": "ls # rm x",
@@ -179,12 +181,17 @@ RUNNING = {
     "sudo nice env A=b timeout 5 rm x": "sudo nice env A=b timeout 5 ls rm",
     "find . -name '*.o' -exec rm {} +": "find . -name rm -exec ls {} +",
     "find . -delete": "find . -name delete",
+    "find . -exec env -u + rm {} \\;": "find . -exec env -u + ls {} \\;",
+    "find . -exec git -C + push \\;": "find . -exec ls {} + -name push",
     "find . -execdir sh -c 'rm x' \\;": "find . -execdir sh -c 'ls rm' \\;",
     "git push": "git pushd",
     "git -C x push --force": "git -C x status push",
     "git --git-dir=x push": "git log push",
     "/usr/bin/git -c a=b push": "git stash push",
     "busybox rm x": "busybox ls rm",
+    "jobs -x rm x": "jobs -l",
+    "xargs -J % rm %": "xargs -J % ls %",
+    "env -P /bin rm x": "env -P /bin ls",
 }  # fmt: skip
 """What runs one of the programs, and the nearest command that does not."""
 
@@ -201,7 +208,14 @@ UNREADABLE = [
     "echo \"${X:-'$(rm x)'}\"", "cat <<E\n${X:-'$(rm x)'}\nE", "echo $(( '$(rm x)' ))", "a['$(rm x)']=1",
     "a=2\n\\rm x", "ls\n\\rm x", "a=(a)echo rm", "<<<'x'\\;a rm",
     "timeout 1 > x rm y", "{rm,x}\necho { rm; }", "((rm) )", "echo $((rm) )",
-    "a" * 20_000, "(" * 5_000, "$(" * 5_000, "a|" * 900, "a=(" * 900, "f()" * 900, "))" * 4_000,
+    "$'\\x72m' x", "$'r\\155\\0x' y", "$'\\x{72}m' x", "bash -c $'echo \\#; rm x'", "bash -c -- '-x; rm y' 'ls'",
+    "bash -c - '+x; rm y' ls", "sh -c \"echo \\$'\\\\'; rm x #'\"", "sh -c '((rm))'", "dash -c '[[ a || rm x ]]'",
+    "sh -c 'ls &>x rm y'", "sh -c 'echo $[1 ;rm x; ]'", "X='5 rm'; nice -n $X ls", "exec -a $X ls", "env -u {A,rm} ls",
+    "sudo -u [ar]* ls", "find [-r]* \\;", "chroot / <<< 'rm x'", "strace -o '|rm x' ls", "chrt -i rm x",
+    "env {a}>f rm x", "git {a}<f push", "nice {a}<<<x rm y", "sudo {a[0]}>f rm x", "git {a}<<E push\nE", "echo ${x@P }",
+    "echo $'\\\\'; rm x; echo 'a'", "echo $'a\\\\' && rm x #'",
+    "echo `cat <<'E'\n`a`$(rm x)\nE\n`", '$"rm" x', 'r$"m" x', '"r"$"m" x', 'git p$"ush"', "set -Ho history\n: rm x\n!:1 x", "set -o history -o histexpand\n: rm x\n^: ^^",
+    "set $X\n: rm x\n!:1 x", "a" * 20_000, "(" * 5_000, "$(" * 5_000, "a|" * 900, "a=(" * 900, "f()" * 900, "))" * 4_000,
     "`" * 9_001, "{ " * 8_000, "if a; then " * 1_000, "<<E " * 400, "a;" * 8_000, "nice " * 20 + "rm x",
     "sh -c ls; " * 30, "{\U00031860", "\ud800(",
 ]  # fmt: skip
@@ -266,7 +280,20 @@ def test_program_without_a_shell_is_read_from_its_words(argv: object, expected: 
         ({"command": "ls; rm x"}, ASK),
         ({"command": "ls $(rm x)"}, ASK),
         ({"command": "/tmp/ls"}, ASK),
+        ({"command": "ls >/dev/null 2>&1 </dev/null 3>&-"}, ALLOW),
+        ({"command": 'while ls "$x" | grep x; do ls; done'}, ALLOW),
         ({"command": "ls > ~/.bashrc"}, ASK),
+        ({"command": "ls >& ~/.bashrc"}, ASK),
+        ({"command": "ls >&f"}, ASK),
+        ({"command": "ls <>f"}, ASK),
+        ({"command": "ls {PATH}>/dev/null"}, ASK),
+        ({"command": "for PATH in /tmp; do ls; done"}, ASK),
+        ({"command": "select PATH in /tmp; do ls; done"}, ASK),
+        ({"command": "((PATH=0)); ls"}, ASK),
+        ({"command": "ls $((PATH=0))"}, ASK),
+        ({"command": "ls $[PATH=0]"}, ASK),
+        ({"command": "ls ${BASH_ENV:=x}"}, ASK),
+        ({"command": "[[ PATH=0 -eq 0 ]]; ls"}, ASK),
         ({"command": "PATH=/tmp ls"}, ASK),
         ({"command": "ls() { rm x; }; ls"}, ASK),
         ({"command": "ls", "env": [{"name": "PATH", "value": "/tmp"}]}, ASK),
@@ -284,6 +311,26 @@ def test_rule_that_allows_programs_opens_nothing_else(
     dangerous = tool("sh", dangerous=True)
     opens = rule("allow", tools=["sh"], runs=["ls", "git status", "grep"])
     assert verdict(facts(dangerous, arguments), opens) is expected
+
+
+LONG = {
+    "options": "env " + "--a " * 3_000,
+    "values": "env " + "--a x " * 2_600,
+    "replacements": "xargs " + "--replace=a " * 1_300,
+    "-ok": ["find", *["-ok"] * 5_000],
+    "-ok x": ["find", *["-ok", ""] * 4_000],
+    "empty": ["find", *["-ok"] * 1_000, *[""] * 1_000_000],
+    "comments": "#\n" * 8_000,
+    "quotes": "a" + " ''" * 5_000,
+}
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize("command", LONG.values(), ids=LONG)
+def test_no_command_holds_up_the_engine(command: object) -> None:
+    begun = time.thread_time()
+    assert verdict(shell_call(command), RUNS) in (ALLOW, DENY)
+    assert time.thread_time() - begun < 0.3
 
 
 PIECES = st.sampled_from([

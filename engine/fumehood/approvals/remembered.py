@@ -10,6 +10,7 @@ uses.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
@@ -182,20 +183,11 @@ def _asking(rule: str, asked_by: Sequence[str]) -> str:
 
 
 def _same(arguments: JsonObject, name: str, value: object) -> bool:
-    """Whether an argument is equal, its type included: true is not 1 here."""
-    given = arguments.get(name, _ABSENT)
-    return given == value and _types(given) == _types(value)
+    """Whether an argument is there and reads the same: neither true nor 1.0 is 1 here."""
+    return name in arguments and _written(arguments[name]) == _written(value)
 
 
-_ABSENT = object()
-
-
-def _types(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _types(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_types(item) for item in value]
-    return type(value)
+_written = json.JSONEncoder(sort_keys=True).encode
 
 
 # -- rows ----------------------------------------------------------------------------------

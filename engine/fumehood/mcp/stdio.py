@@ -47,6 +47,9 @@ CONNECT_S = 5.0
 RESTART_S = 3.0
 """How long a daemon that has gone is waited for, before a request fails."""
 
+API_S = 120.0
+"""Of the daemon's answer about a session, on which all calls and the end wait."""
+
 PAUSE_S = 0.1
 """Between two attempts to connect."""
 
@@ -140,6 +143,10 @@ class _Connection:
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self._socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
         return _Response(self._reader)
+
+    def limit(self, seconds: float) -> None:
+        """Raise TimeoutError where the daemon says nothing for so long."""
+        self._socket.settimeout(seconds)
 
     def is_open(self) -> bool:
         """Whether the daemon has neither closed it nor sent what nobody asked for."""
@@ -257,10 +264,11 @@ class Bridge:
                         self._add_follower()
             try:
                 self._exchange(flight)
-            except (OSError, ValueError, Unavailable) as error:
+            except Exception as error:  # whatever answers on the socket, the client is answered
                 self._fail(flight, error)
             with self._lock:
-                self._flights.pop(flight.key, None)
+                if self._flights.get(flight.key) is flight:  # not a later one with its id
+                    del self._flights[flight.key]
                 self._followers += 1
 
     # -- what the client says ------------------------------------------------------------
@@ -499,6 +507,7 @@ def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = 
     try:
         connection = _Connection(path)
         try:
+            connection.limit(API_S)
             answer = connection.ask(method, address, JSON if content else {}, content).read()
         finally:
             connection.close()
@@ -536,9 +545,11 @@ def _result(flight: _Flight, result: JsonObject) -> bytes:
 
 def is_without_session(answer: bytes) -> bool:
     """Whether the call found its session over, so that nothing of it ran."""
-    meta = strict_json.loads(answer).get("result", {}).get("_meta", {})
-    error = meta.get(ENVELOPE_KEY, {}).get("error") or {}
-    return error.get("code") == "RESOURCE_NOT_FOUND" and error.get("fields") == ["session_id"]
+    try:
+        error = strict_json.loads(answer)["result"]["_meta"][ENVELOPE_KEY]["error"]
+        return (error["code"], error["fields"]) == ("RESOURCE_NOT_FOUND", ["session_id"])
+    except (ValueError, LookupError, TypeError):  # also a result that is nested too deeply
+        return False
 
 
 def _lines(reading: BinaryIO) -> Iterator[bytes | None]:

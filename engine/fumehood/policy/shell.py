@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, ClassVar
 
 import tree_sitter_bash
@@ -29,7 +29,7 @@ MAX_OPERATORS = 600
 
 OPERATORS = "|&;()<>`$[{"
 MAX_PARSE_S = 0.1
-"""Processor time for one text."""
+"""Processor time for the texts of one command, together."""
 
 MAX_NODES = 10_000
 """Nodes of the texts inside each other, together."""
@@ -122,7 +122,7 @@ def _read(value: Any) -> Reading:
     words = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(word, str) for word in words):
         return Reading((), "the command is not a text")
-    if sum(map(len, words)) > MAX_CHARACTERS:
+    if len(words) + sum(map(len, words)) > MAX_CHARACTERS + 1:
         return Reading((), TOO_LONG)
     return read_command(value) if isinstance(value, str) else read_argv(tuple(words))
 
@@ -221,33 +221,31 @@ class _Wrapper:
 WRAPPERS = {
     "builtin": _Wrapper(),
     "busybox": _Wrapper(),
-    "chroot": _Wrapper(operands=1),
-    "chrt": _Wrapper("TPD", operands=1),
     "command": _Wrapper(),
     "doas": _Wrapper("aCu", opaque=("s",)),
-    "env": _Wrapper("uCa", opaque=("S", "split-string")),
+    "env": _Wrapper("uCaP", opaque=("S", "split-string")),
     "exec": _Wrapper("a"),
     "ionice": _Wrapper("cnpPu"),
+    "jobs": _Wrapper(),
     "nice": _Wrapper("n"),
     "nohup": _Wrapper(),
     "setsid": _Wrapper(),
     "stdbuf": _Wrapper("ioe"),
-    "strace": _Wrapper("abeEIoOpPsSuUX"),
     "sudo": _Wrapper("aCcDghpRrTtuU", opaque=("i", "s", "login", "shell")),
     "taskset": _Wrapper(operands=1),
     "time": _Wrapper("fo"),
     "timeout": _Wrapper("ks", operands=1),
     "toybox": _Wrapper(),
-    "xargs": _Wrapper("adEILnPRs"),
+    "xargs": _Wrapper("adEIJLnPRsS"),
 }
 TAKES_VARIABLES = ("env", "sudo", "time")
 
 SHELLS = frozenset({"ash", "bash", "dash", "rbash", "sh"})
 
 OPAQUE = frozenset({
-    ".", "alias", "bind", "compgen", "complete", "coproc", "csh", "enable", "eval", "fc", "fish",
-    "flock", "hash", "ksh", "mapfile", "mksh", "parallel", "pwsh", "readarray", "runuser",
-    "script", "source", "su", "tcsh", "trap", "watch", "zsh",
+    ".", "alias", "bind", "chroot", "chrt", "compgen", "complete", "coproc", "csh", "enable",
+    "eval", "fc", "fish", "flock", "hash", "ksh", "mapfile", "mksh", "parallel", "pwsh",
+    "readarray", "runuser", "script", "source", "strace", "su", "tcsh", "trap", "watch", "zsh",
 })  # fmt: skip
 """Programs that run text or files that are not read here."""
 
@@ -258,6 +256,9 @@ RESERVED = frozenset({
 """If the grammar takes one of these for the name of a program, it differs from bash."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?\+?=", re.DOTALL)
+_BASH_ONLY = re.compile(r"""\$['"[]|(?<!\$)\(\(|\[\[|&>""")
+"""What other shells read in another way."""
+
 _UNKNOWN = Word("", whole=False)
 _SEVERAL = Word("", whole=False, several=True)
 
@@ -270,6 +271,7 @@ class _Reader:
         self._doubt: str | None = None
         self.is_plain = True
         self._texts = self._nodes = self._words = self._depth = 0
+        self._parse_s = MAX_PARSE_S
 
     def reading(self) -> Reading:
         return Reading(tuple(self._programs), self._doubt, self.is_plain)
@@ -281,7 +283,13 @@ class _Reader:
     def text(self, text: str) -> None:
         """Add what a text runs."""
         self._texts += 1
-        root = _parsed(text) if self._texts <= MAX_TEXTS else "it has too many commands inside"
+        begun = time.thread_time()
+        root = (
+            _parsed(text, begun + self._parse_s)
+            if self._texts <= MAX_TEXTS
+            else "it has too many commands inside"
+        )
+        self._parse_s -= time.thread_time() - begun
         if isinstance(root, str):
             self.doubt(root)
             return
@@ -318,6 +326,11 @@ class _Reader:
             self._shell(name, words)
         elif name == "find":
             self._find(words)
+        elif name == "set" and any(
+            not one.whole or "H" in one.text or "hist" in one.text
+            for one in takewhile(lambda one: one.text != "--", words)
+        ):
+            self.doubt("set may make the history a part of the commands")
         elif name in WRAPPERS:
             self._wrapped(name, WRAPPERS[name], words)
 
@@ -336,12 +349,14 @@ class _Reader:
             elif text.startswith("--") and text != "--":
                 values += text in ("--rcfile", "--init-file")
             elif text in ("-", "--") and has_text:
-                continue
+                self._cannot_read(name)  # no option may follow
             elif text[:1] in ("-", "+") and text not in ("-", "--"):
                 has_text |= text[0] == "-" and "c" in text
                 values += text.count("o") + text.count("O")
             else:
                 if has_text:
+                    if name not in ("bash", "rbash") and _BASH_ONLY.search(text):
+                        self.doubt(OTHERWISE)
                     self.text(text)
                     return
                 break
@@ -357,18 +372,21 @@ class _Reader:
                 begins.append(position + 1)
         for begin in begins:
             run: list[Word] = []
-            for word in words[begin:]:
-                if word.whole and word.text in (";", "+"):
+            for before, word in pairwise(words[begin - 1 :]):
+                if word.text == ";" or (word.text, before.text) == ("+", "{}"):
                     break
                 run.append(_replaced(word, "{}"))
             self.program(run)
+            if self._words > MAX_WORDS:
+                break
 
     def _wrapped(self, name: str, wrapper: _Wrapper, words: Program) -> None:
         """Add the program that another one runs, in each way in which its options can be read."""
-        waiting = [(0, wrapper.operands, "")]
-        while waiting:
+        waiting, seen = [(0, wrapper.operands, "")], set[tuple[int, int, str]]()
+        while waiting and self._words <= MAX_WORDS:
             at, operands, holder = waiting.pop()
-            while at < len(words):
+            while at < len(words) and (at, operands, holder) not in seen:
+                seen.add((at, operands, holder))
                 word, at = words[at], at + 1
                 text = word.text
                 is_variable = name in TAKES_VARIABLES and "=" in text
@@ -413,6 +431,8 @@ class _Reader:
                 return text[position:] or "{}", False, False
             if letter in wrapper.valued:
                 value = text[position:] or "".join(word.text for word in following)
+                if not text[position:] and not all(word.whole for word in following):
+                    self.doubt(f"an argument of {name} is not written out")
                 is_replacing = name == "xargs" and letter == "I"
                 return value if is_replacing else "", not text[position:], False
         return "", False, False
@@ -471,21 +491,30 @@ _OPERATORS = frozenset({"&", "&&", "|", "||", ";", "<", ">"})
 _HOLDS_GAPS = frozenset({"redirected_statement", "regex"})
 _QUOTES = ("'", '"', "\\")
 
-_WRITES = frozenset({">", ">>", ">|", "&>", "&>>", "<>"})
+_PLAIN = frozenset({
+    "ansi_c_string", "command", "command_name", "command_substitution", "comment",
+    "compound_statement", "concatenation", "do_group", "elif_clause", "else_clause",
+    "file_descriptor", "heredoc_body", "heredoc_content", "heredoc_end", "heredoc_redirect",
+    "heredoc_start", "herestring_redirect", "if_statement", "list", "negated_command", "number",
+    "pipeline", "process_substitution", "program", "raw_string", "redirected_statement",
+    "simple_expansion", "special_variable_name", "string", "string_content", "subshell",
+    "translated_string", "variable_name", "while_statement", "word",
+})  # fmt: skip
+"""Nodes that set no variable, as a loop's or an arithmetic one may."""
+
+_READS = re.compile(r"\d*(<(?![>&]).*|&?>>?\s*/dev/null|[<>]&[\d-]+)", re.DOTALL)
+"""Redirections that write no file and set no variable."""
+
 _EXPANDS = re.compile(r"`|\$[({]|[<>]\(")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 _BLANK = re.compile(r"\s")
 _ESCAPED_IN_QUOTES = re.compile(r"\\([$`\"\\])")
 _JOINED_LINES = re.compile(r"\S\\\n\S")
 _DELIMITER = re.compile(r"""(\w[\w.-]*)|'(\w[\w.-]*)'|"(\w[\w.-]*)"|\\(\w[\w.-]*)""", re.ASCII)
-_ANSI_ESCAPE = re.compile(
-    r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{1,4})|U([0-9A-Fa-f]{1,8})|(.))",
-    re.DOTALL,
-)
-_ANSI_LETTERS = {
-    "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t",
-    "v": "\v",
-}  # fmt: skip
+_ANSI = re.compile(r"\$'(\\.|[^'\\])*'", re.DOTALL)
+_ANSI_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+"""Escapes that are read; another one is a doubt."""
 
 
 class _Text:
@@ -515,16 +544,17 @@ class _Text:
         elif kind == "command":
             self._reader.program(self._words(node))
         elif kind in ("declaration_command", "unset_command"):
-            self._reader.is_plain = False
             self._reader.program((Word(self._of(node.children[0])), _SEVERAL))
-        elif kind == "variable_assignment":
+        if not self._is_plain(node):
             self._reader.is_plain = False
-        elif kind == "file_redirect":
-            operator = {child.type for child in node.children if not child.is_named}
-            if operator & _WRITES and self._of(node.children[-1]) != "/dev/null":
-                self._reader.is_plain = False
         if not self._is_as_bash_reads(node):
             self._reader.doubt(OTHERWISE)
+
+    def _is_plain(self, node: Node) -> bool:
+        """Whether it sets no variable and writes no file by itself."""
+        if node.type != "file_redirect":
+            return node.type in _PLAIN
+        return bool(_READS.fullmatch(self._of(node)))
 
     # -- words -----------------------------------------------------------------------------
 
@@ -550,8 +580,8 @@ class _Text:
 
     def _joined(self, node: Node) -> Word:
         bare = "".join(self._of(part) for part in node.children if part.type in ("word", "number"))
-        if "{" in bare and ("," in bare or ".." in bare):
-            return _SEVERAL
+        if ("{" in bare and ("," in bare or ".." in bare)) or '$"' in self._of(node):
+            return _SEVERAL  # the grammar takes the `$` of `r$"m"` for a character
         text, whole, several = "", True, False
         for part in map(self._word, node.children):
             text += part.text if whole else ""
@@ -574,10 +604,14 @@ class _Text:
 
     def _is_as_bash_reads(self, node: Node) -> bool:
         kind, text = node.type, self._of(node)
+        if kind not in _STATEMENTS and any(child.type == "comment" for child in node.children):
+            return False
+        if kind.endswith("_redirect") and self._text[: node.start_byte].endswith("}"):
+            return False  # the grammar takes the `{a}` of `{a}> file` for an argument
         if kind in self._checks:
             return self._checks[kind](self, node)
         if kind == "command_substitution" and text.startswith("`"):
-            return "\\" not in text
+            return "\\" not in text and text.count("`") == 2
         if kind == "word" and _BLANK.search(_ESCAPED.sub("", text)):
             return False
         if kind == "compound_statement" and text[0] == "{" and text[1:2] not in (" ", "\t", "\n"):
@@ -605,7 +639,11 @@ class _Text:
 
     def _is_expansion(self, node: Node) -> bool:
         """Whether it is no prompt (`@P`), which may hold commands, and leaves none out."""
-        return not self._of(node).endswith("@P}") and self._expands_nothing_else(node)
+        return "@P" not in self._of(node) and self._expands_nothing_else(node)
+
+    def _is_ansi(self, node: Node) -> bool:
+        """Whether it ends as bash ends it: the grammar takes `\\\\'` for a quote that does not."""
+        return bool(_ANSI.fullmatch(self._of(node))) and self._expands_nothing_else(node)
 
     def _is_joined(self, node: Node) -> bool:
         pairs = pairwise(node.children)
@@ -641,7 +679,7 @@ class _Text:
     def _is_comment(self, node: Node) -> bool:
         before = self._text[max(0, node.start_byte - 2) : node.start_byte]
         is_word = before and (before[-1] not in " \t\n;&|(" or before[0] == "\\")
-        return not is_word and node.parent is not None and node.parent.type in _STATEMENTS
+        return not is_word
 
     def _is_heredoc(self, node: Node) -> bool:
         """Whether the text ends at the first line that is its delimiter."""
@@ -710,6 +748,7 @@ class _Text:
         return not last.replace("\\\n", "").strip(" \t\n")
 
     _checks: ClassVar[Mapping[str, Callable[[_Text, Node], bool]]] = {
+        "ansi_c_string": _is_ansi,
         "command": _is_command,
         "comment": _is_comment,
         "concatenation": _is_joined,
@@ -723,8 +762,8 @@ class _Text:
     }
 
 
-def _parsed(text: str) -> Node | str:
-    """The tree of a text, or why there is none."""
+def _parsed(text: str, deadline: float) -> Node | str:
+    """The tree of a text, or why there is none by the deadline."""
     if sum(map(text.count, OPERATORS)) > MAX_OPERATORS:
         return TOO_LONG
     if any(character < " " and character not in "\n\t" for character in text):
@@ -734,10 +773,9 @@ def _parsed(text: str) -> Node | str:
     # The scanner of the grammar looks up characters in a table that has no others than ASCII. One
     # byte for each of them, so that offsets are those of the text.
     source = "".join(one if one <= "~" else "Z" for one in text).encode("ascii")
-    begun = time.thread_time()
 
     def ends(_: int, has_error: bool) -> bool:
-        return has_error or time.thread_time() - begun > MAX_PARSE_S
+        return has_error or time.thread_time() > deadline
 
     try:
         root = Parser(_LANGUAGE).parse(lambda at, _: source[at:], progress_callback=ends).root_node
@@ -762,18 +800,10 @@ def _unquoted(text: str) -> Word:
     bare = _ESCAPED.sub("..", text)  # of the same length
     glob = next((at for at, one in enumerate(bare) if one in "*?["), None)
     plain = _ESCAPED.sub(lambda found: found.group()[1:].strip("\n"), text[:glob])
-    return Word(plain, whole=glob is None)
+    return Word(plain, whole=glob is None, several=glob is not None and not plain)
 
 
 def _ansi(text: str) -> Word:
-    parts, at = [], 0
-    for found in _ANSI_ESCAPE.finditer(text):
-        octal, *hexadecimal, letter = found.groups()
-        digits = next((one for one in hexadecimal if one), None)
-        code = int(octal, 8) & 255 if octal else int(digits, 16) if digits else None
-        if letter == "c" or (code or 0) > 0x7F:
-            return _UNKNOWN
-        parts.append(text[at : found.start()])
-        parts.append(chr(code) if code is not None else _ANSI_LETTERS.get(letter, letter))
-        at = found.end()
-    return Word("".join([*parts, text[at:]]).partition("\0")[0])
+    if not set(_ANSI_ESCAPE.findall(text)) <= _ANSI_LETTERS.keys():
+        return _UNKNOWN
+    return Word(_ANSI_ESCAPE.sub(lambda found: _ANSI_LETTERS[found[1]], text))

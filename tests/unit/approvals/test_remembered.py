@@ -79,7 +79,10 @@ def shared_database() -> Iterator[Database]:
     opened.close()
 
 
-VALUES = st.sampled_from([0, 1, True, False, None, "1", "", [], [1], [True], {}, {"a": 1}])
+VALUES = st.sampled_from([
+    0, 0.0, -0.0, 1, 1.0, True, False, None, "1", "", "\u00e9", "e\u0301", [], [1], [1.0], [True], {},
+    {"a": 1}, {"a": True}, {"a": -0.0}, {"a": None},
+])  # fmt: skip
 ARGUMENTS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
 OPTIONS: tuple[dict[str, Any], ...] = (
     {}, {"timeout_seconds": 5.0}, {"timeout_seconds": 600.0}, {"memory_limit_mb": 512},
@@ -99,6 +102,10 @@ def _exact(value: Any) -> str:
 @example(
     approved={"a": ["build"]}, repeated={"a": ["build"], "b": True}, same=None, options={},
     other_options={}, dangerous=True, stranger=False, scope="until",
+)  # fmt: skip
+@example(
+    approved={"a": [0.0]}, repeated={"a": [-0.0]}, same=None, options={}, other_options={},
+    dangerous=False, stranger=False, scope="until",
 )  # fmt: skip
 def test_call_differs_from_the_approved_one_only_in_what_was_freed(
     shared_database: Database,

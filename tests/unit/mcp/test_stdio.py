@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+from io import BytesIO, FileIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fumehood.core.envelope import Envelope
+from fumehood.mcp import stdio
 from fumehood.mcp.messages import encode_result
 from fumehood.mcp.results import result_of
-from fumehood.mcp.stdio import is_without_session
+from fumehood.mcp.stdio import Bridge, is_without_session
 from support.answers import envelope_bytes
 
 pytestmark = pytest.mark.row("D3")
@@ -46,3 +51,56 @@ def test_call_that_ran_keeps_its_own_answer(data: Any, error: dict[str, Any] | N
 
 def test_answer_without_a_result_is_the_clients() -> None:
     assert not is_without_session(b'{"jsonrpc":"2.0","id":7,"error":{"code":-32602}}')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        answer({"code": "RESOURCE_NOT_FOUND", "deep": json.loads("[" * 64 + "]" * 64)}),
+        b'{"jsonrpc":"2.0","id":7,"result":null}',
+        b'{"jsonrpc":"2.0","id":7,"result":{"_meta":[]}}',
+        b'{"jsonrpc":"2.0","id":7,"result":{"_meta":{"fumehood/envelope":{"error":7}}}}',
+        b'{"jsonrpc":"2.0","id":7,"res',
+    ],
+    ids=["deep", "null", "list", "number", "cut off"],
+)
+def test_answer_of_another_form_says_nothing_of_the_session(text: bytes) -> None:
+    assert not is_without_session(text)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"content-length: " + b"9" * 40, b"transfer-encoding: chunked\r\n\r\n" + b"f" * 40],
+    ids=["length", "chunk"],
+)
+def test_request_is_answered_whatever_answers_on_the_socket(tmp_path: Path, head: bytes) -> None:
+    def answers() -> None:
+        with listener.accept()[0] as other:
+            other.recv(1 << 16)
+            other.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        threading.Thread(target=answers, daemon=True).start()
+        request = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}\n'
+        with FileIO(tmp_path / "out", "w") as writing:
+            Bridge(tmp_path / "s", {}, False, BytesIO(request), writing).run()
+    said = json.loads((tmp_path / "out").read_bytes())
+    assert (said["id"], said["error"]["code"]) == (7, -32603)
+
+
+def test_call_does_not_wait_for_a_session_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stdio, "API_S", 0.05)
+    request = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}\n'
+    with socket.socket(socket.AF_UNIX) as listener, FileIO(tmp_path / "out", "w") as writing:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()  # and it never says a word
+        bridge = Bridge(tmp_path / "s", {}, True, BytesIO(request), writing)
+        bridge.run()
+        bridge.close()
+        for kept in bridge._idle:
+            kept.close()
+    assert json.loads((tmp_path / "out").read_bytes())["result"]["isError"]
