@@ -19,7 +19,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.wall import INTERPRETER_LIMITS
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
 
 
 @dataclass
@@ -98,6 +98,18 @@ class FakeWall:
     """The languages of each image that sessions may be made from."""
     held: list[FakePlace] = field(default_factory=list)
     meanwhile: Callable[[SeenRun, RunSinks], Awaitable[None]] | None = None
+
+    @property
+    def status(self) -> WallStatus:
+        """Ready if the required limits are enforced."""
+        return WallStatus(
+            self.required,
+            self.enforced,
+            self.enforced,
+            is_ready=self.required <= self.enforced,
+            remedy=self.remedy,
+            heals=self.heals,
+        )
 
     @asynccontextmanager
     async def lease(

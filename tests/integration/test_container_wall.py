@@ -19,9 +19,10 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits
-from fumehood.sandbox.container import docker_api, monitor
+from fumehood.sandbox.container import docker_api, supply, wall
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.supply import Making
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.builder import building_noted
 from fumehood.sandbox.images.catalog import Image
@@ -106,8 +107,9 @@ async def bench(
 def _quick_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_api, "QUICK_S", 1.0)
     monkeypatch.setattr(docker_api, "SLOW_S", 5.0)
-    monkeypatch.setattr(monitor, "PAUSES_S", (0.0, 0.2))
-    monkeypatch.setattr(monitor, "LOOK_AGAIN_S", 0.5)
+    monkeypatch.setattr(supply, "REMEMBERED_S", 0.0)
+    monkeypatch.setattr(wall, "LOOK_WHILE_AWAY_S", 0.2)
+    monkeypatch.setattr(wall, "LOOK_AGAIN_S", 0.5)
 
 
 @pytest.mark.row("S3", "S5")
@@ -168,7 +170,7 @@ async def test_program_that_does_not_end_is_ended_and_the_next_call_is_unharmed(
 @pytest.mark.row("S4")
 async def test_container_that_is_lost_to_memory_is_told_as_memory(python_image: Image) -> None:
     command = ("/usr/bin/python3", "-I", "-S", "-c", EATS_MEMORY)
-    async with bench(python_image, command=command) as made:
+    async with bench(python_image, making=Making(command)) as made:
         assert (await made.run()).ended_by is EndedBy.MEMORY
 
 
@@ -202,7 +204,7 @@ async def test_docker_that_falls_silent_is_an_error_in_time_and_heals_when_it_sp
         async with bench(python_image, docker.address) as made:
             assert (await made.run()).ended_by is EndedBy.OK
             docker.hold()
-            await made.until(lambda: not made.wall.is_ready)
+            await made.until(lambda: not made.wall.status.is_ready)
             with pytest.raises(SandboxUnavailable, match="does not answer in time"):
                 await made.run(who="uid:2")
             docker.open()
@@ -226,7 +228,7 @@ async def test_docker_that_dies_in_the_middle_loses_the_run_and_heals_when_it_is
                 await made.until(lambda: made.wall.counts.get("busy") == 1)
                 docker.cut()
             assert endings == [EndedBy.SANDBOX_LOST]
-            await made.until(lambda: not made.wall.is_ready)
+            await made.until(lambda: not made.wall.status.is_ready)
             with pytest.raises(SandboxUnavailable, match=r"not (running|installed)"):
                 await made.run()
             docker.open()
@@ -339,7 +341,7 @@ async def test_docker_that_is_restarted_is_an_error_and_then_serves_again(
                 await made.until(lambda: made.wall.counts.get("busy") == 1)
                 await anyio.to_thread.run_sync(docker.stop)
             assert endings == [EndedBy.SANDBOX_LOST]
-            await made.until(lambda: not made.wall.is_ready)
+            await made.until(lambda: not made.wall.status.is_ready)
             with pytest.raises(SandboxUnavailable, match=r"not (running|installed)"):
                 await made.run()
             await anyio.to_thread.run_sync(docker.start)

@@ -15,8 +15,7 @@ from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
-from fumehood.sandbox.container import monitor
-from fumehood.sandbox.container.container import HeldContainer
+from fumehood.sandbox.container import supply, wall
 from fumehood.sandbox.container.docker_api import (
     DockerError,
     DockerFault,
@@ -26,7 +25,8 @@ from fumehood.sandbox.container.docker_api import (
     Listed,
 )
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
-from fumehood.sandbox.container.wall import ContainerWall
+from fumehood.sandbox.container.supply import Making
+from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
 from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding
 from support.fake_docker import GOOD_INFO, FakeDocker, FakeGuest, honest
 from support.scripted_guest import READY, ended, reset
@@ -51,7 +51,7 @@ class Found:
     guest_mb: int = 32
 
 
-OPTIONS = ("eager", "start_deadline_s")
+OPTIONS = ("eager", "making")
 ONE_IMAGE = LanguageImages(python="python", shell="python", javascript="python")
 TWO_IMAGES = LanguageImages(python="python", shell="shell", javascript="python")
 
@@ -99,17 +99,16 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "PAUSES_S", (0.0, 0.001))
-    monkeypatch.setattr(monitor, "FIRST_LOOK_DELAY_S", 0.0)
-    monkeypatch.setattr(monitor, "LEAST_BETWEEN_LOOKS_S", 0.0)
-    monkeypatch.setattr(monitor, "_may_swap", lambda is_local: False)
+    monkeypatch.setattr(wall, "FIRST_LOOK_DELAY_S", 0.0)
+    monkeypatch.setattr(wall, "LOOK_WHILE_AWAY_S", 0.001)
+    monkeypatch.setattr(supply, "LEAST_BETWEEN_LOOKS_S", 0.0)
+    monkeypatch.setattr(supply, "REMEMBERED_S", 0.0)
+    monkeypatch.setattr(supply, "may_swap", lambda is_local: False)
 
 
 def only_calls_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first look the wall pauses for longer than any test takes."""
-    for name in ("LOOK_AGAIN_S", "LONGEST_PAUSE_WHILE_AWAY_S"):
-        monkeypatch.setattr(monitor, name, 3600.0)
-    monkeypatch.setattr(monitor, "PAUSES_S", (0.0, 3600.0))
+    """The wall itself looks later than any test takes."""
+    monkeypatch.setattr(wall, "FIRST_LOOK_DELAY_S", 3600.0)
 
 
 @asynccontextmanager
@@ -129,8 +128,8 @@ async def test_run_in_a_container_and_nothing_left_after_the_wall_is_left() -> N
         ending = await made.run()
         assert (ending.ended_by, ending.isolation) == (EndedBy.OK, "call")
         assert (await made.run(fresh=True)).isolation == "container_per_call"
-        assert made.wall.is_ready
-        assert made.wall.seen == made.wall.enforced == frozenset(Limit)
+        assert made.wall.status.is_ready
+        assert made.wall.status.seen == made.wall.status.enforced == frozenset(Limit)
     assert sorted(made.docker.removed) == ["fumehood-eeeeeeee-1", "fumehood-eeeeeeee-2"]
 
 
@@ -158,9 +157,9 @@ async def test_lazy_wall_asks_docker_for_nothing_before_the_first_call() -> None
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
         assert made.docker.asked == []
-        assert made.wall.enforced == made.wall.required
-        assert made.wall.seen == frozenset()
-        assert not made.wall.is_ready
+        assert made.wall.status.enforced == made.wall.status.required
+        assert made.wall.status.seen == frozenset()
+        assert not made.wall.status.is_ready
         assert (await made.run()).ended_by is EndedBy.OK
 
 
@@ -168,7 +167,7 @@ async def test_predecessor_s_containers_are_gone_when_the_wall_is_up() -> None:
     labels = {"fumehood.engine": "d" * 32, "fumehood.owner": "o" * 32, "fumehood.deadline": "0"}
     left = Listed("x", "fumehood-dddddddd-1", "running", labels)
     async with bench(docker={"containers": {"x": left}}) as made:
-        await made.until(lambda: made.wall.is_ready)
+        await made.until(lambda: made.told("container.reaped"))
         assert made.docker.removed == ["fumehood-dddddddd-1"]
         assert made.told("container.reaped") == [{"name": "fumehood-dddddddd-1", "owner": "ours"}]
 
@@ -187,10 +186,10 @@ async def test_wall_without_docker_says_why_once_and_heals_when_it_is_there(
         asked = len(made.docker.asked)
         await made.until(lambda: len(made.docker.asked) > asked + 3)
         assert len(made.told("container.unavailable")) == 1
-        assert made.wall.enforced == frozenset()
-        assert failure.message in made.wall.remedy
+        assert made.wall.status.enforced == frozenset()
+        assert failure.message in made.wall.status.remedy
         made.docker.failing = None
-        await made.until(lambda: made.wall.is_ready)
+        await made.until(lambda: made.wall.status.is_ready)
         assert (await made.run()).ended_by is EndedBy.OK
 
 
@@ -208,86 +207,52 @@ async def test_missing_images_leave_the_wall_up_and_the_next_call_after_a_build_
                 "Build it: fumehood images build python"
             )
             assert not refused.value.may_retry
-        assert made.wall.enforced == made.wall.required
-        assert (made.wall.faults, made.wall.is_ready) == ((), False)
-        assert made.wall.missing == (
+        assert made.wall.status.enforced == made.wall.status.required
+        assert (made.wall.status.faults, made.wall.status.is_ready) == ((), False)
+        assert made.wall.status.missing_images == (
             "The image python is not built. Build it: fumehood images build python",
         )
         assert made.told("container.unavailable") == []
         made.image = "sha256:2"
         assert (await made.run()).ended_by is EndedBy.OK
         assert made.docker.bodies[0]["Image"] == "sha256:2"
-        assert made.wall.is_ready
+        assert made.wall.status.is_ready
         assert made.told("container.available") == [{"images": {"python": "sha256:2"}}]
-
-
-async def test_wall_that_nobody_calls_becomes_ready_when_an_image_is_built() -> None:
-    async with bench() as made:
-        made.image = ""
-        await made.until(lambda: made.wall.missing)
-        assert not made.wall.is_ready
-        made.image = "sha256:2"
-        await made.until(lambda: made.wall.is_ready)
 
 
 async def test_wall_that_a_call_has_found_down_becomes_ready_by_itself() -> None:
     async with bench() as made:
-        await made.until(lambda: made.wall.is_ready)
+        await made.until(lambda: made.wall.status.is_ready)
         made.docker.failing = DockerNotRunning("away")
         await made.wall.look_again()
-        assert made.wall.enforced == frozenset()
+        assert made.wall.status.enforced == frozenset()
         made.docker.failing = None
-        await made.until(lambda: made.wall.is_ready)
+        await made.until(lambda: made.wall.status.is_ready)
 
 
-@pytest.mark.parametrize("failure", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
-async def test_first_call_after_docker_is_back_succeeds(
-    failure: type[DockerError], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_first_call_after_docker_is_back_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     only_calls_look(monkeypatch)
-    async with bench(docker={"failing": failure("away")}) as made:
-        for _ in range(3):
-            with pytest.raises(SandboxUnavailable, match="Containers are unavailable; nothing ran"):
-                await made.run()
-        made.docker.failing = None
-        assert (await made.run()).ended_by is EndedBy.OK
-        made.docker.failing = failure("away again")
-        await made.wall.look_again()
+    async with bench(docker={"failing": DockerNotRunning("away")}) as made:
+        with pytest.raises(SandboxUnavailable, match="Containers are unavailable; nothing ran"):
+            await made.run()
         made.docker.failing = None
         held = await hold(made, [])
         assert held.lost is None
 
 
-async def test_first_call_after_containers_can_be_started_again_succeeds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with bench(docker={"failing_to_start": DockerFault("no space left")}) as made:
-        only_calls_look(monkeypatch)
-        for _ in range(3):
-            with pytest.raises(SandboxUnavailable):
-                await made.run()
-        await made.until(lambda: made.wall.faults)
-        made.docker.failing_to_start = None
-        assert (await made.run()).ended_by is EndedBy.OK
-
-
-async def test_call_is_refused_in_time_and_may_be_repeated_while_docker_is_silent(
+async def test_silence_of_docker_is_an_error_in_time_and_remembered_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
+    monkeypatch.setattr(supply, "LOOK_DEADLINE_S", 0.02)
+    monkeypatch.setattr(supply, "REMEMBERED_S", 3600.0)
     async with bench() as made:
-        made.image = ""
-        with pytest.raises(ImageMissing):
-            await made.run()
         made.docker.silence = anyio.Event()
-        monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", 0.02)
-        with pytest.raises(SandboxUnavailable, match="does not answer in time") as refused:
-            await made.run()
-        assert (refused.value.may_retry, refused.value.retry_after_ms) == (True, 1000)
-        made.image = "sha256:2"
-        made.docker.silence.set()
-        monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", 2.0)
-        assert (await made.run()).ended_by is EndedBy.OK
+        for _ in range(3):
+            with pytest.raises(SandboxUnavailable, match="does not answer in time") as refused:
+                await made.run()
+            assert (refused.value.may_retry, refused.value.retry_after_ms) == (True, 1000)
+        assert made.docker.asked == ["info"]
 
 
 async def test_call_that_comes_during_a_look_gets_one_that_begins_after_it(
@@ -331,8 +296,6 @@ async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_ans
         with pytest.raises(SandboxUnavailable):
             await made.run()
         made.docker.failing, made.docker.silence = None, anyio.Event()
-        monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", DEADLINE_S)
-        monkeypatch.setattr(monitor, "LEAST_BETWEEN_LOOKS_S", 3600.0)
         looks = made.docker.asked.count("info")
 
         async def call(number: int) -> None:
@@ -345,20 +308,6 @@ async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_ans
             made.docker.silence.set()
         assert endings == [EndedBy.OK] * 1000
         assert made.docker.asked.count("info") == looks + 1
-
-
-async def test_calls_that_keep_asking_begin_no_look_before_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    only_calls_look(monkeypatch)
-    monkeypatch.setattr(monitor, "LEAST_BETWEEN_LOOKS_S", 3600.0)
-    monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", 0.01)
-    async with bench(docker={"failing": DockerNotRunning("away")}) as made:
-        await made.until(lambda: made.wall.faults)
-        for _ in range(5):
-            with pytest.raises(SandboxUnavailable):
-                await made.run()
-        assert made.docker.asked.count("info") == 1
 
 
 async def test_call_that_is_cancelled_leaves_the_look_to_the_others(
@@ -410,7 +359,7 @@ async def test_image_that_is_removed_while_a_call_runs_ends_nothing_and_refuses_
             await made.until(lambda: made.wall.counts.get("busy") == 1)
             made.missing.add("python")
             await made.wall.look_again()
-            assert not made.wall.is_ready
+            assert not made.wall.status.is_ready
             with pytest.raises(ImageMissing):
                 await made.run()
             may_end.set()
@@ -439,23 +388,24 @@ async def test_warning_of_docker_s_means_that_nothing_runs() -> None:
 
 @pytest.mark.parametrize("least_warm", [0, 1])
 async def test_container_that_lacks_a_limit_runs_nothing_and_the_wall_says_which(
-    least_warm: int,
+    least_warm: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(wall, "LOOK_AGAIN_S", 0.01)
+
     async def lacking(guest: FakeGuest) -> None:
         held = {limit.value: limit is not Limit.NETWORK for limit in Limit}
         await guest.says({**READY, "enforces": held})
         assert (await guest.hears())["op"] != "run"
 
     async with bench(docker={"behave": lacking}, pool_min=least_warm) as made:
-        for _ in range(3):
-            with pytest.raises(SandboxUnavailable):
-                await made.run()
-        await made.until(lambda: made.wall.enforced == frozenset(Limit) - {Limit.NETWORK})
-        assert not made.wall.is_ready
+        with pytest.raises(SandboxUnavailable, match="lack a required limit"):
+            await made.run()
+        await made.until(lambda: made.wall.status.enforced == frozenset(Limit) - {Limit.NETWORK})
+        assert not made.wall.status.is_ready
 
         made.docker.behave = honest
-        await made.until(lambda: made.wall.is_ready)  # though no call is admitted meanwhile
-        assert made.wall.enforced == frozenset(Limit)
+        await made.until(lambda: made.wall.status.is_ready)  # though no call is admitted meanwhile
+        assert made.wall.status.enforced == frozenset(Limit)
 
 
 @pytest.mark.parametrize("how", ["falls silent", "ends", "speaks nonsense"])
@@ -468,23 +418,24 @@ async def test_guest_that_does_not_start_is_unavailable_and_removed(
         if how != "ends":
             await guest.hears()
 
-    async with bench(docker={"behave": bad}, start_deadline_s=0.02) as made:
+    async with bench(docker={"behave": bad}, making=Making(start_deadline_s=0.02)) as made:
         with pytest.raises(SandboxUnavailable, match="No container could be started"):
             await made.run()
-        await made.until(lambda: made.docker.removed)
+        await made.until(lambda: len(made.docker.removed) == 2)
         assert made.docker.containers == {}
         made.docker.behave = honest
-        await made.until(lambda: made.wall.is_ready)
         assert (await made.run()).ended_by is EndedBy.OK
 
 
-async def test_words_of_docker_s_stay_in_the_log() -> None:
+async def test_words_of_docker_s_stay_in_the_log_and_the_next_call_tries_again() -> None:
     failing = DockerFault("mounting /var/lib/docker/overlay2/secret: no space left")
     async with bench(docker={"failing_to_start": failing}) as made:
         with pytest.raises(SandboxUnavailable) as refused:
             await made.run()
         assert "secret" not in refused.value.message
         assert "secret" in str(made.told("container.failed")[0]["why"])
+        made.docker.failing_to_start = None
+        assert (await made.run()).ended_by is EndedBy.OK
 
 
 @pytest.mark.parametrize(
@@ -518,7 +469,7 @@ async def test_docker_is_asked_how_a_container_ended_before_it_is_removed() -> N
         await made.run()
         await made.until(lambda: made.docker.removed)
         asked = made.docker.asked
-        assert asked.index("wait") < asked.index("state") < asked.index("remove")
+        assert asked.index("state") < asked.index("remove")
 
 
 async def test_reason_that_docker_hears_after_the_end_is_waited_for() -> None:
@@ -563,20 +514,6 @@ async def test_wrong_frame_is_lost_and_docker_is_not_asked_for_an_excuse() -> No
         docker={"behave": lies, "last_state": {"OOMKilled": True, "ExitCode": 137}}
     ) as made:
         assert (await made.run()).ended_by is EndedBy.SANDBOX_LOST
-
-
-async def test_dirty_container_is_removed_and_counted_and_the_answer_stands() -> None:
-    async def dirty(guest: FakeGuest) -> None:
-        await guest.says(READY)
-        await guest.hears()
-        await guest.says(ended(), reset(clean=False, why="a process is left"))
-        await guest.hears()
-
-    async with bench(docker={"behave": dirty}) as made:
-        assert (await made.run()).ended_by is EndedBy.OK
-        await made.until(lambda: made.docker.removed)
-        assert made.told("container.dirty")[0]["why"] == "it is not clean: a process is left"
-        assert made.wall.counts["dirty"] == 1
 
 
 async def test_cancelled_call_ends_its_program_and_leaves_no_container_busy() -> None:
@@ -627,72 +564,31 @@ async def test_stopping_with_a_call_in_the_middle_leaves_nothing() -> None:
 
 
 async def test_missing_image_takes_away_its_languages_only_and_is_found_when_it_is_built() -> None:
-    async with bench() as made:
+    async with bench(images=TWO_IMAGES) as made:
         made.missing.add("shell")
         await made.run()
         with pytest.raises(SandboxUnavailable, match="fumehood images build shell") as caught:
             await made.run(language="shell")
         assert not caught.value.may_retry
-        assert made.wall.is_ready
+        assert made.wall.status.is_ready
         missing = ("The image shell is not built. Build it: fumehood images build shell",)
-        assert made.wall.missing == missing
+        assert made.wall.status.missing_images == missing
         assert made.told("container.images_missing") == [{"missing": list(missing)}]
-        assert made.wall.faults == ()
+        assert made.wall.status.faults == ()
         assert (await made.run()).ended_by is EndedBy.OK
         made.missing.clear()
         assert (await made.run(language="shell")).ended_by is EndedBy.OK
-        assert made.wall.missing == ()
-
-
-async def test_missing_image_is_reported_once_while_others_are_built() -> None:
-    async with bench(images=TWO_IMAGES) as made:
-        made.missing = {"python", "shell"}
-        await made.until(lambda: len(made.wall.missing) == 2)
-        made.missing = {"shell"}
-        await made.until(lambda: made.wall.is_ready)
-        await made.run()
-        assert len(made.told("container.images_missing")) == 1
-
-
-async def test_image_without_the_language_is_refused_and_named() -> None:
-    async with bench(images=ONE_IMAGE) as made:
-        with pytest.raises(SandboxUnavailable, match=r"image python has no javascript"):
-            await made.run(language="javascript")
-
-
-async def test_language_without_an_image_is_refused() -> None:
-    async with bench(images=ONE_IMAGE) as made:
-        with pytest.raises(SandboxUnavailable, match="no image for ruby"):
-            await made.run(language="ruby")
-
-
-async def test_each_language_runs_in_its_own_image() -> None:
-    async with bench(images=TWO_IMAGES) as made:
-        await made.run()
-        await made.run(language="shell")
+        assert made.wall.status.missing_images == ()
         names = [body["Labels"]["fumehood.image"] for body in made.docker.bodies]
         assert names == ["python", "shell"]
 
 
-async def test_guest_that_does_not_start_in_another_image_is_not_the_wall_s_fault() -> None:
-    broken = 0
-
-    async def behave(guest: FakeGuest) -> None:
-        nonlocal broken
-        if made.docker.bodies[-1]["Labels"]["fumehood.image"] == "shell":
-            broken += 1
-            return
-        await honest(guest)
-
-    async with bench(images=TWO_IMAGES, docker={"behave": behave}) as made:
-        await made.run()
-        for _ in range(3):
-            with pytest.raises(SandboxUnavailable, match="No container could be started"):
-                await made.run(language="shell")
-        assert broken == 6
-        assert made.wall.is_ready
-        assert (await made.run(TrustDomain("uid:2"))).ended_by is EndedBy.OK
-        assert made.told("container.unavailable") == []
+async def test_language_without_an_image_that_has_it_is_refused_and_named() -> None:
+    async with bench(images=ONE_IMAGE) as made:
+        with pytest.raises(SandboxUnavailable, match="no image for ruby"):
+            await made.run(language="ruby")
+        with pytest.raises(SandboxUnavailable, match=r"image python has no javascript"):
+            await made.run(language="javascript")
 
 
 async def hold(made: Bench, lost: list[str], image: str = "python") -> HeldContainer:
@@ -710,6 +606,7 @@ async def test_held_container_keeps_and_leaves_the_pool_and_goes_when_it_is_ende
     async with bench() as made:
         held = await hold(made, lost)
         assert held.languages == ("python", "shell")
+        assert await made.wall._reaper.sweep() == 0
         for _ in range(2):
             await held.until_free()
             ending = await held.run("python", {"code": "4"}, LIMITS, NO_SINKS)
@@ -722,13 +619,6 @@ async def test_held_container_keeps_and_leaves_the_pool_and_goes_when_it_is_ende
         assert lost == ["lost"]
         assert made.docker.removed == [held.name]
         assert made.wall.counts["held"] == 0
-
-
-async def test_held_container_is_in_use_for_the_reaper() -> None:
-    async with bench() as made:
-        held = await hold(made, [])
-        assert await made.wall._reaper.sweep() == 0
-        assert held.name in {one.name for one in made.docker.containers.values()}
 
 
 async def test_runs_of_a_held_container_say_that_what_they_leave_is_kept() -> None:
@@ -787,7 +677,7 @@ async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
         await made.run()
         with pytest.raises(SandboxUnavailable, match="images build mine"):
             await hold(made, [], "mine")
-        assert made.wall.missing == ()
+        assert made.wall.status.missing_images == ()
         made.missing.clear()
         await hold(made, [], "mine")
         assert made.docker.bodies[-1]["Labels"]["fumehood.image"] == "mine"
@@ -796,7 +686,7 @@ async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
 async def test_image_that_was_built_anew_retires_idle_containers_and_spares_a_session_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(monitor, "LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(wall, "LOOK_AGAIN_S", 0.001)
     async with bench() as made:
         lost: list[str] = []
         await made.run()

@@ -206,9 +206,9 @@ def test_pip_that_hangs_is_ended(
         started.append(popen(*arguments, **how))
         return started[-1]
 
-    monkeypatch.setattr(index.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     status, said = index._run(["sleep", "600"])
-    assert (status, "took longer" in said) == (1, True)
+    assert (status != 0, "took longer" in said) == (True, True)
     assert started[0].returncode is not None
 
 

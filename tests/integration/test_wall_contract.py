@@ -140,7 +140,8 @@ async def run(
 
 @pytest.mark.row("S1", "S4")
 async def test_wall_publishes_what_it_enforces_and_needs_no_more(case: Case) -> None:
-    assert case.wall.required <= case.wall.enforced <= frozenset(Limit)
+    status = case.wall.status
+    assert status.required <= status.enforced <= frozenset(Limit)
     assert case.wall.limits.default_wall_s <= case.wall.limits.max_wall_s
 
 

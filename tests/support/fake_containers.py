@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 from fumehood.core.errors import EngineError
-from fumehood.sandbox.container.pool_state import Kind, Listener
+from fumehood.sandbox.container.pool_state import Kind
 
 
 @dataclass(eq=False)
@@ -15,7 +16,7 @@ class FakeContainer:
 
     name: str
     kind: Kind
-    listener: Listener
+    listener: Any = None
     image_id: str = "sha256:1"
     is_dead: bool = False
     is_free: bool = True
@@ -29,6 +30,9 @@ class FakeContainer:
 
     def __post_init__(self) -> None:
         self.examined.set()
+
+    def listen(self, listener: Any) -> None:
+        self.listener = listener
 
     def begins(self, domain: str) -> None:
         assert self.is_free
@@ -73,7 +77,7 @@ class FakeMaker:
         self.most_alive = 0
         """Of the pool's own."""
 
-    async def make(self, kind: Kind, listener: Listener) -> FakeContainer:
+    async def make(self, kind: Kind) -> FakeContainer:
         self.alive += 1
         self.most_alive = max(self.most_alive, self.alive - self.held)
         try:
@@ -83,7 +87,7 @@ class FakeMaker:
         except BaseException:
             self.alive -= 1
             raise
-        container = FakeContainer(f"c{len(self.made) + 1}", kind, listener)
+        container = FakeContainer(f"c{len(self.made) + 1}", kind)
         self.made.append(container)
         return container
 

@@ -12,7 +12,13 @@ import anyio
 
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import framing
-from fumehood.sandbox.container.docker_api import Created, DockerError, DockerNotFound, Listed
+from fumehood.sandbox.container.docker_api import (
+    DockerError,
+    DockerNotFound,
+    DockerUnreachable,
+    DockerWarned,
+    Listed,
+)
 from support.scripted_guest import READY, ended, record, reset
 
 GOOD_INFO: JsonObject = {
@@ -82,6 +88,7 @@ class FakeDocker:
     removed: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     is_local: bool = True
+    failure: DockerUnreachable | None = None
     _streams: dict[str, socket.socket] = field(default_factory=dict)
     _living: set[str] = field(default_factory=set)
 
@@ -92,31 +99,23 @@ class FakeDocker:
             await self.silence.wait()
         return answer
 
-    async def create(self, body: JsonObject, name: str) -> Created:
+    async def launch(self, body: JsonObject, name: str) -> tuple[str, socket.socket]:
         self._ask("create")
         container_id = f"id-of-{name}"
         self.bodies.append(body)
         self.containers[container_id] = Listed(container_id, name, "created", body["Labels"])
-        return Created(container_id, self.warnings)
-
-    async def attach(self, container_id: str) -> socket.socket:
-        self._ask("attach")
-        ours, theirs = socket.socketpair()
-        self._streams[container_id] = theirs
-        return ours
-
-    async def start(self, container_id: str) -> None:
+        if self.warnings:
+            raise DockerWarned("; ".join(self.warnings))
         self._ask("start")
         if self.failing_to_start is not None:
             raise self.failing_to_start
+        ours, self._streams[container_id] = socket.socketpair()
         self.group.start_soon(self._live, container_id)
+        return container_id, ours
 
     async def state(self, container_id: str) -> JsonObject:
         self._ask("state")
         return self.last_state
-
-    async def wait(self, container_id: str, deadline_s: float) -> None:
-        self._ask("wait")
 
     async def remove(self, container_id: str) -> None:
         self._ask("remove")
@@ -150,6 +149,7 @@ class FakeDocker:
 
     def _ask(self, what: str) -> None:
         self.asked.append(what)
+        self.failure = self.failing if isinstance(self.failing, DockerUnreachable) else None
         if self.failing is not None:
             raise self.failing
 

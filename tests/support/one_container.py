@@ -140,9 +140,8 @@ async def one_container(
     )  # fmt: skip
     listener = _Listener()
     try:
-        container = await Container.start(
-            docker, spec, listener, required=frozenset(Limit), ready_s=START_S
-        )
+        container = await Container.start(docker, spec, required=frozenset(Limit), ready_s=START_S)
+        container.listen(listener)
         yield OneContainer(container, listener, memory_mb)
         container.end("the test is over")
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
-from fumehood.sandbox.container.channel import Channel
+from fumehood.sandbox.container.channel import USUAL_CLOCKS, Channel, Clocks
 
 LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=128, output_bytes=1000)
 READY = {"op": "ready", "enforces": {limit.value: True for limit in Limit}, "faults": []}
@@ -47,14 +47,8 @@ class Heard:
         self.ends.append(why)
 
 
-@dataclass
-class ShortClocks:
-    """Deadlines that a test can wait for."""
-
-    answer_grace_s: float = 0.05
-    collect_s: float = 0.05
-    cancel_s: float = 0.05
-    reset_s: float = 0.05
+SHORT_CLOCKS = Clocks(answer_grace_s=0.05, collect_s=0.05, cancel_s=0.05, reset_s=0.05)
+"""Deadlines that a test can wait for."""
 
 
 class Wire(asyncio.Transport):
@@ -80,7 +74,7 @@ class Wire(asyncio.Transport):
 class ScriptedGuest:
     """A channel with a guest at its other end that says what the test wants."""
 
-    def __init__(self, clocks: Any = None, *, ready: bool = True) -> None:
+    def __init__(self, clocks: Clocks = USUAL_CLOCKS, *, ready: bool = True) -> None:
         self.heard = Heard()
         self.channel = Channel(self.heard, clocks)
         self.wire = Wire()

@@ -143,7 +143,7 @@ def _limits(plan: Plan) -> JsonObject | None:
         "cpu_seconds": plan.limits.cpu_s,
         "memory_mb": plan.limits.memory_mb,
         "output_bytes": plan.limits.output_bytes,
-        "enforced": sorted(plan.wall.enforced),
+        "enforced": sorted(plan.wall.status.enforced),
     }
 
 

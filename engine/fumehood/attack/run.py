@@ -104,11 +104,11 @@ async def _say_hello(standing: Standing) -> None:
         CannotTry: it did not pass.
     """
     wall, language = standing.wall, standing.hello
-    faults = getattr(wall, "faults", ())
-    cure = getattr(wall, "remedy", "") or "Run `fumehood doctor` to see what is missing."
-    if faults or wall.required - wall.enforced:
-        missing = ", ".join(sorted(wall.required - wall.enforced))
-        why = "; ".join(faults) or f"It does not enforce {missing} here."
+    status = wall.status
+    cure = status.remedy or "Run `fumehood doctor` to see what is missing."
+    if status.faults or status.lacking:
+        why = "; ".join(status.faults)
+        why = why or f"It does not enforce {', '.join(sorted(status.lacking))} here."
         raise CannotTry(f"It serves no calls. {why}", cure)
     limits = Limits(HELLO_S, HELLO_S, standing.memory_mb, 4096)
     try:

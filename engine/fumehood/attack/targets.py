@@ -21,9 +21,9 @@ from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
 from fumehood.sandbox.container.host_check import why_unfit
-from fumehood.sandbox.container.image_catalog import FindImage, ImageFound
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.container.spec import GUEST_COMMAND, GUEST_PROCESSES, LABEL_ENGINE
+from fumehood.sandbox.container.supply import FindImage, Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.process import wall as process_walls
 from fumehood.sandbox.wall import Wall
@@ -80,16 +80,7 @@ async def _containers(docker: Docker, wanted: str | None) -> list[Target | WallC
     ]
 
 
-async def find_image(docker: Docker, name: str) -> ImageFound:
-    """The image that an engine of this version uses. Raises SandboxUnavailable."""
-
-    def find(client: Any) -> ImageFound:
-        from fumehood.sandbox.images import catalog
-
-        return catalog.find_image(client, name)
-
-    return await docker.ask(find, QUICK_S)
-
+find_image = image_finder()
 
 IMAGE = "python"
 PROCESS_WALL_MB = 64
@@ -233,7 +224,7 @@ def container_target(
         )
         identity = EngineIdentity(engine_id, engine_id)
         async with ContainerWall(
-            settings, docker, find_image, identity, command=command or GUEST_COMMAND
+            settings, docker, find_image, identity, making=Making(command or GUEST_COMMAND)
         ) as wall:
             yield Standing(
                 wall,
@@ -257,7 +248,7 @@ async def _require_docker(docker: Docker, runtime: str, find_image: FindImage) -
         raise CannotTry(error.message, error.remedy) from None
     except SandboxUnavailable as error:
         raise CannotTry(error.message, "") from None  # it says how to build it
-    raise CannotTry(unfit.fault, unfit.remedy)
+    raise CannotTry(unfit.message, unfit.remedy)
 
 
 def _sees_everybody() -> bool:

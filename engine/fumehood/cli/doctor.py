@@ -207,23 +207,24 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
     import anyio
 
     from fumehood.core.limits import Limit
+    from fumehood.sandbox.wall import WallStatus
 
-    async def start() -> tuple[frozenset[Limit], tuple[str, ...]]:
+    async def start() -> WallStatus:
         async with wall:
-            return wall.enforced, wall.faults
+            return wall.status
 
-    enforced, faults = anyio.run(start)
-    for fault in faults:
-        yield Finding(name, if_not, fault, wall.remedy)
-    for limit in sorted(wall.required):
-        if limit in enforced:
+    status = anyio.run(start)
+    for fault in status.faults:
+        yield Finding(name, if_not, fault, status.remedy)
+    for limit in sorted(status.required):
+        if limit in status.enforced:
             found = "enforced: an attack on it failed"
             if limit in (Limit.CPU_TIME, Limit.OUTPUT):
                 found = "enforced: by the same means as wall_time"
             yield Finding(f"{name}: {limit}", "ok", found)
         else:
             found = "an attack on it succeeded, or failed in an unexpected way"
-            yield Finding(f"{name}: {limit}", if_not, found, wall.remedy)
+            yield Finding(f"{name}: {limit}", if_not, found, status.remedy)
 
 
 def _docker(config: Config) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ import pwd
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +30,7 @@ from fumehood.sandbox.container.docker_api import (
     open_docker,
     typed_errors,
 )
+from fumehood.sandbox.container.host_check import HostCheck, host_checks, may_swap
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
@@ -53,8 +54,6 @@ MIN_DISK_BYTES = 1 << 30
 
 COMPONENTS = ("containerd", "runc")
 """Parts of Docker shown with their versions."""
-
-UNIFIED = Path("/sys/fs/cgroup/unified")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +254,9 @@ def docker_findings(
     finally:
         client.close()
     local = docker_host().startswith("unix://")
-    yield _engine(version, info)
-    yield _control_groups(info, hybrid=local and UNIFIED.is_dir())
-    yield _swap(info, swap_bytes=psutil.swap_memory().total if local else None)
-    yield _seccomp(info)
-    yield _runtimes(info, settings.runtime)
+    system, *others = host_checks(info, runtime=settings.runtime, has_swap=may_swap(is_local=local))
+    yield _host_finding("docker", replace(system, found=_engine(version, info)))
+    yield from (_host_finding(f"docker: {check.name}", check) for check in others)
     used = {f"container.images.{language}": name for language, name in settings.images}
     used["sessions.image"] = sessions.image
     for name, found_images in images.items():
@@ -274,77 +271,18 @@ def docker_findings(
         yield _disk(Path(str(info.get("DockerRootDir") or "/")))
 
 
-def _engine(version: JsonMapping, info: JsonMapping) -> Finding:
-    rootless = ", rootless" if _has_option(info, "rootless") else ""
+def _host_finding(name: str, check: HostCheck) -> Finding:
+    if check.unfit is None:
+        return Finding(name, "ok", check.found)
+    return Finding(name, "warning", check.unfit.message, check.unfit.remedy)
+
+
+def _engine(version: JsonMapping, info: JsonMapping) -> str:
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
+    rootless = ", rootless" if any(one.startswith("name=rootless") for one in options) else ""
     parts = {str(part.get("Name")): part.get("Version") for part in version.get("Components") or ()}
     known = "".join(f", {name} {parts[name]}" for name in COMPONENTS if parts.get(name))
-    found = f"{version.get('Version')}, API {version.get('ApiVersion')}{known}{rootless}"
-    if info.get("OSType") != "linux":
-        remedy = "Use a Docker engine on Linux."
-        return Finding(
-            "docker", "warning", f"{found}, runs {info.get('OSType')} containers", remedy
-        )
-    return Finding("docker", "ok", found)
-
-
-def _control_groups(info: JsonMapping, *, hybrid: bool) -> Finding:
-    check = "docker: cgroups"
-    version = str(info.get("CgroupVersion") or "1")
-    kind = "v1 and v2 (hybrid; limits are v1)" if hybrid and version == "1" else f"v{version}"
-    lacking = [
-        name
-        for name, key in (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpu", "CpuCfsQuota"))
-        if not info.get(key)
-    ]
-    if not lacking:
-        return Finding(check, "ok", f"{kind}, limits on memory, processes and CPU")
-    remedy = (
-        "Rootless Docker needs cgroup v2 with delegation: see Docker's page on rootless mode."
-        if _has_option(info, "rootless")
-        else "Enable these controllers (kernel parameter cgroup_enable=…)."
-    )
-    words = f"{kind}, no limit on {', '.join(lacking)}: containers are refused"
-    return Finding(check, "warning", words, remedy)
-
-
-def _swap(info: JsonMapping, *, swap_bytes: int | None) -> Finding:
-    """Check that swap is limited: otherwise it is memory beyond the limit."""
-    check = "docker: swap"
-    if info.get("SwapLimit"):
-        return Finding(check, "ok", "is part of the memory limit")
-    if swap_bytes == 0:
-        return Finding(check, "ok", "there is none")
-    there = "there is swap" if swap_bytes else "whether Docker's host has swap is unknown"
-    return Finding(
-        check,
-        "warning",
-        f"it cannot be limited, and {there}: containers are refused",
-        "Disable it (swapoff --all), or on cgroup v1 boot with swapaccount=1.",
-    )
-
-
-def _seccomp(info: JsonMapping) -> Finding:
-    check = "docker: seccomp"
-    if _has_option(info, "seccomp"):
-        return Finding(check, "ok", "Docker's profile is used")
-    remedy = "Use a kernel with seccomp, and start dockerd without seccomp-profile=unconfined."
-    return Finding(check, "warning", "Docker does not filter system calls", remedy)
-
-
-def _runtimes(info: JsonMapping, configured: str | None) -> Finding:
-    names = sorted(name for name in info.get("Runtimes") or {} if not name.startswith("io."))
-    default = info.get("DefaultRuntime")
-    found = f"{', '.join(names)} (default: {default})"
-    if configured is not None and configured not in (info.get("Runtimes") or {}):
-        return Finding(
-            "docker: runtimes",
-            "warning",
-            f"{found}; {configured!r} of the configuration is not one of them",
-            "Register it in Docker's configuration (daemon.json, runtimes), or set "
-            "container.runtime to one of them.",
-        )
-    used = "" if configured is None else f", used: {configured}"
-    return Finding("docker: runtimes", "ok", f"{found}{used}")
+    return f"{version.get('Version')}, API {version.get('ApiVersion')}{known}{rootless}"
 
 
 def image_finding(
@@ -393,10 +331,3 @@ def _disk(root: Path) -> Finding:
     if free >= MIN_DISK_BYTES:
         return Finding(check, "ok", found)
     return Finding(check, "warning", found, "Free space: an image needs 1 GB during its build.")
-
-
-def _has_option(info: JsonMapping, name: str) -> bool:
-    options = [str(option) for option in info.get("SecurityOptions") or ()]
-    return any(f"name={name}" in option.split(",") for option in options) and not any(
-        option.startswith(f"name={name},profile=unconfined") for option in options
-    )

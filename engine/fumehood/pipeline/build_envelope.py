@@ -294,7 +294,7 @@ def _debug_info(call: CallContext, services: PipelineServices) -> JsonObject | N
     return {
         "stages_ms": call.trace.stages_ms(),
         "placement": call.plan.placement.why if call.plan is not None else None,
-        "limits_enforced": sorted(call.plan.wall.enforced) if call.plan is not None else [],
+        "limits_enforced": sorted(call.plan.wall.status.enforced) if call.plan is not None else [],
         "arguments": (
             shortened(call.validated.shown_arguments) if call.validated is not None else None
         ),

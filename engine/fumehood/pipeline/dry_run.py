@@ -92,7 +92,7 @@ async def dry_run(
                 "timeout_seconds": made.limits.wall_s,
                 "memory_mb": made.limits.memory_mb,
                 "output_bytes": made.limits.output_bytes,
-                "enforced": sorted(made.wall.enforced),
+                "enforced": sorted(made.wall.status.enforced),
             },
             "session": _session(made),
         }

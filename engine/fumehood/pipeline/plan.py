@@ -87,8 +87,8 @@ def make_plan(
     upstream = upstream_of(tool)
     if upstream is not None and isinstance(wall, Host):
         wall = wall.for_upstream(upstream)
-    _require_enforcing(wall, placement)
-    if Limit.MEMORY not in wall.required and options.memory_limit_mb is not None:
+    required = _require_enforcing(wall, placement)
+    if Limit.MEMORY not in required and options.memory_limit_mb is not None:
         raise InvalidParams(
             "memory_limit_mb could not be enforced: this tool runs in the engine's own process.",
             fields=["options.memory_limit_mb"],
@@ -138,23 +138,28 @@ def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
     return True
 
 
-def _require_enforcing(wall: Wall, placement: Placement) -> None:
-    """Raises WallDown, or SandboxUnavailable if only some limits cannot be enforced."""
-    missing = () if wall.required <= wall.enforced else wall.required - wall.enforced
-    if missing and not wall.enforced:
+def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
+    """The limits that the wall requires, if it enforces them.
+
+    Raises WallDown, or SandboxUnavailable if only some cannot be enforced.
+    """
+    status = wall.status
+    missing = status.lacking
+    if missing and not status.enforced:
         are = "Containers are" if placement.wall == "container" else f"The {placement.wall} is"
         raise WallDown(
-            f"{are} unavailable; nothing ran. {wall.remedy}",
-            retryable=wall.heals,
-            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
+            f"{are} unavailable; nothing ran. {status.remedy}",
+            retryable=status.heals,
+            retry_after_ms=RETRY_AFTER_MS if status.heals else None,
         )
     if missing:
         raise SandboxUnavailable(
             f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "
-            f"so nothing runs in it. {wall.remedy} Run `fumehood doctor` for details.",
-            retryable=wall.heals,
-            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
+            f"so nothing runs in it. {status.remedy} Run `fumehood doctor` for details.",
+            retryable=status.heals,
+            retry_after_ms=RETRY_AFTER_MS if status.heals else None,
         )
+    return status.required
 
 
 def _placement(permitted: PermittedCall) -> Placement:

@@ -11,58 +11,11 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
 Answer = TypeVar("Answer")
-
-
-class _Job(Generic[Answer]):
-    """A call in a thread, and the future of its end."""
-
-    def __init__(self, call: Callable[[], Answer], unwanted: Callable[[Answer], None]) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._loop = asyncio.get_running_loop()
-        self._call = call
-        self._unwanted = unwanted
-        self._lock = threading.Lock()
-        self._abandoned = False
-        self.answer: Answer
-        self.error: BaseException | None = None
-        self._done = False
-
-    def run(self, at_end: Callable[[], None]) -> None:
-        """Run the call, in the thread."""
-        try:
-            self.answer = self._call()
-        except BaseException as error:  # raised again in the awaiting task
-            self.error = error
-        with self._lock:
-            self._done = True
-            abandoned = self._abandoned
-        if abandoned:
-            self._throw_away()
-        with suppress(RuntimeError):  # the loop is closed: no task is waiting any more
-            self._loop.call_soon_threadsafe(self._tell, at_end)
-
-    def abandon(self) -> None:
-        """Give up on the answer. Its resources are released now, or when it comes."""
-        with self._lock:
-            self._abandoned = True
-            done = self._done
-        if done:
-            self._throw_away()
-
-    def _throw_away(self) -> None:
-        if self.error is None:
-            with suppress(Exception):
-                self._unwanted(self.answer)
-
-    def _tell(self, at_end: Callable[[], None]) -> None:
-        at_end()
-        if not self.ended.done():
-            self.ended.set_result(None)
 
 
 class BoundedThreads:
@@ -79,27 +32,43 @@ class BoundedThreads:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """The call's answer. A late answer is passed to `unwanted` instead.
+        """The call's answer. One that comes too late is passed to `unwanted` instead.
 
         Raises:
             TimeoutError: no thread was free in time, or the call did not end in time.
         """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Answer] = loop.create_future()
+
+        def finish(answer: Any, error: BaseException | None) -> None:
+            self._free.release()
+            if ended.cancelled():
+                if error is None:
+                    unwanted(answer)
+            elif error is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(answer)
+
+        def work() -> None:
+            answer = failure = None
+            try:
+                answer = call()
+            except BaseException as error:  # raised again in the awaiting task
+                failure = error
+            with suppress(RuntimeError):  # the loop is closed: no task is waiting any more
+                loop.call_soon_threadsafe(finish, answer, failure)
+
         with anyio.fail_after(deadline_s):
             await self._free.acquire()
             try:
-                job = _Job(call, unwanted)
-                thread = threading.Thread(
-                    target=job.run, args=(self._free.release,), name=self._name, daemon=True
-                )
-                thread.start()
+                threading.Thread(target=work, name=self._name, daemon=True).start()
             except BaseException:
                 self._free.release()
                 raise
             try:
-                await job.ended
-            except BaseException:
-                job.abandon()
+                return await ended
+            except asyncio.CancelledError:
+                if not ended.cancelled() and ended.exception() is None:
+                    unwanted(ended.result())
                 raise
-        if job.error is not None:
-            raise job.error
-        return job.answer

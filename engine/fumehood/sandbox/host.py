@@ -35,7 +35,7 @@ from fumehood.core.limits import MB, Limit, Limits, WallLimits
 from fumehood.protocol import framing
 from fumehood.sandbox.process.endings import ending_of_reply
 from fumehood.sandbox.process.slots import Slots
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
 
 HOST_LIMITS = WallLimits(
     default_wall_s=30,
@@ -45,6 +45,7 @@ HOST_LIMITS = WallLimits(
     min_memory_mb=0,
     output_bytes=MB,
 )
+ENFORCED = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
 MAX_RUNNING = 64
 MAX_REQUESTS = 32
 """To one service at a time."""
@@ -85,10 +86,7 @@ class Host:
     """Slots in the engine's own process: 64 for functions, and 32 for requests to each service."""
 
     limits = HOST_LIMITS
-    required = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
-    enforced = required
-    heals = True
-    remedy = ""
+    status = WallStatus(ENFORCED, ENFORCED, ENFORCED, is_ready=True)
 
     def __init__(self, most: int = MAX_RUNNING, what: str = "the host") -> None:
         self._slots = Slots(most, what)

@@ -140,6 +140,35 @@ class Lease(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class WallStatus:
+    """What a wall enforces and lacks at one moment, as far as is known."""
+
+    required: frozenset[Limit]
+    """The limits without which nothing runs here."""
+    enforced: frozenset[Limit]
+    """The limits of calls: the required ones until one was seen not to hold on this host."""
+    seen: frozenset[Limit]
+    """The limits that were seen to hold on this host."""
+    is_ready: bool
+    """Whether a call would be served."""
+    is_in_use: bool = True
+    faults: tuple[str, ...] = ()
+    """Why it is not ready. For the operator."""
+    remedy: str = ""
+    """What to do about it. For callers."""
+    heals: bool = True
+    """Whether it may become ready without an operator."""
+    missing_images: tuple[str, ...] = ()
+    """A sentence for each."""
+    guest_pid: int | None = None
+
+    @property
+    def lacking(self) -> frozenset[Limit]:
+        """The required limits that do not hold."""
+        return self.required - self.enforced
+
+
 class Wall(Protocol):
     """One kind of sandbox."""
 
@@ -149,23 +178,8 @@ class Wall(Protocol):
         ...
 
     @property
-    def required(self) -> frozenset[Limit]:
-        """The limits without which nothing runs here."""
-        ...
-
-    @property
-    def enforced(self) -> frozenset[Limit]:
-        """The limits that were seen to hold on this host."""
-        ...
-
-    @property
-    def heals(self) -> bool:
-        """Whether a missing limit may hold again without an operator."""
-        ...
-
-    @property
-    def remedy(self) -> str:
-        """The remedy if a required limit is missing."""
+    def status(self) -> WallStatus:
+        """What it enforces now, and what it lacks."""
         ...
 
     def lease(

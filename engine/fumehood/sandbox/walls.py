@@ -14,23 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit
 from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
-from fumehood.sandbox.container.docker_api import QUICK_S, Docker
-from fumehood.sandbox.container.image_catalog import FindImage, ImageFound
+from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.supply import Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
-from fumehood.sandbox.wall import ImageMissing, Wall, Walls
+from fumehood.sandbox.wall import Wall, Walls
 from fumehood.storage.directory import owner_id
 
 ID_BYTES = 16
-BUILD_RETRY_AFTER_MS = 10_000
-"""The build of an image takes from half a minute to two minutes."""
-
 WARNINGS = frozenset(
     {
         "guest.lost",
@@ -135,7 +131,7 @@ class EngineWalls:
         walls = {"interpreter": self._interpreter}
         if self._jailed_paths:
             walls["jail"] = self._jail
-        if getattr(self.container, "is_in_use", True):
+        if self.container.status.is_in_use:
             walls["container"] = self.container
         return {name: _report(wall, name == "interpreter") for name, wall in walls.items()}
 
@@ -160,15 +156,14 @@ class EngineWalls:
 
 
 def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:
-    required: frozenset[Limit] = wall.required
-    seen = getattr(wall, "seen", wall.enforced)
+    status = wall.status
     return {
-        "enforced": sorted(limit.value for limit in seen),
-        "ready": getattr(wall, "is_ready", not required - wall.enforced),
+        "enforced": sorted(limit.value for limit in status.seen),
+        "ready": status.is_ready,
         "essential": is_essential,
-        "faults": list(getattr(wall, "faults", ())),
-        "missing": list(getattr(wall, "missing", ())),
-        "guest_pid": getattr(wall, "guest_pid", None),
+        "faults": list(status.faults),
+        "missing": list(status.missing_images),
+        "guest_pid": status.guest_pid,
     }
 
 
@@ -181,9 +176,9 @@ def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEven
     return ContainerWall(
         settings.container,
         Docker(os.environ),
-        _image_finder(settings.own_images),
+        image_finder(settings.own_images),
         _identity(state, on_event),
-        held_s=settings.longest_session_s,
+        making=Making(held_s=settings.longest_session_s),
         eager=state is not None,
         on_event=on_event,
     )
@@ -199,27 +194,3 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
         # After a crash, this engine's containers are then found by their deadline only.
         on_event("container.owner_unknown", {"why": error.strerror or str(error)})
         return EngineIdentity(engine_id, engine_id)
-
-
-def _image_finder(own: Path) -> FindImage:
-    """Find images by name; `own` is the folder of the operator's own recipes."""
-
-    async def find_in(docker: Docker, name: str) -> ImageFound:
-        def find(client: Any) -> ImageFound:
-            # Imported here: it loads Docker's package, which an engine without Docker never does.
-            from fumehood.sandbox.images.builder import is_being_built
-            from fumehood.sandbox.images.catalog import find_image
-
-            try:
-                return find_image(client, name, own=own)
-            except ImageMissing:
-                if is_being_built(client, name):
-                    remedy = "Repeat the call when it is built."
-                    raise ImageMissing.of(
-                        name, "is being built", remedy, retry_after_ms=BUILD_RETRY_AFTER_MS
-                    ) from None
-                raise
-
-        return await docker.ask(find, QUICK_S)
-
-    return find_in

@@ -192,7 +192,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding
     """Findings on one engine, by check; on a host with swap and 4 GB free."""
     memory = SimpleNamespace(available=4 << 30)
     monkeypatch.setattr(doctor_checks.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(doctor_checks.psutil, "swap_memory", lambda: SimpleNamespace(total=1 << 30))
+    monkeypatch.setattr(doctor_checks, "may_swap", lambda is_local: True if is_local else None)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
 
     def look(engine: Engine, **settings: Any) -> dict[str, Finding]:
@@ -250,7 +250,7 @@ def test_what_lacks_is_a_warning_with_its_cure(
 
 
 def test_no_swap_needs_no_limit_on_it(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_checks.psutil, "swap_memory", lambda: SimpleNamespace(total=0))
+    monkeypatch.setattr(doctor_checks, "may_swap", lambda is_local: False)
     assert findings(Engine(fresh_row(), SwapLimit=False))["docker: swap"].verdict == "ok"
 
 
@@ -258,7 +258,6 @@ def test_swap_of_an_engine_elsewhere_is_not_read_here(
     findings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2376")
-    monkeypatch.setattr(doctor_checks.psutil, "swap_memory", lambda: SimpleNamespace(total=0))
     found = findings(Engine(fresh_row(), SwapLimit=False))
     assert found["docker: swap"].verdict == "warning"
     assert "unknown" in found["docker: swap"].found

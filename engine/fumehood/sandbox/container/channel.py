@@ -24,6 +24,7 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
@@ -86,9 +87,6 @@ RECORD_HEADER = struct.Struct("!BxxxI")
 """*Source*: Docker Engine API, ContainerAttach, "Stream format"."""
 
 STDOUT, STDERR = 1, 2
-MAX_RECORD_BYTES = 16 << 20
-"""Docker writes records of 32 KB; a much larger length is not a record's."""
-
 MAX_SEARCHED_CHARACTERS = 64 * 1024
 """The longest program that is searched. For longer ones the start matters less."""
 
@@ -100,20 +98,17 @@ _DOUBT = re.compile(
 """Other ways to load a module."""
 
 
-class Clocks(Protocol):
-    """The host's deadlines, replaceable in tests."""
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The host's deadlines."""
 
-    answer_grace_s: float
-    collect_s: float
-    cancel_s: float
-    reset_s: float
+    answer_grace_s: float = ANSWER_GRACE_S
+    collect_s: float = COLLECT_DEADLINE_S
+    cancel_s: float = CANCEL_GRACE_S
+    reset_s: float = RESET_DEADLINE_S
 
 
-class DefaultClocks:
-    answer_grace_s = ANSWER_GRACE_S
-    collect_s = COLLECT_DEADLINE_S
-    cancel_s = CANCEL_GRACE_S
-    reset_s = RESET_DEADLINE_S
+USUAL_CLOCKS = Clocks()
 
 
 class ChannelListener(Protocol):
@@ -137,7 +132,11 @@ class Lost(Exception):
 class Channel(asyncio.Protocol):
     """One guest's channel. Unusable once `dead` is set."""
 
-    def __init__(self, listener: ChannelListener, clocks: Clocks | None = None) -> None:
+    def __init__(
+        self, listener: ChannelListener | None = None, clocks: Clocks = USUAL_CLOCKS
+    ) -> None:
+        self.listener = listener
+        """The present holder of the container."""
         self.dead = asyncio.Event()
         self.ready = asyncio.Event()
         """Set by the first message, and by the end."""
@@ -149,8 +148,7 @@ class Channel(asyncio.Protocol):
         """The beginning of the guest's stderr. Logged, never trusted."""
         self.is_dirty = False
         """Whether the guest reported, or showed, that it could not clean up."""
-        self._listener = listener
-        self._clocks = clocks if clocks is not None else DefaultClocks()
+        self._clocks = clocks
         self._demultiplexer = Demultiplexer()
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
@@ -235,7 +233,8 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
         if self._run is not None and self._answer is not None and not self._answer.done():
             self._answer.set_exception(Lost(self._run))
-        self._listener.on_end(why)
+        if self.listener is not None:
+            self.listener.on_end(why)
 
     # -- asyncio.Protocol -----------------------------------------------------------
 
@@ -336,7 +335,8 @@ class Channel(asyncio.Protocol):
             return
         self._expect_nothing()
         self._resetting = None
-        self._listener.on_clean()
+        if self.listener is not None:
+            self.listener.on_clean()
 
     def _on_complaint(self, piece: bytes) -> None:
         self.complaint += piece[: MAX_COMPLAINT_BYTES - len(self.complaint)]
@@ -431,7 +431,7 @@ class Demultiplexer:
     def _begin(self) -> None:
         self._stream, self._left = RECORD_HEADER.unpack(self._header)
         self._header.clear()
-        if self._stream not in (STDOUT, STDERR) or self._left > MAX_RECORD_BYTES:
+        if self._stream not in (STDOUT, STDERR):
             raise NotMultiplexed("this is not Docker's attached stream")
 
 

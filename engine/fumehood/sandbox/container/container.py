@@ -1,38 +1,29 @@
-"""One container from its start to its end, the runs in it, and leases on it.
+"""One container from its start to its end, and the runs in it.
 
-Host side. Above it the pool, the executors and the sessions, below it Docker and the channel.
-Invariants: a container serves only after its guest has tried its own limits and every required one
-held, and after Docker has confirmed that it applies everything that was requested. A container of
-the pool is returned after its run. A session's container is never returned, because the session's
-files and processes stay in it; it counts as in use for the reaper until it is removed.
+Host side. Above it the pool and the wall, below it Docker and the channel. Invariant: a container
+serves only after its guest has tried its own limits and every required one held, and after Docker
+has confirmed that it applies everything that was requested.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from contextlib import suppress
 
 import anyio
 
-from fumehood.core.errors import EndedBy, InternalError
+from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container.channel import (
-    DIRTY,
-    NOT_CLEAN_IN_TIME,
-    NOT_ENDED_IN_TIME,
     STREAM_ENDED,
     Channel,
     ChannelListener,
-    Clocks,
     Lost,
 )
-from fumehood.sandbox.container.docker_api import Created, DockerError
-from fumehood.sandbox.container.pool_state import PoolEntry
+from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerWarned
 from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec, create_body
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.sandbox.wall import RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
 """For the guest to be ready, on a host that starts several at once."""
@@ -45,37 +36,31 @@ LOOKS = 4
 LOOK_PAUSE_S = 0.05
 """Docker learns of the end and of its reason separately, in either order."""
 
-MAX_FAULT_CHARACTERS = 300
-MAX_CLAIM_CHARACTERS = 200
-
-
-class ContainerDocker(Protocol):
-    """The requests to Docker that a container needs."""
-
-    async def create(self, body: JsonObject, name: str) -> Created: ...
-    async def attach(self, container_id: str) -> Any: ...
-    async def start(self, container_id: str) -> None: ...
-    async def state(self, container_id: str) -> JsonObject: ...
-    async def wait(self, container_id: str, deadline_s: float) -> None: ...
-
 
 class ContainerFailed(Exception):
     """The container was made and does not work. The text is for the operator."""
+
+    message = "Containers start, but the guest in them does not."
+    """For the caller."""
+    remedy = "The engine's log says why."
+    heals = True
 
 
 class LimitsNotEnforced(ContainerFailed):
     """It works, but lacks a required limit: another one would lack it too."""
 
+    message = "Containers on this host lack a required limit."
+    remedy = "Run `fumehood doctor` to see why."
+
     def __init__(self, faults: tuple[str, ...], enforced: frozenset[Limit]) -> None:
-        super().__init__("; ".join(faults)[: 4 * MAX_FAULT_CHARACTERS])
-        self.faults = faults
+        super().__init__("; ".join(faults))
         self.enforced = enforced
 
 
 class Container:
     """A running container. Made by `start`; its starter removes it, also after a failed start."""
 
-    def __init__(self, docker: ContainerDocker, spec: ContainerSpec, channel: Channel) -> None:
+    def __init__(self, docker: Docker, spec: ContainerSpec, channel: Channel) -> None:
         self._docker = docker
         self._channel = channel
         self._id = ""
@@ -88,13 +73,11 @@ class Container:
     @classmethod
     async def start(
         cls,
-        docker: ContainerDocker,
+        docker: Docker,
         spec: ContainerSpec,
-        listener: ChannelListener,
         *,
         required: frozenset[Limit],
         command: tuple[str, ...] = GUEST_COMMAND,
-        clocks: Clocks | None = None,
         ready_s: float = START_DEADLINE_S,
     ) -> Container:
         """Make a container, attach to its streams, start it, and wait until it is ready.
@@ -104,7 +87,7 @@ class Container:
             ContainerFailed: the guest failed.
             LimitsNotEnforced: Docker or the kernel does not enforce a limit.
         """
-        channel = Channel(listener, clocks)
+        channel = Channel()
         container = cls(docker, spec, channel)
         try:
             await container._start(command, required, ready_s)
@@ -116,11 +99,12 @@ class Container:
     async def _start(
         self, command: tuple[str, ...], required: frozenset[Limit], ready_s: float
     ) -> None:
-        created = await self._docker.create(create_body(self.spec, command), self.spec.name)
-        self._id = created.id
-        if created.warnings:  # Docker goes on without limits that the kernel lacks
-            raise LimitsNotEnforced(created.warnings, frozenset())
-        stream = await self._docker.attach(created.id)
+        try:
+            self._id, stream = await self._docker.launch(
+                create_body(self.spec, command), self.spec.name
+            )
+        except DockerWarned as warned:
+            raise LimitsNotEnforced((str(warned),), frozenset()) from None
         try:
             stream.setblocking(False)
             loop = asyncio.get_running_loop()
@@ -128,7 +112,6 @@ class Container:
         except BaseException:
             stream.close()
             raise
-        await self._docker.start(created.id)
         with anyio.move_on_after(ready_s):
             await self._channel.ready.wait()
         if self._channel.dead.is_set():
@@ -137,9 +120,8 @@ class Container:
             raise ContainerFailed(self._in_words("the guest was not ready in time"))
         missing = required - self._channel.enforced
         if missing or self._channel.faults:
-            said = [fault[:MAX_FAULT_CHARACTERS] for fault in self._channel.faults]
-            said += [f"{limit.value} is not enforced" for limit in sorted(missing)]
-            raise LimitsNotEnforced(tuple(said), self._channel.enforced)
+            said = [f"{limit.value} is not enforced" for limit in sorted(missing)]
+            raise LimitsNotEnforced((*self._channel.faults, *said), self._channel.enforced)
 
     @property
     def name(self) -> str:
@@ -182,8 +164,12 @@ class Container:
         return self._channel.complaint.decode("utf-8", "backslashreplace")
 
     def _in_words(self, fault: str) -> str:
-        said = self.complaint[-MAX_FAULT_CHARACTERS:].strip()
+        said = self.complaint.strip()
         return f"{fault}; it said: {said!r}" if said else fault
+
+    def listen(self, listener: ChannelListener) -> None:
+        """Pass its events on to this listener, and no longer to the one before."""
+        self._channel.listener = listener
 
     def end(self, why: str) -> None:
         """Close its channel. Its guest ends itself; the pool removes it."""
@@ -234,163 +220,15 @@ class Container:
         Neither the exit code (others may kill) nor Docker's mark is enough alone: the mark is
         also set if a child was killed. The container is not used again then.
         """
-        with anyio.move_on_after(LOSS_DEADLINE_S):
-            try:
-                await self._docker.wait(self._id, LOSS_DEADLINE_S)
-                for _ in range(LOOKS):
-                    state = await self._docker.state(self._id)
+        looks = 0
+        with anyio.move_on_after(LOSS_DEADLINE_S), suppress(DockerError):
+            while looks < LOOKS:
+                state = await self._docker.state(self._id)
+                if not state.get("Running"):
                     if state.get("ExitCode") != OOM_EXIT_CODE:
                         return False
                     if state.get("OOMKilled") is True:
                         return True
-                    await anyio.sleep(LOOK_PAUSE_S)
-            except DockerError:
-                return False
+                    looks += 1
+                await anyio.sleep(LOOK_PAUSE_S)
         return False
-
-
-# -- leases ---------------------------------------------------------------------------------
-
-
-class GiveBack(Protocol):
-    """Returns a container to the pool."""
-
-    def __call__(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None: ...
-
-
-class ContainerLease:
-    """A lease on one container, for one run."""
-
-    __slots__ = ("_entry", "_fresh", "_give_back", "_memory_mb", "_ran", "_take", "queue_ms")
-
-    def __init__(
-        self,
-        take: Callable[[], Awaitable[PoolEntry]],
-        give_back: GiveBack,
-        *,
-        fresh: bool,
-        memory_mb: int,
-    ) -> None:
-        self._take = take
-        self._give_back = give_back
-        self._fresh = fresh
-        self._memory_mb = memory_mb
-        self._entry: PoolEntry | None = None
-        self._ran = False
-        self.queue_ms = 0.0
-
-    async def __aenter__(self) -> ContainerLease:
-        asked = time.monotonic()
-        self._entry = await self._take()
-        self.queue_ms = (time.monotonic() - asked) * 1e3
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._entry is not None:
-            self._give_back(self._entry, ran=self._ran, fresh=self._fresh)
-            self._entry = None
-
-    async def run(
-        self,
-        program: str,
-        arguments: JsonObject,
-        limits: Limits,
-        sinks: RunSinks = NO_SINKS,
-    ) -> RunEnding:
-        """Run one program in the container, in a process of its own."""
-        if self._entry is None or self._ran:
-            raise InternalError("A lease on a container is for one run.")
-        if limits.memory_mb != self._memory_mb:
-            raise InternalError("A run has the memory limit of its container.")
-        self._ran = True
-        container = self._entry.container
-        assert isinstance(container, Container)
-        isolation = "container_per_call" if self._fresh else "call"
-        return await container.run(program, arguments, limits, sinks, isolation)
-
-
-class HeldContainer:
-    """A session's container. Gets its events from the moment it leaves the pool."""
-
-    def __init__(
-        self,
-        container: Container,
-        languages: tuple[str, ...],
-        remove: Callable[[HeldContainer], Awaitable[None]],
-        start_soon: Callable[..., object],
-        on_lost: Callable[[], None],
-    ) -> None:
-        self.container = container
-        self.languages = languages
-        self.lost: str | None = None
-        self.why = ""
-        """The channel's own reason, for the operator."""
-        self._remove = remove
-        self._start_soon = start_soon
-        self._on_lost = on_lost
-        self._has_changed = asyncio.Event()
-        self._gone = asyncio.Event()
-
-    @property
-    def name(self) -> str:
-        """Its name in Docker."""
-        return self.container.name
-
-    async def until_free(self) -> None:
-        """Wait for the cleanup after the last run. The channel has a deadline for that."""
-        while self.lost is None and not self.container.is_free:
-            self._has_changed.clear()
-            await self._has_changed.wait()
-
-    async def run(
-        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
-    ) -> RunEnding:
-        """One run. Its files and variables stay for the next one."""
-        return await self.container.run(program, arguments, limits, sinks, "session", keep=True)
-
-    def end(self, why: str) -> None:
-        """End it with everything that runs in it."""
-        self.container.end(why)  # calls `on_end`, unless it had ended before
-        self.on_end(why)
-
-    async def until_gone(self) -> None:
-        """Wait until Docker has removed it."""
-        await self._gone.wait()
-
-    # -- events of the container ---------------------------------------------------------
-
-    def on_clean(self) -> None:
-        """The container is clean after a run."""
-        self._has_changed.set()
-
-    def on_end(self, why: str) -> None:
-        """The container has ended: by itself, by its channel, or by `end`."""
-        if self.lost is not None:
-            return
-        self.lost, self.why = _in_words(why), why
-        self._has_changed.set()
-        self._start_soon(self._see_off)
-        self._on_lost()
-
-    async def _see_off(self) -> None:
-        try:
-            await self.container.until_examined()
-            await self._remove(self)
-        finally:
-            self._gone.set()
-
-
-def _in_words(why: str) -> str:
-    """The reason for the session's owner. A guest's own words are marked as such, and bounded."""
-    if why.startswith(DIRTY):
-        claim = "".join(c for c in why.removeprefix(DIRTY) if c.isprintable())
-        return (
-            "its container could not be cleared up after a run "
-            f"({claim[:MAX_CLAIM_CHARACTERS].strip() or 'no reason was given'})"
-        )
-    words = {
-        STREAM_ENDED: "its container is gone",
-        NOT_CLEAN_IN_TIME: "its container was not cleared up in time after a run",
-        NOT_ENDED_IN_TIME: "its container did not end a run in time",
-    }
-    return words.get(why, "its container failed")

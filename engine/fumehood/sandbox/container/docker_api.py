@@ -44,7 +44,9 @@ CLIENT_TIMEOUT_S = 30
 QUICK_S = 5.0
 """For queries."""
 SLOW_S = 20.0
-"""For requests that create, start or remove something, on a busy disk."""
+"""For requests that remove something, on a busy disk."""
+LAUNCH_S = 25.0
+"""For the three requests that start a container, on a busy disk."""
 
 CONNECT_S = 2.0
 OPEN_S = 10.0
@@ -59,7 +61,6 @@ SNAP = Path("/snap/bin/docker")
 
 ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 MAX_WORDS = 300
-MAX_CAUSES = 20
 
 
 class DockerError(Exception):
@@ -75,7 +76,11 @@ class DockerError(Exception):
     """Whether it may pass without help, for example after a restart."""
 
 
-class DockerNotInstalled(DockerError):
+class DockerUnreachable(DockerError):
+    """No daemon that this engine may use is listening: found out at once, at no cost."""
+
+
+class DockerNotInstalled(DockerUnreachable):
     """No Docker daemon is installed."""
 
     heals = False
@@ -83,14 +88,14 @@ class DockerNotInstalled(DockerError):
     remedy = "Install it (Debian: apt-get install docker.io), or set DOCKER_HOST."
 
 
-class DockerNotRunning(DockerError):
+class DockerNotRunning(DockerUnreachable):
     """No Docker daemon is listening."""
 
     message = "Docker is not running."
     remedy = "Start it (systemctl start docker), or set DOCKER_HOST."
 
 
-class DockerNotPermitted(DockerError):
+class DockerNotPermitted(DockerUnreachable):
     """This user has no access to Docker."""
 
     heals = False
@@ -101,7 +106,7 @@ class DockerNotPermitted(DockerError):
     )
 
 
-class DockerNotSupported(DockerError):
+class DockerNotSupported(DockerUnreachable):
     """`DOCKER_HOST` has an unsupported form."""
 
     heals = False
@@ -128,12 +133,12 @@ class DockerFault(DockerError):
     """Any other error of Docker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
-    """A new container, and Docker's warnings about settings that it could not apply."""
+class DockerWarned(DockerError):
+    """Docker made a container with a warning: it goes on without limits that the kernel lacks."""
 
-    id: str
-    warnings: tuple[str, ...]
+    message = "Docker cannot apply all limits of a container."
+    remedy = "Run `fumehood doctor` to see why."
+    heals = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,8 @@ class Docker:
         self._threads = BoundedThreads(threads, "docker")
         self._making = threading.Lock()
         self._client: Any = None
+        self.failure: DockerUnreachable | None = None
+        """Why the last request did not reach a daemon; None after one that did."""
 
     @property
     def is_local(self) -> bool:
@@ -165,35 +172,24 @@ class Docker:
         """The daemon's description of itself and its host."""
         return await self.ask(lambda client: client.info(), QUICK_S)
 
-    async def create(self, body: JsonObject, name: str) -> Created:
-        """Create a container. One that is created after the deadline can be found by its name."""
-        answer = await self.ask(
-            lambda client: client.create_container_from_config(body, name), SLOW_S
-        )
-        warnings = answer.get("Warnings") or ()
-        return Created(str(answer["Id"]), tuple(str(word)[:MAX_WORDS] for word in warnings))
+    async def launch(self, body: JsonObject, name: str) -> tuple[str, socket.socket]:
+        """Create a container, attach to its streams and start it; its id, and the three streams as
+        one socket, which the caller closes. One that is left half-made can be found by its name.
 
-    async def attach(self, container_id: str) -> socket.socket:
-        """The three streams of a container as one socket, which the caller closes."""
+        Raises:
+            DockerWarned: Docker could not apply a setting; the container was not started.
+        """
         return await self.ask(
-            lambda client: _attach(client, container_id),
-            QUICK_S,
-            unwanted=lambda stream: stream.close(),
+            lambda client: _launch(client, body, name),
+            LAUNCH_S,
+            unwanted=lambda launched: launched[1].close(),
         )
-
-    async def start(self, container_id: str) -> None:
-        """Start a created container."""
-        await self.ask(lambda client: client.start(container_id), SLOW_S)
 
     async def state(self, container_id: str) -> JsonObject:
         """The `State` of a container. Raises DockerNotFound."""
         answer = await self.ask(lambda client: client.inspect_container(container_id), QUICK_S)
         state: JsonObject = answer["State"]
         return state
-
-    async def wait(self, container_id: str, deadline_s: float) -> None:
-        """Wait until a container has stopped."""
-        await self.ask(lambda client: client.wait(container_id, timeout=deadline_s), deadline_s)
 
     async def remove(self, container_id: str) -> None:
         """Kill and remove a container by id or name. A missing one counts as removed."""
@@ -234,6 +230,7 @@ class Docker:
         def ask() -> Answer:
             return call(self._connected())
 
+        failure = None
         try:
             return await self._threads.run(ask, deadline_s, unwanted=unwanted)
         except TimeoutError:
@@ -242,9 +239,11 @@ class Docker:
             raise
         except Exception as error:
             typed = _typed(error, self.host)
-            if isinstance(typed, DockerNotRunning | DockerNotPermitted | DockerNotInstalled):
-                self._client = None
+            if isinstance(typed, DockerUnreachable):
+                self._client, failure = None, typed
             raise typed from None
+        finally:
+            self.failure = failure
 
     def _connected(self) -> Any:
         """The client, created again after every failure to connect. Runs in a thread."""
@@ -321,13 +320,22 @@ def _make_client(host: str, timeout_s: float, **tls: Any) -> Any:
     return Client(host, version="auto", timeout=timeout_s, **tls)
 
 
-def _attach(client: Any, container_id: str) -> socket.socket:
-    """Detach the stream's socket from the HTTP client, so that the client does not close it."""
-    stream = client.attach_socket(container_id, params=ATTACH)
+def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, socket.socket]:
+    created = client.create_container_from_config(body, name)
+    if created.get("Warnings"):
+        raise DockerWarned("; ".join(map(str, created["Warnings"]))[:MAX_WORDS])
+    # The stream's socket is detached from the HTTP client, so that the client does not close it.
+    attached = client.attach_socket(created["Id"], params=ATTACH)
     try:
-        return socket.socket(fileno=stream._sock.detach())
+        stream = socket.socket(fileno=attached._sock.detach())
     finally:
-        stream._response.close()
+        attached._response.close()
+    try:
+        client.start(created["Id"])
+    except BaseException:
+        stream.close()
+        raise
+    return str(created["Id"]), stream
 
 
 def _typed(error: Exception, host: str) -> DockerError:
@@ -378,9 +386,7 @@ def _typed_answer(error: Exception) -> DockerError:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(MAX_CAUSES):
-        if error is None:
-            return
+    while error is not None:
         yield error
         inner = [part for part in error.args if isinstance(part, BaseException)]
         error = inner[0] if inner else error.__cause__ or error.__context__

@@ -13,22 +13,20 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import anyio
 
 from fumehood.core.errors import EngineError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
+from fumehood.sandbox.container.channel import ChannelListener
+from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.pool_state import (
     UNUSED,
-    ContainerEvents,
     EntryFactory,
     FairQueue,
     Kind,
-    Listener,
-    Pooled,
     PoolEntry,
     PoolRequest,
     PoolState,
@@ -38,12 +36,10 @@ from fumehood.sandbox.container.pool_state import (
 from fumehood.sandbox.container.settings import ContainerSettings
 
 RETRY_AFTER_MS = 1000
-MAX_COMPLAINT_CHARACTERS = 500
-NOTHING_MISSING: Mapping[str, EngineError] = MappingProxyType({})
 
 
 class Pool:
-    """Containers to lease. Closed at first: `open` tells it that containers can be created.
+    """Containers to lease.
 
     `warm_image` is the image of the containers that are kept ready for any domain.
     """
@@ -70,11 +66,8 @@ class Pool:
         self._queue = FairQueue()
         self._is_dispatching = False
         self._has_changed = False
-        self._refusal: EngineError | None = SandboxUnavailable(
-            "Containers are being started. Repeat the call.", retry_after_ms=RETRY_AFTER_MS
-        )
-        self._missing = NOTHING_MISSING
-        """The error for each missing image."""
+        self._refusal: EngineError | None = None
+        """The error for all calls, once it is closed."""
         self.dirty = 0
         """Containers that could not be cleaned."""
 
@@ -86,9 +79,8 @@ class Pool:
         Raises:
             SandboxUnavailable: none in time, too many waiting calls, or none can be created.
         """
-        refusal = self._refusal or self._missing.get(kind.image)
-        if refusal is not None:
-            raise _another(refusal)
+        if self._refusal is not None:
+            raise _another(self._refusal)
         loop = asyncio.get_running_loop()
         request = PoolRequest(domain, kind, fresh, loop.create_future())
         try:
@@ -117,61 +109,54 @@ class Pool:
         else:
             entry.uses += 1
             entry.state = State.RESETTING if entry.container.is_resetting else State.IDLE
-        why = self._why_not_again(entry, once=ran and fresh)
+        why = entry.why_not_again(self._settings, self._monotonic(), once=ran and fresh)
         if why is not None:
             self._destroy(entry, why)
         self._dispatch()
 
-    def let_go(self, entry: PoolEntry, listener: Listener) -> bool:
+    def let_go(self, entry: PoolEntry, listener: ChannelListener) -> bool:
         """Take a leased, unused container out of the pool. It belongs to `listener`, which ends and
         removes it. False if it has ended in the meantime.
         """
         assert entry.uses == 0
         if self._state.entries.pop(entry.container.name, None) is None:
             return False
-        entry.events.listener = listener
+        entry.container.listen(listener)
         self._dispatch()
         return True
 
-    def open(
-        self, missing: Mapping[str, EngineError] = NOTHING_MISSING, *, least_warm: int = 0
-    ) -> None:
-        """Start creating containers, except of the missing images, given by name.
-
-        If fewer than `least_warm` are ready, one more is created now, whatever the rules are.
-        """
-        self._refusal, self._missing = None, MappingProxyType(dict(missing))
-        for request in self._queue:
-            if request.kind.image in missing and not request.is_being_made:
-                self._refuse(request, missing[request.kind.image])
-        self._dispatch()
-        self._keep_warm(least_warm)
-
-    def close(self, refusal: EngineError, *, destroy: str | None = None) -> None:
-        """Stop creating containers and refuse all waiting calls. `destroy` ends the existing ones,
-        for that reason.
-        """
-        self._refusal = refusal
+    def refuse_waiting(self, refusal: EngineError) -> None:
+        """Refuse all waiting calls."""
         for request in self._queue:
             self._refuse(request, refusal)
-        if destroy is not None:
-            for entry in list(self._state.entries.values()):
-                self._destroy(entry, destroy)
 
-    def tidy(self) -> None:
-        """Destroy containers that are too old. Called periodically."""
+    def close(self, refusal: EngineError, why: str) -> None:
+        """Refuse all calls from now on, and destroy the containers for that reason."""
+        self._refusal = refusal
+        self.refuse_waiting(refusal)
+        for entry in list(self._state.entries.values()):
+            self._destroy(entry, why)
+
+    def tidy(self, *, least_warm: int = 0) -> None:
+        """Destroy containers that are too old, and create missing warm ones. Called periodically.
+
+        If fewer than `least_warm` are ready, one more is created, whatever the settings are.
+        """
         spared = self._settings.pool_min
         for entry in list(self._state.entries.values()):
             if entry.state not in UNUSED:
                 continue
             is_spared = self._is_ready_for_all(entry) and spared > 0
             spared -= is_spared
-            why = self._why_not_again(entry, once=False, is_spared=is_spared)
+            why = entry.why_not_again(
+                self._settings, self._monotonic(), once=False, is_spared=is_spared
+            )
             if why is not None:
                 self._destroy(entry, why)
         self._dispatch()
+        self._keep_warm(least_warm)
 
-    def retire(self, is_outdated: Callable[[Pooled], bool]) -> None:
+    def retire(self, is_outdated: Callable[[Container], bool]) -> None:
         """Destroy idle containers of an outdated image now, and the others when they are idle."""
         for entry in list(self._state.entries.values()):
             if entry.state in UNUSED and is_outdated(entry.container):
@@ -294,7 +279,7 @@ class Pool:
 
     def _keep_warm(self, least_warm: int) -> None:
         """Create one more if too few are ready, no call is waiting, and there is room."""
-        if len(self._queue) or self._state.warming or self._warm_kind.image in self._missing:
+        if len(self._queue) or self._state.warming:
             return
         warm = sum(self._is_ready_for_all(entry) for entry in self._state.entries.values())
         if warm < least_warm and self._state.total < self._settings.pool_max:
@@ -306,12 +291,11 @@ class Pool:
         return entry.state is State.WARM and entry.kind == self._warm_kind
 
     async def _make(self, kind: Kind, request: PoolRequest | None, instead_of: str | None) -> None:
-        events = ContainerEvents(self)
         failure: EngineError | None = None
         try:
             if instead_of in self._state.leaving:
                 await self._state.leaving[instead_of].wait()
-            container = await self._factory.make(kind, events)
+            container = await self._factory.make(kind)
         except EngineError as error:
             failure = error
         finally:
@@ -324,19 +308,19 @@ class Pool:
                 self._refuse(request, failure)
                 self._dispatch()
             return
-        entry = PoolEntry(container, kind, self._monotonic(), events)
-        events.belongs_to(entry)
+        entry = PoolEntry(container, kind, self._monotonic(), self)
+        container.listen(entry)
         entry.last_used = entry.made_at
         self._state.entries[container.name] = entry
         if container.is_dead:  # since it was ready
             self.on_end(entry, "it ended")
         elif self._refusal is not None:
-            self._destroy(entry, "the wall was closed meanwhile")
+            self._destroy(entry, "the engine stops")
         elif request is not None and not request.granted.done():
             self._grant(request, entry)
         self._dispatch()
 
-    async def _remove(self, container: Pooled) -> None:
+    async def _remove(self, container: Container) -> None:
         try:
             await container.until_examined()
             await self._factory.remove(container.name)
@@ -348,13 +332,6 @@ class Pool:
         entry.container.end(why)  # comes back as `on_end`
         if entry.container.name in self._state.entries:
             self.on_end(entry, why)
-
-    def _why_not_again(
-        self, entry: PoolEntry, *, once: bool, is_spared: bool = False
-    ) -> str | None:
-        return entry.why_not_again(
-            self._settings, self._monotonic(), once=once, is_spared=is_spared
-        )
 
     def _forget(self, request: PoolRequest) -> None:
         """Remove a waiting call; a container granted at the same moment is returned."""
@@ -375,7 +352,7 @@ class Pool:
     def _tell(self, event: str, entry: PoolEntry, why: str) -> None:
         values: JsonObject = {"name": entry.container.name, "why": why, "uses": entry.uses}
         if entry.container.complaint:
-            values["guest_said"] = entry.container.complaint[-MAX_COMPLAINT_CHARACTERS:]
+            values["guest_said"] = entry.container.complaint
         self._on_event(event, values)
 
 

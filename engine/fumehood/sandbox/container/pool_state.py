@@ -17,6 +17,7 @@ from typing import Protocol
 
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
+from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.settings import ContainerSettings
 
 MAX_WAITING = 2000
@@ -35,40 +36,10 @@ class Kind:
     memory_mb: int
 
 
-class Listener(Protocol):
-    """The holder of a container, which gets its events."""
-
-    def on_clean(self) -> None: ...
-    def on_end(self, why: str) -> None: ...
-
-
-class Pooled(Protocol):
-    """What the pool needs to know of a container."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def image_id(self) -> str: ...
-    @property
-    def is_dead(self) -> bool: ...
-    @property
-    def is_free(self) -> bool: ...
-    @property
-    def is_resetting(self) -> bool: ...
-    @property
-    def is_dirty(self) -> bool: ...
-    @property
-    def ran_out_of_memory(self) -> bool: ...
-    @property
-    def complaint(self) -> str: ...
-    def end(self, why: str) -> None: ...
-    async def until_examined(self) -> None: ...
-
-
 class EntryFactory(Protocol):
     """Makes and removes containers."""
 
-    async def make(self, kind: Kind, listener: Listener) -> Pooled:
+    async def make(self, kind: Kind) -> Container:
         """Raises EngineError where no container can be made; then none is left behind."""
         ...
 
@@ -92,20 +63,35 @@ class State(Enum):
 UNUSED = (State.WARM, State.IDLE)
 
 
+class EventsListener(Protocol):
+    """The pool, as its containers see it."""
+
+    def on_clean(self, entry: PoolEntry) -> None: ...
+    def on_end(self, entry: PoolEntry, why: str) -> None: ...
+
+
 @dataclass(eq=False, slots=True)
 class PoolEntry:
     """One container of the pool."""
 
-    container: Pooled
+    container: Container
     kind: Kind
     made_at: float
-    events: ContainerEvents
+    pool: EventsListener
     state: State = State.WARM
     domain: TrustDomain | None = None
     uses: int = 0
     last_used: float = 0.0
     given_at: float = 0.0
     """When its domain got it."""
+
+    def on_clean(self) -> None:
+        """The container has been reset."""
+        self.pool.on_clean(self)
+
+    def on_end(self, why: str) -> None:
+        """The container has ended."""
+        self.pool.on_end(self, why)
 
     def why_not_again(
         self, settings: ContainerSettings, now: float, *, once: bool, is_spared: bool = False
@@ -121,41 +107,6 @@ class PoolEntry:
             "it was idle": not is_spared and now - self.last_used >= settings.idle_seconds,
         }
         return next((why for why, is_so in reasons.items() if is_so), None)
-
-
-class EventsListener(Protocol):
-    """The pool, as its containers see it."""
-
-    def on_clean(self, entry: PoolEntry) -> None: ...
-    def on_end(self, entry: PoolEntry, why: str) -> None: ...
-
-
-class ContainerEvents:
-    """Passes one container's events to its holder. Made before the container."""
-
-    __slots__ = ("_entry", "_pool", "listener")
-
-    def __init__(self, pool: EventsListener) -> None:
-        self._pool = pool
-        self._entry: PoolEntry | None = None
-        self.listener: Listener | None = None
-        """Gets the events instead of the pool, once the container has left the pool."""
-
-    def belongs_to(self, entry: PoolEntry) -> None:
-        """Pass the events on as this entry's."""
-        self._entry = entry
-
-    def on_clean(self) -> None:
-        if self.listener is not None:
-            self.listener.on_clean()
-        elif self._entry is not None:
-            self._pool.on_clean(self._entry)
-
-    def on_end(self, why: str) -> None:
-        if self.listener is not None:
-            self.listener.on_end(why)
-        elif self._entry is not None:
-            self._pool.on_end(self._entry, why)
 
 
 # -- the queue -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import anyio
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.sandbox.container.channel import STDOUT, Demultiplexer, NotMultiplexed
-from fumehood.sandbox.container.docker_api import Created, DockerError
+from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.container.spec import ContainerSpec, program_body
 
 CHUNK = 64 * 1024
@@ -54,14 +54,9 @@ class ContainerProgram:
             SandboxUnavailable: Docker refused, or lacks a limit.
         """
         try:
-            created: Created = await docker.create(program_body(spec, command, env), spec.name)
-            if created.warnings:  # Docker goes on without limits that the kernel lacks
-                raise SandboxUnavailable("Containers on this host lack a required limit.")
-            stream = await docker.attach(created.id)
+            _, stream = await docker.launch(program_body(spec, command, env), spec.name)
             stream.setblocking(False)
             reader, writer = await asyncio.open_connection(sock=stream)
-            program = cls(reader, writer, remove)
-            await docker.start(created.id)
         except DockerError as error:
             await remove()
             raise SandboxUnavailable(f"{error.message} {error.remedy}") from None
@@ -69,7 +64,7 @@ class ContainerProgram:
             with anyio.CancelScope(shield=True), anyio.move_on_after(REMOVE_S):
                 await remove()
             raise
-        return program
+        return cls(reader, writer, remove)
 
     async def read(self) -> bytes:
         """The next bytes of its standard output; none at the end."""

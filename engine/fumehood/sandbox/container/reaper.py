@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from contextlib import suppress
 
 import anyio
 
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.container.docker_api import DockerError, Listed
+from fumehood.sandbox.container.docker_api import Docker, DockerError, Listed
 from fumehood.sandbox.container.spec import LABEL_DEADLINE, LABEL_ENGINE, LABEL_OWNER
 
 PAST_DEADLINE_S = 60
@@ -29,15 +29,7 @@ STOP_DEADLINE_S = 8.0
 """For removing everything when the engine stops. The next engine removes the others, and their
 guests end by themselves."""
 
-AT_A_TIME = 8
 RUNNING_STATES = frozenset({"running", "paused", "restarting"})
-
-
-class ReaperDocker(Protocol):
-    """The requests to Docker that the reaper needs."""
-
-    async def list(self, label: str) -> list[Listed]: ...
-    async def remove(self, container_id: str) -> None: ...
 
 
 class Reaper:
@@ -45,7 +37,7 @@ class Reaper:
 
     def __init__(
         self,
-        docker: ReaperDocker,
+        docker: Docker,
         engine_id: str,
         owner_id: str,
         in_use: Callable[[], Iterable[str]],
@@ -95,17 +87,13 @@ class Reaper:
                 mine = await self._docker.list(f"{LABEL_ENGINE}={self._engine_id}")
             except DockerError:
                 return
-            places = anyio.CapacityLimiter(AT_A_TIME)
             async with anyio.create_task_group() as group:
                 for one in mine:
-                    group.start_soon(self._try_to_remove, one.id, places)
+                    group.start_soon(self._try_to_remove, one.id)
 
-    async def _try_to_remove(self, container_id: str, places: anyio.CapacityLimiter) -> None:
-        async with places:
-            try:
-                await self._docker.remove(container_id)
-            except DockerError:
-                return
+    async def _try_to_remove(self, container_id: str) -> None:
+        with suppress(DockerError):
+            await self._docker.remove(container_id)
 
     def _is_lost(self, one: Listed, in_use: frozenset[str]) -> bool:
         engine, owner = one.labels.get(LABEL_ENGINE), one.labels.get(LABEL_OWNER)

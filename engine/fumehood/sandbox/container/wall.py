@@ -1,53 +1,73 @@
 """The container wall: programs in hardened Docker containers, warm ones if possible.
 
-Host side. Above it the pipeline and the executors; below it the monitor, the pool, the reaper and
+Host side. Above it the pipeline and the executors; below it the supply, the pool, the reaper and
 Docker. An engine without Docker starts as fast as one with it, and only tools that need a container
-are refused. Invariant: a missing image refuses the calls that need it, and no others.
+are refused. Invariants: a missing image refuses the calls that need it, and no others. A container
+of the pool is returned after its run; that of a session never, because the session's files and
+processes stay in it, and it counts as in use for the reaper until it is removed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
-from typing import Any
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.errors import InternalError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit
-from fumehood.sandbox.container.container import (
-    START_DEADLINE_S,
-    Container,
-    ContainerLease,
-    HeldContainer,
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limits
+from fumehood.sandbox.container.channel import (
+    DIRTY,
+    NOT_CLEAN_IN_TIME,
+    NOT_ENDED_IN_TIME,
+    STREAM_ENDED,
 )
-from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.factory import ContainerFactory, OnEvent
-from fumehood.sandbox.container.image_catalog import FindImage, ImageCatalog
-from fumehood.sandbox.container.monitor import DockerMonitor, unavailable
-from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
+from fumehood.sandbox.container.container import Container
+from fumehood.sandbox.container.docker_api import Docker, DockerError
+from fumehood.sandbox.container.pool import Pool
 from fumehood.sandbox.container.pool_state import Kind, PoolEntry
 from fumehood.sandbox.container.program import ContainerProgram
 from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.container.spec import GUEST_COMMAND
-from fumehood.sandbox.wall import HasImages
+from fumehood.sandbox.container.supply import (
+    AS_USUAL,
+    ContainerSupply,
+    FindImage,
+    Making,
+    OnEvent,
+    unavailable,
+)
+from fumehood.sandbox.wall import NO_SINKS, HasImages, RunEnding, RunSinks, WallStatus
+
+if TYPE_CHECKING:
+    from fumehood.sandbox.images.catalog import Image
 
 RETRY_AFTER_MS = 1000
 
 MAIN_LANGUAGE = "python"
 
+FIRST_LOOK_DELAY_S = 1.0
+"""The wall's own first look, unless a call comes sooner: the engine's start comes first, and what
+speaks to Docker takes a tenth of a second to load."""
+
+LOOK_AGAIN_S = 30.0
+"""How often Docker is looked at, and the pool tidied, if Docker and an image are there."""
+
+LOOK_WHILE_AWAY_S = 5.0
+"""The same otherwise: an engine that nobody calls becomes ready within this time."""
+
 
 class ContainerWall(HasImages):
     """Programs in containers. An asynchronous context manager.
 
-    `eager` looks at Docker as soon as it is entered; else the first call does. Either way
-    entering waits for nothing. `held_s` is the longest time that a session holds a container.
+    `eager` looks at Docker soon after it is entered; else the first call does. Either way
+    entering waits for nothing.
     """
-
-    required = frozenset(Limit)
 
     def __init__(
         self,
@@ -56,23 +76,20 @@ class ContainerWall(HasImages):
         find_image: FindImage,
         identity: EngineIdentity,
         *,
-        held_s: float = 0.0,
-        command: tuple[str, ...] = GUEST_COMMAND,
-        start_deadline_s: float = START_DEADLINE_S,
+        making: Making = AS_USUAL,
         eager: bool = True,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self.limits = settings.limits
+        self._is_in_use = eager
+        """Whether Docker is looked at: from the start, or since the first call."""
         self._runtime = settings.runtime
-        self._identity = identity
-        self._eager = eager
         self._on_event = on_event
         self._stack = AsyncExitStack()
         self._group: anyio.abc.TaskGroup | None = None
         self._is_stopping = False
         self._held: dict[str, HeldContainer] = {}
         """Of sessions, by name, including those that are being removed."""
-        self._catalog = ImageCatalog(docker, find_image, settings.images.model_dump())
         self._reaper = Reaper(
             docker,
             identity.engine_id,
@@ -80,103 +97,63 @@ class ContainerWall(HasImages):
             self._names_in_use,
             on_event=on_event,
         )
-        self._factory = ContainerFactory(
+        self._supply = ContainerSupply(
             docker,
+            find_image,
             settings,
             identity,
+            making,
             self._reaper,
-            self._catalog,
-            self.required,
-            held_s=held_s,
-            command=command,
-            start_deadline_s=start_deadline_s,
-            start_soon=self._start_soon,
-            on_event=on_event,
-            on_start=lambda: self._monitor.tell_available(),
-            on_failure=lambda: self._monitor.on_failed_start(),
+            self._start_soon,
+            self._looked,
+            on_event,
         )
         self._pool = Pool(
-            self._factory,
+            self._supply,
             settings,
             self._start_soon,
             warm_image=settings.images.python,
-            on_event=on_event,
-        )
-        self._monitor = DockerMonitor(
-            docker,
-            self._reaper,
-            self._catalog,
-            self._factory,
-            self._pool,
-            self.required,
-            runtime=settings.runtime,
-            start_soon=self._start_soon,
             on_event=on_event,
         )
 
     async def __aenter__(self) -> ContainerWall:
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)
-        if self._eager:
-            self._monitor.begin()
+        if self._is_in_use:
+            self._start_soon(self._keep_looking)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._is_stopping = True
-        self._pool.close(_stopping(), destroy="the engine stops")
+        self._pool.close(_stopping(), "the engine stops")
         for held in list(self._held.values()):
             held.end("the engine stops")
         try:
             await self._stack.aclose()
         finally:
-            if self._factory.has_made:
+            if self._supply.has_made:
                 await self._reaper.stop()
 
     # -- the wall -------------------------------------------------------------------
 
     @property
-    def enforced(self) -> frozenset[Limit]:
-        """The limits enforced in the last container; before the first, the required ones."""
-        seen = self._factory.seen
-        if seen is not None and not self.required <= seen:
-            return seen
-        return frozenset() if self._monitor.down is not None else self.required
-
-    @property
-    def heals(self) -> bool:
-        """Whether containers may become available without an operator."""
-        return self._monitor.down is None or self._monitor.down.heals
-
-    @property
-    def seen(self) -> frozenset[Limit]:
-        """The same, but no limits before the first container."""
-        return self.enforced & (self._factory.seen or frozenset())
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether Docker is looked at: from the start, or since the first call."""
-        return self._monitor.is_looking
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a call would get a container, as far as is known."""
-        return self._monitor.is_up and self._catalog.has_any and not self.required - self.enforced
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """The reason why containers are unavailable. For the operator."""
-        return () if self._monitor.down is None else (self._monitor.down.fault,)
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """A sentence for each missing image, with its remedy."""
-        return self._catalog.faults
-
-    @property
-    def remedy(self) -> str:
-        """The reason why containers are unavailable, and its remedy."""
-        down = self._monitor.down
-        return "" if down is None else f"{down.fault} {down.remedy}".rstrip()
+    def status(self) -> WallStatus:
+        """What the last container enforced, and whether Docker and an image are there."""
+        supply, required = self._supply, self._supply.required
+        trouble, enforced = supply.trouble, required
+        if trouble is not None:
+            enforced = supply.seen if supply.down is None else frozenset()
+        return WallStatus(
+            required,
+            enforced,
+            enforced & supply.seen,
+            is_ready=supply.has_any and trouble is None,
+            is_in_use=self._is_in_use,
+            faults=(trouble.message,) if trouble is not None else (),
+            remedy=f"{trouble.message} {trouble.remedy}" if trouble and not enforced else "",
+            heals=trouble is None or trouble.heals,
+            missing_images=tuple(error.message for error in supply.missing.values()),
+        )
 
     @property
     def counts(self) -> JsonObject:
@@ -190,41 +167,31 @@ class ContainerWall(HasImages):
             ImageMissing: it is not there.
             SandboxUnavailable: none was chosen for it, or it has no such language.
         """
-        name = self._catalog.name_for(language)
-        self._require_found(name, language)
-        self._catalog.must_run(name, language)
+        name = self._supply.name_for(language)
+        self._supply.check(name, language)
         return name
 
     async def look_again(self) -> None:
-        """Wait, bounded, for a look that begins after this moment. All who wait share it.
+        """Wait, bounded, for a look at Docker and the images that begins after this moment.
 
         Raises:
-            SandboxUnavailable: Docker did not answer in time.
+            SandboxUnavailable: the engine is stopping.
         """
-        if self._group is None or self._is_stopping:
-            raise _stopping()
-        await self._monitor.look_again()
+        self._begin()
+        await self._supply.look()
 
     async def until_known(self, image: str) -> None:
-        """Wait, bounded, for the first look, and look again for an image that was not found.
+        """Look for an image, unless it is known to be there.
 
         Raises:
             ImageMissing: it is not there.
-            SandboxUnavailable: Docker does not say.
+            SandboxUnavailable: Docker cannot be used.
         """
-        await self._until_found(image)
-        if self._monitor.down is not None:
-            raise unavailable(self._monitor.down)
-        self._require_found(image)
-        if image not in self._catalog.found:
-            raise SandboxUnavailable(
-                f"Docker has not described the image {image!r} yet. Repeat the call.",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
+        await self._find(image)
 
     def facts_of(self, image: str | None) -> JsonObject:
         """The image's digest, as far as it is known now, and the runtime."""
-        found = self._catalog.found.get(image) if image is not None else None
+        found = self._supply.images.get(image) if image is not None else None
         return {
             "image_digest": found.id if found is not None else None,
             "runtime": self._runtime or "default",
@@ -242,13 +209,7 @@ class ContainerWall(HasImages):
         which is destroyed after.
         """
         chosen = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
-        wanted = language or MAIN_LANGUAGE
-
-        async def take() -> PoolEntry:
-            kind = Kind(self._catalog.name_for(wanted), chosen)
-            return await self._take(domain, kind, fresh=fresh, must_run=wanted)
-
-        return ContainerLease(take, self._pool.give_back, fresh=fresh, memory_mb=chosen)
+        return ContainerLease(self, domain, language or MAIN_LANGUAGE, chosen, fresh=fresh)
 
     async def hold(
         self,
@@ -263,10 +224,9 @@ class ContainerWall(HasImages):
         Raises:
             SandboxUnavailable: none in time, or no such image.
         """
-        entry = await self._take(domain, Kind(image, memory_mb), fresh=True)
-        assert isinstance(entry.container, Container)
-        languages = self._catalog.found[image].languages if image in self._catalog.found else ()
-        held = HeldContainer(entry.container, languages, self._forget, self._start_soon, on_lost)
+        found = await self._find(image)
+        entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=True)
+        held = HeldContainer(self, entry.container, found.languages, on_lost)
         if not self._pool.let_go(entry, held):
             raise SandboxUnavailable(
                 "The container was lost as it was taken. Repeat the call.",
@@ -284,8 +244,8 @@ class ContainerWall(HasImages):
             ImageMissing: the image is not there.
             SandboxUnavailable: Docker is not there, or failed.
         """
-        await self.until_known(image)
-        return await self._factory.open_program(command, env, image, memory_mb)
+        self._begin()
+        return await self._supply.open_program(command, env, image, memory_mb)
 
     # -- inside -----------------------------------------------------------------
 
@@ -296,42 +256,209 @@ class ContainerWall(HasImages):
         self._group.start_soon(task, *arguments)
 
     def _names_in_use(self) -> list[str]:
-        return [*self._factory.unsettled, *self._pool.names, *self._held]
+        return [*self._supply.unsettled, *self._pool.names, *self._held]
 
-    async def _until_found(self, image: str) -> None:
-        """Wait, bounded, until it is known whether an image is there. Raises SandboxUnavailable."""
-        if not (self._monitor.is_up and image in self._catalog.found):
-            if self._group is None or self._is_stopping:
-                raise _stopping()
-            await self._monitor.until_found(image)
+    def _begin(self) -> None:
+        """Start looking regularly, if that has not begun. Raises SandboxUnavailable."""
+        if self._group is None or self._is_stopping:
+            raise _stopping()
+        if not self._is_in_use:
+            self._is_in_use = True
+            self._start_soon(self._keep_looking)
 
-    def _require_found(self, image: str, language: str | None = None) -> None:
-        """Raises ImageMissing where the image is known not to be there."""
-        if image in self._catalog.missing:
-            raise self._catalog.missing[image].needed_for(language)
+    def _looked(self) -> None:
+        """Apply the result of a look to the pool."""
+        if self._supply.down is not None:
+            self._pool.refuse_waiting(unavailable(self._supply.down))
+        else:
+            ids = {found.id for found in self._supply.images.values()}
+            self._pool.retire(lambda container: container.image_id not in ids)
 
-    async def _take(
-        self, domain: TrustDomain, kind: Kind, *, fresh: bool, must_run: str | None = None
-    ) -> PoolEntry:
+    async def _keep_looking(self) -> None:
+        """Look at Docker, remove lost containers and tidy the pool, now and then."""
+        await anyio.sleep(FIRST_LOOK_DELAY_S)
+        next_look = 0.0
+        while True:
+            if time.monotonic() >= next_look or not self._supply.has_any:
+                next_look = time.monotonic() + LOOK_AGAIN_S
+                await self._supply.look()
+                if self._supply.down is None:
+                    with suppress(DockerError):
+                        await self._reaper.sweep()
+                    # While a limit is missing no call is admitted, so none would try again.
+                    self._pool.tidy(least_warm=1 if self._supply.lacking is not None else 0)
+            await anyio.sleep(min(LOOK_AGAIN_S, LOOK_WHILE_AWAY_S))
+
+    async def _find(self, image: str, language: str | None = None) -> Image:
         """Raises SandboxUnavailable."""
-        if self._group is None:
-            raise SandboxUnavailable("The container wall is not entered.", retryable=False)
-        await self._until_found(kind.image)
-        if self._monitor.is_up:
-            self._require_found(kind.image, must_run)
-        if must_run is not None:
-            self._catalog.must_run(kind.image, must_run)
-        return await self._pool.take(domain, kind, fresh=fresh)
+        self._begin()
+        return await self._supply.find(image, language)
 
-    async def _forget(self, held: HeldContainer) -> None:
-        """Have a session's container removed."""
+    async def take(
+        self, domain: TrustDomain, language: str, memory_mb: int, *, fresh: bool
+    ) -> PoolEntry:
+        """A container for a lease. Raises SandboxUnavailable."""
+        image = self._supply.name_for(language)
+        await self._find(image, language)
+        return await self._pool.take(domain, Kind(image, memory_mb), fresh=fresh)
+
+    def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
+        """Return a container after its lease."""
+        self._pool.give_back(entry, ran=ran, fresh=fresh)
+
+    def see_off(self, held: HeldContainer) -> None:
+        """Have a session's container removed, once the reason of its end is known."""
+        self._start_soon(self._see_off, held)
+
+    async def _see_off(self, held: HeldContainer) -> None:
         values: JsonObject = {"name": held.name, "why": held.why, "held": True}
-        if held.container.complaint:
-            values["guest_said"] = held.container.complaint[-MAX_COMPLAINT_CHARACTERS:]
-        self._on_event("container.destroyed", values)
-        await self._reaper.remove(held.name)
-        self._held.pop(held.name, None)
+        try:
+            await held.container.until_examined()
+            if held.container.complaint:
+                values["guest_said"] = held.container.complaint
+            self._on_event("container.destroyed", values)
+            await self._reaper.remove(held.name)
+            self._held.pop(held.name, None)
+        finally:
+            held.gone.set()
 
 
 def _stopping() -> SandboxUnavailable:
     return SandboxUnavailable("The engine is stopping.", retry_after_ms=RETRY_AFTER_MS)
+
+
+# -- leases ---------------------------------------------------------------------------------
+
+
+class ContainerLease:
+    """A lease on one container, for one run. `queue_ms` is how long the call waited for it."""
+
+    __slots__ = (
+        "_domain", "_entry", "_fresh", "_language", "_memory_mb", "_ran", "_wall", "queue_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        wall: ContainerWall,
+        domain: TrustDomain,
+        language: str,
+        memory_mb: int,
+        *,
+        fresh: bool,
+    ) -> None:
+        self._wall = wall
+        self._domain = domain
+        self._language = language
+        self._memory_mb = memory_mb
+        self._fresh = fresh
+        self._entry: PoolEntry | None = None
+        self._ran = False
+        self.queue_ms = 0.0
+
+    async def __aenter__(self) -> ContainerLease:
+        asked = time.monotonic()
+        self._entry = await self._wall.take(
+            self._domain, self._language, self._memory_mb, fresh=self._fresh
+        )
+        self.queue_ms = (time.monotonic() - asked) * 1e3
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._entry is not None:
+            self._wall.give_back(self._entry, ran=self._ran, fresh=self._fresh)
+            self._entry = None
+
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        sinks: RunSinks = NO_SINKS,
+    ) -> RunEnding:
+        """Run one program in the container, in a process of its own."""
+        if self._entry is None or self._ran:
+            raise InternalError("A lease on a container is for one run.")
+        if limits.memory_mb != self._memory_mb:
+            raise InternalError("A run has the memory limit of its container.")
+        self._ran = True
+        isolation = "container_per_call" if self._fresh else "call"
+        return await self._entry.container.run(program, arguments, limits, sinks, isolation)
+
+
+class HeldContainer:
+    """A session's container. Gets its events from the moment it leaves the pool."""
+
+    def __init__(
+        self,
+        wall: ContainerWall,
+        container: Container,
+        languages: tuple[str, ...],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.container = container
+        self.languages = languages
+        self.lost: str | None = None
+        self.why = ""
+        """The channel's own reason, for the operator."""
+        self.gone = asyncio.Event()
+        """Docker has removed it."""
+        self._wall = wall
+        self._on_lost = on_lost
+        self._has_changed = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """Its name in Docker."""
+        return self.container.name
+
+    async def until_free(self) -> None:
+        """Wait for the cleanup after the last run. The channel has a deadline for that."""
+        while self.lost is None and not self.container.is_free:
+            self._has_changed.clear()
+            await self._has_changed.wait()
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
+    ) -> RunEnding:
+        """One run. Its files and variables stay for the next one."""
+        return await self.container.run(program, arguments, limits, sinks, "session", keep=True)
+
+    def end(self, why: str) -> None:
+        """End it with everything that runs in it."""
+        self.container.end(why)  # calls `on_end`, unless it had ended before
+        self.on_end(why)
+
+    async def until_gone(self) -> None:
+        """Wait until Docker has removed it."""
+        await self.gone.wait()
+
+    # -- events of the container ---------------------------------------------------------
+
+    def on_clean(self) -> None:
+        """The container is clean after a run."""
+        self._has_changed.set()
+
+    def on_end(self, why: str) -> None:
+        """The container has ended: by itself, by its channel, or by `end`."""
+        if self.lost is not None:
+            return
+        self.lost, self.why = _in_words(why), why
+        self._has_changed.set()
+        self._wall.see_off(self)
+        self._on_lost()
+
+
+def _in_words(why: str) -> str:
+    """The reason for the session's owner. A guest's own words are marked as such, and bounded."""
+    if why.startswith(DIRTY):
+        claim = "".join(c for c in why.removeprefix(DIRTY) if c.isprintable())
+        return (
+            "its container could not be cleared up after a run "
+            f"({claim.strip() or 'no reason was given'})"
+        )
+    words = {
+        STREAM_ENDED: "its container is gone",
+        NOT_CLEAN_IN_TIME: "its container was not cleared up in time after a run",
+        NOT_ENDED_IN_TIME: "its container did not end a run in time",
+    }
+    return words.get(why, "its container failed")

@@ -10,12 +10,12 @@ version made in the last week.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import docker
 from docker.errors import APIError
@@ -50,14 +50,6 @@ KEPT_S = 7 * 24 * 3600
 """How long an image of another engine is kept: it may have no container at the moment."""
 
 
-class DockerImages(Protocol):
-    """The part of Docker's client that finding an image needs."""
-
-    def images(self, *, filters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Images as the engine lists them."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Image:
     """One image of ours. `id` is its digest; nothing else names it for good."""
@@ -87,20 +79,21 @@ class Image:
         return self.guest == guest_digest() and self.recipe == recipe.digest
 
 
-def find_image(docker: DockerImages, name: str, *, own: Path | None = None) -> Image:
+def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) -> Image:
     """The newest image of this name that is this engine's. `own` has the operator's recipes.
 
     Raises:
         ImageMissing: with the command that builds it, or with the known names where there is no
             recipe of this name.
     """
-    found = list_images(docker, name, own=own)
+    known = image_names(own=own)
+    if name not in known:
+        remedy = f"Name one of these: {', '.join(known)}."
+        raise ImageMissing.of(repr(name), "does not exist", remedy)
+    found = list_images(client, name, own=own)
     newest = newest_own(found)
     if newest is not None:
         return newest
-    if name not in image_names(own=own):
-        known = ", ".join(image_names(own=own))
-        raise ImageMissing.of(repr(name), "does not exist", f"Name one of these: {known}.")
     fault = "was built by another version of the engine" if found else "is not built"
     raise ImageMissing.of(name, fault, f"Build it: fumehood images build {name}")
 
@@ -111,11 +104,11 @@ def newest_own(found: Sequence[Image]) -> Image | None:
 
 
 def list_images(
-    docker: DockerImages, name: str | None = None, *, own: Path | None = None
+    client: docker.APIClient, name: str | None = None, *, own: Path | None = None
 ) -> list[Image]:
     """All images that carry our labels, newest first; other engines' too."""
     label = f"{IMAGE}={name}" if name is not None else IMAGE
-    rows = docker.images(filters={"label": [label, GUEST]})
+    rows = client.images(filters={"label": [label, GUEST]})
     parsed = (_parsed(row, own) for row in rows if _has_our_tag(row))
     images = [image for image in parsed if image is not None]
     return sorted(images, key=lambda image: (image.created, image.id), reverse=True)

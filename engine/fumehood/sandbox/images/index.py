@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from fumehood.sandbox.images import pip_for_image
 from fumehood.sandbox.images.errors import ImageBuildError, build_error, has_sign
 from fumehood.sandbox.images.lock import Lock, Pinned, lock_of
-from fumehood.sandbox.images.rootfs import OnStep
+from fumehood.sandbox.images.rootfs import OnStep, run_program
 
 DEADLINE_S = 600
 PATIENCE = ("--timeout=20", "--retries=2")
@@ -168,29 +164,8 @@ def _pip(arguments: list[str], release: str) -> None:
 def _run(command: list[str]) -> tuple[int, str]:
     # In an empty directory: files in the current one must not be installed.
     with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
-        return _run_in(nowhere, command)
-
-
-def _run_in(directory: str, command: list[str]) -> tuple[int, str]:
-    with subprocess.Popen(  # noqa: S603 - the command is made above, of checked names
-        command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            return 1, f"it took longer than {DEADLINE_S} s"
-        except BaseException:
-            _kill(process)
-            raise
-    return process.returncode, said
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """pip leaves nothing that it would have to clean up."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        status, lines = run_program(command, deadline_s=DEADLINE_S, directory=Path(nowhere))
+    return status, "\n".join(lines)
 
 
 def _python_with_pip() -> str:

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_REQUIREMENTS = 200
-
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
 _EXTRAS = rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\]"
 _VERSION = r"(?:~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.!+*_-]{0,63}"
@@ -91,8 +89,6 @@ def parse_requirements(text: str) -> dict[str, str]:
         if name in found:
             raise WrongRequirements(f"{name} is named twice: one line a package.")
         found[name] = line
-    if len(found) > MAX_REQUIREMENTS:
-        raise WrongRequirements(f"There are more than {MAX_REQUIREMENTS} packages.")
     return found
 
 

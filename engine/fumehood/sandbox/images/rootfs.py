@@ -17,7 +17,7 @@ import subprocess
 import tarfile
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import docker
@@ -71,15 +71,32 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
         f"--customize-hook=chroot \"$1\" sh -s < {shlex.quote(str(finish))}",
         recipe.release, str(target),
     ]  # fmt: skip
-    _run(command, environment, on_step)
+
+    def on_line(line: str) -> None:
+        if line.startswith(_STEPS):
+            on_step(line.removeprefix("I: ").strip().rstrip("."))
+
+    status, output = run_program(
+        command, deadline_s=DEADLINE_S, environment=environment, on_line=on_line
+    )
+    if status != 0:
+        raise build_error("mmdebstrap failed", output)
 
 
-def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> None:
-    """Run to the end or the deadline, and pass its steps on."""
-    output: deque[str] = deque(maxlen=40)
-    with subprocess.Popen(  # noqa: S603 - the command is made above, of checked names
+def run_program(
+    command: list[str],
+    *,
+    deadline_s: float,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> tuple[int, list[str]]:
+    """Run a program to its end or the deadline; its exit status and the lines of its output."""
+    output: list[str] = []
+    with subprocess.Popen(  # noqa: S603 - the command is made by the caller, of checked names
         command,
         env=environment,
+        cwd=directory,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -89,24 +106,21 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
     ) as process:
 
         def give_up() -> None:
-            output.append(f"it took longer than {DEADLINE_S} s")
+            output.append(f"it took longer than {deadline_s} s")
             _end(process)
 
-        clock = threading.Timer(DEADLINE_S, give_up)
+        clock = threading.Timer(deadline_s, give_up)
         clock.start()
         try:
             for line in process.stdout or ():
                 output.append(line.rstrip())
-                if line.startswith(_STEPS):
-                    on_step(line.removeprefix("I: ").strip().rstrip("."))
-            status = process.wait(DEADLINE_S)
+                on_line(line)
+            return process.wait(deadline_s), output
         except BaseException:
             _end(process)
             raise
         finally:
             clock.cancel()
-    if status != 0:
-        raise build_error("mmdebstrap failed", output)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -25,12 +25,12 @@ import anyio.abc
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.core.limits import PROCESS_WALL_LIMITS, Limits, WallLimits
 from fumehood.sandbox.process.channel import GuestFailed, GuestProcess, guest_command
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
 """Pauses before a new guest, by how many guests in a row did not last a second."""
@@ -58,7 +58,6 @@ class ProcessWall:
     """Whether a trust domain's calls may share a process."""
 
     required = PROCESS_WALL_LIMITS
-    heals = True
 
     def __init__(
         self,
@@ -94,11 +93,21 @@ class ProcessWall:
         await self._stack.aclose()
 
     @property
-    def enforced(self) -> frozenset[Limit]:
-        """The limits that the running guest was seen to enforce; the last one's during a start."""
+    def status(self) -> WallStatus:
+        """What the running guest was seen to enforce; during a start, the required limits."""
         if self._guest is not None:
-            return self._guest.enforced
-        return frozenset() if self.faults else self.required
+            held = self._guest.enforced
+        else:
+            held = frozenset() if self.faults else self.required
+        return WallStatus(
+            self.required,
+            held,
+            held,
+            is_ready=self.required <= held,
+            faults=self.faults,
+            remedy=self.remedy,
+            guest_pid=self.guest_pid,
+        )
 
     @property
     def guest_pid(self) -> int | None:

@@ -1,14 +1,22 @@
-"""Blocking calls: answered by the deadline, in a bounded number of threads; no TLS."""
+"""Requests to Docker: answered by the deadline, in a bounded number of threads; no TLS."""
 
 from __future__ import annotations
 
+import socket
 import threading
+from pathlib import Path
 
 import anyio
 import pytest
 
 from fumehood.sandbox.bounded_threads import BoundedThreads
-from fumehood.sandbox.container.docker_api import Docker, DockerNotSupported
+from fumehood.sandbox.container import docker_api
+from fumehood.sandbox.container.docker_api import (
+    Docker,
+    DockerNotRunning,
+    DockerNotSupported,
+    DockerTimeout,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -70,5 +78,23 @@ async def test_engine_refuses_a_docker_whose_streams_it_cannot_have(
     environment: dict[str, str],
 ) -> None:
     """The channel to a guest is the socket itself, which must not be encrypted."""
+    docker = Docker(environment)
     with pytest.raises(DockerNotSupported):
-        await Docker(environment).info()
+        await docker.info()
+    assert isinstance(docker.failure, DockerNotSupported)
+
+
+async def test_failure_to_reach_docker_is_reported_until_a_request_reaches_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_api, "QUICK_S", 0.05)
+    docker = Docker({"DOCKER_HOST": f"unix://{home}/docker.sock"})
+    with pytest.raises(DockerNotRunning):
+        await docker.info()
+    assert isinstance(docker.failure, DockerNotRunning)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{home}/docker.sock")
+        listener.listen()
+        with pytest.raises(DockerTimeout):
+            await docker.info()
+        assert docker.failure is None

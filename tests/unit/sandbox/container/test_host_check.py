@@ -14,7 +14,7 @@ ROOTLESS = ["name=seccomp,profile=builtin", "name=rootless", "name=cgroupns"]
 
 def check(runtime: str | None = None, *, has_swap: bool = False, **other: Any) -> str | None:
     unfit = why_unfit({**GOOD_INFO, **other}, runtime=runtime, has_swap=has_swap)
-    return unfit.fault if unfit is not None else None
+    return unfit.message if unfit is not None else None
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Bench:
 async def bench(**rules: Any) -> AsyncIterator[Bench]:
     async with anyio.create_task_group() as group:
         made = Bench(group, **rules)
-        made.pool.open()
+        made.pool.tidy()
         yield made
         group.cancel_scope.cancel()
 
@@ -392,18 +392,15 @@ async def test_failure_to_make_one_is_told_to_who_waits_for_it() -> None:
         assert await made.take("a")
 
 
-async def test_closed_pool_refuses_at_once_and_tells_who_waits() -> None:
+async def test_waiting_calls_are_refused_when_docker_is_lost_and_later_ones_are_served() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a")
         waiting = [made.waits("a"), made.waits("b")]
         await settle()
-        made.pool.close(SandboxUnavailable("Docker is not running."))
+        made.pool.refuse_waiting(SandboxUnavailable("Docker is not running."))
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         assert [str(answer) for answer in answers] == ["Docker is not running."] * 2
         assert answers[0] is not answers[1]
-        with pytest.raises(SandboxUnavailable, match="not running"):
-            await made.take("a")
-        made.pool.open()
         made.run(place)
         assert await made.take("a")
 
@@ -413,13 +410,15 @@ async def test_container_that_becomes_ready_after_the_pool_was_closed_is_destroy
         made.maker.may_make.clear()
         waiting = made.waits("a")
         await settle()
-        made.pool.close(SandboxUnavailable("closed"), destroy="the engine stops")
+        made.pool.close(SandboxUnavailable("closed"), "the engine stops")
         made.maker.may_make.set()
         with pytest.raises(SandboxUnavailable):
             await waiting
         await settle()
         assert made.maker.living == []
         assert made.maker.alive == 0
+        with pytest.raises(SandboxUnavailable, match="closed"):
+            await made.take("a")
 
 
 async def test_container_that_is_lost_while_idle_is_replaced() -> None:
@@ -508,37 +507,6 @@ async def test_those_that_stand_ready_are_of_the_first_image_only() -> None:
         made.run(await made.take("a", image="shell"))
         await settle()
         assert [one.kind.image for one in made.maker.made] == ["python", "shell"]
-
-
-async def test_missing_image_refuses_its_own_calls_and_no_others() -> None:
-    async with bench() as made:
-        made.pool.open({"shell": SandboxUnavailable("build shell")})
-        with pytest.raises(SandboxUnavailable, match="build shell"):
-            await made.take("a", image="shell")
-        assert (await made.take("a")).kind.image == "python"
-        made.pool.open()
-        assert (await made.take("a", image="shell")).kind.image == "shell"
-
-
-async def test_who_waits_for_an_image_that_goes_missing_is_told_at_once() -> None:
-    async with bench(pool_max=1) as made:
-        place = await made.take("a")
-        waiting, other = made.waits("b", image="shell"), made.waits("c")
-        await settle()
-        made.pool.open({"shell": SandboxUnavailable("build shell")})
-        with pytest.raises(SandboxUnavailable, match="build shell"):
-            await waiting
-        made.run(place)
-        assert (await other).kind.image == "python"
-
-
-async def test_nothing_is_made_ahead_of_an_image_that_is_missing() -> None:
-    async with bench(pool_min=1) as made:
-        await settle()
-        made.pool.open({"python": SandboxUnavailable("build python")})
-        made.maker.made[0].end("it ended")
-        await settle()
-        assert len(made.maker.made) == 1
 
 
 class Holder:

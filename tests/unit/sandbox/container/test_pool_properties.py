@@ -42,9 +42,7 @@ STEPS = st.lists(
             st.integers(0, 10),
         ),
         st.tuples(st.just("wait"), st.integers(0, 120)),
-        st.tuples(
-            st.sampled_from(["tidy", "hold", "let go", "close", "open", "miss", "fail", "mend"])
-        ),
+        st.tuples(st.sampled_from(["tidy", "hold", "let go", "refuse", "fail", "mend"])),
     ),
     max_size=60,
 )
@@ -70,7 +68,6 @@ class World:
         self.maker = FakeMaker()
         self.seconds = 0.0
         self.pool = Pool(self.maker, RULES, group.start_soon, monotonic=lambda: self.seconds)
-        self.pool.open()
         self.calls: list[tuple[asyncio.Task[PoolEntry], bool]] = []
         self.held: list[tuple[PoolEntry, bool]] = []
         self.kept: list[tuple[PoolEntry, Holder]] = []
@@ -99,12 +96,8 @@ class World:
             case "let go":
                 self.maker.may_remove.set()
                 self.maker.may_make.set()
-            case "close":
-                self.pool.close(SandboxUnavailable("closed"))
-            case "open":
-                self.pool.open()
-            case "miss":
-                self.pool.open({"shell": SandboxUnavailable("missing")})
+            case "refuse":
+                self.pool.refuse_waiting(SandboxUnavailable("Docker is away"))
             case "fail":
                 self.maker.failure = SandboxUnavailable("failed")
             case "mend":
@@ -192,7 +185,7 @@ def test_no_container_serves_two_domains_and_there_are_never_too_many(
             # Afterwards all is well, so everybody who waits is served or told.
             world.maker.failure = None
             await world.step("let go")
-            await world.step("open")
+            await world.step("tidy")
             for _ in range(200):
                 if not world.calls:
                     break

@@ -1,0 +1,408 @@
+"""The supply of containers: tries Docker, its host and the images, and reports what it found.
+
+Host side, between the wall and Docker. A call whose image is not known to be there looks for it:
+one look at a time, shared by all calls that came before it began. Invariants: a missing image
+refuses its own containers only, and no other image is used in its place. A container has a name,
+which counts as in use, before Docker is asked for it; one that does not become ready is removed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import platform
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit
+from fumehood.sandbox.container.container import (
+    START_DEADLINE_S,
+    Container,
+    ContainerFailed,
+    LimitsNotEnforced,
+)
+from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError, DockerTimeout
+from fumehood.sandbox.container.host_check import Unfit, may_swap, why_unfit
+from fumehood.sandbox.container.pool_state import Kind
+from fumehood.sandbox.container.program import ContainerProgram
+from fumehood.sandbox.container.reaper import Reaper
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec
+from fumehood.sandbox.wall import ImageMissing
+
+if TYPE_CHECKING:
+    from fumehood.sandbox.images.catalog import Image
+
+LOOK_DEADLINE_S = 10.0
+"""For all requests of one look."""
+
+LEAST_BETWEEN_LOOKS_S = 1.0
+"""From the beginning of one look to that of the next, however many calls ask for one."""
+
+REMEMBERED_S = 2.0
+"""How long Docker is not asked again after it was silent for a whole deadline."""
+
+GUEST_GRACE_S = 60.0
+"""How much longer a guest lives by its own clock than the pool would ever use it."""
+
+GUEST_CPUS = 0.5
+"""The guest's share, beside what programs may use: it makes the next child while a program runs."""
+
+TRIES = 2
+"""Starts of a container whose guest does not become ready."""
+
+MAX_WHY_CHARACTERS = 1000
+RETRY_AFTER_MS = 1000
+BUILD_RETRY_AFTER_MS = 10_000
+"""The build of an image takes from half a minute to two minutes."""
+
+
+Trouble = DockerError | ContainerFailed | Unfit
+"""Each has a message and a remedy for callers, and says whether it may pass without an operator."""
+
+OnEvent = Callable[[str, JsonObject], None]
+
+
+FindImage = Callable[[Docker, str], "Awaitable[Image]"]
+"""From an image's name to the image. Raises DockerError or ImageMissing."""
+
+
+def image_finder(own: Path | None = None) -> FindImage:
+    """Find images by name; `own` is the folder of the operator's own recipes."""
+
+    def find(client: Any, name: str) -> Image:
+        # Imported here: it loads Docker's package, which an engine without Docker never does.
+        from fumehood.sandbox.images.builder import is_being_built
+        from fumehood.sandbox.images.catalog import find_image
+
+        try:
+            return find_image(client, name, own=own)
+        except ImageMissing:
+            if not is_being_built(client, name):
+                raise
+        remedy = "Repeat the call when it is built."
+        raise ImageMissing.of(name, "is being built", remedy, retry_after_ms=BUILD_RETRY_AFTER_MS)
+
+    async def find_in(docker: Docker, name: str) -> Image:
+        return await docker.ask(lambda client: find(client, name), QUICK_S)
+
+    return find_in
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How containers are made. `held_s` is the longest time that a session holds one."""
+
+    command: tuple[str, ...] = GUEST_COMMAND
+    start_deadline_s: float = START_DEADLINE_S
+    held_s: float = 0.0
+
+
+AS_USUAL = Making()
+
+
+class ContainerSupply:
+    """Finds images, makes containers and removes them. `required` are a container's limits.
+
+    `on_look` is called after each look.
+    """
+
+    required = frozenset(Limit)
+
+    def __init__(
+        self,
+        docker: Docker,
+        find_image: FindImage,
+        settings: ContainerSettings,
+        identity: EngineIdentity,
+        making: Making,
+        reaper: Reaper,
+        start_soon: Callable[..., object],
+        on_look: Callable[[], None],
+        on_event: OnEvent,
+    ) -> None:
+        self._docker = docker
+        self._find_image = find_image
+        self._settings = settings
+        self._by_language: dict[str, str] = settings.images.model_dump()
+        self._identity = identity
+        self._making = making
+        self._reaper = reaper
+        self._start_soon = start_soon
+        self._on_look = on_look
+        self._on_event = on_event
+        self._turn = anyio.Lock()
+        self._numbers = 0
+        self._host_cpus = 0
+        """Processors of Docker's host, which refuses more; 0 if unknown."""
+        self._unfit: Trouble | None = None
+        self._reported: list[str] | None = None
+        """The result of a look that was logged last."""
+        self._silent_until = -math.inf
+        self.looked_at = -math.inf
+        """When the last complete look began, by the monotonic clock."""
+        self.images: dict[str, Image] = {}
+        self.missing: dict[str, ImageMissing] = {}
+        """The missing images of the configuration, in its order."""
+        self.seen: frozenset[Limit] = frozenset()
+        """The limits enforced in the last container, whether or not they were enough."""
+        self.lacking: LimitsNotEnforced | None = None
+        """The error of the last container, if it lacked a limit."""
+        self.unsettled: set[str] = set()
+        """Containers that are being made, that failed and are being removed, or that hold one of
+        the operator's programs."""
+
+    # -- the state ------------------------------------------------------------------
+
+    @property
+    def has_made(self) -> bool:
+        """Whether Docker was ever asked for a container."""
+        return self._numbers > 0
+
+    @property
+    def down(self) -> Trouble | None:
+        """The reason why Docker makes no containers, from the last request to it."""
+        return self._docker.failure or self._unfit
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """The reason why calls get no container: Docker's, or that the last one lacked a limit."""
+        return self.down or self.lacking
+
+    @property
+    def has_any(self) -> bool:
+        """Whether Docker can be used and has any image of the configuration."""
+        names = self._by_language.values()
+        return self.down is None and any(name in self.images for name in names)
+
+    def name_for(self, language: str) -> str:
+        """The name of a language's image, whether or not it is there.
+
+        Raises:
+            SandboxUnavailable: none was chosen for the language.
+        """
+        name = self._by_language.get(language)
+        if name is None:
+            raise SandboxUnavailable(
+                f"This engine has no image for {language}, and uses no other wall instead.",
+                retryable=False,
+            )
+        return name
+
+    def check(self, name: str, language: str | None) -> None:
+        """Check what is known of an image, for a program in a language. Does not ask Docker.
+
+        Raises:
+            ImageMissing: it was missing at the last look.
+            SandboxUnavailable: it has no such language.
+        """
+        if name in self.missing:
+            raise self.missing[name].needed_for(language)
+        found = self.images.get(name)
+        if found is not None and language is not None and language not in found.languages:
+            raise SandboxUnavailable(
+                f"The image {name} has no {language}. Set container.images.{language} to one that "
+                "has it.",
+                retryable=False,
+            )
+
+    # -- looking --------------------------------------------------------------------
+
+    async def find(self, name: str, language: str | None = None) -> Image:
+        """An image by its name, looked for now unless it is known to be there.
+
+        Raises:
+            ImageMissing: it is not there.
+            SandboxUnavailable: Docker cannot be used, or the image has no such language.
+        """
+        if self.down is not None or name not in self.images:
+            await self.look()
+            if self.down is not None:
+                raise unavailable(self.down)
+        self.check(name, language)
+        if name not in self.images:  # one that only a session uses
+            try:
+                async with self._turn:
+                    self.images[name] = await self._find_image(self._docker, name)
+            except DockerError as error:
+                raise unavailable(error) from None
+        return self.images[name]
+
+    async def look(self) -> None:
+        """Look at Docker, its host and the images, unless a look has begun since this was called,
+        or Docker has just been silent for too long.
+        """
+        came = time.monotonic()
+        async with self._turn:
+            if self.looked_at > came or time.monotonic() < self._silent_until:
+                return
+            pause_s = self.looked_at + LEAST_BETWEEN_LOOKS_S - time.monotonic()
+            await anyio.sleep(max(0.0, pause_s))
+            began = time.monotonic()
+            try:
+                with anyio.fail_after(LOOK_DEADLINE_S):
+                    self._unfit = await self._why_unfit()
+            except (TimeoutError, DockerTimeout):
+                self._unfit = DockerTimeout()
+                self._silent_until = time.monotonic() + REMEMBERED_S
+            except DockerError as error:
+                self._unfit = error
+            except Exception as error:  # a bug must not end the task that looks
+                self._on_event("container.look_failed", {"why": repr(error)[:MAX_WHY_CHARACTERS]})
+                self._unfit = DockerError()
+            self.looked_at = began
+            self._report()
+            self._on_look()
+
+    async def _why_unfit(self) -> Unfit | None:
+        info = await self._docker.info()
+        self._host_cpus = int(info.get("NCPU") or 0)
+        has_swap = may_swap(is_local=self._docker.is_local)
+        unfit = why_unfit(info, runtime=self._settings.runtime, has_swap=has_swap)
+        if unfit is None:
+            names = dict.fromkeys(self._by_language.values())
+            missing = {}
+            for name in {**names, **self.images}:
+                try:
+                    self.images[name] = await self._find_image(self._docker, name)
+                except ImageMissing as error:
+                    self.images.pop(name, None)
+                    if name in names:
+                        missing[name] = error
+            self.missing = missing
+        return unfit
+
+    def _report(self) -> None:
+        """Log the result of a look if it is another than the last."""
+        missing = [error.message for error in self.missing.values()]
+        result = [self.down.message] if self.down is not None else missing
+        if result == self._reported:
+            return
+        self._reported = result
+        if self.down is not None:
+            values: JsonObject = {"why": self.down.message, "cure": self.down.remedy}
+            self._on_event("container.unavailable", values)
+        elif missing:
+            self._on_event("container.images_missing", {"missing": missing})
+        else:
+            images = {name: found.id for name, found in self.images.items()}
+            self._on_event("container.available", {"images": images})
+
+    # -- making ---------------------------------------------------------------------
+
+    async def make(self, kind: Kind) -> Container:
+        """Make and start a container; try again once if its guest does not become ready.
+
+        Raises:
+            SandboxUnavailable: its image is missing, it could not be made, or it lacks a
+                required limit.
+        """
+        began = time.monotonic()
+        for tries in range(1, TRIES + 1):
+            spec = self._spec(kind)
+            try:
+                container = await self._start(spec)
+                break
+            except Exception as error:
+                trouble = self._failed(spec, error)
+                if tries == TRIES or isinstance(error, DockerError):
+                    raise SandboxUnavailable(
+                        f"No container could be started. {trouble.message} {trouble.remedy}",
+                        retry_after_ms=RETRY_AFTER_MS,
+                    ) from None
+        self.seen, self.lacking = container.enforced, None
+        took_ms = round((time.monotonic() - began) * 1e3)
+        started = {"name": container.name, "image": kind.image, "memory_mb": kind.memory_mb}
+        self._on_event("container.started", {**started, "ms": took_ms})
+        return container
+
+    async def _start(self, spec: ContainerSpec) -> Container:
+        self.unsettled.add(spec.name)
+        try:
+            container = await Container.start(
+                self._docker,
+                spec,
+                required=self.required,
+                command=self._making.command,
+                ready_s=self._making.start_deadline_s,
+            )
+        except BaseException:
+            self._start_soon(self._remove_unsettled, spec.name)
+            raise
+        self.unsettled.discard(spec.name)
+        return container
+
+    async def open_program(
+        self, command: tuple[str, ...], env: Mapping[str, str], image: str, memory_mb: int
+    ) -> ContainerProgram:
+        """Start a program in a container of its own. Raises SandboxUnavailable."""
+        await self.find(image)
+        spec = self._spec(Kind(image, memory_mb))
+        self.unsettled.add(spec.name)
+
+        async def remove() -> None:
+            await self._remove_unsettled(spec.name)
+
+        return await ContainerProgram.start(self._docker, spec, command, env, remove)
+
+    async def remove(self, name: str) -> None:
+        """Returns when it is gone."""
+        await self._reaper.remove(name)
+
+    async def _remove_unsettled(self, name: str) -> None:
+        await self._reaper.remove(name)
+        self.unsettled.discard(name)
+
+    def _spec(self, kind: Kind) -> ContainerSpec:
+        """Raises SandboxUnavailable if the image is not known to be there."""
+        image, settings, identity = self.images.get(kind.image), self._settings, self._identity
+        if image is None:
+            raise copy.copy(self.missing.get(kind.image)) or SandboxUnavailable(
+                f"There is no image {kind.image!r} any more.", retryable=False
+            )
+        self._numbers += 1
+        # One that was warm for long may then be held by a session.
+        used_s = settings.lifetime_seconds + self._making.held_s
+        lifetime_s = used_s + settings.max_timeout_seconds + GUEST_GRACE_S
+        return ContainerSpec(
+            name=f"fumehood-{identity.engine_id[:8]}-{self._numbers}",
+            image_id=image.id,
+            image_name=kind.image,
+            engine_id=identity.engine_id,
+            owner_id=identity.owner_id,
+            memory_mb=kind.memory_mb,
+            guest_mb=image.guest_mb,
+            cpus=min(settings.cpus + GUEST_CPUS, max(settings.cpus, self._host_cpus)),
+            lifetime_s=lifetime_s,
+            deadline=int(time.time() + lifetime_s),
+            runtime=settings.runtime,
+            engine_pid=os.getpid(),
+            engine_host=platform.node(),
+        )
+
+    def _failed(self, spec: ContainerSpec, error: Exception) -> Trouble:
+        """Note and log a failed start. Docker's own words may contain paths of the host."""
+        if isinstance(error, LimitsNotEnforced):
+            self.seen, self.lacking = error.enforced, error
+        is_known = isinstance(error, DockerError | ContainerFailed)
+        why = (str(error) if is_known else repr(error))[:MAX_WHY_CHARACTERS]
+        values: JsonObject = {"name": spec.name, "image": spec.image_name, "why": why}
+        self._on_event("container.failed", values)
+        return error if isinstance(error, DockerError | ContainerFailed) else DockerError()
+
+
+def unavailable(trouble: Trouble) -> SandboxUnavailable:
+    """The error for calls that need a container."""
+    return SandboxUnavailable(
+        f"Containers are unavailable; nothing ran. {trouble.message} {trouble.remedy}".rstrip(),
+        retryable=trouble.heals,
+        retry_after_ms=RETRY_AFTER_MS if trouble.heals else None,
+    )
