@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.line import Line
 from fumehood.budgets.model import Spender
+from fumehood.budgets.store import CounterTable
 from fumehood.observe.clock import SystemClock
 from fumehood.rate_limits.limiter import RateLimits
 from fumehood.rate_limits.settings import RateLimitRule
-from fumehood.rate_limits.store import RateTable
 from fumehood.storage.database import open_database
 
 CALLS = 4000
@@ -39,7 +39,7 @@ def rate_limit_lines() -> Iterator[Line]:
 def _mean_us(rules: tuple[RateLimitRule, ...], per_minute: int) -> float:
     with TemporaryDirectory() as directory:
         database = open_database(Path(directory) / "state.db")
-        limits = RateLimits(rules, RateTable(database), SystemClock())
+        limits = RateLimits(rules, CounterTable(database), SystemClock())
         best = min(asyncio.run(_round_s(limits, per_minute)) for _ in range(ROUNDS))
         database.close()
     return best / CALLS * 1e6

@@ -9,6 +9,7 @@ the engine has ended, nothing runs.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 from collections.abc import Iterable, Sequence
@@ -67,7 +68,6 @@ from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
 from fumehood.protocol.cursors import Cursors
 from fumehood.rate_limits.limiter import RateLimits
-from fumehood.rate_limits.store import RateTable
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
 from fumehood.registry.external import ExternalTools
@@ -83,7 +83,7 @@ from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import StoreError, understood
 from fumehood.storage.recordings import RecordingStore
-from fumehood.storage.retention import Kept, retention
+from fumehood.storage.retention import Prune, retention
 from fumehood.storage.sessions import SessionTable
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def _read_state(
     with understood("counters of budgets"):
         budgets = Budgets(config.budgets, CounterTable(database), clock.now)
     with understood("rate limits"):
-        rates = RateLimits(config.rate_limits, RateTable(database), clock)
+        rates = RateLimits(config.rate_limits, CounterTable(database), clock)
     return EngineState(
         agents=agents,
         tokens=tokens,
@@ -534,18 +534,21 @@ class EngineLife:
     async def _keep_within_bounds(self) -> None:
         """Delete old rows and files, now and periodically."""
         state = self._made.state
-        all_kept: tuple[tuple[Kept, float], ...] = (
-            (state.calls, self._config.calls_kept_days * 86_400),
-            (state.blobs, self._config.blobs_kept_hours * 3600),
-            (state.recordings, self._config.streams_kept_minutes * 60 or math.inf),
-            (state.keys, KEY_LIFETIME.total_seconds()),
-            (state.budgets, math.inf),
-            (state.rates, math.inf),
-            (self._made.approvals.requests.table, math.inf),
+        calls, blobs, streams_s = state.calls, state.blobs, self._config.streams_kept_minutes * 60
+        all_kept: tuple[tuple[Prune, float, asyncio.Event | None], ...] = (
+            (calls.prune, self._config.calls_kept_days * 86_400, calls.overdue),
+            (blobs.prune, self._config.blobs_kept_hours * 3600, blobs.overdue),
+            (state.recordings.prune, streams_s or math.inf, None),
+            (state.keys.prune, KEY_LIFETIME.total_seconds(), None),
+            (state.budgets.prune, math.inf, None),
+            (state.rates.prune, math.inf, None),
+            (self._made.approvals.requests.table.prune, math.inf, None),
         )
-        for kept, kept_s in all_kept:
+        for prune, kept_s, overdue in all_kept:
             await self._stack.enter_async_context(
-                retention(kept, self._now, self._on_retention_fault, kept_s=kept_s)
+                retention(
+                    prune, self._now, self._on_retention_fault, kept_s=kept_s, overdue=overdue
+                )
             )
 
     async def _recover_keys(self) -> None:

@@ -14,11 +14,11 @@ from sqlalchemy import func, select, update
 from conftest import CLEAN_ENVIRONMENT
 from fumehood.budgets.accounts import BLOCKS
 from fumehood.budgets.ledger import Budgets
-from fumehood.budgets.model import Subject, Unit
+from fumehood.budgets.model import Subject
 from fumehood.budgets.settings import BudgetRule, Period
-from fumehood.budgets.store import KEPT_DAYS, PRUNED_AT_ONCE, CounterKey, CounterTable
+from fumehood.budgets.store import KEPT_DAYS, CounterKey, CounterTable
 from fumehood.core.errors import QuotaExceeded
-from fumehood.storage.database import Database, open_database
+from fumehood.storage.database import DELETED_AT_ONCE, Database, open_database
 from fumehood.storage.schema import COUNTERS
 from support.budget_scenarios import DATABASE, MOST_UNTOLD, RULES, Told
 from support.budget_scenarios import LIMIT as SESSION_LIMIT
@@ -189,7 +189,7 @@ async def test_days_and_sessions_go_after_a_month_and_totals_stay(reopen: Reopen
 async def test_many_old_rows_go_in_small_transactions(reopen: Reopen) -> None:
     database, clock = reopen(), HandClock()
     budgets = budgets_on(database, BudgetRule(name="b", per=("principal",), calls=9), clock=clock)
-    count = PRUNED_AT_ONCE + 10
+    count = DELETED_AT_ONCE + 10
     for number in range(count):
         await budgets.reserve(spender(principal=f"uid:{number}"), takes())
     assert await CounterTable(database).prune(NOON) == 0
@@ -207,9 +207,9 @@ async def test_a_mark_is_never_lowered_by_a_later_lower_one(reopen: Reopen) -> N
     budgets = budgets_on(database, a_total(100))
     await budgets.reserve(spender(), takes(calls=60))
     table = CounterTable(database)
-    key = CounterKey("all", Subject(), "total")
+    key = CounterKey("all", Subject(), "total", "calls")
     (row,) = await table.find([key])
-    lower = type(row)(key, Unit.CALLS, Decimal(1), Decimal(2))
+    lower = row._replace(settled=1, reserved=2)
     await table.reserve([lower], NOON)
     (after,) = await table.find([key])
     assert after.reserved == row.reserved == 65

@@ -48,10 +48,11 @@ def call_row(number: int, **fields: Any) -> CallRow:
 
 def post(database: Database, number: int, **fields: Any) -> None:
     """Post a row of the call log."""
-    database.post(_INSERT, call_row(number, **fields))  # type: ignore[arg-type]
+    database.post(_insert, call_row(number, **fields))  # type: ignore[arg-type]
 
 
-_INSERT = insert(CALLS)
+def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    connection.execute(insert(CALLS), rows)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ of two simultaneous decisions one is refused.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,15 +48,12 @@ from fumehood.core.names import EXTERNAL
 from fumehood.protocol import strict_json
 from fumehood.storage import idempotency
 from fumehood.storage.changes import stamp
-from fumehood.storage.database import Database
+from fumehood.storage.database import DELETED_AT_ONCE, Database
 from fumehood.storage.idempotency import pack_answer
 from fumehood.storage.schema import APPROVALS, DECISIONS
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
 """Of rows on one page: one call may have arguments of this size."""
-
-FORGOTTEN_AT_ONCE = 500
-"""Rows of one deletion, for which other writes have to wait."""
 
 STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
@@ -101,8 +97,6 @@ class ApprovalTable:
         self._chain = database.audit
         self._channels = channels
         self._kept = timedelta(days=kept_days)
-        self.overdue = asyncio.Event()
-        """Never set: old rows can wait for the hourly deletion."""
 
     async def create(self, stored: StoredApproval, since: datetime) -> str:
         """Store a new one, which takes over the idempotency key of its call; return its id.
@@ -225,12 +219,8 @@ class ApprovalTable:
         Raises:
             WriteFailed: the rest stays until the next time.
         """
-        before, gone = stamp(now - self._kept), 0
-        while True:
-            count = await self._database.write(lambda connection: _forget(connection, before))
-            gone += count
-            if count < FORGOTTEN_AT_ONCE:
-                return gone
+        before = stamp(now - self._kept)
+        return await self._database.repeat(lambda connection: _forget(connection, before))
 
     async def in_state(self, state: ApprovalState) -> list[str]:
         """The ids of all approvals in one state, oldest first."""
@@ -363,7 +353,7 @@ def _forget(connection: Connection, before: str) -> int:
     old = (
         select(APPROVALS.c.id)
         .where(APPROVALS.c.state.in_(over), APPROVALS.c.ended_at <= before)
-        .limit(FORGOTTEN_AT_ONCE)
+        .limit(DELETED_AT_ONCE)
     )
     ids = list(connection.execute(old).scalars())
     connection.execute(delete(DECISIONS).where(DECISIONS.c.approval_id.in_(ids)))

@@ -1,4 +1,4 @@
-"""Counters of budgets in memory: one account for each budget, subject and period.
+"""Counters of budgets in memory: one account for each limit of a budget, subject and period.
 
 Below `budgets/ledger`, which decides. Figures are integers here: calls, tokens, millionths of
 money.
@@ -6,16 +6,17 @@ money.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_FLOOR, Decimal
 
 from fumehood.budgets.model import (
     Amounts,
     BudgetStanding,
     Exceeded,
     Spender,
+    Subject,
     Unit,
     subject_of,
 )
@@ -42,36 +43,34 @@ Figures = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class LimitedRule:
-    """A budget rule with its limits as integers."""
+    """One limit of a budget rule, as an integer."""
 
     rule: BudgetRule
-    limits: tuple[tuple[int, int], ...]
-    """The position of each limited unit, and its limit."""
+    place: int
+    """The position of its unit in `Figures`."""
+    limit: int
 
     @classmethod
-    def of(cls, rule: BudgetRule) -> LimitedRule:
+    def all_of(cls, rule: BudgetRule) -> list[LimitedRule]:
+        """The limits of a rule."""
         allowed = None if rule.money is None else _micros(rule.money, ROUND_FLOOR)
         limits = (rule.calls, rule.tokens, allowed)
-        given = ((place, limit) for place, limit in enumerate(limits) if limit is not None)
-        return cls(rule, tuple(given))
+        return [cls(rule, place, limit) for place, limit in enumerate(limits) if limit is not None]
 
     @property
-    def name(self) -> str:
-        return self.rule.name
+    def unit(self) -> Unit:
+        return UNITS[self.place]
 
-    @property
-    def is_total(self) -> bool:
-        return self.rule.period is Period.TOTAL
+    def key(self, subject: Subject, day: str) -> CounterKey:
+        """The key of today's counter."""
+        period = TOTAL if self.rule.period is Period.TOTAL else day
+        return CounterKey(self.rule.name, subject, period, self.unit)
 
-    def period(self, day: str) -> str:
-        """The period of today's counter."""
-        return TOTAL if self.is_total else day
-
-    def counts_by(self, key: CounterKey, period: str) -> bool:
+    def counts_by(self, key: CounterKey, day: str) -> bool:
         """Whether a stored counter belongs to this rule; its `per` or period may have changed."""
         of = key.subject
         spender = Spender(of.principal or "", of.agent, of.session, of.tool or "")
-        return key.period == period and subject_of(spender, self.rule.per) == of
+        return key == self.key(subject_of(spender, self.rule.per), day)
 
     def covers(self, tool: str, agent_id: str | None) -> bool:
         """Whether it counts calls of this tool by this agent."""
@@ -84,14 +83,14 @@ class LimitedRule:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One budget, subject and period: three figures for each unit."""
+    """One limit of a budget, for one subject and period."""
 
     rule: LimitedRule
     key: CounterKey
-    spent: list[int] = field(default_factory=lambda: [0, 0, 0])
-    held: list[int] = field(default_factory=lambda: [0, 0, 0])
-    marks: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """The figures up to which spending is durable."""
+    spent: int = 0
+    held: int = 0
+    mark: int = 0
+    """The figure up to which spending is durable."""
     was_used: bool = True
     writing: int = 0
     """Number of higher marks that are being written."""
@@ -99,39 +98,29 @@ class Account:
     """The disk may have a higher mark, because the wait for its write was abandoned."""
 
     @property
-    def used(self) -> list[int]:
+    def used(self) -> int:
         """Spent plus held."""
-        return [spent + held for spent, held in zip(self.spent, self.held, strict=True)]
+        return self.spent + self.held
 
     @property
     def is_short(self) -> bool:
         """Whether more is spent or held than is durable."""
-        for i, _ in self.rule.limits:  # noqa: SIM110  # on the way of every call: no generator
-            if self.spent[i] + self.held[i] > self.marks[i]:
-                return True
-        return False
+        return self.spent + self.held > self.mark
 
     @property
     def is_ahead(self) -> bool:
         """Whether more is reserved than spent, or may be."""
-        return self.is_unsure or any(self.marks[i] != self.spent[i] for i, _ in self.rule.limits)
+        return self.is_unsure or self.mark != self.spent
 
     @property
     def is_far_ahead(self) -> bool:
         """Whether more than two blocks are reserved that no call holds."""
-        for i, limit in self.rule.limits:
-            if self.marks[i] - self.spent[i] - self.held[i] > 2 * (limit // BLOCKS):
-                return True
-        return False
-
-    @property
-    def is_unused(self) -> bool:
-        return not any(self.spent) and not any(self.held)
+        return self.mark - self.spent - self.held > 2 * (self.rule.limit // BLOCKS)
 
     @property
     def resets_at(self) -> datetime | None:
         """The end of its day."""
-        if self.rule.is_total:
+        if self.key.period == TOTAL:
             return None
         day = date.fromisoformat(self.key.period)
         return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
@@ -151,63 +140,49 @@ class Account:
 
     def hold(self, needed: Figures) -> None:
         self.was_used = True
-        for i, _ in self.rule.limits:
-            self.held[i] += needed[i]
+        self.held += needed[self.rule.place]
 
     def settle(self, held: Figures, taken: Figures) -> None:
-        for i, _ in self.rule.limits:
-            self.held[i] -= held[i]
-            self.spent[i] += taken[i]
+        self.held -= held[self.rule.place]
+        self.spent += taken[self.rule.place]
 
-    def begin_with(self, row: CounterRow) -> None:
-        i = UNITS.index(row.unit)
-        figure = _micros(row.reserved, ROUND_CEILING) if i == 2 else int(row.reserved)
-        self.spent[i] = self.marks[i] = figure
-
-    def next_marks(self) -> list[int]:
+    @property
+    def next_mark(self) -> int:
         """One block ahead of the use, but not beyond the limit."""
-        marks = self.used
-        for i, limit in self.rule.limits:
-            marks[i] = max(marks[i], min(limit, marks[i] + limit // BLOCKS))
-        return marks
+        limit = self.rule.limit
+        return max(self.used, min(limit, self.used + limit // BLOCKS))
 
-    def rows(self, reserved: Sequence[int]) -> list[CounterRow]:
-        """Rows for the database, one for each limited unit."""
-        return [
-            CounterRow(self.key, UNITS[i], _amount(i, self.spent[i]), _amount(i, reserved[i]))
-            for i, _ in self.rule.limits
-        ]
+    def row(self, reserved: int) -> CounterRow:
+        """The row for the database."""
+        return CounterRow(self.key, self.spent, reserved)
 
     def exceeded(self, needed: Figures) -> Exceeded | None:
-        for i, limit in self.rule.limits:
-            used = self.spent[i] + self.held[i]
-            if used + needed[i] > limit:
-                return Exceeded(
-                    self.rule.name,
-                    UNITS[i],
-                    limit=_shown(i, limit),
-                    left=_shown(i, max(0, limit - used)),
-                    needed=_shown(i, needed[i]),
-                    resets_at=self.resets_at,
-                    subject=self.key.subject,
-                )
-        return None
+        more, rule = needed[self.rule.place], self.rule
+        if self.spent + self.held + more <= rule.limit:
+            return None
+        return Exceeded(
+            rule.rule.name,
+            rule.unit,
+            limit=_shown(rule, rule.limit),
+            left=_shown(rule, max(0, rule.limit - self.used)),
+            needed=_shown(rule, more),
+            resets_at=self.resets_at,
+            subject=self.key.subject,
+        )
 
-    def standings(self) -> list[BudgetStanding]:
-        return [
-            BudgetStanding(
-                budget=self.rule.name,
-                subject=self.key.subject.parts,
-                period=self.rule.rule.period,
-                unit=UNITS[i],
-                limit=_shown(i, limit),
-                spent=_shown(i, self.spent[i]),
-                held=_shown(i, self.held[i]),
-                left=_shown(i, max(0, limit - self.spent[i] - self.held[i])),
-                resets_at=self.resets_at,
-            )
-            for i, limit in self.rule.limits
-        ]
+    def standing(self) -> BudgetStanding:
+        rule = self.rule
+        return BudgetStanding(
+            budget=rule.rule.name,
+            subject=self.key.subject.parts,
+            period=rule.rule.period,
+            unit=rule.unit,
+            limit=_shown(rule, rule.limit),
+            spent=_shown(rule, self.spent),
+            held=_shown(rule, self.held),
+            left=_shown(rule, max(0, rule.limit - self.used)),
+            resets_at=self.resets_at,
+        )
 
 
 def figures_of(amounts: Amounts, rounding: str) -> Figures:
@@ -224,18 +199,9 @@ def _micros(amount: Decimal, rounding: str) -> int:
     return int(amount.scaleb(MICROS).to_integral_value(rounding))
 
 
-def _amount(place: int, figure: int) -> Decimal:
-    """A figure as it is stored."""
-    return Decimal(figure).scaleb(-MICROS) if UNITS[place] is Unit.MONEY else Decimal(figure)
-
-
-def _shown(place: int, figure: int) -> int | str:
+def _shown(rule: LimitedRule, figure: int) -> int | str:
     """A figure as users see it."""
-    return money(_amount(place, figure)) if UNITS[place] is Unit.MONEY else figure
-
-
-def highest(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return [max(pair) for pair in zip(one, other, strict=True)]
+    return money(Decimal(figure).scaleb(-MICROS)) if rule.unit is Unit.MONEY else figure
 
 
 def day_of(moment: datetime) -> str:
@@ -255,5 +221,4 @@ __all__ = [
     "any_matches",
     "day_of",
     "figures_of",
-    "highest",
 ]

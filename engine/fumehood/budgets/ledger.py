@@ -11,10 +11,10 @@ Figures are integers here: calls, tokens, millionths of money.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from functools import lru_cache
 
 from fumehood.budgets.accounts import (
     TOTAL,
@@ -24,7 +24,6 @@ from fumehood.budgets.accounts import (
     any_matches,
     day_of,
     figures_of,
-    highest,
 )
 from fumehood.budgets.model import (
     Amounts,
@@ -88,17 +87,15 @@ class Budgets:
     def __init__(
         self, rules: Sequence[BudgetRule], counters: CounterTable, now: Callable[[], datetime]
     ) -> None:
-        self._rules = tuple(LimitedRule.of(rule) for rule in rules)
+        self._rules = tuple(one for rule in rules for one in LimitedRule.all_of(rule))
         self._table = counters
         self._now = now
         self._accounts: dict[CounterKey, Account] = {}
-        self._covering: dict[tuple[str, str | None], tuple[LimitedRule, ...]] = {}
-        self.overdue = asyncio.Event()
-        """Never set: expired counters can wait for the next hour."""
+        self._covering = lru_cache(MAX_REMEMBERED)(self._rules_covering)
         self.is_empty = not rules
         if rules:
             day = day_of(now())
-            self._load(counters.load_now(day), day)
+            self._load(counters.load_now(day, TOTAL), day)
 
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
         """The budget that has too little left for the call; of several, the last to reset.
@@ -141,7 +138,7 @@ class Budgets:
             account.settle(held, taken)
         short = [account for account in accounts if account.is_short]
         if short:  # it took more than anybody expected
-            rows = [row for account in short for row in account.rows(account.used)]
+            rows = [account.row(account.used) for account in short]
             self._table.reserve_soon(rows, self._now())
         self._lower(accounts)
 
@@ -150,7 +147,7 @@ class Budgets:
         for account in accounts:
             account.settle(held, (0, 0, 0))
             is_known = self._accounts.get(account.key) is account
-            if is_known and account.is_unused and account.key.subject.session is not None:
+            if is_known and not account.used and account.key.subject.session is not None:
                 # Made-up session names are free, and would fill the table.
                 del self._accounts[account.key]
                 self._table.forget_soon(account.key)
@@ -161,29 +158,29 @@ class Budgets:
         current = {key: account for key, account in self._accounts.items() if self._is_now(key)}
         day = day_of(self._now())
         for rule in self._rules:
-            key = CounterKey(rule.name, self._plain_subject(rule, principal), rule.period(day))
+            key = rule.key(self._plain_subject(rule, principal), day)
             if set(rule.rule.per) <= ({"principal"} if principal is not None else set()):
                 current.setdefault(key, Account(rule, key))
         seen = (account for account in current.values() if account.is_for(principal))
-        ordered = sorted(seen, key=lambda account: (account.key.budget, account.key.subject.text))
-        return [standing for account in ordered for standing in account.standings()]
+        ordered = sorted(seen, key=lambda one: (one.key.name, one.key.subject.text, one.rule.place))
+        return [account.standing() for account in ordered]
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
         """Names of budgets that cover none of these tools, for example through a typo."""
         names = list(tools)
         return [
             rule.name
-            for rule in self._rules
-            if rule.rule.tools
-            and not any(tool.startswith(EXTERNAL) for tool in rule.rule.tools)
-            and not any(any_matches(rule.rule.tools, name) for name in names)
+            for rule in dict.fromkeys(one.rule for one in self._rules)
+            if rule.tools
+            and not any(tool.startswith(EXTERNAL) for tool in rule.tools)
+            and not any(any_matches(rule.tools, name) for name in names)
         ]
 
     async def prune(self, now: datetime) -> int:
         """Forget expired counters and delete long expired rows; returns the number of rows.
 
         Raises:
-            ReadFailed, WriteFailed: the rest stays until the next run.
+            WriteFailed: the rest stays until the next run.
         """
         if self.is_empty:
             return 0
@@ -203,33 +200,25 @@ class Budgets:
         """
         if not self.is_empty:
             # Also with nothing to give back: it waits for pending writes.
-            await self._give_back([one for one in self._accounts.values() if not any(one.held)])
+            await self._give_back([one for one in self._accounts.values() if not one.held])
 
     def _load(self, rows: Iterable[CounterRow], day: str) -> None:
         """Reserved amounts count as spent, because they may have been."""
-        rules = {rule.name: rule for rule in self._rules}
-        for row in rows:
-            rule = rules.get(row.key.budget)
-            if rule is not None and rule.counts_by(row.key, rule.period(day)):
-                account = self._accounts.setdefault(row.key, Account(rule, row.key))
-                account.begin_with(row)
+        rules = {(rule.rule.name, rule.unit.value): rule for rule in self._rules}
+        for key, _, reserved in rows:
+            rule = rules.get((key.name, key.unit))
+            if rule is not None and rule.counts_by(key, day):
+                self._accounts[key] = Account(rule, key, spent=reserved, mark=reserved)
 
     def _keys(self, spender: Spender) -> list[tuple[LimitedRule, CounterKey]]:
         day = day_of(self._now())
         return [
-            (rule, CounterKey(rule.name, subject_of(spender, rule.rule.per), rule.period(day)))
-            for rule in self._rules_for(spender)
+            (rule, rule.key(subject_of(spender, rule.rule.per), day))
+            for rule in self._covering(spender.tool, spender.agent_id)
         ]
 
-    def _rules_for(self, spender: Spender) -> tuple[LimitedRule, ...]:
-        pair = (spender.tool, spender.agent_id)
-        found = self._covering.get(pair)
-        if found is None:
-            if len(self._covering) >= MAX_REMEMBERED:
-                self._covering.clear()
-            found = tuple(rule for rule in self._rules if rule.covers(*pair))
-            self._covering[pair] = found
-        return found
+    def _rules_covering(self, tool: str, agent_id: str | None) -> tuple[LimitedRule, ...]:
+        return tuple(rule for rule in self._rules if rule.covers(tool, agent_id))
 
     async def _accounts_of(self, spender: Spender) -> list[Account]:
         """The counters of a call; those not in memory are read from the disk."""
@@ -237,15 +226,15 @@ class Budgets:
         # Check again after each wait: other accounts may have been dropped meanwhile.
         while unknown := {key: rule for rule, key in keys if key not in self._accounts}:
             found = {key: Account(rule, key) for key, rule in unknown.items()}
-            for row in await self._table.find(unknown):
-                found[row.key].begin_with(row)
+            for key, _, reserved in await self._table.find(unknown):
+                found[key].spent = found[key].mark = reserved
             for key, account in found.items():
                 self._accounts.setdefault(key, account)
         return [self._accounts[key] for _, key in keys]
 
     async def _reserve_blocks(self, accounts: Sequence[Account]) -> None:
-        marks = [(account, account.next_marks()) for account in accounts]
-        rows = [row for account, figures in marks for row in account.rows(figures)]
+        marks = [(account, account.next_mark) for account in accounts]
+        rows = [account.row(mark) for account, mark in marks]
         for account in accounts:
             account.writing += 1
         try:
@@ -257,16 +246,16 @@ class Budgets:
         finally:
             for account in accounts:
                 account.writing -= 1
-        for account, figures in marks:
-            account.marks = highest(account.marks, figures)
+        for account, mark in marks:
+            account.mark = max(account.mark, mark)
 
     def _lower(self, accounts: Iterable[Account]) -> None:
         """Lower marks that are far ahead, so that a crash does not cost too much."""
         ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
         if ahead:
             for account in ahead:  # in memory first, as when it is given back
-                account.marks = account.next_marks()
-            rows = [row for account in ahead for row in account.rows(account.marks)]
+                account.mark = account.next_mark
+            rows = [account.row(account.mark) for account in ahead]
             self._table.give_back_soon(rows, self._now())
 
     async def _give_back(self, accounts: Iterable[Account]) -> None:
@@ -276,15 +265,15 @@ class Budgets:
         rows: list[CounterRow] = []
         for account in accounts:
             if account.is_ahead:
-                account.marks, account.is_unsure = list(account.spent), False
-                rows += account.rows(account.spent)
+                account.mark, account.is_unsure = account.spent, False
+                rows.append(account.row(account.spent))
         await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: Account) -> bool:
         """Nothing is held, and its day is over or its session was idle for an hour."""
         was_used, account.was_used = account.was_used, False
         is_idle_session = account.key.subject.session is not None and not was_used
-        return not any(account.held) and (is_idle_session or not self._is_now(account.key))
+        return not account.held and (is_idle_session or not self._is_now(account.key))
 
     def _is_now(self, key: CounterKey) -> bool:
         return key.period in (TOTAL, day_of(self._now()))

@@ -1,43 +1,35 @@
-"""Rows of budget counters: the amount spent, and the durable mark ahead of it.
+"""Rows of counters, for budgets and rate limits: what was used, and a durable mark ahead of it.
 
-Host side. `budgets/ledger` decides in memory; this is the part that must survive. Invariant:
-`reserved` is at least the amount that any engine on this state has allowed, so counting it as spent
-after a start can only be too strict.
+Host side. `budgets/ledger` and `rate_limits/limiter` decide in memory; this is the part that must
+survive. Invariant: a mark, `reserved`, is at least the amount that any engine on this state has
+allowed, so counting it as used after a start can only be too strict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from decimal import Decimal, InvalidOperation
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Delete,
-    and_,
-    delete,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
+from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import RowMapping
 
-from fumehood.budgets.model import Subject, Unit
+from fumehood.budgets.model import Subject
 from fumehood.budgets.settings import Period
 from fumehood.storage.changes import stamp
-from fumehood.storage.database import Database
+from fumehood.storage.database import DELETED_AT_ONCE, Database
 from fumehood.storage.schema import COUNTERS
-from fumehood.storage.writer import Job
+from fumehood.storage.writer import Job, Row
 
 KEPT_DAYS = 30
 """Days that the counter of a day or session is kept after its last change."""
 
-PRUNED_AT_ONCE = 500
-"""Rows in one deletion, so that other writes wait for a bounded time."""
+FOREVER = "9999"
+"""Later than any time, as text."""
+
+MAX_FIGURE = 2**63 - 1
+"""The largest integer of the database. Larger figures are stored as this one."""
 
 _OF_SESSIONS = or_(
     COUNTERS.c.subject.like("session=%"), COUNTERS.c.subject.like("%;session=%")
@@ -45,22 +37,22 @@ _OF_SESSIONS = or_(
 
 
 class CounterKey(NamedTuple):
-    """The key of the counters of one budget."""
+    """The key of one counter of a budget or rate limit."""
 
-    budget: str
+    name: str
     subject: Subject
     period: str
-    """A day (`2026-01-31`), or `total`."""
+    """A day (`2026-01-31`), or `total`; of a rate limit `rate`."""
+
+    unit: str
 
 
-@dataclass(frozen=True, slots=True)
-class CounterRow:
-    """One counter. `settled` was spent; the rest of `reserved` may have been."""
+class CounterRow(NamedTuple):
+    """One counter. `settled` was used; the rest of `reserved` may have been."""
 
     key: CounterKey
-    unit: Unit
-    settled: Decimal
-    reserved: Decimal
+    settled: int
+    reserved: int
 
 
 class CounterTable:
@@ -69,15 +61,16 @@ class CounterTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def load_now(self, day: str) -> list[CounterRow]:
-        """At the start: today's counters and those that never reset, except sessions'.
+    def load_now(self, *periods: str, sessions: bool = False) -> list[CounterRow]:
+        """At the start: the counters of these periods; those of sessions only if asked for.
 
         Raises:
             ReadFailed: the database cannot be read.
-            ValueError: a row was not written by an engine.
+            ValueError, TypeError: a row was not written by an engine.
         """
-        current = COUNTERS.c.period.in_((day, Period.TOTAL.value)) & ~_OF_SESSIONS
-        return self._database.read_now(lambda connection: _rows(connection, current))
+        current = COUNTERS.c.period.in_(periods)
+        wanted = current if sessions else current & ~_OF_SESSIONS
+        return self._database.read_now(lambda connection: _rows(connection, wanted))
 
     async def find(self, keys: Iterable[CounterKey]) -> list[CounterRow]:
         """The counters of these keys that exist. Raises as `load_now`."""
@@ -85,16 +78,16 @@ class CounterTable:
         return await self._database.read(lambda connection: _rows(connection, wanted))
 
     async def reserve(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Make spending up to `reserved` durable; a higher mark stays.
+        """Make use up to `reserved` durable; a higher mark stays.
 
         Raises:
-            WriteFailed: nothing may be spent on the strength of it.
+            WriteFailed: nothing may be used on the strength of it.
         """
-        await self._database.write(_raising(rows, at))
+        await self._database.write(_writing(_RAISE, rows, at))
 
     def reserve_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """The same for an amount already spent: does not wait, and may fail silently."""
-        self._database.write_soon(_raising(rows, at))
+        """The same for an amount already used: does not wait, and may fail silently."""
+        self._database.write_soon(_writing(_RAISE, rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
         """Lower the marks to these rows. No call may be spending from them meanwhile.
@@ -102,124 +95,93 @@ class CounterTable:
         Raises:
             WriteFailed: the marks stay.
         """
-        await self._database.write(_lowering(rows, at))
+        await self._database.write(_writing(_PUT, rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
         """The same without waiting. No higher mark may be pending."""
-        self._database.write_soon(_lowering(rows, at))
+        self._database.write_soon(_writing(_PUT, rows, at))
+
+    def note(self, row: CounterRow, until: datetime) -> None:
+        """Store a row that may be lost in a crash; it goes at `until`. Neither waits nor fails."""
+        self._database.post(_put, _values(row, stamp(until)))
 
     def forget_soon(self, key: CounterKey) -> None:
         """Delete an unused counter, without waiting."""
-        self._database.write_soon(lambda connection: connection.execute(_deletion(key)))
+        self._database.write_soon(
+            lambda connection: connection.execute(delete(COUNTERS).where(_is(key)))
+        )
 
     async def prune(self, now: datetime) -> int:
-        """Delete long expired days and sessions. Returns the number of rows.
+        """Delete rows whose time is over. Returns their number.
 
         Raises:
-            ReadFailed, WriteFailed: the rest stays until the next run.
+            WriteFailed: the rest stays until the next run.
         """
-        oldest = now - timedelta(days=KEPT_DAYS)
-        is_past = (COUNTERS.c.period != Period.TOTAL.value) & (
-            COUNTERS.c.period < oldest.date().isoformat()
-        )
-        outdated = (COUNTERS.c.updated_at < stamp(oldest)) & or_(is_past, _OF_SESSIONS)
-        gone = 0
-        while True:
-            batch = await self._database.read(
-                lambda connection: _rows(connection, outdated, PRUNED_AT_ONCE)
-            )
-            if not batch:
-                return gone
-            await self._database.write(_deleting({row.key for row in batch}, outdated))
-            gone += len(batch)
+        over = select(COUNTERS.c.seq).where(COUNTERS.c.until <= stamp(now)).limit(DELETED_AT_ONCE)
+
+        def job(connection: Connection) -> int:
+            return connection.execute(delete(COUNTERS).where(COUNTERS.c.seq.in_(over))).rowcount
+
+        return await self._database.repeat(job)
 
 
-def _rows(
-    connection: Connection, wanted: ColumnElement[bool], limit: int | None = None
-) -> list[CounterRow]:
-    chosen = select(COUNTERS).where(wanted).limit(limit)
-    return [_row(row) for row in connection.execute(chosen).mappings()]
+def _rows(connection: Connection, wanted: ColumnElement[bool]) -> list[CounterRow]:
+    return [_row(row) for row in connection.execute(select(COUNTERS).where(wanted)).mappings()]
 
 
 def _row(row: RowMapping) -> CounterRow:
-    return CounterRow(
-        CounterKey(row["budget"], Subject.parse(row["subject"]), row["period"]),
-        Unit(row["unit"]),
-        _amount(row["settled"]),
-        _amount(row["reserved"]),
-    )
-
-
-def _amount(text: str) -> Decimal:
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        raise ValueError("no amount") from None
-    if not amount.is_finite() or amount < 0:
+    figures = row["settled"], row["reserved"]
+    if not all(isinstance(figure, int) and figure >= 0 for figure in figures):
         raise ValueError("no amount")
-    return amount
+    key = CounterKey(row["name"], Subject.parse(row["subject"]), row["period"], row["unit"])
+    return CounterRow(key, *figures)
 
 
-def _is(key: CounterKey, unit: Unit | None = None) -> ColumnElement[bool]:
-    counter = and_(
-        COUNTERS.c.budget == key.budget,
+def _is(key: CounterKey) -> ColumnElement[bool]:
+    return and_(
+        COUNTERS.c.name == key.name,
         COUNTERS.c.subject == key.subject.text,
         COUNTERS.c.period == key.period,
+        COUNTERS.c.unit == key.unit,
     )
-    return counter if unit is None else counter & (COUNTERS.c.unit == unit.value)
 
 
-def _raising(rows: Sequence[CounterRow], at: datetime) -> Job[None]:
+def _writing(how: Any, rows: Sequence[CounterRow], at: datetime) -> Job[None]:
     def job(connection: Connection) -> None:
-        for row in rows:
-            there = select(COUNTERS.c.reserved).where(_is(row.key, row.unit))
-            before = connection.execute(there).scalar_one_or_none()
-            if before is None:
-                connection.execute(insert(COUNTERS), _values(row, at))
-            else:
-                reserved = max(row.reserved, _amount(before))
-                _change(connection, row, reserved, at)
+        if rows:
+            connection.execute(how, [_values(row, _until(row.key, at)) for row in rows])
 
     return job
 
 
-def _lowering(rows: Sequence[CounterRow], at: datetime) -> Job[None]:
-    def job(connection: Connection) -> None:
-        for row in rows:
-            _change(connection, row, row.reserved, at)
-
-    return job
+def _put(connection: Connection, rows: list[Row]) -> None:
+    connection.execute(_PUT, rows)
 
 
-def _change(connection: Connection, row: CounterRow, reserved: Decimal, at: datetime) -> None:
-    figures = {"settled": f"{row.settled:f}", "reserved": f"{reserved:f}", "updated_at": stamp(at)}
-    connection.execute(update(COUNTERS).where(_is(row.key, row.unit)), figures)
+def _until(key: CounterKey, at: datetime) -> str:
+    is_for_ever = key.period == Period.TOTAL.value and key.subject.session is None
+    return FOREVER if is_for_ever else stamp(at + timedelta(days=KEPT_DAYS))
 
 
-def _values(row: CounterRow, at: datetime) -> dict[str, str]:
+def _values(row: CounterRow, until: str) -> Row:
     return {
-        "budget": row.key.budget,
+        "name": row.key.name,
         "subject": row.key.subject.text,
         "period": row.key.period,
-        "unit": row.unit.value,
-        "settled": f"{row.settled:f}",
-        "reserved": f"{row.reserved:f}",
-        "updated_at": stamp(at),
+        "unit": row.key.unit,
+        "settled": min(row.settled, MAX_FIGURE),
+        "reserved": min(row.reserved, MAX_FIGURE),
+        "until": until,
     }
 
 
-def _deleting(keys: Iterable[CounterKey], outdated: ColumnElement[bool]) -> Job[None]:
-    """Keeps rows that were spent from since they were selected."""
-
-    def job(connection: Connection) -> None:
-        for key in keys:
-            connection.execute(_deletion(key).where(outdated))
-
-    return job
-
-
-def _deletion(key: CounterKey) -> Delete:
-    return delete(COUNTERS).where(_is(key))
-
+_INSERT = insert(COUNTERS)
+_NEW = _INSERT.excluded
+_KEY = ["name", "subject", "period", "unit"]
+_CHANGED = {"settled": _NEW.settled, "until": _NEW.until}
+_PUT = _INSERT.on_conflict_do_update(_KEY, set_=_CHANGED | {"reserved": _NEW.reserved})
+_RAISE = _INSERT.on_conflict_do_update(
+    _KEY, set_=_CHANGED | {"reserved": func.max(COUNTERS.c.reserved, _NEW.reserved)}
+)
 
 __all__ = ["KEPT_DAYS", "CounterKey", "CounterRow", "CounterTable"]

@@ -164,7 +164,6 @@ class Keys:
         self._held: set[str] = set()
         """Ids of the calls that run here; also read by the writer's thread."""
         self._is_used = database.path is not None
-        self.overdue = asyncio.Event()
 
     async def claim(
         self, permitted: PermittedCall, call_id: str, now: datetime
@@ -211,15 +210,9 @@ class Keys:
         Raises:
             WriteFailed: the rest stays until the next time.
         """
-        self.overdue.clear()
-        gone = 0
         if not self._is_used:
             return 0  # an in-memory database without keys: do not start its writer
-        while True:
-            count = await self._database.write(lambda connection: rows.forget_old(connection, now))
-            gone += count
-            if count < rows.FORGOTTEN_AT_ONCE:
-                return gone
+        return await self._database.repeat(lambda connection: rows.forget_old(connection, now))
 
     async def end(self, call: KeyedCall, job: Callable[[Connection], None]) -> bool:
         """Write the ending of a held call; whether it is on disk. For `Claim`.

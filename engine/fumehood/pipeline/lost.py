@@ -29,7 +29,7 @@ from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.services import PipelineServices
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.errors import StoreError
-from fumehood.storage.kept_recordings import RecordedCall
+from fumehood.storage.recordings import RecordedCall
 
 T = TypeVar("T")
 

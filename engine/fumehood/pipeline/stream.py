@@ -23,8 +23,12 @@ from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.result import brief_error
 from fumehood.protocol import strict_json
 from fumehood.protocol.messages import encode_envelope
-from fumehood.storage.kept_recordings import RecordedCall
-from fumehood.storage.recordings import EventRecording, RecordingReader, RecordingStore
+from fumehood.storage.recordings import (
+    RecordedCall,
+    Recording,
+    RecordingReader,
+    RecordingStore,
+)
 
 OVERHEAD_BYTES = 32 * MB
 """Of one recording, besides output: the answer with its files, and JSON around each event."""
@@ -68,7 +72,7 @@ class StreamedCall:
         self._offsets = {"stdout": 0, "stderr": 0}
         self._answer: Envelope | None = None
         self._settled = anyio.Event()
-        self._recording: EventRecording | None = None
+        self._recording: Recording | None = None
         self._reader: RecordingReader | None = None
         self._is_left = False
         self._recordings = recordings

@@ -1,9 +1,10 @@
 """The limiter: may a call start now, and if not, when?
 
-Called by the pipeline; below it is `rate_limits/store`. Each count is one number (GCRA): the
-moment from which on its whole burst is free. A start moves it by one interval, `period / limit`,
-and is allowed while it is at most `burst - 1` intervals ahead. Decisions are made in memory between
-two awaits, on all limits of a call together.
+Called by the pipeline; below it is `budgets/store`, whose rows are written behind the answers of
+calls, like the call log: a crash may lose those of the last second. Each count is one number
+(GCRA): the moment from which on its whole burst is free. A start moves it by one interval,
+`period / limit`, and is allowed while it is at most `burst - 1` intervals ahead. Decisions are made
+in memory between two awaits, on all limits of a call together.
 
 A call *holds* its intervals until it starts (`take`) or ends before (`release`), so a call that is
 refused later uses nothing up. Invariant: `max(now, free) + held <= now + interval * burst`, so in
@@ -20,22 +21,26 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 from fumehood.budgets.accounts import any_matches
 from fumehood.budgets.model import Spender, Subject, subject_of
+from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
 from fumehood.core.errors import RateLimited
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL
 from fumehood.observe.clock import Clock
 from fumehood.rate_limits.settings import Per, RateLimitRule
-from fumehood.rate_limits.store import RateKey, RateTable, unix_ns
 
 SECOND_NS = 1_000_000_000
 MINUTE_S = 60
 DEFINITION = "definition:"
 """Begins the id of a definition's limit; a rule's begins with `rule:`."""
+
+PERIOD, UNIT = "rate", "free_at"
+"""Period and unit of stored counts: when they are free, in Unix nanoseconds."""
 
 MAX_SESSIONS = 10_000
 """Sessions of one principal that one limit counts apart. Their names are free to make up, so those
@@ -154,7 +159,7 @@ class _Waiter:
 class _Count:
     """One limit for one subject. `free_ns` is on the monotonic clock."""
 
-    key: RateKey
+    key: CounterKey
     free_ns: int = 0
     held_ns: int = 0
     waiters: list[_Waiter] = field(default_factory=list)
@@ -215,19 +220,17 @@ class RateLimits:
         ValueError, TypeError: a count was not written by an engine.
     """
 
-    def __init__(self, rules: Sequence[RateLimitRule], table: RateTable, clock: Clock) -> None:
+    def __init__(self, rules: Sequence[RateLimitRule], table: CounterTable, clock: Clock) -> None:
         self._rules = tuple(Limit.of_rule(rule) for rule in rules)
         self._table = table
         self._clock = clock
-        self._counts: dict[RateKey, _Count] = {}
+        self._counts: dict[CounterKey, _Count] = {}
         self._sessions: Counter[tuple[str, str | None]] = Counter()
-        self._covering: dict[tuple[str, int | None], tuple[Limit, ...]] = {}
-        self._unwritten: dict[RateKey, _Count] = {}
+        self._limits_of = lru_cache(MAX_REMEMBERED)(self._limits_covering)
+        self._unwritten: dict[CounterKey, _Count] = {}
         self._arrivals = 0
         self._sweep_at = FIRST_SWEEP
         self._swept_ns = 0
-        self.overdue = asyncio.Event()
-        """Never set: counts that are free again can wait for the next hour."""
         self.has_rules = bool(rules)
         self._load()
 
@@ -274,9 +277,11 @@ class RateLimits:
 
     def write(self) -> None:
         """Hand what was counted to the database, without waiting."""
-        ahead_ns = unix_ns(self._clock.now()) - self._now_ns()
+        ahead_ns = self._wall_ns() - self._now_ns()
         for count in self._unwritten.values():
-            self._table.put_soon(count.key.limit, count.key.subject.text, count.free_ns + ahead_ns)
+            free_ns = count.free_ns + ahead_ns
+            until = datetime.fromtimestamp(free_ns / SECOND_NS, UTC)
+            self._table.note(CounterRow(count.key, 0, free_ns), until)
         self._unwritten.clear()
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
@@ -299,11 +304,12 @@ class RateLimits:
         return await self._table.prune(now)
 
     def _load(self) -> None:
-        now_ns = self._now_ns()
+        now_ns, wall_ns = self._now_ns(), self._wall_ns()
         longest = {rule.id: rule.interval_ns * rule.burst for rule in self._rules}
-        for key, left_ns in self._table.load_now(self._clock.now()):
-            of_rule = longest.get(key.limit)
-            if of_rule is not None or key.limit.startswith(DEFINITION):
+        for row in self._table.load_now(PERIOD, sessions=True):
+            key, left_ns = row.key, row.reserved - wall_ns
+            of_rule = longest.get(key.name)
+            if left_ns > 0 and (of_rule is not None or key.name.startswith(DEFINITION)):
                 count = self._add(key)
                 count.free_ns = now_ns + min(left_ns, of_rule or MINUTE_S * SECOND_NS)
 
@@ -327,24 +333,17 @@ class RateLimits:
             count = next(count for limit, count in counts if limit is last)
             await _queue(count, me, max(MIN_WAIT_S, (at_ns - now_ns) / SECOND_NS))
 
-    def _limits_of(self, tool: str, per_minute: int | None) -> tuple[Limit, ...]:
-        pair = (tool, per_minute)
-        found = self._covering.get(pair)
-        if found is None:
-            if len(self._covering) >= MAX_REMEMBERED:
-                self._covering.clear()
-            own = () if per_minute is None else (Limit.of_definition(tool, per_minute),)
-            found = own + tuple(rule for rule in self._rules if any_matches((rule.tool,), tool))
-            self._covering[pair] = found
-        return found
+    def _limits_covering(self, tool: str, per_minute: int | None) -> tuple[Limit, ...]:
+        own = () if per_minute is None else (Limit.of_definition(tool, per_minute),)
+        return own + tuple(rule for rule in self._rules if any_matches((rule.tool,), tool))
 
-    def _key(self, limit: Limit, caller: Spender) -> RateKey:
-        key = RateKey(limit.id, limit.subject(caller))
+    def _key(self, limit: Limit, caller: Spender) -> CounterKey:
+        key = CounterKey(limit.id, limit.subject(caller), PERIOD, UNIT)
         if key.subject.session is None or key in self._counts:
             return key
         return self._shared(key) if self._has_too_many(key) else key
 
-    def _has_too_many(self, key: RateKey) -> bool:
+    def _has_too_many(self, key: CounterKey) -> bool:
         """Whether one more session of this principal gets no count of its own."""
         if self._sessions[_owner(key)] < MAX_SESSIONS:
             return False
@@ -353,8 +352,8 @@ class RateLimits:
         return True
 
     @staticmethod
-    def _shared(key: RateKey) -> RateKey:
-        return RateKey(key.limit, Subject(principal=key.subject.principal))
+    def _shared(key: CounterKey) -> CounterKey:
+        return key._replace(subject=Subject(principal=key.subject.principal))
 
     def _counts_of(self, limits: Sequence[Limit], caller: Spender) -> list[tuple[Limit, _Count]]:
         if len(self._counts) >= self._sweep_at:  # only here: no count that is in use may go
@@ -362,7 +361,7 @@ class RateLimits:
         keys = [(limit, self._key(limit, caller)) for limit in limits]
         return [(limit, self._counts.get(key) or self._add(key)) for limit, key in keys]
 
-    def _add(self, key: RateKey) -> _Count:
+    def _add(self, key: CounterKey) -> _Count:
         count = self._counts[key] = _Count(key)
         if key.subject.session is not None:
             self._sessions[_owner(key)] += 1
@@ -380,6 +379,10 @@ class RateLimits:
 
     def _now_ns(self) -> int:
         return int(self._clock.monotonic() * SECOND_NS)
+
+    def _wall_ns(self) -> int:
+        """Nanoseconds since 1970, exact to a microsecond."""
+        return round(self._clock.now().timestamp() * 1e6) * 1000
 
 
 async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
@@ -410,8 +413,8 @@ def _interval_ns(period_s: float, calls: int) -> int:
     return -(-round(period_s * SECOND_NS) // calls)
 
 
-def _owner(key: RateKey) -> tuple[str, str | None]:
-    return key.limit, key.subject.principal
+def _owner(key: CounterKey) -> tuple[str, str | None]:
+    return key.name, key.subject.principal
 
 
 __all__ = ["Exceeded", "RateHold", "RateLimits"]

@@ -114,12 +114,11 @@ class Host:
     ) -> AsyncIterator[HostLease]:
         """Wait, at most 30 s, for a slot."""
         asked = time.monotonic()
-        holder = object()
-        await self._slots.take(holder, domain.principal_id)
+        await self._slots.take(domain.principal_id)
         try:
             yield HostLease((time.monotonic() - asked) * 1e3, self._workers, domain.principal_id)
         finally:
-            self._slots.leave(holder, domain.principal_id)
+            self._slots.leave(domain.principal_id)
 
 
 # -- workers for synchronous functions ------------------------------------------------------
@@ -147,8 +146,7 @@ class Workers:
         Raises:
             SandboxUnavailable: no worker in time, or none that starts.
         """
-        holder = object()
-        await self._slots.take(holder, principal_id)
+        await self._slots.take(principal_id)
         try:
             worker = await self._worker()
             ending: RunEnding | None = None
@@ -158,7 +156,7 @@ class Workers:
                 await self._give_back(worker, is_fit=ending is not None and worker.is_fit)
             return ending
         finally:
-            self._slots.leave(holder, principal_id)
+            self._slots.leave(principal_id)
 
     async def stop(self) -> None:
         """End all workers and everything that runs in them."""

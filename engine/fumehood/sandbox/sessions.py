@@ -9,9 +9,8 @@ has more than its share of sessions. Everything reported of a session was stored
 from __future__ import annotations
 
 import secrets
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,6 +24,7 @@ from fumehood.core.errors import (
     ResourceNotFound,
     SandboxUnavailable,
 )
+from fumehood.core.fair_share import FairShare, Lack
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
@@ -85,8 +85,8 @@ class SessionKeeper:
         self._check = check
         self._on_event = on_event
         self._live: dict[str, Session] = {}
-        self._creating: Counter[str] = Counter()
-        """The number of sessions being made, by principal."""
+        self._share = FairShare(settings.max, settings.max_of_one)
+        """Of the possible sessions: those that live or are being made."""
         self._leaving = 0
         """Containers that have ended and are not yet gone."""
         self._left = anyio.Event()
@@ -154,13 +154,17 @@ class SessionKeeper:
             idle_s=idle_seconds,
             lifetime_s=lifetime_seconds,
         )
-        with self._reserve(principal.id):
+        self._reserve(principal.id)
+        try:
             await self._until_there_is_room()
             session = await self._make(wall, principal.id, agent_id, request)
             if self._group is None:  # stopped meanwhile
                 session.container.end(STOPPED)
                 raise _stopped()
-            self._live[session.id] = session
+        except BaseException:
+            self._share.give_back(principal.id)
+            raise
+        self._live[session.id] = session
         if session.container.lost is not None:
             self._on_lost(session)
             raise SandboxUnavailable(
@@ -287,7 +291,7 @@ class SessionKeeper:
         return {
             "active": len(self._live),
             "busy": sum(session.users > 0 for session in self._live.values()),
-            "creating": self._creating.total(),
+            "creating": self._share.total - len(self._live),
             "leaving": self._leaving,
         }
 
@@ -348,32 +352,24 @@ class SessionKeeper:
                 return f"Make a session that has it ({made}), or call without one."
         return "Make a session with another image, or call without one."
 
-    @contextmanager
-    def _reserve(self, principal_id: str) -> Iterator[None]:
-        """Reserve one of the possible sessions while it is made. Raises QuotaExceeded."""
-        mine = sum(session.principal_id == principal_id for session in self._live.values())
-        if mine + self._creating[principal_id] >= self._settings.max_of_one:
+    def _reserve(self, principal_id: str) -> None:
+        """Take one of the possible sessions. Raises QuotaExceeded."""
+        lack = self._share.take(principal_id)
+        if lack is Lack.SHARE:
             raise QuotaExceeded(
                 f"You have {self._settings.max_of_one} sessions, the maximum for one caller. End "
                 "one of them first: fumehood sessions list, fumehood sessions end ID."
             )
-        if len(self._live) + self._creating.total() >= self._settings.max:
+        if lack is Lack.TOTAL:
             raise QuotaExceeded(
                 f"This engine has {self._settings.max} sessions, its maximum. "
                 "Repeat the call when one has ended.",
             )
-        self._creating[principal_id] += 1
-        try:
-            yield
-        finally:
-            self._creating[principal_id] -= 1
-            if not self._creating[principal_id]:
-                del self._creating[principal_id]
 
     async def _until_there_is_room(self) -> None:
         """Wait, bounded, for the containers of ended sessions. Raises SandboxUnavailable."""
         with anyio.move_on_after(self._settings.queue_seconds):
-            while len(self._live) + self._creating.total() + self._leaving > self._settings.max:
+            while self._share.total + self._leaving > self._settings.max:
                 await self._left.wait()
             return
         raise SandboxUnavailable(
@@ -424,6 +420,7 @@ class SessionKeeper:
 
     def _finish(self, session: Session, status: SessionStatus, why: str) -> None:
         del self._live[session.id]
+        self._share.give_back(session.principal_id)
         kept = session.finish(status, why, self._clock.now())
         session.container.end(why)
         self._history.add(kept)

@@ -1,13 +1,11 @@
 """Blobs: content too large for an answer, kept in files for a limited time.
 
-Host side. Written by the executors and `pipeline/result`, read by the faces. A blob belongs to one
-principal; to any other principal it does not exist. It ends with its session, at its expiry, or
-when a newer one needs its space: the oldest go first. Invariants: a file is complete before its row
-is inserted; a file without a row and a row without a file are no blob, and the next start removes
-them. The event loop never writes to the disk:
-one thread does, and a blob is not kept if the thread falls behind. Bytes are reserved before they
-are written, so the disk never holds more than is allowed. A signed address proves that this engine
-made it for this blob, principal and expiry; the key lies beside the database, not in it.
+Host side, over `file_room`. Written by the executors and `pipeline/result`, read by the faces. A
+blob belongs to one principal; to any other principal it does not exist. It ends with its session,
+at its expiry, or when a newer one needs its space. Invariants: a file is complete before its row is
+inserted; the next start removes a file without a row and a row without a file. A blob is not kept
+if the disk falls behind. A signed address proves that this engine made it for this blob, principal
+and expiry; the key is beside the database, not in it.
 """
 
 from __future__ import annotations
@@ -18,17 +16,14 @@ import hmac
 import os
 import secrets
 import stat
-import tempfile
-import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import anyio.to_thread
 from sqlalchemy import ColumnElement, delete, insert, select, true
@@ -36,13 +31,12 @@ from sqlalchemy import ColumnElement, delete, insert, select, true
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.session import SessionStatus
 from fumehood.storage.changes import stamp
-from fumehood.storage.database import Database
-from fumehood.storage.directory import PRIVATE_FILE, private_directory
+from fumehood.storage.database import DELETED_AT_ONCE, Database
+from fumehood.storage.directory import random_file
 from fumehood.storage.errors import StoreError
+from fumehood.storage.file_room import DISK_FAILED, TOO_SLOW, FileRoom, NoRoom
 from fumehood.storage.schema import BLOBS, SESSIONS
 from fumehood.storage.writer import Job
-
-T = TypeVar("T")
 
 DIRECTORY_NAME = "blobs"
 KEY_NAME = "blobs.key"
@@ -51,10 +45,6 @@ DRAFT_SUFFIX = ".new"
 MAX_PENDING_BYTES = 64 << 20
 """The most bytes of all drafts that may wait for the disk."""
 
-MIN_FREE_BYTES = 64 << 20
-"""Free space that blobs leave on the disk, because the engine's state grows there, too."""
-
-PRUNED_AT_ONCE = 200
 NO_STORE = "the engine keeps nothing now"
 NO_SUCH_BLOB = "You have no such blob. Copy its complete address from an answer."
 EXPIRED = (
@@ -88,52 +78,53 @@ class Draft:
         self.session_id = session_id
         self.size = 0
         """Bytes fed so far."""
-        self.fault = None if store.is_open else NO_STORE
+        self.fault = None if store.room.is_open else NO_STORE
         """The reason why it cannot be kept, once that is known."""
         self._store = store
         self._file: BinaryIO | None = None
         self._written = 0
+        self._is_kept = False
 
     def feed(self, data: bytes) -> None:
         """Add bytes. Never waits and never raises."""
         self.size += len(data)
         if self.fault is None and not self._store.queue(self._write, data):
-            self.fault = "the engine's disk is too slow"
+            self.fault = TOO_SLOW
 
     def discard(self) -> None:
         """Drop the draft and remove its file. Never waits."""
         self.fault = self.fault or "it was given up"
-        self._store.submit(self._remove)
+        self._store.room.submit(self._remove)
 
     def _write(self, data: bytes) -> None:
         """In the thread: the next bytes to the disk."""
         if self.fault is not None:
             return
         try:
-            if self._file is None:
-                self._file = self._store.new_file(self.id)
-            self._store.take(self.principal_id, len(data))
+            self._store.room.take(self.principal_id, len(data))
             self._written += len(data)
-            self._file.write(data)
+            self._opened().write(data)
         except NoRoom as reason:
             self.fault = str(reason)
         except OSError:
-            self.fault = "the engine's disk is full or failing"
+            self.fault = DISK_FAILED
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._file = os.fdopen(self._store.room.create(self.id + DRAFT_SUFFIX), "wb")
+        return self._file
 
     def _finish(self) -> None:
         """In the thread: close it and give it its name."""
         try:
-            if self.fault is None and self._file is None:
-                self._file = self._store.new_file(self.id)
-            if self._file is not None:
-                self._file.close()
             if self.fault is None:
-                path = self._store.directory / self.id
+                self._opened().close()
+                path = self._store.room.directory / self.id
                 path.with_suffix(DRAFT_SUFFIX).rename(path)
-                self._store.add(self.principal_id, self.id, self._written)
-                self._written = 0
+                self._store.room.keep(self.principal_id, self.id, self._written)
+                self._is_kept = True
         except OSError:
-            self.fault = "the engine's disk is full or failing"
+            self.fault = DISK_FAILED
         if self.fault is not None:
             self._remove()
 
@@ -142,17 +133,17 @@ class Draft:
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
-        self._store.remove(self.principal_id, self.id)
-        with suppress(OSError):
-            (self._store.directory / self.id).with_suffix(DRAFT_SUFFIX).unlink(missing_ok=True)
-        self._store.room.give_back(self.principal_id, self._written)
-        self._written = 0
+        room = self._store.room
+        if self._is_kept:
+            room.remove(self.principal_id, self.id)
+        else:
+            room.discard(self.principal_id, self.id + DRAFT_SUFFIX, self._written)
+            self._written = 0
 
 
 class BlobStore:
     """The blobs of one engine. Call `open` before the first and `close` after the last.
 
-    Without a `state` directory they lie in a temporary one, which is removed with the engine.
     `overdue` is set when there was no space, or a session has ended, so that `prune` runs soon.
     """
 
@@ -165,27 +156,17 @@ class BlobStore:
         lifetime_s: int,
         now: Callable[[], datetime],
     ) -> None:
-        self.room = BlobRoom(max_bytes)
-        self.directory = Path()
+        self.room = FileRoom(state, DIRECTORY_NAME, max_bytes, self._has_gone)
         self.overdue = asyncio.Event()
         self._database = database
         self._state = state
         self._lifetime_s = lifetime_s
         self._now = now
         self._links = BlobLinks(secrets.token_bytes(KEY_BYTES))
-        self._thread: ThreadPoolExecutor | None = None
-        self._own: tempfile.TemporaryDirectory[str] | None = None
         self._pending = 0
-        self._kept: dict[str, dict[str, int]] = {}
-        """The sizes of all blobs by principal and id, the oldest first. Only the thread uses it."""
         self._replaced: deque[str] = deque()
         """Blobs that made room for newer ones, and whose rows are still there."""
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anything can be kept now."""
-        return self._thread is not None
 
     async def open(self) -> None:
         """Prepare the directory and remove the leftovers of a crash.
@@ -194,23 +175,17 @@ class BlobStore:
             StoreError: the directory is not private, or cannot be used.
         """
         try:
-            if self._state is not None:
-                self.directory = private_directory(self._state / DIRECTORY_NAME)
-                self._links = BlobLinks(load_key(self._state / KEY_NAME))
+            if self.room.prepare() and self._state is not None:
+                self._links = BlobLinks(random_file(self._state / KEY_NAME, KEY_BYTES)[0])
                 await self._sweep()
-            self._loop = asyncio.get_running_loop()
-            self._thread = ThreadPoolExecutor(1, "blobs")
         except OSError as error:
             raise StoreError(f"The blobs cannot be kept: {error.strerror}.") from None
+        self._loop = asyncio.get_running_loop()
+        self.room.open()
 
     def close(self) -> None:
         """Finish pending writes and remove a temporary directory."""
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
-        if self._own is not None:
-            self._own.cleanup()
-            self._own = None
+        self.room.close()
 
     def draft(self, principal_id: str, session_id: str | None = None) -> Draft:
         """A new blob of a principal or of its session, to be fed and then kept or discarded."""
@@ -224,7 +199,7 @@ class BlobStore:
         Raises:
             NotKept: with the reason.
         """
-        finished = self.submit(draft._finish)
+        finished = self.room.submit(draft._finish)
         if finished is None:
             raise NotKept(NO_STORE)
         await asyncio.wrap_future(finished)
@@ -270,7 +245,7 @@ class BlobStore:
         try:
             if not rows:
                 raise FileNotFoundError
-            path, size = self.directory / blob_id, rows[0]["size"]
+            path, size = self.room.directory / blob_id, rows[0]["size"]
             file = await anyio.to_thread.run_sync(_open_to_read, path, size)
         except OSError:  # it went in this moment, or the disk has lost it
             raise ResourceNotFound(EXPIRED) from None
@@ -282,8 +257,7 @@ class BlobStore:
         Raises:
             ReadFailed, WriteFailed: the rest stays until the next run.
         """
-        self.overdue.clear()
-        if self._thread is None:
+        if not self.room.is_open:
             return 0
         active = select(SESSIONS.c.id).where(SESSIONS.c.state == SessionStatus.ACTIVE.value)
         replaced = [self._replaced.popleft() for _ in range(len(self._replaced))]
@@ -293,19 +267,15 @@ class BlobStore:
             | BLOBS.c.id.in_(replaced)
         )
         rows = await self._database.read(_matching(has_ended))
-        for start in range(0, len(rows), PRUNED_AT_ONCE):
-            await self._delete(rows[start : start + PRUNED_AT_ONCE])
+        for start in range(0, len(rows), DELETED_AT_ONCE):
+            await self._delete(rows[start : start + DELETED_AT_ONCE])
         return len(rows)
 
     # -- for drafts ----------------------------------------------------------------------
 
-    def submit(self, work: Callable[[], T]) -> Future[T] | None:
-        """Run something in the thread; None if the store is closed."""
-        return None if self._thread is None else self._thread.submit(work)
-
     def queue(self, write: Callable[[bytes], None], data: bytes) -> bool:
         """Queue a write for the thread; False if it has fallen behind."""
-        if self._pending + len(data) > MAX_PENDING_BYTES or self._thread is None:
+        if self._pending + len(data) > MAX_PENDING_BYTES or not self.room.is_open:
             return False
         loop = asyncio.get_running_loop()
         self._pending += len(data)
@@ -315,60 +285,19 @@ class BlobStore:
             with suppress(RuntimeError):  # the loop has ended, and nobody counts any more
                 loop.call_soon_threadsafe(self._written, len(data))
 
-        self._thread.submit(work)
+        self.room.submit(work)
         return True
 
     async def drained(self) -> None:
         """Wait until everything that drafts were fed before is written."""
-        written = self.submit(_nothing)
-        if written is not None:
-            await asyncio.wrap_future(written)
+        await self.room.drained()
 
-    def take(self, principal_id: str, size: int) -> None:
-        """In the thread: reserve bytes. Older blobs of the principal make room, or where others
-        have used up the total, those of the principal that has most.
-
-        Raises:
-            NoRoom, OSError: as `BlobRoom.take`; there is no such blob left.
-        """
-        while True:
-            try:
-                return self.room.take(principal_id, size, self.directory)
-            except NoRoom as reason:
-                whose = principal_id
-                if isinstance(reason, NoTotal):
-                    whose = max(self._kept, key=self.room.taken_by, default=principal_id)
-                oldest = next(iter(self._kept.get(whose, ())), None)
-                if oldest is None:
-                    raise
-                self.remove(whose, oldest)
-                self._replaced.append(oldest)
-                if self._loop is not None:
-                    with suppress(RuntimeError):  # the loop has ended; the next start removes rows
-                        self._loop.call_soon_threadsafe(self.overdue.set)
-
-    def add(self, principal_id: str, blob_id: str, size: int) -> None:
-        """In the thread: count a complete blob, whose bytes are reserved."""
-        self._kept.setdefault(principal_id, {})[blob_id] = size
-
-    def remove(self, principal_id: str, blob_id: str) -> None:
-        """In the thread: remove the file of a blob, and give its bytes back."""
-        size = self._kept.get(principal_id, {}).pop(blob_id, None)
-        if size is None:
-            return
-        if not self._kept[principal_id]:
-            del self._kept[principal_id]
-        _unlink(self.directory, [blob_id])
-        self.room.give_back(principal_id, size)
-
-    def new_file(self, blob_id: str) -> BinaryIO:
-        """In the thread: a draft's file."""
-        if self._state is None and self._own is None:
-            self._own = tempfile.TemporaryDirectory(prefix="fumehood-blobs-")
-            self.directory = Path(self._own.name)
-        path = (self.directory / blob_id).with_suffix(DRAFT_SUFFIX)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb")
+    def _has_gone(self, blob_id: str) -> None:
+        """In the thread: note a blob that made room."""
+        self._replaced.append(blob_id)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended; the next start removes rows
+                self._loop.call_soon_threadsafe(self.overdue.set)
 
     def _written(self, size: int) -> None:
         self._pending -= size
@@ -378,22 +307,25 @@ class BlobStore:
     async def _sweep(self) -> None:
         """Remove what a crash left: files without a row, rows without a file, and drafts."""
         rows = {row["id"]: row for row in await self._database.read(_matching(true()))}
-        found = await anyio.to_thread.run_sync(_files_below, self.directory)
+        found = await anyio.to_thread.run_sync(_files_below, self.room.directory)
         lost = [row for row in rows.values() if found.get(row["id"]) != row["size"]]
-        for start in range(0, len(lost), PRUNED_AT_ONCE):
-            batch = [row["id"] for row in lost[start : start + PRUNED_AT_ONCE]]
+        for start in range(0, len(lost), DELETED_AT_ONCE):
+            batch = [row["id"] for row in lost[start : start + DELETED_AT_ONCE]]
             await self._database.write(_deletion(batch))
         kept = rows.keys() - {row["id"] for row in lost}
-        await anyio.to_thread.run_sync(_unlink, self.directory, found.keys() - kept)
+        await anyio.to_thread.run_sync(self._unlink, found.keys() - kept)
         for row in sorted((rows[blob_id] for blob_id in kept), key=lambda row: row["created_at"]):
-            self.room.restore(row["principal_id"], row["size"])
-            self.add(row["principal_id"], row["id"], row["size"])
+            self.room.restore(row["principal_id"], row["id"], row["size"])
+
+    def _unlink(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.room.unlink(name)
 
     async def _delete(self, rows: list[dict[str, Any]]) -> None:
         await self._database.write(_deletion([row["id"] for row in rows]))
         for row in rows:
-            self.submit(partial(self.remove, row["principal_id"], row["id"]))
-        await self.drained()
+            self.room.submit(partial(self.room.remove, row["principal_id"], row["id"]))
+        await self.room.drained()
 
     def _blob(self, row: dict[str, Any]) -> Blob:
         return Blob(
@@ -429,16 +361,6 @@ def _files_below(directory: Path) -> dict[str, int]:
     return found
 
 
-def _unlink(directory: Path, names: Iterable[str]) -> None:
-    for name in names:
-        with suppress(OSError):  # a directory of somebody's stays, and is no blob
-            (directory / name).unlink(missing_ok=True)
-
-
-def _nothing() -> None:
-    pass
-
-
 def _open_to_read(path: Path, size: int) -> BinaryIO:
     """Raises OSError, also where the disk has lost a part of the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -446,73 +368,6 @@ def _open_to_read(path: Path, size: int) -> BinaryIO:
         os.close(descriptor)
         raise FileNotFoundError
     return os.fdopen(descriptor, "rb")
-
-
-# -- room -----------------------------------------------------------------------------
-
-
-class NoRoom(Exception):
-    """There is no space left. The message is a clause that may be shown to a model."""
-
-
-class NoShare(NoRoom):
-    """One principal has used up its share."""
-
-
-class NoTotal(NoRoom):
-    """All principals together have used up the total."""
-
-
-class BlobRoom:
-    """The bytes reserved, in all and by principal. One principal may have half of the total.
-
-    Used by the store's thread and by the event loop.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._taken: Counter[str] = Counter()
-
-    def take(self, principal_id: str, size: int, directory: Path) -> None:
-        """Reserve bytes.
-
-        Raises:
-            NoRoom: the disk, the principal's share (NoShare) or the total (NoTotal) is used up.
-            OSError: the file system's free space cannot be read.
-        """
-        disk = os.statvfs(directory)
-        if disk.f_bavail * disk.f_frsize < size + MIN_FREE_BYTES:
-            raise NoRoom("the engine's disk is full")
-        with self._lock:
-            if self._taken[principal_id] + size > self.max_bytes // 2:
-                raise NoShare("your share of the engine's storage is used up")
-            if self._taken.total() + size > self.max_bytes:
-                raise NoTotal("the engine's storage is used up")
-            self._taken[principal_id] += size
-
-    def restore(self, principal_id: str, size: int) -> None:
-        """Count bytes that were kept before this start."""
-        with self._lock:
-            self._taken[principal_id] += size
-
-    def give_back(self, principal_id: str, size: int) -> None:
-        """Release bytes."""
-        with self._lock:
-            self._taken[principal_id] -= size
-            if self._taken[principal_id] <= 0:
-                del self._taken[principal_id]
-
-    def taken_by(self, principal_id: str) -> int:
-        """Bytes reserved by one principal."""
-        with self._lock:
-            return self._taken[principal_id]
-
-    @property
-    def taken(self) -> int:
-        """Bytes reserved by all principals."""
-        with self._lock:
-            return self._taken.total()
 
 
 # -- signed addresses ----------------------------------------------------------------------
@@ -538,34 +393,3 @@ class BlobLinks:
         # Each part is prefixed with its length, so that no two lists of parts share a signature.
         text = "blob:" + "".join(f"{len(str(part))}:{part}" for part in parts)
         return hmac.digest(self._key, text.encode(), hashlib.sha256).hex()
-
-
-def load_key(path: Path) -> bytes:
-    """Read the key file; create it if it is missing or does not hold a key.
-
-    Raises:
-        OSError: the file can be neither read nor created.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return _make_key(path)
-    with os.fdopen(descriptor, "rb") as file:
-        if stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE_FILE:
-            os.fchmod(descriptor, PRIVATE_FILE)
-        key = file.read(KEY_BYTES + 1)
-    return key if len(key) == KEY_BYTES else _make_key(path)
-
-
-def _make_key(path: Path) -> bytes:
-    """Write a new key to the file atomically."""
-    key = secrets.token_bytes(KEY_BYTES)
-    made = path.with_name(f"{path.name}.new")
-    made.unlink(missing_ok=True)
-    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(key)
-        file.flush()
-        os.fsync(descriptor)
-    made.replace(path)
-    return key

@@ -19,12 +19,9 @@ from sqlalchemy.engine import RowMapping
 from fumehood.audit.chain import AuditEntry, chain_of
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
 from fumehood.core.errors import ResourceNotFound
-from fumehood.storage.database import Database
+from fumehood.storage.database import DELETED_AT_ONCE, Database
 from fumehood.storage.schema import CALLS
 from fumehood.storage.writer import Job, Row
-
-PRUNED_AT_ONCE = 500
-"""Rows in one deletion, so that other writes wait for a bounded time."""
 
 IN_MEMORY_KEPT = 10_000
 """Calls kept for one principal if the log is in memory only (about 5 MB)."""
@@ -128,14 +125,13 @@ class CallLog:
         if self._unpruned == 0 and self._database.path is None:
             return 0  # nothing was recorded, so there is nothing
         self._unpruned = 0
-        self.overdue.clear()
         await self._database.flush()
         oldest_kept = as_kept(now - timedelta(days=self._kept_days))
         gone: list[int] = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
-        for start in range(0, len(gone), PRUNED_AT_ONCE):
-            batch = gone[start : start + PRUNED_AT_ONCE]
+        for start in range(0, len(gone), DELETED_AT_ONCE):
+            batch = gone[start : start + DELETED_AT_ONCE]
             await self._database.write(_deletion(batch))
         return len(gone)
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import anyio.to_thread
-from sqlalchemy import Connection, Engine, Insert, QueuePool, StaticPool, create_engine, event
+from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event
 from sqlalchemy.exc import DatabaseError
 
 from fumehood.audit.chain import (
@@ -43,6 +43,9 @@ from fumehood.storage.schema import METADATA
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
 BUSY_TIMEOUT_S = 5
+DELETED_AT_ONCE = 500
+"""Rows in one deletion, so that other writes wait for a bounded time."""
+
 READ_THREADS = 4
 
 APPLICATION_ID = 0x46554D45  # "FUME": says whose file this is, in SQLite's own field for it
@@ -315,11 +318,22 @@ class Database:
         """
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
+    async def repeat(self, job: Job[int]) -> int:
+        """Run a job that deletes a few rows until it finds none; returns how many there were.
+
+        Raises:
+            WriteFailed: the rest stays.
+        """
+        total = 0
+        while count := await self.write(job):
+            total += count
+        return total
+
     def write_soon(self, job: Job[Any]) -> None:
         """Run a job without waiting, in order with those of `write`."""
         self._writer.submit(job, durable=True)
 
-    def post(self, how: Insert | Batch, row: Row) -> None:
+    def post(self, how: Batch, row: Row) -> None:
         """Add a row without waiting: written within a second, lost in an earlier crash."""
         self._writer.post(how, row)
 

@@ -7,13 +7,14 @@ they create elsewhere, and engines that run at the same time never do.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from fumehood.storage.errors import StoreError
@@ -84,7 +85,7 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-# -- the owner id --------------------------------------------------------------------------
+# -- files of random bytes -----------------------------------------------------------------
 
 
 FILE_NAME = "owner"
@@ -95,35 +96,41 @@ def owner_id(state: Path) -> str:
     """32 hexadecimal digits, created on first use. The caller must hold the directory's lock.
 
     Raises:
-        OSError: the file can be neither read nor created.
+        OSError: see `random_file`.
     """
-    path = state / FILE_NAME
-    with suppress(FileExistsError):
-        _make(path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        found = os.read(descriptor, RANDOM_BYTES + 1)
-        # A copy of the file has the same bytes but another inode.
-        inode = os.fstat(descriptor).st_ino
-    finally:
-        os.close(descriptor)
-    if len(found) != RANDOM_BYTES:
-        raise OSError(f"{FILE_NAME} in the state directory is damaged")
+    found, inode = random_file(state / FILE_NAME, RANDOM_BYTES)
+    # A copy of the file has the same bytes but another inode.
     return hashlib.sha256(found + inode.to_bytes(8, "big")).hexdigest()[:32]
 
 
-def _make(path: Path) -> None:
+def random_file(path: Path, size: int) -> tuple[bytes, int]:
+    """The random bytes of a private file, created on first use, and the number of its inode.
+
+    Raises:
+        OSError: the file can be neither read nor created, or is damaged.
+    """
+    if not path.is_symlink() and not path.exists():
+        _make(path, size)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        found = os.read(descriptor, size + 1)
+        inode = os.fstat(descriptor).st_ino
+    finally:
+        os.close(descriptor)
+    if len(found) != size:
+        raise OSError(errno.EIO, f"{path.name} in the state directory is damaged")
+    return found, inode
+
+
+def _make(path: Path, size: int) -> None:
     """Create the file atomically: an engine that is killed here leaves no partial file."""
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
-    descriptor = os.open(
-        draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE
-    )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(draft, flags, PRIVATE_FILE)
     try:
-        os.write(descriptor, secrets.token_bytes(RANDOM_BYTES))
+        os.write(descriptor, secrets.token_bytes(size))
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    try:
-        os.link(draft, path)
-    finally:
-        draft.unlink()
+    draft.rename(path)

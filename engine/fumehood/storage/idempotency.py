@@ -13,7 +13,16 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, bindparam, delete, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    bindparam,
+    delete,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Row
@@ -25,6 +34,7 @@ from fumehood.core.idempotency import KEY_LIFETIME, MAX_ANSWER_BYTES, KeptKey, K
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.changes import stamp
+from fumehood.storage.database import DELETED_AT_ONCE
 from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import IDEMPOTENCY
 
@@ -45,9 +55,6 @@ class _Prepared:
         """Run it in the caller's transaction with these values (text, numbers, bytes)."""
         return connection.exec_driver_sql(self._text, {**self._fixed, **values})
 
-
-FORGOTTEN_AT_ONCE = 500
-"""Rows deleted at once, and so the most that another write waits for."""
 
 _KEY = IDEMPOTENCY.c
 
@@ -193,15 +200,10 @@ def answer_of(connection: Connection, principal_id: str, call_id: str) -> str | 
 def forget_old(connection: Connection, now: datetime) -> int:
     """Delete a batch of expired keys; returns their number."""
     over = _KEY.state.in_((KeyState.DONE.value, KeyState.UNKNOWN.value))
-    old = (
-        select(_KEY.principal_id, _KEY.key)
-        .where(_KEY.expires_at <= stamp(now), over)
-        .limit(FORGOTTEN_AT_ONCE)
-    )
-    rows = connection.execute(old).all()
-    for row in rows:
-        connection.execute(delete(IDEMPOTENCY).where(_is(row.principal_id, row.key)))
-    return len(rows)
+    row: ColumnElement[int] = literal_column("rowid")
+    old = select(row).select_from(IDEMPOTENCY).where(_KEY.expires_at <= stamp(now), over)
+    few = old.limit(DELETED_AT_ONCE)
+    return connection.execute(delete(IDEMPOTENCY).where(row.in_(few))).rowcount
 
 
 def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:

@@ -1,52 +1,39 @@
 """Recordings: the events of calls, one file for each call, kept for a while after its end.
 
-Host side. Written by `pipeline/stream`, read by the faces; `kept_recordings` has the form of the
-files. The event loop never writes to the disk: one thread does. Readers follow the file, so a slow
-reader costs the daemon no memory. Invariants: readers get complete records, from the beginning or
-from behind any event; a file never exceeds its call's limit, and all files together, or those of
-one principal, never exceed theirs: the oldest of ended calls make room; recording never fails a
-call: what does not fit is left out, one event says so, and the last event is always delivered.
+Host side, over `file_room`. Written by `pipeline/stream`, read by the faces. A file begins with one
+line about its call; each other line is one event, `["kind",SEQUENCE,data]`. Readers follow the
+file, so a slow reader costs the daemon no memory. Invariants: readers get complete records, from
+the beginning or from behind any event; a file never exceeds its call's limit, and belongs to one
+principal, by its first line; a file that somebody reads is not removed; recording never fails a
+call: what does not fit is left out, one event says so, and the last event is always delivered. A
+crash can leave an incomplete last line, which the next start cuts off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
-import tempfile
+import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
+from zlib import crc32
 
 import anyio.to_thread
+from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json
 
 from fumehood.core.events import LAST_KINDS
 from fumehood.core.json_types import JsonObject
-from fumehood.storage.blobs import BlobRoom, NoRoom, NoShare
-from fumehood.storage.directory import PRIVATE_FILE, private_directory
+from fumehood.protocol import strict_json
 from fumehood.storage.errors import StoreError
-from fumehood.storage.kept_recordings import (
-    Cursor,
-    Found,
-    KeptRecording,
-    KeptRecordings,
-    Record,
-    RecordedCall,
-    cursor_of,
-    event_id,
-    find_recordings,
-    is_line_at,
-    line_of,
-    read_lines,
-    records_in,
-)
-
-T = TypeVar("T")
+from fumehood.storage.file_room import DISK_FAILED, TOO_SLOW, FileRoom, NoRoom
 
 DIRECTORY_NAME = "spool"
 MAX_PENDING_BYTES = 16 << 20
@@ -55,9 +42,13 @@ MAX_PENDING_BYTES = 16 << 20
 MAX_HELD_BYTES = 32 * 1024
 """For one call: the lines written last, so that readers who wait for them need no disk."""
 
+MAX_KEPT = 10_000
+"""Recordings of ended calls. Small files would fit in any number."""
+
+READ_BYTES = 128 * 1024
+"""For one step of a reader; a longer line is read whole."""
+
 NO_STORE = "the engine records nothing now"
-TOO_SLOW = "the engine's disk is too slow"
-DISK_FAILED = "the engine's disk is full or failing"
 TOO_MUCH = "the call had more events than are recorded for one"
 
 RESYNC = "resync"
@@ -69,54 +60,80 @@ REASONS = {
     MALFORMED: "This is not the id of an event.",
     UNKNOWN: "This call has no such event: the id is another call's, or its end was lost.",
 }
+CURSOR = re.compile(r"(0|[1-9][0-9]{0,14}):(0|[1-9][0-9]{0,14})")
+HEAD_BYTES = 80
+"""More than the beginning of a line, `["kind",SEQUENCE,`, can have."""
 
 Data = JsonObject | bytes
 """An event's fields, or the same as one line of JSON."""
 
 
-class _Entry(NamedTuple):
+class RecordedCall(NamedTuple):
+    """The call of a recording, as the first line of its file has it."""
+
+    call_id: str
+    principal_id: str
+    tool: str
+    trace_id: str
+
+    def line(self) -> bytes:
+        return strict_json.dumps(self._asdict()) + b"\n"
+
+
+class Record(NamedTuple):
+    """One recorded event."""
+
     kind: str
-    data: Data
-    is_last: bool = False
+    id: str
+    data: bytes
 
 
-class EventRecording:
+class Recording:
     """One call's recording. `record` and `finish` may be called from any thread."""
+
+    __slots__ = (
+        "_fault", "_file", "_is_draining", "_is_finished", "_lock", "_max_bytes", "_newest",
+        "_notice", "_pending", "_pending_bytes", "_sequence", "_store", "_waiting", "call",
+        "ended_at", "holders", "is_over", "size", "start", "tail", "taken",
+    )  # fmt: skip
 
     def __init__(
         self,
         store: RecordingStore,
         call: RecordedCall,
-        max_bytes: int,
-        notice: Callable[[str], JsonObject],
+        max_bytes: int = 0,
+        notice: Callable[[str], JsonObject] | None = None,
+        *,
+        size: int = 0,
+        sequence: int = 0,
     ) -> None:
-        """`notice` makes the event that explains why the recording stopped."""
-        self.call_id = call.call_id
-        self.principal_id = call.principal_id
-        self.size = 0
-        """Bytes of complete lines in the file."""
+        """`notice` makes the event that explains why the recording stopped. `size` and `sequence`,
+        the number of the next event, are those of a file that an earlier engine left."""
+        self.call = call
+        self.size = self.taken = size
+        """`size` is the bytes of complete lines in the file, `taken` those reserved for it."""
         self.is_over = False
         """Whether the last event is recorded."""
+        self.ended_at = 0.0
+        """Unix time."""
         self.tail: list[Record] = []
         """Records that did not fit into the file, delivered after it."""
+        self.holders = 1
+        """Readers, and the writer."""
         self._store = store
-        self._first_line = call.line()
-        self.start = len(self._first_line)
+        self.start = len(call.line())
         """Position of the first event."""
         self._max_bytes = max_bytes
         self._notice = notice
         self._lock = threading.RLock()  # a store without a thread drains at once
-        self._pending: list[_Entry] = []
+        self._pending: list[tuple[str, Data]] = []
         self._pending_bytes = 0
-        self._is_draining = self._is_finished = self._is_cut = False
-        self._fault = None if store.is_open else NO_STORE
-        self._sequence = 0
+        self._is_draining = self._is_finished = False
+        self._fault = None if store.room.is_open else NO_STORE
+        self._sequence = sequence
         self._newest = (0, b"")
-        self._taken = 0
         self._file = -1
-        self._ended_at = 0.0
-        self._holders = 1
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: list[asyncio.Event] = []
 
     def record(self, kind: str, data: JsonObject, size: int) -> None:
         """Record one event of about `size` bytes. Never waits and never raises."""
@@ -126,32 +143,30 @@ class EventRecording:
             if self._pending_bytes + size > MAX_PENDING_BYTES:
                 self._fault = TOO_SLOW
                 return
-            self._pending.append(_Entry(kind, data))
             self._pending_bytes += size
-            self._drain_soon()
+            self._add(kind, data)
 
     def finish(self, kind: str, data: bytes) -> None:
         """Record the last event: readers end there."""
         with self._lock:
-            if self._is_finished:
-                return
-            self._is_finished = True
-            self._ended_at = self._store.now().timestamp()
-            self._pending.append(_Entry(kind, data, is_last=True))
-            self._drain_soon()
+            if not self._is_finished:
+                self._is_finished = True
+                self.ended_at = self._store.now().timestamp()
+                self._add(kind, data)
 
     def reader(self, after: str | None = None) -> RecordingReader:
         """A reader from the beginning, or from behind an event, to be closed.
 
         Only before the last reader of an ended recording has left.
         """
-        self._holders += 1
+        self.holders += 1
         return RecordingReader(self, after)
 
     # -- in the thread ---------------------------------------------------------------------
 
-    def _drain_soon(self) -> None:
+    def _add(self, kind: str, data: Data) -> None:
         """The lock must be held."""
+        self._pending.append((kind, data))
         if not self._is_draining:
             self._is_draining = True
             self._store.drain_soon(self)
@@ -165,61 +180,62 @@ class EventRecording:
         with self._lock:
             batch, self._pending = self._pending, []
             self._pending_bytes = 0
-        if batch:
-            self._write(batch)
+        self._write(batch)
         with self._lock:
-            is_over = not self._pending and self._is_finished and not self.is_over
             if self._pending:
                 self._store.drain_soon(self)
-            else:
-                self._is_draining = False
-        if is_over:
-            self.is_over = True
-            return self.leave
-        return self.wake
+                return self.wake
+            self._is_draining = False
+            if not self._is_finished:
+                return self.wake
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self._notice = None  # it keeps the call in memory
+        self.is_over = True
+        return self.leave
 
-    def _write(self, batch: list[_Entry]) -> None:
+    def _write(self, batch: Sequence[tuple[str, Data]]) -> None:
         lines: list[bytes] = []
         fits = max(self.size, self.start)
-        for entry in () if self._is_cut else batch:
-            if entry.is_last and self._fault is not None:
-                break  # the notice comes before it
-            line = line_of(entry.kind, self._sequence + len(lines), _encoded(entry.data))
+        for kind, data in batch:
+            if self._fault is not None:
+                break
+            line = line_of(kind, self._sequence + len(lines), _encoded(data))
             # The answer may have any size: its parts are already limited.
-            if fits + len(line) > self._max_bytes and not entry.is_last:
-                self._fault = self._fault or TOO_MUCH
+            if fits + len(line) > self._max_bytes and kind not in LAST_KINDS:
+                self._fault = TOO_MUCH
                 break
             lines.append(line)
             fits += len(line)
-        is_written = not lines or self._append(b"".join(lines))
-        if is_written:
-            self._sequence += len(lines)
-        if self._fault is not None and not self._is_cut:
-            self._is_cut = True
-            self._say("tool_notice", _encoded(self._notice(self._fault)))
-        last = batch[-1]
-        if last.is_last and not (is_written and len(lines) == len(batch)):
-            self._say(last.kind, _encoded(last.data))
+        left = batch[len(lines) :] if self._append(lines) else batch
+        if self._fault is not None and self._notice is not None:
+            notice, self._notice = self._notice, None
+            self._tell("tool_notice", notice(self._fault))
+        if left and left[-1][0] in LAST_KINDS:
+            self._tell(*left[-1])
 
-    def _say(self, kind: str, data: bytes) -> None:
+    def _tell(self, kind: str, data: Data) -> None:
         """Record one more event although the recording has stopped, in memory if need be."""
-        if not self.tail and self._append(line_of(kind, self._sequence, data)):
+        line = _encoded(data)
+        if self.tail or not self._append([line_of(kind, self._sequence, line)]):
+            place = event_id(self.call.call_id, self._sequence, self.size)
+            self.tail.append(Record(kind, place, line))
             self._sequence += 1
-            return
-        place = event_id(self.call_id, self._sequence, self.size)
-        self.tail.append(Record(kind, place, data))
-        self._sequence += 1
 
-    def _append(self, data: bytes) -> bool:
+    def _append(self, lines: list[bytes]) -> bool:
+        if not lines:
+            return True
+        data, room = b"".join(lines), self._store.room
+        if not self.size:
+            data = self.call.line() + data
         try:
-            if not self._store.is_writable:
+            if not room.is_open:
                 raise NoRoom(NO_STORE)
+            room.take(self.call.principal_id, len(data))
+            self.taken += len(data)
             if self._file < 0:
-                self._file = self._store.new_file(self.call_id)
-            if not self.size:
-                data = self._first_line + data
-            self._store.take(self.principal_id, len(data))
-            self._taken += len(data)
+                self._file = self._store.file(self.call.call_id, is_new=not self.size)
             write_all(self._file, data, self.size)
         except NoRoom as reason:
             self._fault = str(reason)
@@ -230,36 +246,20 @@ class EventRecording:
         else:
             self._newest = (self.size, data if len(data) <= MAX_HELD_BYTES else b"")
             self.size += len(data)
+            self._sequence += len(lines)
             return True
         return False
-
-    def _close(self) -> None:
-        if self._file >= 0:
-            with suppress(OSError):
-                os.close(self._file)
-
-    def _remove(self) -> None:
-        if self._file < 0:
-            return
-        self._close()
-        self._file = -1
-        self._store.delete(self._kept())
-
-    def _kept(self) -> KeptRecording:
-        return KeptRecording(
-            self.call_id, self.principal_id, self.start, self.size, self._taken, self._ended_at
-        )
 
     # -- for readers, in the event loop -----------------------------------------------------
 
     async def more(self) -> None:
         """Wait for new records."""
         event = asyncio.Event()
-        self._waiting.add(event)
+        self._waiting.append(event)
         try:
             await event.wait()
         finally:
-            self._waiting.discard(event)
+            self._waiting.remove(event)
 
     def newest(self, place: int) -> bytes:
         """The lines from a position on, if they were written last; else nothing."""
@@ -267,20 +267,39 @@ class EventRecording:
         return lines[place - begin :] if place >= begin else b""
 
     def read(self, place: int) -> bytes:
-        """In a thread: complete lines from a position before `size`."""
-        return read_lines(self._file, place, self.size)
+        """In a thread: complete lines from a position before `size`. Raises OSError."""
+        with self._to_read() as file:
+            chunk = os.pread(file, min(self.size - place, READ_BYTES), place)
+            while (end := chunk.rfind(b"\n")) < 0 and len(chunk) < self.size - place:
+                more = os.pread(file, READ_BYTES, place + len(chunk))
+                if not more:  # somebody has cut the file
+                    raise OSError("a recording has become shorter")
+                chunk += more
+        return chunk[: end + 1]
 
-    def kind_at(self, cursor: Cursor) -> str | None:
-        """In a thread: the kind of the event that is meant, if it is in the file."""
-        return is_line_at(self._file, cursor)
+    def has_event_at(self, sequence: int, place: int) -> bool:
+        """In a thread: whether the event of this number begins there."""
+        with self._to_read() as file:
+            head = os.pread(file, HEAD_BYTES, place - 1)
+        # No event contains a line break, so a line begins behind each of them.
+        return re.match(rb'\n\["[a-z_]+",%d,' % sequence, head) is not None
+
+    @contextmanager
+    def _to_read(self) -> Iterator[int]:
+        """The file, open only while something is read: there may be more readers than files."""
+        file = self._store.file(self.call.call_id)
+        try:
+            yield file
+        finally:
+            os.close(file)
 
     def leave(self) -> None:
         """Called when a reader, or the writer, has left."""
         self.wake()
-        self._holders -= 1
-        if not self._holders:
-            is_whole = self._file >= 0 and not self.tail
-            self._store.put_away(self._kept() if is_whole else None, self)
+        self.holders -= 1
+        if not self.holders:
+            self._newest = (0, b"")
+            self._store.put_away(self)
 
     def wake(self) -> None:
         """Let readers look for new records."""
@@ -288,68 +307,10 @@ class EventRecording:
             event.set()
 
 
-class _Source(Protocol):
-    """What a reader reads: a running call's recording, or a kept one."""
-
-    call_id: str
-    start: int
-    size: int
-    is_over: bool
-    tail: list[Record]
-
-    async def more(self) -> None: ...
-
-    def newest(self, place: int) -> bytes: ...
-
-    def read(self, place: int) -> bytes: ...
-
-    def kind_at(self, cursor: Cursor) -> str | None: ...
-
-    def leave(self) -> None: ...
-
-
-class _KeptSource:
-    """A kept recording for one reader. Its file is open only while something is read from it."""
-
-    is_over = True
-
-    def __init__(self, kept: KeptRecording, store: RecordingStore) -> None:
-        self.call_id, self.start, self.size = kept.call_id, kept.start, kept.size
-        self.tail: list[Record] = []
-        self._kept = kept
-        self._store = store
-
-    async def more(self) -> None:
-        """There is no more."""
-
-    def newest(self, place: int) -> bytes:
-        """Nothing is held."""
-        return b""
-
-    def read(self, place: int) -> bytes:
-        return self._opened(lambda file: read_lines(file, place, self.size))
-
-    def kind_at(self, cursor: Cursor) -> str | None:
-        return self._opened(lambda file: is_line_at(file, cursor))
-
-    def leave(self) -> None:
-        self._store.kept.give_back(self._kept)
-
-    def _opened(self, work: Callable[[int], T]) -> T:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(self._store.directory / self.call_id, flags)
-        try:
-            return work(file)
-        finally:
-            os.close(file)
-
-
 class RecordingReader:
     """Follows one recording to its end, from its beginning or from behind the event `after`."""
 
-    def __init__(self, source: _Source, after: str | None = None) -> None:
-        self.has_ended = False
-        """Whether the last event was read, now or before this reader began."""
+    def __init__(self, source: Recording, after: str | None = None) -> None:
         self._source = source
         self._after = after
         self._place = source.start
@@ -378,7 +339,7 @@ class RecordingReader:
                 chunk = source.newest(self._place)
                 if not chunk:
                     chunk = await anyio.to_thread.run_sync(source.read, self._place)
-                records = records_in(source.call_id, chunk, self._place)[int(self._skips) :]
+                records = records_in(source.call.call_id, chunk, self._place)[int(self._skips) :]
                 self._place += len(chunk)
                 self._skips = False
             elif self._told < len(source.tail):
@@ -389,27 +350,23 @@ class RecordingReader:
             elif not source.is_over and self._place >= source.size:
                 await source.more()
             if records:
-                self.has_ended = records[-1].kind in LAST_KINDS
                 return records
 
     async def _seek(self, after: str) -> str | None:
         """Go behind an event. Returns why that is impossible."""
-        source = self._source
-        cursor = cursor_of(source.call_id, after)
-        if cursor is None:
+        source, found = self._source, CURSOR.fullmatch(after)
+        if found is None:
             return MALFORMED
         for number, record in enumerate(source.tail):
             if record.id == after:
                 self._place, self._told = source.size, number + 1
-                self.has_ended = record.kind in LAST_KINDS
                 return None
-        if not source.start <= cursor.place < source.size:
+        sequence, place = int(found[1]), int(found[2]) - crc32(source.call.call_id.encode())
+        if not source.start <= place < source.size:
             return UNKNOWN
-        kind = await anyio.to_thread.run_sync(source.kind_at, cursor)
-        if kind is None:
+        if not await anyio.to_thread.run_sync(source.has_event_at, sequence, place):
             return UNKNOWN
-        self.has_ended = kind in LAST_KINDS
-        self._place, self._skips = cursor.place, True
+        self._place, self._skips = place, True
         return None
 
     def close(self) -> None:
@@ -421,30 +378,21 @@ class RecordingReader:
 class RecordingStore:
     """The recordings of one engine. Call `open` before the first and `close` after the last.
 
-    Without a `state` directory they lie in a temporary one, which is removed with the engine.
     `kept_s` is how long a recording is kept after the end of its call; with 0 it goes with it.
     """
 
     def __init__(
         self, state: Path | None, *, max_bytes: int, kept_s: float, now: Callable[[], datetime]
     ) -> None:
-        self.room = BlobRoom(max_bytes)
-        self.directory = Path()
-        self.is_open = False
-        self.is_writable = False
-        """Still while it closes: what was recorded before is written."""
+        self._all: dict[str, Recording] = {}
+        """Those of running calls, those that somebody reads, and those that are kept."""
+        self.room = FileRoom(state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT)
         self.now = now
-        self.kept = KeptRecordings()
-        self.overdue = asyncio.Event()
         self._kept_s = kept_s
-        self._live: dict[str, EventRecording] = {}
-        self._lost: list[Found] = []
-        self._state = state
-        self._thread: ThreadPoolExecutor | None = None
+        self._lost: list[tuple[RecordedCall, int, int]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._undrained: list[EventRecording] = []
+        self._undrained: list[Recording] = []
         self._lock = threading.Lock()
-        self._own: tempfile.TemporaryDirectory[str] | None = None
 
     async def open(self) -> None:
         """Prepare the directory, and find the recordings of the engine before.
@@ -453,12 +401,11 @@ class RecordingStore:
             StoreError: the directory is not private, or cannot be used.
         """
         try:
-            if self._state is not None:
-                self.directory = private_directory(self._state / DIRECTORY_NAME)
+            if self.room.prepare():
                 await anyio.to_thread.run_sync(self._find)
         except OSError as error:
             raise StoreError(f"Calls cannot be recorded: {error.strerror}.") from None
-        self.is_open = self.is_writable = True
+        self.room.open()
 
     async def end_lost(
         self, last_event: Callable[[RecordedCall], Awaitable[tuple[str, bytes]]]
@@ -467,92 +414,63 @@ class RecordingStore:
 
         Returns their number. Until then their events cannot be read.
         """
+        self._loop = asyncio.get_running_loop()
         lost, self._lost = self._lost, []
-        for found in lost:
-            kind, data = await last_event(found.call)
-            line = line_of(kind, found.sequence, data)
-            if await anyio.to_thread.run_sync(self._end, found.kept, line):
-                self._keep(found.kept)
+        for call, size, sequence in lost:
+            last = await last_event(call)
+            found = Recording(self, call, size=size, sequence=sequence)
+            self._all[call.call_id] = found
+            found.finish(*last)
         return len(lost)
 
     def close(self) -> None:
         """Finish pending writes and remove a temporary directory."""
-        self.is_open = False
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown()
-        self.is_writable = False
-        if self._own is not None:
-            self._own.cleanup()
-            self._own = None
+        self.room.close()
 
     def new(
         self, call: RecordedCall, max_bytes: int, notice: Callable[[str], JsonObject]
-    ) -> EventRecording:
+    ) -> Recording:
         """A new recording. Its file is created with its first event."""
         self._loop = asyncio.get_running_loop()
-        recording = EventRecording(self, call, max_bytes, notice)
-        self._live[call.call_id] = recording
+        recording = self._all[call.call_id] = Recording(self, call, max_bytes, notice)
         return recording
 
     def find(
         self, call_id: str, principal_id: str, after: str | None = None
     ) -> RecordingReader | None:
-        """A reader of this principal's recording; None if there is none."""
-        live = self._live.get(call_id)
-        if live is not None:
-            return live.reader(after) if live.principal_id == principal_id else None
-        kept = self.kept.borrow(call_id, principal_id, self._oldest(self.now()))
-        return None if kept is None else RecordingReader(_KeptSource(kept, self), after)
+        """A reader of this principal's recording, or None if there is no such recording."""
+        found = self._all.get(call_id)
+        if found is None or found.call.principal_id != principal_id:
+            return None
+        if found.is_over and found.ended_at <= self._oldest(self.now()):
+            return None
+        if not found.holders and not self.room.hold(principal_id, call_id):
+            return None  # it makes room in this moment
+        return found.reader(after)
 
     async def prune(self, now: datetime) -> int:
         """Delete recordings that are kept no longer; returns their number."""
-        self.overdue.clear()
-        old = self.kept.pop_older(self._oldest(now))
-        self._delete_soon(old)
+        oldest = self._oldest(now)
+        old = [
+            one
+            for one in list(self._all.values())
+            if not one.holders
+            and one.ended_at <= oldest
+            and self.room.hold(one.call.principal_id, one.call.call_id)
+        ]
+        for one in old:
+            self._drop(one)
         return len(old)
 
-    def put_away(self, kept: KeptRecording | None, recording: EventRecording) -> None:
-        """In the event loop, when nobody writes or reads a recording any more. None is removed."""
-        self._live.pop(recording.call_id, None)
-        if kept is None or self._kept_s <= 0:
-            self.submit(recording._remove)
-            return
-        self.submit(recording._close)
-        self._keep(kept)
+    def put_away(self, recording: Recording) -> None:
+        """In the event loop, when nobody writes or reads a recording any more."""
+        if self._kept_s > 0 and recording.size and not recording.tail:
+            call = recording.call
+            self.room.keep(call.principal_id, call.call_id, recording.taken)
+        else:
+            self._drop(recording)
 
-    def take(self, principal_id: str, size: int) -> None:
-        """In the thread: reserve bytes. The oldest recordings that nobody reads make room.
-
-        Raises:
-            NoRoom, OSError: as `BlobRoom.take`; there is no such recording left.
-        """
-        while True:
-            try:
-                return self.room.take(principal_id, size, self.directory)
-            except NoRoom as reason:
-                whose = principal_id if isinstance(reason, NoShare) else None
-                oldest = self.kept.pop_oldest(whose)
-                if oldest is None:
-                    raise
-                self.delete(oldest)
-
-    def delete(self, kept: KeptRecording) -> None:
-        """In the thread: remove the file of a recording that is in no index."""
-        with suppress(OSError):
-            (self.directory / kept.call_id).unlink(missing_ok=True)
-        self.room.give_back(kept.principal_id, kept.taken)
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Run something in the thread, which starts when it is first needed."""
-        if self._thread is None:
-            if not self.is_open:
-                work()  # it writes to no disk then
-                return
-            self._thread = ThreadPoolExecutor(1, "recordings")
-        self._thread.submit(work)
-
-    def drain_soon(self, recording: EventRecording) -> None:
+    def drain_soon(self, recording: Recording) -> None:
         """Have a recording written, together with all others that have something to write.
 
         One job of the thread, and one wake-up of the event loop, for all of them: where many calls
@@ -562,7 +480,19 @@ class RecordingStore:
             self._undrained.append(recording)
             if len(self._undrained) > 1:
                 return
-        self.submit(self._drain)
+        if self.room.submit(self._drain) is None:
+            self._drain()  # it writes to no disk then
+
+    async def drained(self) -> None:
+        """Wait until everything that was recorded before is written."""
+        for _ in range(2):  # what came while a recording was written has its turn in the next job
+            await self.room.drained()
+
+    def file(self, name: str, *, is_new: bool = False) -> int:
+        """In a thread: a recording's file, opened. Raises OSError."""
+        if is_new:
+            return self.room.create(name)
+        return os.open(self.room.directory / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def _drain(self) -> None:
         with self._lock:
@@ -572,76 +502,90 @@ class RecordingStore:
             with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
                 self._loop.call_soon_threadsafe(lambda: [work() for work in due])
 
-    async def drained(self) -> None:
-        """Wait until everything that was recorded before is written."""
-        for _ in range(2):  # what came while a recording was written has its turn in the next job
-            if self._thread is not None:
-                await asyncio.wrap_future(self._thread.submit(_nothing))
+    def _drop(self, recording: Recording) -> None:
+        call, taken = recording.call, recording.taken
+        self._forget(call.call_id)
+        remove = partial(self.room.discard, call.principal_id, call.call_id, taken)
+        if taken and self.room.submit(remove) is None:
+            remove()  # at the end of the engine
 
-    def new_file(self, name: str) -> int:
-        """In the thread: a recording's file."""
-        if self._state is None and self._own is None:
-            self._own = tempfile.TemporaryDirectory(prefix="fumehood-spool-")
-            self.directory = Path(self._own.name)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(self.directory / name, flags, PRIVATE_FILE)
+    def _forget(self, call_id: str) -> None:
+        self._all.pop(call_id, None)
 
     def _oldest(self, now: datetime) -> float:
         return (now - timedelta(seconds=self._kept_s)).timestamp()
 
-    def _keep(self, kept: KeptRecording) -> None:
-        too_many = self.kept.add(kept)
-        if too_many is not None:
-            self._delete_soon([too_many])
-
-    def _delete_soon(self, old: Iterable[KeptRecording]) -> None:
-        for kept in old:
-            self.submit(lambda kept=kept: self.delete(kept))  # type: ignore[misc]
-
-    # -- recordings of the engine before, before the thread exists ---------------------------
-
     def _find(self) -> None:
-        """Take over the files there; the newest ones first, as far as there is room."""
-        fitting = []
-        for found in reversed(find_recordings(self.directory)):
-            kept = found.kept
+        """Before the thread exists: take over the files of the engine before, the oldest first."""
+        paths = [(path.lstat().st_mtime, path) for path in self.room.directory.iterdir()]
+        for ended_at, path in sorted(paths):
             try:
                 if self._kept_s <= 0:
                     raise NoRoom
-                self.room.take(kept.principal_id, kept.taken, self.directory)
-            except (NoRoom, OSError):
-                with suppress(OSError):
-                    (self.directory / kept.call_id).unlink()
-            else:
-                fitting.append(found)
-        for found in reversed(fitting):
-            if not found.is_over:
-                self._lost.append(found)
-            elif (too_many := self.kept.add(found.kept)) is not None:
-                self.delete(too_many)
+                self._take_over(path.name, ended_at)
+            except (NoRoom, OSError, ValueError):
+                self.room.unlink(path.name)
 
-    def _end(self, kept: KeptRecording, line: bytes) -> bool:
-        """Append the last event. If that fails, the file is removed."""
+    def _take_over(self, name: str, ended_at: float) -> None:
+        """Cut off an incomplete last line, and keep the file.
+
+        Raises:
+            NoRoom: there is no room for it.
+            OSError, ValueError: it is not a recording.
+        """
+        file = self.file(name)
         try:
-            file = os.open(
-                self.directory / kept.call_id, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-            )
-            try:
-                self.take(kept.principal_id, len(line))
-                kept.taken += len(line)
-                write_all(file, line, kept.size)
-            finally:
-                os.close(file)
-        except (NoRoom, OSError):
-            self.delete(kept)
-            return False
-        kept.size += len(line)
-        kept.ended_at = self.now().timestamp()
-        return True
+            with mmap.mmap(file, 0) as content:
+                start, size = content.find(b"\n") + 1, content.rfind(b"\n") + 1
+                call = _CALL.validate_json(content[:start], strict=True)
+                if call.call_id != name or call.line() != content[:start]:
+                    raise ValueError("another call")
+                sequence, kind = 0, b""
+                if size > start:
+                    place = content.rfind(b"\n", 0, size - 1) + 1
+                    kind, number, _ = content[place : place + HEAD_BYTES].split(b",", 2)
+                    sequence = int(number) + 1
+            os.ftruncate(file, size)
+        finally:
+            os.close(file)
+        self.room.take(call.principal_id, size)
+        if kind[2:-1].decode() not in LAST_KINDS:
+            self._lost.append((call, size, sequence))
+            return
+        kept = self._all[name] = Recording(self, call, size=size)
+        kept.is_over, kept.ended_at, kept.holders = True, ended_at, 0
+        self.room.keep(call.principal_id, name, size)
 
 
-def _nothing() -> None:
-    pass
+_CALL: TypeAdapter[RecordedCall] = TypeAdapter(RecordedCall)
+
+
+def line_of(kind: str, sequence: int, data: bytes) -> bytes:
+    """One event as it is in the file."""
+    return b'["%b",%d,%b]\n' % (kind.encode(), sequence, data)
+
+
+def event_id(call_id: str, sequence: int, place: int) -> str:
+    """`SEQUENCE:OFFSET`. Offsets begin elsewhere for each call, so that no id is another call's."""
+    return f"{sequence}:{place + crc32(call_id.encode())}"
+
+
+def records_in(call_id: str, chunk: bytes, place: int) -> list[Record]:
+    """The events of complete lines that begin at `place`.
+
+    Raises:
+        OSError: these are not lines of a recording.
+    """
+    records = []
+    for line in chunk.splitlines(keepends=True):
+        try:
+            kind, sequence, data = line.split(b",", 2)
+            found = Record(kind[2:-1].decode(), event_id(call_id, int(sequence), place), data[:-2])
+        except ValueError:
+            raise OSError("a recording is damaged") from None
+        records.append(found)
+        place += len(line)
+    return records
 
 
 def write_all(file: int, data: bytes, place: int) -> None:

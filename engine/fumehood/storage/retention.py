@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import Protocol
 
 from fumehood.storage.errors import StoreError
 
@@ -20,33 +19,28 @@ INTERVAL_S = 3600.0
 MIN_INTERVAL_S = 1.0
 
 
-class Kept(Protocol):
-    """A store with limits."""
-
-    @property
-    def overdue(self) -> asyncio.Event:
-        """Set when the next run should not wait for the hour."""
-        ...
-
-    async def prune(self, now: datetime) -> int:
-        """Delete expired entries. Clears `overdue`."""
-        ...
+Prune = Callable[[datetime], Awaitable[int]]
+"""Deletes expired entries of one store; returns their number."""
 
 
 @asynccontextmanager
 async def retention(
-    kept: Kept,
+    prune: Prune,
     now: Callable[[], datetime],
     on_fault: Callable[[Exception], None],
     *,
     kept_s: float = math.inf,
+    overdue: asyncio.Event | None = None,
 ) -> AsyncIterator[None]:
-    """Prune the store while the context lasts.
+    """Prune a store while the context lasts.
 
     `kept_s` is how long an entry is kept: entries kept for a minute are pruned every minute.
+    `overdue` is set when the next run should not wait for the hour.
     """
     interval_s = min(INTERVAL_S, max(MIN_INTERVAL_S, kept_s))
-    task = asyncio.create_task(_prune_for_ever(kept, now, on_fault, interval_s))
+    task = asyncio.create_task(
+        _prune_for_ever(prune, now, on_fault, interval_s, overdue or asyncio.Event())
+    )
     try:
         yield
     finally:
@@ -56,18 +50,20 @@ async def retention(
 
 
 async def _prune_for_ever(
-    kept: Kept,
+    prune: Prune,
     now: Callable[[], datetime],
     on_fault: Callable[[Exception], None],
     interval_s: float,
+    overdue: asyncio.Event,
 ) -> None:
     while True:
+        overdue.clear()
         try:
-            await kept.prune(now())
+            await prune(now())
         except StoreError:
             pass  # the database has said so itself
         except Exception as fault:  # the next hour may be a better one
             on_fault(fault)
         with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
-                await kept.overdue.wait()
+                await overdue.wait()

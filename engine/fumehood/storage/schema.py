@@ -270,29 +270,21 @@ IDEMPOTENCY = Table(
 COUNTERS = Table(
     "counters",
     METADATA,
-    Column("budget", String, primary_key=True),
-    Column("subject", String, primary_key=True),
-    Column("period", String, primary_key=True),
-    Column("unit", String, primary_key=True),
-    Column("settled", String, nullable=False),
-    Column("reserved", String, nullable=False),
-    Column("updated_at", String, nullable=False),
-)
-"""One row for each budget, subject (`agent=a;tool=b`) and period: the amount spent, and the amount
-reserved ahead, as decimal texts. After a crash the reserved amount counts."""
-
-RATE_LIMITS = Table(
-    "rate_limits",
-    METADATA,
     Column("seq", Integer, primary_key=True),
-    Column("limit", String, nullable=False),
+    Column("name", String, nullable=False),
     Column("subject", String, nullable=False),
-    Column("free_at", Integer, nullable=False),
-    UniqueConstraint("limit", "subject"),
-    Index("rate_limits_by_end", "free_at"),
+    Column("period", String, nullable=False),
+    Column("unit", String, nullable=False),
+    Column("settled", Integer, nullable=False),
+    Column("reserved", Integer, nullable=False),
+    Column("until", String, nullable=False),
+    UniqueConstraint("name", "subject", "period", "unit"),
+    Index("counters_by_end", "until"),
 )
-"""One row for each rate limit and subject; `free_at`, in Unix nanoseconds, is when its whole burst
-is free again."""
+"""One row for each budget or rate limit (`name`), subject (`agent=a;tool=b`), period and unit: the
+amount used, and the amount reserved ahead; after a crash the reserved amount counts. Money is in
+millionths. Of a rate limit it is when its whole burst is free again, in Unix nanoseconds. The row
+is deleted at `until`."""
 
 AUDIT = Table(
     "audit",

@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine, Insert
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError, SQLAlchemyError
 
 from fumehood.storage.errors import WriteFailed
@@ -73,7 +73,7 @@ class Writer:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._waiting: deque[_Waiting[Any]] = deque()
-        self._posts: deque[tuple[Insert | Batch, Row]] = deque()
+        self._posts: deque[tuple[Batch, Row]] = deque()
         self._flushing: list[Future[None]] = []
         self._closing = False
         self._dropped = 0
@@ -113,7 +113,7 @@ class Writer:
         self._wake.set()
         return future
 
-    def post(self, how: Insert | Batch, row: Row) -> None:
+    def post(self, how: Batch, row: Row) -> None:
         """Queue a row without waiting. Rows posted with the same `how` are written together."""
         if self._closing or len(self._posts) >= MAX_POSTS:
             self._dropped += 1
@@ -286,7 +286,7 @@ class Writer:
         try:
             with self._transaction(flushed=False) as connection:
                 for how, posts in itertools.groupby(group, key=lambda post: post[0]):
-                    _write_rows(connection, how, [row for _, row in posts])
+                    how(connection, [row for _, row in posts])
         except Exception as error:  # nobody waits, and the thread must go on
             if _is_a_rows_fault(error):
                 self._write_one_by_one(group)
@@ -297,7 +297,7 @@ class Writer:
             self._note_success()
         return count
 
-    def _write_one_by_one(self, group: list[tuple[Insert | Batch, Row]]) -> None:
+    def _write_one_by_one(self, group: list[tuple[Batch, Row]]) -> None:
         """Write posted rows one by one, so that a failing row affects no other."""
         refused = 0
         reason = ""
@@ -306,7 +306,7 @@ class Writer:
                 for how, row in group:
                     try:
                         with connection.begin_nested():
-                            _write_rows(connection, how, [row])
+                            how(connection, [row])
                     except Exception as error:
                         if not _is_a_rows_fault(error) or not _in_transaction(connection):
                             raise
@@ -340,13 +340,6 @@ class Writer:
         if self.is_failing:
             self.is_failing = False
             self._on_event("state.write_works_again", {"lost_rows": self.lost})
-
-
-def _write_rows(connection: Connection, how: Insert | Batch, rows: list[Row]) -> None:
-    if isinstance(how, Insert):
-        connection.execute(how, rows)
-    else:
-        how(connection, rows)
 
 
 def _in_transaction(connection: Connection) -> bool:

@@ -78,7 +78,7 @@ async def test_no_more_than_the_limit_is_kept_or_told(blobs: BlobStore) -> None:
 
 
 async def test_stream_that_could_not_be_kept_still_has_its_ends(blobs: BlobStore) -> None:
-    blobs.room.max_bytes = 100
+    blobs.room.share.most_of_one = 50
     streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     streams.hear("stdout", "a" * 3000 + "z")
     cut = (await streams.finish())["stdout"].cut
@@ -92,7 +92,7 @@ async def test_discarded_streams_leave_nothing(blobs: BlobStore) -> None:
     streams.hear("stdout", "a" * 3000)
     streams.discard()
     blobs.close()  # waits for its thread
-    assert [path.name for path in blobs.directory.iterdir()] == []
+    assert [path.name for path in blobs.room.directory.iterdir()] == []
 
 
 async def test_wall_that_tells_nothing_is_no_empty_stream(blobs: BlobStore) -> None:

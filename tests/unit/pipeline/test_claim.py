@@ -524,7 +524,7 @@ async def test_large_arguments_are_hashed_beside_the_loop(
 async def test_pruning_forgets_all_that_is_old(
     driver: Driver, keys: Keys, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "FORGOTTEN_AT_ONCE", 2)
+    monkeypatch.setattr(rows, "DELETED_AT_ONCE", 2)
     for number in range(5):
         await driver.call(permitted(idempotency_key=f"k{number}"), f"call_{number}")
     young = NOW + timedelta(hours=1)

@@ -119,7 +119,7 @@ async def nothing_recorded(engine: Engine) -> None:
     """Wait until no recording is there any more."""
     with anyio.fail_after(20):
         while engine._made.state.recordings.room.taken or os.listdir(
-            engine._made.state.recordings.directory
+            engine._made.state.recordings.room.directory
         ):
             await anyio.lowlevel.checkpoint()
 
@@ -309,7 +309,9 @@ async def test_engine_that_stops_ends_what_is_followed(home: Path) -> None:
             kinds += [record.kind for record in records]
     reader.close()
     assert "tool_result" not in kinds
-    made = engine._made.state.recordings.directory  # only where anything was written before the end
+    made = (
+        engine._made.state.recordings.room.directory
+    )  # only where anything was written before the end
     assert made == Path() or not made.exists()
 
 

@@ -17,14 +17,14 @@ from pydantic import ValidationError
 from sqlalchemy import insert, select
 
 from fumehood.budgets.model import Spender
+from fumehood.budgets.store import CounterTable
 from fumehood.core.errors import RateLimited
 from fumehood.observe.clock import SystemClock
 from fumehood.rate_limits import limiter
 from fumehood.rate_limits.limiter import RateHold, RateLimits
 from fumehood.rate_limits.settings import RateLimitRule
-from fumehood.rate_limits.store import RateTable
 from fumehood.storage.database import Database, open_database
-from fumehood.storage.schema import RATE_LIMITS
+from fumehood.storage.schema import COUNTERS
 from fumehood.testing import ManualClock
 from support.budgets import spender
 
@@ -40,7 +40,7 @@ def limits_on(
     database: Database, *rules: RateLimitRule, clock: ManualClock | None = None
 ) -> RateLimits:
     """As after a start on this database."""
-    return RateLimits(rules, RateTable(database), clock or ManualClock())
+    return RateLimits(rules, CounterTable(database), clock or ManualClock())
 
 
 async def start(
@@ -255,7 +255,7 @@ async def settled() -> None:
 async def test_calls_wait_in_the_order_in_which_they_came(database: Database) -> None:
     limits = RateLimits(
         [rule(limit=1, period_seconds=0.01, max_wait_seconds=60)],
-        RateTable(database),
+        CounterTable(database),
         SystemClock(),
     )
     waiting = Waiting(limits)
@@ -489,8 +489,8 @@ async def test_a_file_keeps_one_row_for_each_count(home: Path) -> None:
     limits.write()
     database.close()
     database = open_database(path)
-    rows = database.read_now(lambda connection: connection.execute(select(RATE_LIMITS)).all())
-    assert sorted((row.limit, row.subject) for row in rows) == [
+    rows = database.read_now(lambda connection: connection.execute(select(COUNTERS)).all())
+    assert sorted((row.name, row.subject) for row in rows) == [
         ("definition:calculator", ""), ("rule:* all 50/60.0", ""),
     ]  # fmt: skip
     database.close()
@@ -502,8 +502,9 @@ async def test_a_file_keeps_one_row_for_each_count(home: Path) -> None:
 async def test_rows_that_no_engine_wrote_are_found_at_the_start(
     database: Database, subject: str, free_at: Any
 ) -> None:
-    values = {"limit": "definition:a", "subject": subject, "free_at": free_at}
-    await database.write(lambda connection: connection.execute(insert(RATE_LIMITS), values))
+    values = {"name": "definition:a", "subject": subject, "period": "rate", "unit": "free_at",
+              "settled": 0, "reserved": free_at, "until": "9999"}  # fmt: skip
+    await database.write(lambda connection: connection.execute(insert(COUNTERS), values))
     with pytest.raises((ValueError, TypeError)):
         limits_on(database)
 

@@ -18,9 +18,10 @@ from sqlalchemy import func, select
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.protocol.blob_urls import BlobUrl, parse_blob_url
-from fumehood.storage import blobs
-from fumehood.storage.blobs import KEY_BYTES, Blob, BlobLinks, BlobStore, Draft, NotKept, load_key
+from fumehood.storage import blobs, file_room
+from fumehood.storage.blobs import KEY_BYTES, Blob, BlobLinks, BlobStore, Draft, NotKept
 from fumehood.storage.database import FILE_NAME, Database, open_database
+from fumehood.storage.directory import random_file
 from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import BLOBS
 from fumehood.storage.sessions import SessionTable
@@ -262,7 +263,7 @@ async def test_full_disk_is_said_and_survived(
         return os.statvfs_result((4096, 4096, 1000, 10, 10, 0, 0, 0, 0, 255))
 
     with monkeypatch.context() as patch:
-        patch.setattr(blobs.os, "statvfs", full)
+        patch.setattr(file_room.os, "statvfs", full)
         with pytest.raises(NotKept, match="disk is full"):
             await keep(store)
     assert files(home) == []
@@ -317,7 +318,7 @@ async def test_next_start_removes_what_a_crash_has_left_and_keeps_the_rest(
 ) -> None:
     async with opened(home, clock) as store:
         kept, lost, cut = [await keep(store, text) for text in (b"kept", b"lost", b"cut")]
-        directory = store.directory
+        directory = store.room.directory
     (directory / lost.id).unlink()
     (directory / cut.id).write_bytes(b"c")
     (directory / ("blob_" + "0" * 32)).write_bytes(b"without a row")
@@ -444,39 +445,13 @@ def test_other_addresses_are_none_of_a_blob(change: tuple[str, str]) -> None:
 
 @pytest.mark.row("E7", "D4")
 def test_key_is_made_once_and_private_whatever_the_umask(home: Path) -> None:
+    (home / "key.new").write_bytes(b"left by a crash")
     before = os.umask(0)
     try:
-        key = load_key(home / "key")
+        key, _ = random_file(home / "key", KEY_BYTES)
     finally:
         os.umask(before)
     assert len(key) == KEY_BYTES
-    assert load_key(home / "key") == key
+    assert random_file(home / "key", KEY_BYTES)[0] == key
     assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
     assert [path.name for path in home.iterdir()] == ["key"]
-
-
-@pytest.mark.row("E7", "D4")
-def test_key_that_others_could_read_is_closed_to_them(home: Path) -> None:
-    load_key(home / "key")
-    (home / "key").chmod(0o644)
-    load_key(home / "key")
-    assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
-
-
-@pytest.mark.row("E7", "D4")
-@pytest.mark.parametrize("broken", [b"", b"short", b"x" * (KEY_BYTES + 1)])
-def test_file_that_holds_no_key_is_replaced(home: Path, broken: bytes) -> None:
-    (home / "key").write_bytes(broken)
-    (home / "key.new").write_bytes(b"left by a crash")
-    key = load_key(home / "key")
-    assert len(key) == KEY_BYTES
-    assert load_key(home / "key") == key
-    assert [path.name for path in home.iterdir()] == ["key"]
-
-
-@pytest.mark.row("E7", "D4")
-def test_link_in_the_place_of_the_key_is_not_followed(home: Path) -> None:
-    (home / "theirs").write_bytes(b"t" * KEY_BYTES)
-    (home / "key").symlink_to(home / "theirs")
-    with pytest.raises(OSError, match="symbolic"):
-        load_key(home / "key")

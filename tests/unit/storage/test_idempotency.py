@@ -150,7 +150,7 @@ def test_old_key_is_free_before_it_was_cleared_away(do: Callable[..., Any]) -> N
 def test_old_keys_go_some_at_a_time(
     do: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "FORGOTTEN_AT_ONCE", 2)
+    monkeypatch.setattr(rows, "DELETED_AT_ONCE", 2)
     for number in range(5):
         call = keyed(f"call_{number}", key=f"k{number}")
         _take(do, call)

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Inspector, create_engine, inspect
+from sqlalchemy import Inspector, create_engine, inspect, select
 
 from fumehood.storage import database as database_module
-from fumehood.storage.database import open_database
+from fumehood.storage.database import APPLICATION_ID, open_database
 from fumehood.storage.directory import owner_id
 from fumehood.storage.errors import (
     DamagedState,
@@ -24,7 +24,7 @@ from fumehood.storage.errors import (
     WriteFailed,
 )
 from fumehood.storage.migrations import STEPS
-from fumehood.storage.schema import METADATA
+from fumehood.storage.schema import COUNTERS, METADATA
 from support.state import Events, keys, pages_of, put
 
 
@@ -138,6 +138,32 @@ def test_migrations_make_exactly_the_schema_that_the_code_uses(path: Path) -> No
     declared.dispose()
     assert len(expected) >= 9
     assert found == expected
+
+
+def test_counts_from_before_budgets_and_rate_limits_shared_a_table_are_kept(path: Path) -> None:
+    old = create_engine(f"sqlite:///{path}")
+    at = "2026-03-01T12:00:00.000000+00:00"
+    with old.begin() as connection:
+        for step in STEPS[:12]:
+            step(connection)
+        run = connection.exec_driver_sql
+        for row in (
+            ("ever", "agent=a", "total", "money", "1.5", "2.0000001", at),
+            ("day", "session=s", "2026-03-01", "calls", "3", "8", at),
+        ):
+            run("INSERT INTO counters VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        run("INSERT INTO rate_limits VALUES (7, 'rule:x', 'principal=p', 1772366400000000000)")
+        run(f"PRAGMA application_id = {APPLICATION_ID}")
+        run("PRAGMA user_version = 12")
+    old.dispose()
+    database = open_database(path)
+    rows = database.read_now(lambda connection: connection.execute(select(COUNTERS)).all())
+    database.close()
+    assert [tuple(row)[1:] for row in rows] == [
+        ("ever", "agent=a", "total", "money", 1_500_000, 2_000_001, "9999"),
+        ("day", "session=s", "2026-03-01", "calls", 3, 8, "2026-03-31T12:00:00.000000+00:00"),
+        ("rule:x", "principal=p", "rate", "free_at", 0, 1772366400000000000, at),
+    ]  # fmt: skip
 
 
 NOT_OURS = {

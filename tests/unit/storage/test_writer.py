@@ -335,16 +335,6 @@ def test_row_is_what_was_posted(database: Database) -> None:
     assert {key: found[key] for key in row} == row
 
 
-def test_statements_of_several_tables_may_be_posted(database: Database) -> None:
-    statement = insert(META)
-    with writer_held(database):
-        for number in range(6):
-            post(database, number)
-            database.post(statement, {"key": f"k{number}", "value": ""})
-    wait_until(lambda: len(database.write_now(keys)) == 6)
-    assert len(call_ids(database)) == 6
-
-
 @pytest.mark.row("D6")
 def test_hook_is_called_around_flushed_commits_and_no_others(home: Path) -> None:
     heard: list[tuple[str, int, set[str]]] = []

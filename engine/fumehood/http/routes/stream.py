@@ -33,8 +33,7 @@ from fumehood.http.routes.calls import CALL_ERRORS, NewCall
 from fumehood.http.routes.tools import ToolName
 from fumehood.protocol import sse
 from fumehood.protocol.messages import encode_envelope
-from fumehood.storage.kept_recordings import Record
-from fumehood.storage.recordings import RecordingReader
+from fumehood.storage.recordings import Record, RecordingReader
 
 KEEP_ALIVE_S = 15.0
 WRITE_DEADLINE_S = 60.0

@@ -15,14 +15,14 @@ from enum import Enum, auto
 from itertools import zip_longest
 from typing import Protocol
 
+from fumehood.core.fair_share import FairShare
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.settings import ContainerSettings
 
 MAX_WAITING = 2000
-MAX_WAITING_OF_PRINCIPAL = 1000
-MAX_WAITING_OF_DOMAIN = 500
+"""Requests in the queue. One principal may have half of them, one of its domains a quarter."""
 
 TURN_S = 1.0
 """How long a trust domain keeps an idle container that others wait for: twice a creation's time."""
@@ -135,9 +135,10 @@ class FairQueue:
         self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[PoolRequest]]] = (
             OrderedDict()
         )
+        self._places = FairShare(MAX_WAITING, MAX_WAITING // 2)
 
     def __len__(self) -> int:
-        return sum(map(_waiting, self._principals.values()))
+        return self._places.total
 
     def __iter__(self) -> Iterator[PoolRequest]:
         everybody = self._principals.values()
@@ -145,17 +146,14 @@ class FairQueue:
 
     def join(self, request: PoolRequest) -> None:
         """Add a request at the end of its domain's. Raises QueueFull."""
-        domains = self._principals.get(request.domain.principal_id, OrderedDict())
+        principal_id = request.domain.principal_id
+        domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
-        if (
-            len(mine) >= MAX_WAITING_OF_DOMAIN
-            or _waiting(domains) >= MAX_WAITING_OF_PRINCIPAL
-            or len(self) >= MAX_WAITING
-        ):
+        if len(mine) >= MAX_WAITING // 4 or self._places.take(principal_id) is not None:
             raise QueueFull
         mine.append(request)
         domains.setdefault(request.domain, mine)
-        self._principals.setdefault(request.domain.principal_id, domains)
+        self._principals.setdefault(principal_id, domains)
 
     def leave(self, request: PoolRequest) -> None:
         """Remove a request. Harmless if it is not here."""
@@ -164,6 +162,7 @@ class FairQueue:
         mine = domains.get(request.domain, [])
         if request in mine:
             mine.remove(request)
+            self._places.give_back(principal_id)
             if not mine:
                 del domains[request.domain]
             if not domains:
@@ -183,10 +182,6 @@ class FairQueue:
         for row in zip_longest(*columns, fillvalue=()):
             for mine in row:
                 yield list(mine)
-
-
-def _waiting(domains: OrderedDict[TrustDomain, list[PoolRequest]]) -> int:
-    return sum(map(len, domains.values()))
 
 
 # -- all containers --------------------------------------------------------------------------

@@ -242,7 +242,7 @@ class ProcessLease:
 
     async def __aenter__(self) -> Self:
         asked = time.monotonic()
-        await self._wall.slots.take(self, self._principal_id)
+        await self._wall.slots.take(self._principal_id)
         try:
             if self._key is not None:
                 self._turn = await self._wall.take_turn(self._key)
@@ -271,7 +271,7 @@ class ProcessLease:
     def _leave(self) -> None:
         if self._turn is not None and self._key is not None:
             self._wall.leave_turn(self._key, self._turn)
-        self._wall.slots.leave(self, self._principal_id)
+        self._wall.slots.leave(self._principal_id)
 
 
 # -- the interpreter: expressions and short programs behind a filter -----------------------

@@ -23,6 +23,7 @@ from fumehood.storage.migrations import (
     m0010_blobs_of_sessions,
     m0011_overview,
     m0012_remembered_others,
+    m0013_one_table_of_counters,
 )
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -38,5 +39,6 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0010_blobs_of_sessions.upgrade,
     m0011_overview.upgrade,
     m0012_remembered_others.upgrade,
+    m0013_one_table_of_counters.upgrade,
 )
 """In order; the schema's version is the number of steps that a database has passed."""

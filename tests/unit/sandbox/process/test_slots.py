@@ -17,10 +17,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def has_place(places: Slots, holder: object, who: str) -> bool:
+async def has_place(places: Slots, who: str) -> bool:
     """Whether there is one without waiting."""
     with anyio.move_on_after(0):
-        await places.take(holder, who)
+        await places.take(who)
         return True
     return False
 
@@ -28,44 +28,44 @@ async def has_place(places: Slots, holder: object, who: str) -> bool:
 @pytest.mark.row("S4")
 async def test_one_principal_has_three_quarters_and_the_rest_is_for_others() -> None:
     places = Slots(8, "the wall")
-    assert [await has_place(places, n, "alice") for n in range(8)] == [True] * 6 + [False] * 2
-    assert [await has_place(places, n, "bob") for n in range(10, 13)] == [True, True, False]
-    places.leave(0, "alice")
-    assert await has_place(places, 12, "bob")
-    assert not await has_place(places, 0, "alice")
-    places.leave(12, "bob")
-    assert await has_place(places, 0, "alice")
+    assert [await has_place(places, "alice") for _ in range(8)] == [True] * 6 + [False] * 2
+    assert [await has_place(places, "bob") for _ in range(3)] == [True, True, False]
+    places.leave("alice")
+    assert await has_place(places, "bob")
+    assert not await has_place(places, "alice")
+    places.leave("bob")
+    assert await has_place(places, "alice")
 
 
 async def test_whoever_waits_gets_the_place_that_is_left() -> None:
     places = Slots(1, "the wall")
-    await places.take("first", "alice")
+    await places.take("alice")
     took = anyio.Event()
 
     async def wait() -> None:
-        await places.take("second", "alice")
+        await places.take("alice")
         took.set()
 
     async with anyio.create_task_group() as group:
         group.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
         assert not took.is_set()
-        places.leave("first", "alice")
+        places.leave("alice")
         await took.wait()
-    places.leave("second", "alice")
-    assert await has_place(places, "third", "bob")
+    places.leave("alice")
+    assert await has_place(places, "bob")
 
 
 async def test_whoever_gives_up_leaves_nothing_taken() -> None:
     places = Slots(2, "the wall")
-    await places.take(1, "alice")
-    await places.take(2, "alice")
-    for number in range(3, 6):
-        assert not await has_place(places, number, "bob")
-        assert not await has_place(places, number, "alice")
-    places.leave(1, "alice")
-    places.leave(2, "alice")
-    assert [await has_place(places, number, "bob") for number in (1, 2)] == [True, True]
+    await places.take("alice")
+    await places.take("alice")
+    for _ in range(3):
+        assert not await has_place(places, "bob")
+        assert not await has_place(places, "alice")
+    places.leave("alice")
+    places.leave("alice")
+    assert [await has_place(places, "bob") for _ in range(2)] == [True, True]
 
 
 @pytest.mark.row("S4")
@@ -74,30 +74,19 @@ async def test_one_principal_never_has_all_that_there_is_to_wait_in(
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 4)
     places = Slots(1, "the wall")
-    await places.take("held", "alice")
+    await places.take("alice")
 
-    async def refused(holder: object, who: str) -> None:
+    async def refused(who: str) -> None:
         with pytest.raises(SandboxUnavailable, match="Too many calls wait for the wall"):
-            await places.take(holder, who)
+            await places.take(who)
 
     async with anyio.create_task_group() as group:
-        for number in range(2):
-            group.start_soon(places.take, ("alice", number), "alice")
+        for _ in range(2):
+            group.start_soon(places.take, "alice")
         await anyio.wait_all_tasks_blocked()
-        await refused("one more", "alice")
+        await refused("alice")
         for number in range(2):
-            group.start_soon(places.take, ("bob", number), f"bob-{number}")
+            group.start_soon(places.take, f"bob-{number}")
         await anyio.wait_all_tasks_blocked()
-        await refused("one more", "carol")
+        await refused("carol")
         group.cancel_scope.cancel()
-
-
-async def test_shares_that_nobody_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_UNUSED_SHARES", 3)
-    places = Slots(8, "the wall")
-    await places.take(0, "alice")
-    for number in range(1, 20):
-        await places.take(number, f"other-{number}")
-        places.leave(number, f"other-{number}")
-    assert len(places._shares) <= 4
-    places.leave(0, "alice")

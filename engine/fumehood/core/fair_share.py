@@ -1,0 +1,56 @@
+"""A fair share: so much for all principals together, and at most so much for each of them.
+
+A count, no I/O: of slots, places in a queue, sessions or bytes. Who lacks what is refused, waits or
+makes room is the user's decision.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Lack(Enum):
+    """Why there is not enough."""
+
+    SHARE = "share"
+    """The principal has used up its share."""
+
+    TOTAL = "total"
+    """All principals together have used up the total."""
+
+
+class FairShare:
+    """What is taken, in all and by principal. Not safe for threads."""
+
+    def __init__(self, most: int, most_of_one: int) -> None:
+        self.most = most
+        self.most_of_one = most_of_one
+        self.total = 0
+        self._taken: dict[str, int] = {}
+
+    def of(self, principal_id: str) -> int:
+        """What one principal has taken."""
+        return self._taken.get(principal_id, 0)
+
+    def take(self, principal_id: str, amount: int = 1) -> Lack | None:
+        """Take an amount, or nothing; returns what is lacking."""
+        if self.of(principal_id) + amount > self.most_of_one:
+            return Lack.SHARE
+        if self.total + amount > self.most:
+            return Lack.TOTAL
+        self.add(principal_id, amount)
+        return None
+
+    def add(self, principal_id: str, amount: int = 1) -> None:
+        """Take an amount even if it is too much."""
+        self.total += amount
+        self._taken[principal_id] = self.of(principal_id) + amount
+
+    def give_back(self, principal_id: str, amount: int = 1) -> None:
+        """Return an amount that was taken."""
+        self.add(principal_id, -amount)
+        if not self._taken[principal_id]:
+            del self._taken[principal_id]
+
+
+__all__ = ["FairShare", "Lack"]
