@@ -27,6 +27,7 @@ from fumehood.sandbox.container.docker_api import DockerError, open_docker
 from fumehood.sandbox.images.build import DEADLINE_S, build_image
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
+from support.checked_once import check_once
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
 from support.preloaded import commands, start_from_preloaded
@@ -230,6 +231,13 @@ AVAILABLE = {
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checked_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        check_once(patch.setattr)
+        yield
 
 
 @pytest.fixture

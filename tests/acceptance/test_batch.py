@@ -74,9 +74,7 @@ def test_every_call_of_a_batch_has_its_own_envelope_in_order(shared_daemon: Daem
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        (b"[]", 400), (b"{}", 400), (b'{"calls": []}', 400), (b'{"calls": "ab"}', 400),
-        (b'{"calls": [{}], "calls": [{}]}', 400), (b'{"calls": [{}], "option": {}}', 400),
-        (json.dumps({"calls": [{}] * 1001}).encode(), 400),
+        (b"[]", 400), (b'{"calls": [{}], "calls": [{}]}', 400),
         (b'{"calls": ["' + b"x" * (8 << 20) + b'"]}', 413),
         (json.dumps({"calls": [{}] * 1000}).encode(), 200),
     ],

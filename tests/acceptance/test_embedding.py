@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import pytest
@@ -106,13 +106,15 @@ async def test_request_over_the_channels_size_harms_nobody(home: Path) -> None:
 
 
 @pytest.mark.row("S2")
-@pytest.mark.parametrize(
-    "smuggled", [{"program": "probe", "attack": "files"}, {"output_bytes": 1}, {"arguments": {}}]
-)
-async def test_arguments_cannot_become_the_guests_own_keys(home: Path, smuggled: dict) -> None:
+async def test_arguments_cannot_become_the_guests_own_keys(home: Path) -> None:
     async with Engine(tools=[EXPRESSION_TOOL], config=Config(home=home)) as engine:
-        envelope = await engine.call("open_calculator", {"expression": "2 + 2", **smuggled})
-        assert envelope.data == {"value": 4, "text": "4"}
+        for smuggled in (
+            {"program": "probe", "attack": "files"},
+            {"output_bytes": 1},
+            {"arguments": {}},
+        ):
+            envelope = await engine.call("open_calculator", {"expression": "2 + 2", **smuggled})
+            assert envelope.data == {"value": 4, "text": "4"}
 
 
 @tool(sandboxed=False, timeout_seconds=0.05)
@@ -132,34 +134,29 @@ async def test_function_that_swallows_its_cancellation_is_still_a_timeout(home: 
         assert envelope.error.code == "TIMEOUT"
 
 
-def failing_with(**error: object):
-    @tool(sandboxed=False)
-    async def fails() -> None:
-        """Fail with an error of its own."""
-        raise ToolError("OWN_CODE", **error)  # type: ignore[arg-type]
+OWN_ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"message": "\ud800"}, "OWN_CODE"),
+    ({"message": "m" * 10_000_000}, "OWN_CODE"),
+    ({"message": "m", "details": {"a": object()}}, "EXECUTION_ERROR"),
+    ({"message": "m", "details": {"a": "x" * 200_000}}, "OUTPUT_LIMIT_EXCEEDED"),
+    ({"message": "m", "details": {"a": 1}}, "OWN_CODE"),
+]
 
-    return fails
+
+@tool(sandboxed=False)
+async def fails(number: int) -> None:
+    """Fail with an error of its own."""
+    raise ToolError("OWN_CODE", **OWN_ERRORS[number][0])
 
 
 @pytest.mark.row("E1")
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        ({"message": "\ud800"}, "OWN_CODE"),
-        ({"message": "m" * 10_000_000}, "OWN_CODE"),
-        ({"message": "m", "details": {"a": object()}}, "EXECUTION_ERROR"),
-        ({"message": "m", "details": {"a": "x" * 200_000}}, "OUTPUT_LIMIT_EXCEEDED"),
-        ({"message": "m", "details": {"a": 1}}, "OWN_CODE"),
-    ],
-)
-async def test_tools_own_error_is_bounded_like_its_result(
-    home: Path, error: dict, code: str
-) -> None:
-    async with Engine(tools=[failing_with(**error)], config=Config(home=home)) as engine:
-        envelope = await engine.call("fails")
-        assert envelope.error is not None
-        assert envelope.error.code == code
-        assert len(envelope.model_dump_json()) < 5000
+async def test_tools_own_error_is_bounded_like_its_result(home: Path) -> None:
+    async with Engine(tools=[fails], config=Config(home=home)) as engine:
+        for number, (_, code) in enumerate(OWN_ERRORS):
+            envelope = await engine.call("fails", {"number": number})
+            assert envelope.error is not None
+            assert envelope.error.code == code
+            assert len(envelope.model_dump_json()) < 5000
 
 
 @pytest.mark.row("P11", "S1")
@@ -178,13 +175,14 @@ async def test_memory_limit_that_could_never_work_is_refused_at_registration(hom
 
 
 @pytest.mark.row("E1")
-@pytest.mark.parametrize("name", [None, 5, "\ud800", "", "a/b", "x" * 5000])
-async def test_any_name_is_answered_with_an_envelope(home: Path, name: object) -> None:
+async def test_any_name_is_answered_with_an_envelope(home: Path) -> None:
+    names: list[Any] = [None, 5, "\ud800", "", "a/b", "x" * 5000]
     async with Engine(config=Config(home=home)) as engine:
-        envelope = await engine.call(name, {})  # type: ignore[arg-type]
-        assert envelope.error is not None
-        assert envelope.error.code in ("TOOL_NOT_FOUND", "INVALID_PARAMS")
-        assert envelope.model_dump_json()
+        for name in names:
+            envelope = await engine.call(name, {})
+            assert envelope.error is not None
+            assert envelope.error.code in ("TOOL_NOT_FOUND", "INVALID_PARAMS")
+            assert envelope.model_dump_json()
 
 
 @pytest.mark.row("P2")

@@ -13,24 +13,24 @@ import platform
 import signal
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from conftest import Daemon, launch, wait_until_ready
 from fumehood import Client
+from fumehood.attack.attack import Topic
+from fumehood.attack.corpus import attacks_on
+from fumehood.attack.corpus.container_guest import LOOK_FOR_PROCESSES
 from fumehood.core.envelope import Envelope
 from fumehood.storage.directory import owner_id
-from support.attacks import Harm, corpus
+from support.attacks import BAIT, Harm, ending_of
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S3", "S4")]
 
-CANARY = "canary-5e1f"
 TIMEOUT_S = 3.0
 
 
@@ -99,49 +99,31 @@ def syscall(number: int, *arguments: str) -> str:
 
 HARMLESS_CALL = syscall(39)  # getpid
 
-NO_REFUSALS = {"thread-flood", "shared-memory-fill"}
-"""Rows of the corpus that end by an exception, and fill up something first."""
-
 
 def of_corpus() -> Iterator[Try]:
     """What a program of the corpus is refused. Of several exceptions, the first is runc's."""
-    for row in corpus("container"):
-        name, _, kind = row.expected.ends[0].partition(":")
-        if name == "exception" and row.expected.hits is None and row.id not in NO_REFUSALS:
+    for row in attacks_on("container"):
+        _, ended_by, kind = ending_of(row)
+        if ended_by == "exception" and row.topic is not Topic.FLOOD and BAIT not in row.code:
             yield Try(f"corpus-{row.id}", row.harm, row.code, row.twin, kind)
 
 
 ESCAPES = [
     *of_corpus(),
-    Try("write-channel", Harm.INTEGRITY, "open('/proc/1/fd/1', 'wb')",
-        "open('/proc/self/fd/1', 'wb').close()"),
     Try("read-channel", Harm.INTERNAL_READ, "open('/proc/1/fd/0', 'rb')",
         "open('/proc/self/fd/0', 'rb').close()"),
     Try("stop-supervisor", Harm.INTERNAL_ESC, "import os\nos.kill(1, 19)",
         "import os\nos.kill(os.getpid(), 0)"),
     Try("stop-parent", Harm.INTERNAL_ESC, "import os\nos.kill(os.getppid(), 19)",
         "import os\nos.kill(os.getpid(), 0)"),
-    Try("become-root", Harm.INTERNAL_ESC, "import os\nos.setuid(0)", "import os\nos.getuid()"),
     Try("system-v-queue", Harm.LATERAL, syscall(68, "0", "0o1666"), HARMLESS_CALL),
     Try("posix-queue-as-a-file", Harm.LATERAL, "open('/dev/mqueue/left', 'w')",
         "import os\nos.listdir('/dev/mqueue')", raises="OSError"),
-    Try("make-a-device", Harm.ESCAPE, "import os\nos.mknod('/tmp/disk', 0o60666, 0x800)",
-        "import os\nos.mkfifo('/tmp/pipe')"),
     Try("kernel-algorithms", Harm.ESCAPE, "import socket\nsocket.socket(38, socket.SOCK_SEQPACKET)",
         "import socket\nsocket.socket(socket.AF_INET).close()"),
     Try("lower-niceness", Harm.PEER_DOS, "import os\nos.nice(-5)", "import os\nos.nice(1)"),
     Try("change-the-interpreter", Harm.INTERNAL_ESC,
         "import os\nopen(os.__file__, 'a')", "import os\nopen(os.__file__).close()"),
-    Try("write-a-kernel-setting", Harm.ESCAPE, "open('/proc/sys/kernel/core_pattern', 'w')",
-        "open('/proc/sys/kernel/ostype').read()", raises="OSError"),
-    Try("change-the-cgroup", Harm.HOST_DOS,
-        "import glob\nopen(glob.glob('/sys/fs/cgroup/**/*pids.max', recursive=True)[0], 'w')",
-        "import glob\nopen(glob.glob('/sys/fs/cgroup/**/*pids.max', recursive=True)[0]).read()",
-        raises="OSError"),
-    Try("reach-the-network", Harm.EXFIL,
-        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('192.0.2.1', 9))",
-        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.1', 9))",
-        raises="OSError"),
     Try("find-the-guest", Harm.INTERNAL_READ, "import fumehood", "import json",
         raises="ModuleNotFoundError"),
 ]  # fmt: skip
@@ -203,42 +185,6 @@ def _docker_run(image: Any, program: str, *, user: str) -> str:
 
 # -- nothing passes from one call to the next ------------------------------------------------
 
-SCAN = """
-import re
-needle = bytes(reversed(REVERSED.encode()))
-hits = 0
-for line in open("/proc/self/maps"):
-    span, rights = line.split()[:2]
-    if not rights.startswith("r") or "[v" in line:
-        continue
-    low, high = (int(end, 16) for end in span.split("-"))
-    with open("/proc/self/mem", "rb", 0) as memory:
-        try:
-            memory.seek(low)
-            data = memory.read(high - low)
-        except (OSError, ValueError, OverflowError):
-            continue
-    # The needle itself stands in this program's own memory: a few times, known by a control.
-    hits += len(re.findall(re.escape(needle) + b"-0123456789", data))
-    del data
-hits
-"""
-
-
-@pytest.mark.row("S5")
-def test_the_memory_of_a_call_is_not_in_the_next_ones(client: Client) -> None:
-    secret = f"{CANARY}-{time.monotonic_ns()}"
-    scan = f"REVERSED = {secret[::-1]!r}\n{SCAN}"
-    holds = f"kept = {secret!r} + '-0123456789'\nprint(len(kept))\nheld = [kept + str(n) for n in range(1000)]\n"
-    for _ in range(3):
-        assert code_of(run(client, holds)) is None
-        answer = run(client, scan, timeout_seconds=20)
-        assert (code_of(answer), answer.data["value"]) == (None, 0), answer
-    # Control: the same scan finds what its own process holds, so it can see.
-    answer = run(client, holds + scan, timeout_seconds=20)
-    assert answer.data["value"] > 100
-
-
 SIBLING = """
 import ctypes, os, time
 CLONE_PARENT = 0x8000
@@ -255,8 +201,8 @@ def test_a_process_that_hides_among_the_guests_own_is_ended_like_any_other(
 ) -> None:
     for _ in range(3):
         assert code_of(run(client, SIBLING)) is None
-        answer = run(client, LOOKS_FOR_TRACES)
-        assert (code_of(answer), answer.data["value"]) == (None, []), answer
+        answer = run(client, LOOK_FOR_PROCESSES)
+        assert (code_of(answer), answer.data["value"]) == (None, 0), answer
 
 
 HEADLESS = """
@@ -318,68 +264,10 @@ def test_a_process_that_looks_dead_or_gone_is_not_taken_for_it(client: Client, c
         left = run(client, code)
         assert code_of(left) is None, left
         moved += left.data["value"] or 0
-        answer = run(client, LOOKS_FOR_TRACES)
-        assert (code_of(answer), answer.data["value"]) == (None, []), answer
+        answer = run(client, LOOK_FOR_PROCESSES)
+        assert (code_of(answer), answer.data["value"]) == (None, 0), answer
     # Not vacuous: it did leap, while its program looked.
     assert moved > 0 or code == HEADLESS or platform.machine() != "x86_64"
-
-
-LEAVES_TRACES = """
-import os, signal, sys, threading, time
-open("/workspace/left", "w").write("x")
-open("/tmp/left", "w").write("x")
-open("/dev/shm/left", "w").write("x")
-os.makedirs("/workspace/deep/er")
-os.chmod("/workspace/deep", 0)
-os.environ["LEFT"] = "x"
-os.umask(0)
-sys.path.append("/left")
-sys.modules["json"] = None
-import builtins
-builtins.left = "x"
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(60)
-    os._exit(0)
-os.setpriority(os.PRIO_PROCESS, 0, 19)
-"""
-
-LOOKS_FOR_TRACES = """
-import builtins, os, resource, signal, sys
-import json
-found = [name for name in ("/workspace/left", "/tmp/left", "/dev/shm/left", "/workspace/deep")
-         if os.path.lexists(name)]
-found += [name for name in ("LEFT",) if name in os.environ]
-found += ["path"] * ("/left" in sys.path) + ["builtin"] * hasattr(builtins, "left")
-found += ["signal"] * (signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL)
-mask = os.umask(0o22)
-found += [f"umask {mask:o}"] * (mask != 0o22)
-found += ["priority"] * (os.getpriority(os.PRIO_PROCESS, 0) != 10)
-mine = []
-for name in os.listdir("/proc"):
-    if name.isdigit() and int(name) != os.getpid():
-        try:
-            uid = [l for l in open(f"/proc/{name}/status") if l.startswith("Uid:")][0].split()[1]
-        except OSError:
-            continue
-        if uid != "0":
-            mine.append(name)
-found + mine
-"""
-
-
-@pytest.mark.row("S5")
-def test_nothing_that_a_program_leaves_behind_is_there_for_the_next(client: Client) -> None:
-    for _ in range(3):
-        assert code_of(run(client, LEAVES_TRACES)) is None
-        answer = run(client, LOOKS_FOR_TRACES)
-        assert (code_of(answer), answer.data["value"]) == (None, []), answer
-    # Control: in the call that left them the same look finds them.
-    answer = run(client, LEAVES_TRACES + LOOKS_FOR_TRACES.replace("import json\n", ""))
-    assert len(answer.data["value"]) >= 9
 
 
 @pytest.mark.row("S5")
@@ -405,49 +293,32 @@ class Flood:
         return self.name
 
 
-FORK_BOMB = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
+def floods_of_corpus() -> Iterator[Flood]:
+    for row in attacks_on("container"):
+        if row.topic is Topic.FLOOD:
+            code = row.code.replace("@MARK@", "flood")
+            yield Flood(f"corpus-{row.id}", code, ending_of(row)[:2], row.expected.hits)
+
 
 FLOODS = [
-    Flood("endless-loop", "while True: pass", ("TIMEOUT", "wall_time")),
-    Flood("endless-sleep", "import time\ntime.sleep(1000)", ("TIMEOUT", "wall_time")),
-    Flood("ignores-signals",
-          "import signal, time\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n"
-          "    except OSError: pass\ntime.sleep(1000)", ("TIMEOUT", "wall_time")),
-    Flood("stops-itself", "import os\nos.kill(os.getpid(), 19)", ("TIMEOUT", "wall_time")),
-    Flood("fork-bomb", FORK_BOMB, ("TIMEOUT", "wall_time"), "processes"),
-    Flood("sessions-bomb", FORK_BOMB.replace("os.fork()", "os.fork() or os.setsid()"),
+    *floods_of_corpus(),
+    Flood("sessions-bomb",
+          "import os\nwhile True:\n    try: os.fork() or os.setsid()\n    except OSError: pass",
           ("TIMEOUT", "wall_time"), "processes"),
-    Flood("fork-bomb-at-once", "import os\nfor _ in range(6): os.fork()\nwhile True: os.fork()",
-          ("EXECUTION_ERROR", "exception"), "processes"),
+    Flood("stops-itself", "import os\nos.kill(os.getpid(), 19)", ("TIMEOUT", "wall_time")),
     Flood("thread-bomb",
           "import threading, time\nwhile True:\n    try: threading.Thread(target=time.sleep,"
           " args=(60,)).start()\n    except RuntimeError: pass", ("TIMEOUT", "wall_time"),
           "processes"),
-    Flood("memory", "held = []\nwhile True: held.append(bytearray(1 << 20))",
-          ("MEMORY_LIMIT_EXCEEDED", "memory")),
-    Flood("memory-in-children",
-          "import os\nfor _ in range(8):\n    if os.fork() == 0:\n        held = []\n"
-          "        while True: held.append(bytearray(1 << 20))\nimport time\ntime.sleep(2)",
-          ("MEMORY_LIMIT_EXCEEDED", "memory")),
     Flood("memory-at-once", "bytearray(1 << 40)", ("MEMORY_LIMIT_EXCEEDED", "memory")),
-    Flood("output", "while True: print('x' * 1000)", ("OUTPUT_LIMIT_EXCEEDED", "output")),
     Flood("errors", "import sys\nwhile True: sys.stderr.write('x' * 1000)",
           ("OUTPUT_LIMIT_EXCEEDED", "output")),
     Flood("output-of-children",
           "import os\nos.fork()\nos.fork()\nwhile True: os.write(1, b'x' * 4096)",
           ("OUTPUT_LIMIT_EXCEEDED", "output")),
-    Flood("sparse-file", "open('big', 'wb').truncate(1 << 40)",
-          ("EXECUTION_ERROR", "exception"), "file_size"),
-    Flood("full-disk",
-          "n = 0\nwhile True:\n    n += 1\n    open(f'f{n}', 'wb').write(bytes(1 << 20))",
-          ("EXECUTION_ERROR", "exception"), "disk"),
-    Flood("many-files", "n = 0\nwhile True:\n    n += 1\n    open(f'f{n}', 'w').close()",
-          ("EXECUTION_ERROR", "exception"), "disk"),
     Flood("disk-and-go-on",
           "try:\n    while True: open('f', 'ab').write(bytes(1 << 20))\nexcept OSError: pass\n'on'",
           (None, "ok")),
-    Flood("descriptors", "held = []\nwhile True: held.append(open('/dev/null'))",
-          ("EXECUTION_ERROR", "exception"), "open_files"),
     Flood("claims", "import os\nwhile True: os.write(4, b'x' * 65536)", ("TIMEOUT", "wall_time")),
     Flood("zombies",
           "import os\nwhile True:\n    try:\n        if os.fork() == 0: os._exit(0)\n"
@@ -471,17 +342,6 @@ def test_a_flood_ends_as_itself_and_the_next_program_is_unharmed(
 
 
 # -- the channel ------------------------------------------------------------------------------
-
-
-@pytest.mark.row("S4")
-def test_frames_forged_on_every_descriptor_change_nothing_that_is_measured(client: Client) -> None:
-    [forges] = corpus("container", "forge-ending")
-    envelope = run(client, forges.code)
-    assert code_of(envelope) == "EXECUTION_ERROR"
-    said = details(envelope)
-    assert (said["ended_by"], said["exit_code"]) == ("exit", 3)
-    assert "forged" in said["stdout"]  # it did write, and it is output like any other
-    assert code_of(run(client, "1")) is None
 
 
 @pytest.mark.row("S4")
@@ -558,41 +418,6 @@ def test_a_file_too_deep_to_be_listed_is_counted(client: Client) -> None:
     deep = "import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()"
     assert run(client, deep.format(100)).data["files_left_out"] == 1
     assert len(run(client, deep.format(10)).data["files"]) == 1
-
-
-# -- from outside -----------------------------------------------------------------------------
-
-
-@pytest.mark.row("S3")
-def test_the_program_is_seen_from_outside_as_a_user_without_anything(
-    client: Client, daemon: Daemon
-) -> None:
-    marker = f"marker-{time.monotonic_ns()}"
-    script = (
-        f"import os, time\nopen('/proc/self/comm', 'w').write('{marker[-12:]}')\ntime.sleep(1.5)"
-    )
-    seen: dict[str, str] = {}
-    import threading
-
-    thread = threading.Thread(target=run, args=(client, script))
-    thread.start()
-    deadline = time.monotonic() + 10
-    while not seen and time.monotonic() < deadline:
-        for process in psutil.process_iter(["name", "pid"]):
-            if process.info["name"] == marker[-12:]:
-                seen = _status(process.info["pid"])
-    thread.join()
-    assert seen["Uid"].split() == ["10001"] * 4
-    assert seen["Gid"].split() == ["10001"] * 4
-    assert seen["Groups"].strip() == ""
-    assert {seen[name] for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")} == {"0" * 16}
-    assert (seen["NoNewPrivs"], seen["Seccomp"]) == ("1", "2")
-    assert int(seen["Seccomp_filters"]) >= 2
-
-
-def _status(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 @pytest.mark.row("E1")

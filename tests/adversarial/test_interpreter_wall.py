@@ -228,11 +228,6 @@ def test_twin_works_inside_a_sealed_child(twin: Callable[[], None]) -> None:
     assert _ends(twin, sealed=True) == (WORKED, None)
 
 
-def test_filter_cannot_be_installed_for_an_unknown_machine() -> None:
-    with pytest.raises(OSError, match="no system-call filter"):
-        filters.build_interpreter_filter("riscv64")
-
-
 def test_sealed_child_keeps_three_kinds_of_descriptors_only(shared_daemon, client) -> None:
     """Look from outside: the kernel's list of the running guest's descriptors."""
     from support.processes import guest_of, sealed_children_of

@@ -25,13 +25,14 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.attack.attack import Attack
+from fumehood.attack.corpus import attacks_on
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
 from fumehood.sandbox.process.wall import JailWall
 from support import jailed_tools
-from support.attacks import Harm, corpus
+from support.attacks import Harm, ending_of
 from support.processes import children_of_guest
 from support.wait import wait_until
 
@@ -161,10 +162,6 @@ CHANGES = [
 SOCKETS = [
     opens("unix", "socket.socket(socket.AF_UNIX)"),
     opens("internet", "socket.socket(socket.AF_INET)"),
-    opens("internet-6", "socket.socket(socket.AF_INET6)", control=False),
-    opens("datagram", "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"),
-    opens("packet", "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)", control=False),
-    opens("vsock", "socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)", control=False),
     opens("datagram-pair", "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)"),
     opens("packet-pair", "socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)"),
     opens(
@@ -176,30 +173,11 @@ SOCKETS = [
         "message-with-descriptors", "a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [0])"
     ),
     opens("resolve", "socket.getaddrinfo('localhost', 80)"),
-    opens(
-        "asyncio",
-        "import asyncio; asyncio.run(asyncio.open_connection('127.0.0.1', 1))",
-        control=False,
-    ),
-    opens(
-        "http",
-        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1/')",
-        control=False,
-    ),
 ]
 
 PROCESSES = [
-    starts("fork-bomb", "while True: os.fork()", control=False),
     starts("shell", "os.system('true')"),
-    starts("subprocess", "import subprocess; subprocess.run(['true'])"),
     starts("spawn", "os.posix_spawn('/bin/true', ['true'], {{}})"),
-    starts(
-        "thread-bomb",
-        "import _thread\nwhile True: _thread.start_new_thread(print, ())",
-        control=False,
-    ),
-    starts("thread-of-asyncio", "import asyncio; asyncio.run(asyncio.to_thread(int))"),
-    starts("pool", "import multiprocessing.pool; multiprocessing.pool.ThreadPool(1)"),
     starts("memory-file", "os.memfd_create('x')"),
 ]
 
@@ -215,7 +193,6 @@ OTHERS = [
     touches("session", "os.setsid()"),
     touches("priority", "os.setpriority(os.PRIO_PROCESS, 0, 5)", control=True),
     touches("groups", "os.setgroups([])"),
-    touches("another-filter", "c.syscall(317, 1, 0, 0)"),
     touches("another-view", "c.syscall(444, 0, 0, 1)"),
     touches("abort", "os.abort()"),
 ]
@@ -225,15 +202,8 @@ if os.uname().machine != "x86_64":  # the numbers above are those of x86-64
 QUICK = (("timeout_seconds", 0.3),)
 BOMBS = [
     JailAttack("memory-at-once", Harm.HOST_DOS, "bytearray(1 << 40)", ("MEMORY_LIMIT_EXCEEDED", "memory", None), False),
-    JailAttack("memory-bit-by-bit", Harm.HOST_DOS, "a = []\nwhile True: a.append(bytearray(1 << 20))",
-               ("MEMORY_LIMIT_EXCEEDED", "memory", None), False),
     JailAttack("memory-swallowed", Harm.HOST_DOS,
                "a = []\nwhile True:\n    try: a.append(bytearray(1 << 20))\n    except MemoryError: pass",
-               ("TIMEOUT", "wall_time", None), False, QUICK),
-    JailAttack("spin", Harm.HOST_DOS, "while True: pass", ("TIMEOUT", "wall_time", None), False, QUICK),
-    JailAttack("sleep", Harm.PEER_DOS, "import time; time.sleep(600)", ("TIMEOUT", "wall_time", None), False, QUICK),
-    JailAttack("deaf-to-signals", Harm.HOST_DOS,
-               "import signal\nfor n in range(1, 32):\n    if n not in (9, 19): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
                ("TIMEOUT", "wall_time", None), False, QUICK),
     JailAttack("swallow-everything", Harm.PEER_DOS, "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
                ("TIMEOUT", "wall_time", None), False, QUICK),
@@ -261,27 +231,24 @@ FORGED = [
                ("OUTPUT_LIMIT_EXCEEDED", "output", None), False),
 ]  # fmt: skip
 
-WITH_CONTROL = corpus(
-    "jail", "read-host-file", "list-host", "reopen-by-descriptor", "host-processes",
+LOOKED_AT = {"reach-loopback", "reach-abstract-socket", "run-host-file", "end-host-process"}
+"""Rows whose bait `doctor --attack` alone has."""
+
+WITH_CONTROL = {
+    "read-host-file", "list-host", "reopen-by-descriptor", "host-processes",
     "write-outside-workspace", "change-host-file", "remove-host-file", "netlink", "fork-bomb",
     "thread-flood", "execute",
-)  # fmt: skip
-WITHOUT_CONTROL = corpus(
-    "jail", "trace-supervisor", "read-other-memory", "unshare-user", "mount", "bpf", "keyring",
-    "io-uring", "userfaultfd", "shared-memory-segment", "another-filter", "chroot", "become-root",
-    "raw-socket", "docker-socket", "sysrq-trigger", "output-flood", "open-file-flood",
-    "end-supervisor", "forge-ending", "exit-as-if-done",
-)  # fmt: skip
-CODES = {
-    "policy": "SANDBOX_VIOLATION",
-    "output": "OUTPUT_LIMIT_EXCEEDED",
-    "sandbox_lost": "SANDBOX_UNAVAILABLE",
-    "exception": "EXECUTION_ERROR",
+}  # fmt: skip
+"""Rows that an ordinary process is not refused."""
+
+OPTIONS: dict[str, tuple[tuple[str, float], ...]] = {
+    "wall_time": QUICK,
+    "memory": (("memory_limit_mb", 64),),
 }
 
 
-def of_corpus(attack: Attack, control: bool) -> JailAttack:
-    """The engine and the directory outside are its bait. Of several endings, the first."""
+def of_corpus(attack: Attack) -> JailAttack:
+    """The engine and the directory outside are its bait."""
     code = attack.code.replace("{", "{{").replace("}", "}}")
     for bait, here in (
         ("@FILE@", "{outside}/secret"),
@@ -289,14 +256,17 @@ def of_corpus(attack: Attack, control: bool) -> JailAttack:
         ("@PID@", str(ENGINE)),
     ):
         code = code.replace(bait, here)
-    ended_by, _, kind = attack.expected.ends[0].partition(":")
-    ends = (CODES[ended_by], ended_by, kind or None)
-    return JailAttack(f"corpus-{attack.id}", attack.harm, code, ends, control)
+    error, ended_by, kind = ending_of(attack)
+    return JailAttack(
+        f"corpus-{attack.id}", attack.harm, code, (error, ended_by, kind or None),
+        attack.id in WITH_CONTROL, OPTIONS.get(ended_by, ()),
+    )  # fmt: skip
 
 
 CORPUS = [
-    *(of_corpus(attack, control=True) for attack in WITH_CONTROL),
-    *(of_corpus(attack, control=False) for attack in WITHOUT_CONTROL),
+    of_corpus(attack)
+    for attack in attacks_on("jail")
+    if ending_of(attack)[0] and attack.id not in LOOKED_AT
 ]
 ATTACKS = [*CORPUS, *FILES, *CHANGES, *SOCKETS, *PROCESSES, *OTHERS, *BOMBS, *FORGED]
 

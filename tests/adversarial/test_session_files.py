@@ -316,11 +316,6 @@ def test_upload_that_nobody_meddles_with_is_whole(session: Session) -> None:
     assert session.files("GET", "/a").body == b"x" * (2 * MB)
 
 
-def test_upload_that_is_cut_leaves_nothing_in_the_container(session: Session) -> None:
-    half_an_upload(session).close()
-    wait_until(lambda: session.shell("ls -A | wc -l")["stdout"] == "0\n")
-
-
 def test_full_workspace_refuses_and_is_usable_afterwards(session: Session) -> None:
     session.shell("head -c 30000000 /dev/zero > full")
     answer = session.files("PUT", "/a", b"x" * (16 * MB))

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from conftest import FUMEHOOD, Daemon
 from fumehood import Refused
 from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
-from fumehood.approvals.model import ApprovalState, NewDecision, OneOfSeveral, RememberWish
+from fumehood.approvals.model import ApprovalState, RememberWish
 from fumehood.cli.main import app
 from support.approving import approving_daemon, ran
 from support.authority import ask
@@ -113,40 +113,6 @@ def test_denied_call_never_runs_and_the_model_is_told_why(
     assert answer.error.code == "APPROVAL_DENIED"
     assert "not on a friday" in answer.error.message
     assert times(daemon, f"no-{kind}") == 0
-
-
-@pytest.mark.row("A3")
-def test_edited_call_runs_as_it_was_edited(
-    daemon: Daemon, caller: Any, control: Any, kind: str
-) -> None:
-    approval_id = asked(caller, f"edit-{kind}")
-    with pytest.raises(Refused) as wrong:
-        control.approvals.approve(approval_id, version=1, arguments={"text": 5, "more": 1})
-    assert wrong.value.code == "INVALID_PARAMS"
-    edited = control.approvals.approve(approval_id, version=1, arguments={"text": f"edited-{kind}"})
-    answer_of(caller, edited.call_id)
-    assert (times(daemon, f"edit-{kind}"), times(daemon, f"edited-{kind}")) == (0, 1)
-
-
-@pytest.mark.row("A3")
-def test_several_are_decided_at_once_or_none(caller: Any, control: Any, kind: str) -> None:
-    ids = [asked(caller, f"several-{kind}-{number}") for number in range(3)]
-    no = NewDecision(decision="deny")
-    items = [OneOfSeveral(approval_id=one, version=1, decision=no) for one in ids]
-    stale = items[2].model_copy(update={"version": 7})
-    with pytest.raises(Refused):
-        control.approvals.decide_all([*items[:2], stale])
-    assert all(control.approvals.show(one).state == "pending" for one in ids)
-    assert {one.state for one in control.approvals.decide_all(items)} == {ApprovalState.DENIED}
-
-
-@pytest.mark.row("A2")
-def test_caller_takes_its_call_back(daemon: Daemon, caller: Any, control: Any, kind: str) -> None:
-    approval_id = asked(caller, f"cancel-{kind}")
-    assert caller.approvals.cancel(approval_id).state is ApprovalState.CANCELLED
-    with pytest.raises(Refused):
-        control.approvals.approve(approval_id, version=None)
-    assert times(daemon, f"cancel-{kind}") == 0
 
 
 def test_own_approvals_are_listed_for_their_caller(caller: Any, kind: str) -> None:

@@ -67,13 +67,6 @@ def test_name_of_a_file_cannot_add_a_header(http: SocketClient) -> None:
     assert "set-cookie" not in answer.headers
 
 
-def test_long_output_is_whole_at_its_address(http: SocketClient) -> None:
-    data = run(http, stdout="a" * 50_000, stderr="b" * 50_000)
-    assert data["truncated"] is True
-    whole = [http.get(field["resource_url"]).body for field in data["truncation_info"]["fields"]]
-    assert whole == [b"a" * 50_000, b"b" * 50_000]
-
-
 def test_failed_program_keeps_its_output_too(http: SocketClient) -> None:
     script = told(ended_by="exit", exit_code=2, stdout="a" * 50_000, files={"big": LARGE})
     answer = http.call("run_python", {"code": script})

@@ -107,9 +107,7 @@ def test_refusal_has_its_exit_code_and_its_words(
     ("by", "code", "says"),
     [
         (["nonsense"], 2, "--by 'nonsense' is not one of principal, agent, session, tool, day."),
-        (["tool,"], 2, "--by '' is not one of"),
         (["tool", "tool"], 2, "twice"),
-        (["tool,day"], 0, ""),
         (["tool", "day"], 0, ""),
     ],
 )
@@ -127,19 +125,8 @@ def test_usage_is_grouped_by_words_that_are_named_where_one_is_wrong(
     ("arguments", "scope"),
     [
         (["approvals", "list"], "approve"),
-        (["approvals", "show", "apr_0"], "approve"),
-        (["approvals", "approve", "apr_0", "--yes"], "approve"),
-        (["approvals", "deny", "apr_0"], "approve"),
-        (["approvals", "watch"], "approve"),
-        (["approvals", "remembered"], "approve"),
         (["policy", "show"], "approve or admin"),
-        (["policy", "explain", "calculator"], "approve or admin"),
         (["policy", "reload"], "admin"),
-        (["tokens", "list"], "admin"),
-        (["audit", "rotate"], "admin"),
-        (["cache", "show"], "admin"),
-        (["cache", "clear"], "admin"),
-        (["usage", "--all"], "admin"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
@@ -183,8 +170,6 @@ def test_wrong_credential_changes_nothing(administered_daemon: Daemon) -> None:
     "arguments",
     [
         ["call", "calculator", '{"expression": "1 + 1"}'],
-        ["tools", "list"],
-        ["tools", "show", "calculator"],
         ["doctor"],
     ],
     ids=" ".join,
@@ -204,23 +189,15 @@ def test_socket_option_names_the_callers_socket(
 
 
 @pytest.mark.row("D1", "D4")
-@pytest.mark.parametrize("command", ["agents", "tokens", "approvers"])
-def test_socket_option_names_the_control_socket(
-    administered_daemon: Daemon, home: Path, command: str
-) -> None:
+def test_socket_option_names_the_control_socket(administered_daemon: Daemon, home: Path) -> None:
     daemon = administered_daemon
-    asked = [command, "list", "--credential-stdin"]
+    asked = ["agents", "list", "--credential-stdin"]
     there = run(daemon, *asked, "--socket", str(daemon.control), elsewhere=home)
     assert there.exit_code == 0, there.stderr
     assert isinstance(json.loads(there.stdout), list)
     not_there = run(daemon, *asked, elsewhere=home)
     assert not_there.exit_code == 4
     assert "fumehood serve" in not_there.stderr
-
-
-def test_local_call_takes_no_socket(administered_daemon: Daemon) -> None:
-    done = run(administered_daemon, "call", "calculator", "{}", "--local", "--socket", "/x")
-    assert done.exit_code == 2
 
 
 @pytest.mark.row("D1")
@@ -268,15 +245,4 @@ def test_serve_without_standard_error_says_so_and_exits_4(home: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 4
     assert b"Standard error is closed" in done.stdout
-    assert not list(home.iterdir())
-
-
-@pytest.mark.row("D6")
-def test_serve_without_any_stream_exits_4(home: Path) -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"exec '{FUMEHOOD}' serve 2>&- >&- <&-"],
-        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)},
-        timeout=60,
-    )
-    assert done.returncode == 4
     assert not list(home.iterdir())

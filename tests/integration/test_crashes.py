@@ -136,14 +136,6 @@ def test_stop_in_order_loses_no_row_of_the_call_log(start_daemon: StartDaemon) -
     assert [item["call_id"] for item in items] == ids[::-1]
 
 
-def test_two_engines_never_share_one_state(start_daemon: StartDaemon) -> None:
-    first = start_daemon()
-    before = first.home.joinpath("state.db").stat().st_mtime_ns
-    second = start_daemon(ready=False)
-    assert second.process.wait(timeout=30) == 4
-    assert first.home.joinpath("state.db").stat().st_mtime_ns == before
-
-
 def test_acknowledged_rows_are_those_that_were_printed(home: Path) -> None:
     """The harness itself: nothing is counted as acknowledged that was not."""
     acknowledged = crash(home / "state.db", 3, 50, CLEAN_ENVIRONMENT)

@@ -59,6 +59,7 @@ def test_daemon_that_has_nobody_to_ask_starts_and_says_so_once_with_the_cure(
     assert warning["level"] == "warning"
     assert "Dangerous calls will be refused" in warning["message"]
     assert "`fumehood approvers init`, while no engine runs" in warning["cure"]
+    assert "fha_" not in daemon.log
 
 
 @pytest.mark.row("D4", "A1", "D1")
@@ -137,24 +138,6 @@ def test_serve_on_a_terminal_begins_with_four_lines_for_a_person(home: Path) -> 
     assert f"export FUMEHOOD_HOME={home}" in then
     assert "fumehood call calculator" in then
     assert agents.endswith(f"fumehood mcp --session new --socket {home}/engine.sock")
-
-
-@pytest.mark.row("D1")
-def test_serve_on_a_terminal_logs_events_only_where_that_was_asked_for(home: Path) -> None:
-    unasked = served_on_a_terminal(environment_of(home))
-    assert "daemon.ready" not in unasked
-    asked = served_on_a_terminal({**environment_of(home), "FUMEHOOD_LOG_LEVEL": "info"})
-    assert "daemon.ready" in asked
-
-
-def test_serve_without_a_terminal_greets_nobody_and_makes_no_approver(
-    start_daemon: StartDaemon,
-) -> None:
-    daemon = start_daemon()
-    assert daemon.stop() == 0
-    assert "fha_" not in daemon.log
-    assert "Ctrl-C" not in daemon.log
-    assert len(warnings_of(daemon)) == 1
 
 
 @pytest.mark.row("D4")

@@ -385,6 +385,7 @@ def test_document_is_sound_by_the_specification(face: Face) -> None:
     assert not re.search(r'"(gt|ge|lt|le)":', json.dumps(face.document))
     # Control: the checker sees what is wrong.
     broken = json.loads(json.dumps(face.document))
+    broken["paths"] = {path: broken["paths"][path] for path in ("/v1/health", "/v1/ready")}
     del broken["paths"]["/v1/health"]["get"]["responses"]["200"]["description"]
     broken["paths"]["/v1/ready"]["get"]["operationId"] = "health"
     assert len(faults_of(broken)) >= 2

@@ -138,23 +138,22 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_codes", "says"),
+    ("arguments", "says"),
     [
-        (["--version"], {0}, "fumehood "),
-        (["doctor"], {0}, '"check": "interpreter: memory", "verdict": "ok"'),
-        (["images", "list"], {0, 4}, ""),  # 4: this host has no Docker
-        (["call", "--local", "calculator", '{"expression": "6 * 7"}'], {0}, '"value": 42'),
+        (["--version"], "fumehood "),
+        (["doctor"], '"check": "interpreter: memory", "verdict": "ok"'),
+        (["call", "--local", "calculator", '{"expression": "6 * 7"}'], '"value": 42'),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
 def test_command_of_an_installed_wheel_works_away_from_the_checkout(
-    installed: Path, home: Path, arguments: list[str], exit_codes: set[int], says: str
+    installed: Path, home: Path, arguments: list[str], says: str
 ) -> None:
     done = subprocess.run(
         [str(installed), *arguments],
         cwd=home, env={**CLEAN_ENVIRONMENT, "HOME": str(home), "FUMEHOOD_HOME": str(home)},
         capture_output=True, timeout=120,
     )  # fmt: skip
-    assert done.returncode in exit_codes, done.stderr.decode()
+    assert done.returncode == 0, done.stderr.decode()
     assert says in done.stdout.decode()
     assert "Traceback" not in done.stderr.decode()

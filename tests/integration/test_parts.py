@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from fumehood.executors.parts import Parts
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.settings import JailSettings
+from fumehood.testing import FakeWall
 from support.part_tools import KEY, TOOLS, forging
 from support.processes import is_gone
 from support.wait import wait_until
@@ -35,12 +36,31 @@ OUTPUT_KB = 128
 SSE = "text/event-stream"
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settings() -> Iterator[None]:
+    """A secret, retries at once, and little output of functions of the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEY", SECRET)
+        patch.setattr("fumehood.pipeline.retry.BASE_S", 0)
+        patch.setattr(Host, "limits", replace(Host.limits, output_bytes=OUTPUT_KB * 1024))
+        yield
+
+
+@pytest.fixture(scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    """One for all functions: what one run leaves, the next one must not meet."""
+    config = Config(home=tmp_path_factory.mktemp("home"), jail=JailSettings(output_kb=OUTPUT_KB))
+    async with Engine(tools=[*TOOLS, forging], config=config) as running:
+        yield running
+
+
 @pytest.fixture
-async def engine(home: Path, monkeypatch: pytest.MonkeyPatch, upstream: Upstream) -> Any:
-    monkeypatch.setenv("KEY", SECRET)
-    monkeypatch.setattr("fumehood.pipeline.retry.BASE_S", 0)
-    host = replace(Host.limits, output_bytes=OUTPUT_KB * 1024)
-    monkeypatch.setattr(Host, "limits", host)
+async def relaying(home: Path, upstream: Upstream) -> AsyncIterator[Engine]:
     document = {
         "name": "relay",
         "type": "REST",
@@ -55,11 +75,10 @@ async def engine(home: Path, monkeypatch: pytest.MonkeyPatch, upstream: Upstream
     }
     config = Config(
         home=home,
-        jail=JailSettings(output_kb=OUTPUT_KB),
         rest=RestSettings(allowed_hosts=("127.0.0.1",), stream_kb=STREAM_KB),
         secrets={"key": SecretSettings(env="KEY", tools=("relay",), hosts=("127.0.0.1",))},
     )
-    async with Engine(tools=[*TOOLS, forging, document], config=config) as running:
+    async with Engine(tools=[document], config=config, interpreter=FakeWall()) as running:
         yield running
 
 
@@ -122,14 +141,12 @@ async def test_tokens_and_cost_of_yielded_results_are_added_up(engine: Engine, t
 
 
 @pytest.mark.row("P11", "D2")
-@pytest.mark.parametrize("tool", [*FUNCTIONS, "relay"])
+@pytest.mark.parametrize("tool", FUNCTIONS)
 async def test_without_enable_streaming_the_result_is_the_only_event(
-    engine: Engine, upstream: Upstream, tool: str
+    engine: Engine, tool: str
 ) -> None:
-    upstream.script("/now", Reply(body=b"one two", content_type="text/plain"))
-    arguments = {} if tool == "relay" else {"kind": "text"}
-    (only,) = await follow(engine, tool, arguments, enable_streaming=False)
-    events = await follow(engine, tool, arguments)
+    (only,) = await follow(engine, tool, {"kind": "text"}, enable_streaming=False)
+    events = await follow(engine, tool, {"kind": "text"})
     assert only.type == "tool_result"
     assert answer_of([only]).data == answer_of(events).data
     assert {event.type for event in events} == {"tool_progress", "tool_output", "tool_result"}
@@ -251,12 +268,12 @@ async def test_forged_parts_are_bounded_redacted_and_no_result(engine: Engine) -
 
 @pytest.mark.row("T5", "S8", "D2")
 async def test_answer_of_a_service_is_relayed_while_it_arrives(
-    engine: Engine, upstream: Upstream
+    relaying: Engine, upstream: Upstream
 ) -> None:
     body = "data: ä\n\ndata: end\n\n".encode()
     upstream.script("/now", Reply(body=body, content_type=SSE, held_after=7))
     seen = ""
-    async for event in engine.stream("relay"):
+    async for event in relaying.stream("relay"):
         if isinstance(event, OutputEvent):
             seen += event.text
             upstream.release()  # it has sent half a character, and waits
@@ -267,7 +284,7 @@ async def test_answer_of_a_service_is_relayed_while_it_arrives(
 @pytest.mark.row("T5", "E6")
 @pytest.mark.parametrize("is_packed", [True, False])
 async def test_long_answer_has_both_ends_and_a_link_and_a_longer_one_is_ended(
-    engine: Engine, upstream: Upstream, is_packed: bool
+    relaying: Engine, upstream: Upstream, is_packed: bool
 ) -> None:
     def reply(size: int) -> Reply:
         lines = b"".join(b'{"n": %d}\n' % n for n in range(size // 8))[:size]
@@ -279,7 +296,7 @@ async def test_long_answer_has_both_ends_and_a_link_and_a_longer_one_is_ended(
 
     most = STREAM_KB * 1024
     upstream.script("/now", reply(most), reply(most + 1))
-    events = await follow(engine, "relay", {})
+    events = await follow(relaying, "relay", {})
     answer = answer_of(events)
     assert answer.error is None
     assert answer.data["text"].startswith('{"n": 0}\n')
@@ -287,7 +304,7 @@ async def test_long_answer_has_both_ends_and_a_link_and_a_longer_one_is_ended(
     assert answer.data["resource_url"]
     assert answer.metadata.resources is not None
     assert answer.metadata.resources.output_bytes == most
-    failed = answer_of(await follow(engine, "relay", {})).error
+    failed = answer_of(await follow(relaying, "relay", {})).error
     assert failed is not None
     assert failed.code == "OUTPUT_LIMIT_EXCEEDED"
     assert failed.details is not None
@@ -296,23 +313,23 @@ async def test_long_answer_has_both_ends_and_a_link_and_a_longer_one_is_ended(
 
 @pytest.mark.row("S4", "T5")
 async def test_endless_answer_is_ended_and_its_connection_closed(
-    engine: Engine, upstream: Upstream
+    relaying: Engine, upstream: Upstream
 ) -> None:
     upstream.script("/now", Reply(body=b"data: x\n\n", content_type=SSE, endless=True))
-    events = await follow(engine, "relay", {})
+    events = await follow(relaying, "relay", {})
     assert answer_of(events).error.code == "OUTPUT_LIMIT_EXCEEDED"  # type: ignore[union-attr]
     assert len(text_of(events)) <= STREAM_KB * 1024
     held = Reply(body=b"data: 1\n\ndata: 2\n\n", content_type=SSE, held_after=9)
     upstream.script("/now", held)
-    events = await follow(engine, "relay", {}, timeout_seconds=0.5, enable_retry=False)
+    events = await follow(relaying, "relay", {}, timeout_seconds=0.5, enable_retry=False)
     error = answer_of(events).error
     assert error is not None
     assert error.code == "TIMEOUT"
     assert error.details is not None
     assert error.details["text"] == "data: 1\n\n" == text_of(events)
-    async for event in engine.stream("relay"):
+    async for event in relaying.stream("relay"):
         if isinstance(event, OutputEvent):
-            await engine.cancel(event.metadata.call_id)
+            await relaying.cancel(event.metadata.call_id)
     error = answer_of([event]).error
     assert error is not None
     assert error.code == "CANCELLED"
@@ -323,12 +340,12 @@ async def test_endless_answer_is_ended_and_its_connection_closed(
 
 @pytest.mark.row("P6", "T5")
 async def test_broken_answer_is_repeated_only_where_nobody_has_seen_a_part(
-    engine: Engine, upstream: Upstream
+    relaying: Engine, upstream: Upstream
 ) -> None:
     broken = Reply(body=b"data: 1\n\ndata: 2\n\n", content_type=SSE, reset_after=9)
     whole = Reply(body=b"data: 1\n\ndata: 2\n\n", content_type=SSE)
     upstream.script("/now", Reply(503), broken, whole)
-    events = await follow(engine, "relay", {})
+    events = await follow(relaying, "relay", {})
     kinds = [event.type for event in events]
     assert kinds == ["tool_progress", "tool_retrying", "tool_output", "tool_error"]
     error = answer_of(events).error
@@ -336,33 +353,36 @@ async def test_broken_answer_is_repeated_only_where_nobody_has_seen_a_part(
     assert (error.code, error.retryable) == ("NETWORK_ERROR", True)
     assert upstream.count("/now") == 2
     upstream.script("/now", broken, whole)  # twin
-    answer = await engine.call("relay")
+    answer = await relaying.call("relay")
     assert answer.data == {"text": "data: 1\n\ndata: 2\n\n", "content_type": SSE}
     assert answer.metadata.retry_count == 1
 
 
 @pytest.mark.row("E8", "T5")
 async def test_secret_of_the_request_is_taken_out_of_the_stream_in_every_form(
-    engine: Engine, upstream: Upstream
+    relaying: Engine, upstream: Upstream
 ) -> None:
     echoed = json.dumps({"a": SECRET, "b": SECRET[:-1]}).encode() + SECRET.encode()
     upstream.script("/now", Reply(body=echoed, content_type="text/plain", drip_s=0.0))
-    events = await follow(engine, "relay", {})
+    events = await follow(relaying, "relay", {})
     shown = json.dumps({"a": "[redacted]", "b": SECRET[:-1]}) + "[redacted]"
     assert text_of(events) == shown
     assert answer_of(events).data["text"] == shown
     assert answer_of(events).metadata.redacted == 2
 
 
-async def test_error_of_a_streaming_service_is_that_of_any_other(
-    engine: Engine, upstream: Upstream
+async def test_streaming_service_answers_at_once_like_any_other(
+    relaying: Engine, upstream: Upstream
 ) -> None:
     upstream.script("/now", Reply(404, b'{"why": "no city"}'))
-    events = await follow(engine, "relay", {})
+    events = await follow(relaying, "relay", {})
     error = answer_of(events).error
     assert error is not None
     assert (error.code, text_of(events)) == ("EXECUTION_ERROR", "")
     assert error.details is not None
     assert error.details["body"] == {"why": "no city"}
     upstream.script("/now", Reply(204, b"", content_type=None))
-    assert (await engine.call("relay")).data == {"status": 204}
+    assert (await relaying.call("relay")).data == {"status": 204}
+    upstream.script("/now", Reply(body=b"one two", content_type="text/plain"))
+    (only,) = await follow(relaying, "relay", {}, enable_streaming=False)
+    assert (only.type, answer_of([only]).data["text"]) == ("tool_result", "one two")

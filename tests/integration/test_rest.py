@@ -8,13 +8,10 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-import httpcore2
 import keyring
 import pytest
 
@@ -151,14 +148,6 @@ async def test_answer_becomes_data_by_its_type(asker: Asker, reply: Reply, data:
 
 async def test_head_answers_with_the_status(asker: Asker) -> None:
     assert (await asker.ask(method="HEAD")).data == {"status": 200}
-
-
-async def test_retry_after_may_be_a_date(asker: Asker) -> None:
-    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=3000), usegmt=True)
-    outcome = await asker.ask(Reply(503, headers={"retry-after": soon}))
-    assert outcome.error is not None
-    assert outcome.error.retry_after_ms is not None
-    assert 0 < outcome.error.retry_after_ms <= 3_000_000
 
 
 async def test_body_of_an_error_is_in_the_details_and_bounded(asker: Asker) -> None:
@@ -463,45 +452,6 @@ async def test_envelope_of_a_rest_tool(upstream: Upstream, home: Path) -> None:
     assert envelope.metadata.performance.network_ms > 0
     sent = envelope.data["headers"]["traceparent"].split("-")
     assert [len(part) for part in sent] == [2, 32, 16, 2]
-
-
-async def test_refused_argument_and_misfitting_answer_have_their_codes(
-    upstream: Upstream, home: Path
-) -> None:
-    parameters = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
-    refused = await call(
-        upstream, home, {"city": ".."}, path="/cities/{city}", parameters=parameters
-    )
-    assert refused.error is not None
-    assert (refused.error.code, refused.error.fields) == ("INVALID_PARAMS", ("city",))
-    assert upstream.requests == []
-    schema = {"type": "object", "required": ["degrees"]}
-    misfit = await call(upstream, home, {}, output_schema=schema)
-    assert misfit.error is not None
-    assert misfit.error.code == "EXECUTION_ERROR"
-
-
-async def test_engine_without_a_call_of_a_rest_tool_has_no_pool(
-    upstream: Upstream, home: Path
-) -> None:
-    async with Engine(tools=[document(upstream)], config=Config(home=home)) as engine:
-        await engine.call("calculator", {"expression": "1 + 1"})
-        assert engine._made.upstreams._pool is None
-        refused = await engine.call("ask", {})
-        assert refused.error is not None
-        assert refused.error.code == "PERMISSION_DENIED"
-        assert isinstance(engine._made.upstreams._pool, httpcore2.AsyncConnectionPool)
-    assert engine._made.upstreams._pool is None
-    assert upstream.connections == 0
-
-
-async def test_long_text_is_shortened_and_bytes_are_not(upstream: Upstream, home: Path) -> None:
-    upstream.script("/now", Reply(body=b"words " * 20_000, content_type="text/plain"))
-    text = (await call(upstream, home, {})).data
-    assert "resource_url" in json.dumps(text)
-    assert len(json.dumps(text)) < 20_000
-    upstream.script("/now", Reply(body=b"\xff" * 90_000, content_type="image/png"))
-    assert len((await call(upstream, home, {})).data["content_base64"]) == 120_000
 
 
 # -- results that are mapped, and pages ----------------------------------------------------

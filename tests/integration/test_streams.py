@@ -146,16 +146,6 @@ def test_cancelled_call_ends_for_its_reader_with_what_it_had(daemon: Daemon, cli
     assert refused.value.code == "RESOURCE_NOT_FOUND"
 
 
-@pytest.mark.row("P11")
-def test_without_enable_streaming_a_program_has_its_answer_as_its_only_event(
-    daemon: Daemon, client: Any
-) -> None:
-    tells = [["stdout", "a"], ["progress", 50, "half"], ["stderr", "b"]]
-    (only,) = client.stream("run_python", program(tells=tells, value=4), enable_streaming=False)
-    assert only.type == "tool_result"
-    assert (only.envelope.data["stdout"], only.envelope.data["value"]) == ("a", 4)
-
-
 def test_reader_who_leaves_ends_nothing(daemon: Daemon, client: Any) -> None:
     with follow(daemon, WAITS) as stream:
         call_id = call_id_of(next(stream.events()))

@@ -16,12 +16,10 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from fumehood import Client, Config, Engine
 from fumehood.core.errors import InvalidParams
-from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.listing import ToolFilter
 from support.definition_files import DefinitionDirectory
 from support.definitions import rest_document
 from support.http import SocketClient
-from support.recording import RecordingLog
 from support.wait import wait_until
 
 BUILT_IN = [
@@ -103,18 +101,6 @@ def test_faulty_file_is_logged_once_a_change_and_the_rest_is_served(
     client.close()
 
 
-@pytest.mark.row("R4", "R1")
-def test_file_cannot_take_the_name_of_a_built_in_tool(
-    daemon: Daemon, definitions: DefinitionDirectory
-) -> None:
-    client = daemon.client()
-    definitions.put("a.json", rest_document(name="calculator", version="99.0.0"))
-    wait_until(lambda: _log(daemon, "tools_directory.left_out"))
-    assert "source builtin" in _log(daemon, "tools_directory.left_out")[0]["reason"]
-    assert client.calculate("1 + 1").body["data"]["value"] == 2
-    client.close()
-
-
 @pytest.mark.row("T5", "S1")
 def test_call_of_a_tool_without_its_server_says_so_and_not_to_retry(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
@@ -180,18 +166,6 @@ def test_query_that_would_be_ignored_is_refused(client: SocketClient, query: str
     assert (answer.status, answer.code) == (400, "INVALID_PARAMS")
 
 
-@pytest.mark.row("E5")
-def test_cursor_of_another_daemon_is_refused(
-    start_daemon: StartDaemon, definitions: DefinitionDirectory, client: SocketClient
-) -> None:
-    definitions.put_tools("a.json", *(f"t{number}" for number in range(20)))
-    mine = start_daemon(tools_directory=str(definitions.path)).client()
-    cursor = mine.get("/v1/tools").body["data"]["pagination"]["next_cursor"]
-    assert mine.get(f"/v1/tools?cursor={cursor}").status == 200
-    assert client.get(f"/v1/tools?cursor={cursor}").code == "INVALID_PARAMS"
-    mine.close()
-
-
 @pytest.mark.row("R1")
 def test_many_calls_while_the_directory_changes_never_see_half_of_it(
     daemon: Daemon, definitions: DefinitionDirectory
@@ -241,29 +215,6 @@ async def test_embedded_engine_watches_while_it_is_entered(
         assert page.pagination == {"has_more": False, "next_cursor": None, "total_count": 0}
         with pytest.raises(InvalidParams):
             engine.tools_page(cursor="x")
-
-
-@pytest.mark.anyio
-async def test_look_that_fails_is_logged_and_not_the_last(
-    home: Path, definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = RecordingLog()
-    config = Config(home=home, tools_directory=definitions.path)
-    async with Engine(config=config, log=log) as engine:
-        poll = ToolDirectory.poll
-
-        def fail_once(directory: ToolDirectory) -> Any:
-            monkeypatch.setattr(ToolDirectory, "poll", poll)
-            raise ZeroDivisionError
-
-        monkeypatch.setattr(ToolDirectory, "poll", fail_once)
-        definitions.put_tools("a.json", "a")
-        with anyio.fail_after(20):
-            while "a" not in [tool.name for tool in engine.tools()]:
-                await anyio.sleep(0.01)
-    assert [event["exception"] for event in log.named("tools_directory.failed")] == [
-        "ZeroDivisionError"
-    ]
 
 
 def test_watching_leaves_no_descriptor_open(

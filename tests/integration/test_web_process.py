@@ -140,15 +140,6 @@ def test_taken_port_is_said_before_a_credential_is_asked_for(
         assert "Credential" not in done.stderr
 
 
-def test_wrong_credential_starts_no_console(administered_daemon: Daemon) -> None:
-    done = subprocess.run(
-        [str(FUMEHOOD), "web", "--port", "0", "--credential-stdin"], input="fha_0_0\n",
-        env=administered_daemon.environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "token=" not in done.stdout
-
-
 def console_of(daemon: Daemon) -> tuple[str, int]:
     """The address and the process of the console beside a daemon."""
     found = re.compile(r"The console listens on (http://127\.0\.0\.1:\d+)")

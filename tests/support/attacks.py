@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from fumehood.attack.attack import Attack as CorpusAttack
 from fumehood.attack.attack import Harm, Language
 from fumehood.attack.corpus import attacks_on
+from fumehood.core.errors import ENDING_ERRORS, EndedBy
 
-__all__ = ["Attack", "Harm", "corpus", "refused_by_language"]
+__all__ = ["BAIT", "Attack", "Harm", "ending_of", "refused_by_language"]
 
 BAIT = "@"
 """A program with bait in it needs what `doctor --attack` lays out."""
@@ -32,10 +33,11 @@ class Attack:
         return self.name
 
 
-def corpus(wall: str, *names: str) -> list[CorpusAttack]:
-    """The rows of the corpus with these names; without names, all that need no bait."""
-    rows = {row.id: row for row in attacks_on(wall)}
-    return [rows[name] for name in names] or [row for row in rows.values() if BAIT not in row.code]
+def ending_of(row: CorpusAttack) -> tuple[str, str, str]:
+    """The error's code, `ended_by` and the exception's type of a row; of several, the first."""
+    ended_by, _, kind = row.expected.ends[0].partition(":")
+    error = ENDING_ERRORS[EndedBy(ended_by)]
+    return ("" if error is None else error.code, ended_by, kind)
 
 
 def refused_by_language(language: Language) -> Iterator[Attack]:

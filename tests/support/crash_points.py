@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .checked_once import check_once
 from .preloaded import PYTHON
 
 MOST_POINTS = 500
@@ -141,6 +142,7 @@ def _serve(scenario: str, *, warm: bool) -> None:
     """Inside the nursery: one child for each line."""
     module, _, name = scenario.partition(":")
     function = getattr(importlib.import_module(module), name)
+    check_once(setattr)
     gc.freeze()
     for line in sys.stdin:
         moment, number, home = line.rstrip("\n").split(" ", 2)

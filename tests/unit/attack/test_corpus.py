@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from fumehood.attack.attack import Attack, Harm, Language, Look, Topic, Value
+from fumehood.attack.attack import Harm, Language, Look, Topic, Value
 from fumehood.attack.corpus import attacks_on
 from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard, verdict_of
 from fumehood.attack.targets import WALLS
@@ -46,33 +46,25 @@ def test_the_quick_ones_are_of_every_topic_of_their_wall(wall: str) -> None:
     assert quick >= every - ({Topic.HOST, Topic.NETWORK} if wall == "interpreter" else set())
 
 
-@pytest.mark.parametrize(("wall", "attack"), ROWS, ids=lambda row: getattr(row, "id", row))
-def test_a_row_is_in_order(wall: str, attack: Attack) -> None:
-    assert attack.twin != attack.code
-    assert attack.tries
-    assert 0 < attack.wall_s <= 15
-    for gvisor in (False, True):
-        expected = attack.expected_on(is_gvisor=gvisor)
-        assert expected.ends
-        for name in expected.ends:
-            assert name.split(":")[0] in {ended_by.value for ended_by in EndedBy}
-        assert expected.hits in {None, *(limit.value for limit in Limit)}
-    if attack.on_gvisor is not None:
-        assert wall == "container"
-        assert attack.on_gvisor.why
+def test_every_row_is_in_order() -> None:
+    for wall, attack in ROWS:
+        assert attack.twin != attack.code, attack.id
+        assert attack.tries, attack.id
+        assert 0 < attack.wall_s <= 15, attack.id
+        for gvisor in (False, True):
+            expected = attack.expected_on(is_gvisor=gvisor)
+            assert expected.ends, attack.id
+            assert {name.split(":")[0] for name in expected.ends} <= set(EndedBy), attack.id
+            assert expected.hits in {None, *(limit.value for limit in Limit)}, attack.id
+        if attack.on_gvisor is not None:
+            assert (wall, bool(attack.on_gvisor.why)) == ("container", True), attack.id
 
 
-@pytest.mark.parametrize("attack", OF_PROGRAMS, ids=lambda attack: attack.id)
-def test_every_program_is_one(attack: Attack) -> None:
-    for code in (attack.code, attack.twin, attack.before or ""):
-        assert parsed(code)
-
-
-@pytest.mark.parametrize("attack", OF_PROGRAMS, ids=lambda attack: attack.id)
-def test_no_program_goes_on_for_ever_where_nothing_stops_it(attack: Attack) -> None:
-    for node in ast.walk(parsed(attack.code)):
-        endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant)
-        assert not endless, attack.code
+def test_no_program_goes_on_for_ever_where_nothing_stops_it() -> None:
+    for attack in OF_PROGRAMS:
+        for node in ast.walk(parsed(attack.code)):
+            endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant)
+            assert not endless, attack.id
 
 
 def test_no_program_names_an_address_beyond_this_host_but_for_one_that_nobody_has() -> None:

@@ -6,7 +6,6 @@ import ast
 import inspect
 import os.path
 from datetime import datetime
-from itertools import product
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -25,7 +24,7 @@ from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.call import BatchOptions, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionOptions
-from fumehood.core.identity import Principal, TrustDomain, uid_principal_id
+from fumehood.core.identity import TrustDomain
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import MAX_COMPARED, did_you_mean
 from fumehood.core.overview import AllCallsQuery
@@ -88,12 +87,6 @@ def test_keywords_of_the_decorator_are_the_fields_of_a_definition() -> None:
     assert set(get_type_hints(keywords.ToolKeywords)) == set(ToolDefinition.model_fields)
 
 
-def test_names_that_are_known_come_back_with_their_values() -> None:
-    given: dict[str, Any] = {"timeout_seconds": 1, "dry_run": True}
-    assert keywords.checked(keywords.CallKeywords, "call", given) == given
-    assert keywords.checked(keywords.CallKeywords, "call", {}) == {}
-
-
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [
@@ -111,14 +104,6 @@ def test_misspelt_name_is_refused_with_the_nearest_one(wrong: str, meant: str) -
 def test_name_that_is_like_none_is_refused_with_all_of_them() -> None:
     with pytest.raises(TypeError, match="It takes category, tag, type"):
         keywords.checked(keywords.ToolFilterKeywords, "tools", {"qqq": 1})
-
-
-def test_names_of_the_base_are_known_too() -> None:
-    for kind, name in (
-        (keywords.ToolPageKeywords, "category"),
-        (keywords.AllUsageKeywords, "since"),
-    ):
-        assert keywords.checked(kind, "method", {name: "x"}) == {name: "x"}
 
 
 METHODS = [
@@ -258,19 +243,3 @@ domains = st.builds(TrustDomain, parts, ids, ids)
 @given(domains, domains)
 def test_keys_are_equal_for_equal_domains_only(one: TrustDomain, other: TrustDomain) -> None:
     assert (one.key == other.key) == (one == other)
-
-
-@pytest.mark.row("S2")
-def test_no_two_of_many_close_domains_share_a_key() -> None:
-    words = ["0", "1", "0:", ":0", "1:0", "0:0:", "10"]
-    some = [TrustDomain(p, a, s) for p, a, s in product(words, [None, *words], [None, *words])]
-    assert len({domain.key for domain in some}) == len(some)
-
-
-def test_a_principal_without_scopes_may_do_nothing() -> None:
-    assert Principal("somebody").scopes == frozenset()
-
-
-def test_unix_users_have_an_id_of_their_own() -> None:
-    assert uid_principal_id(0) == "uid:0"
-    assert uid_principal_id(1000) == "uid:1000"

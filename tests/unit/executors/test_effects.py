@@ -33,7 +33,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors import effect_diff, effects
-from fumehood.executors.effect_diff import MAX_DIFF_BYTES, text_of, unified
+from fumehood.executors.effect_diff import MAX_DIFF_BYTES, unified
 from fumehood.executors.effects import Effect, effect_of
 from fumehood.executors.workspace import run_workspace
 from fumehood.guest.container import survey
@@ -536,40 +536,12 @@ def test_whoever_applies_it_gets_what_will_be(tmp_path: Path) -> None:
     before = "".join(f"line {n}\n" for n in range(60))
     after = before.replace("line 7\n", "seven\n").replace("line 40\n", "") + "end"
     diff = unified(before, after).text
-    assert _applied(before, diff) == after
+    assert applied(before, diff) == after
     if shutil.which("patch") is not None:  # a reader that is not ours, where there is one
         (tmp_path / "f").write_text(before)
         command = ["patch", "--silent", "f"]
         subprocess.run(command, input=diff.encode(), cwd=tmp_path, check=True, timeout=60)
         assert (tmp_path / "f").read_text() == after
-
-
-def _applied(before: str, diff: str) -> str:
-    """The text that a unified diff makes of another, every line of which must be there."""
-    old, new, at, mark = before.splitlines(keepends=True), [], 0, " "
-    for line in diff.splitlines(keepends=True):
-        if line.startswith("@@"):
-            start, _, count = line.split(" ")[1][1:].partition(",")
-            first = int(start) - (count != "0")
-            new, at = new + old[at:first], first
-        elif line.startswith("\\"):
-            if mark != "-":
-                new[-1] = new[-1].removesuffix("\n")
-        elif line.startswith("+"):
-            new.append(line[1:])
-        else:
-            assert old[at] == line[1:]
-            new += [old[at]] if line.startswith(" ") else []
-            at += 1
-        mark = line[0]
-    return "".join(new + old[at:])
-
-
-def test_a_change_is_shown_with_three_lines_around_it() -> None:
-    before = "".join(f"{n}\n" for n in range(20))
-    assert unified(before, before.replace("10\n", "ten\n")).text == (
-        "@@ -8,7 +8,7 @@\n 7\n 8\n 9\n-10\n+ten\n 11\n 12\n 13\n"
-    )
 
 
 def test_lines_of_a_file_never_look_like_a_head() -> None:
@@ -641,9 +613,3 @@ def test_a_small_change_in_a_long_text_is_compared_line_by_line() -> None:
     assert [line for line in diff.text.splitlines() if line[0] in "+-"] == [
         "-line 9000", "-line 9900", "+other",
     ]  # fmt: skip
-
-
-def test_bytes_that_nobody_reads_are_no_text() -> None:
-    assert text_of(b"a\0b") is None
-    assert text_of(b"\xff") is None
-    assert text_of("é\r\n".encode()) == "é\r\n"

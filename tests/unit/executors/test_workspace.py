@@ -103,22 +103,6 @@ async def test_what_is_no_text_comes_as_base64(files: FakeFiles) -> None:
 
 
 @pytest.mark.row("S6")
-async def test_base64_that_is_asked_for_is_given_for_text_too(files: FakeFiles) -> None:
-    (files.root / "a").write_text("abc")
-    part = await data("read", files, path="a", encoding="base64", limit=2)
-    assert part == {
-        "path": "a", "content_base64": "YWI=", "size": 3, "has_more": True, "next_offset": 2,
-    }  # fmt: skip
-
-
-@pytest.mark.row("S6")
-async def test_beyond_the_end_there_is_nothing(files: FakeFiles) -> None:
-    (files.root / "a").write_text("abc")
-    part = await data("read", files, path="a", offset=7)
-    assert (part["content"], part["has_more"], part["next_offset"]) == ("", False, None)
-
-
-@pytest.mark.row("S6")
 async def test_file_is_replaced_only_where_that_is_said(files: FakeFiles) -> None:
     assert await data("write", files, path="d/a", content="é") == {"path": "d/a", "size": 2}
     code, words = await refusal("write", files, path="d/a", content="y")
@@ -127,25 +111,6 @@ async def test_file_is_replaced_only_where_that_is_said(files: FakeFiles) -> Non
     await data("write", files, path="d/a", content="1", mode="replace")
     await data("write", files, path="d/a", content_base64="Mg==", mode="append")
     assert (files.root / "d/a").read_text() == "12"
-
-
-@pytest.mark.row("S6")
-async def test_list_goes_on_at_its_cursor(files: FakeFiles) -> None:
-    for number in range(23):
-        (files.root / f"{number:02}").write_text("")
-    seen: list[str] = []
-    cursor = None
-    while True:
-        page = await data("list", files, **({"cursor": cursor} if cursor else {}))
-        seen += [entry["path"] for entry in page["items"]]
-        assert len(page["items"]) <= 10
-        cursor = page["pagination"]["next_cursor"]
-        if cursor is None:
-            break
-    assert seen == [f"{number:02}" for number in range(23)]
-    assert page["pagination"] == {"has_more": False, "next_cursor": None, "total_count": None}
-    whole = await data("list", files, limit=100)
-    assert whole["pagination"] == {"has_more": False, "next_cursor": None, "total_count": 23}
 
 
 @pytest.mark.row("S6")

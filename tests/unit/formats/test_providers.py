@@ -163,19 +163,6 @@ def test_librarys_own_type_accepts_every_choice(name: str, choice: str) -> None:
     TypeAdapter(CHOICES[name]).validate_python(CHAT_FORMATS[name].choice(choice))
 
 
-def test_unchanged_tool_is_exported_once() -> None:
-    exports, tools = Exports(), tools_of_every_kind()
-    first = exports.of_all("openai", tools)
-    assert exports.of_all("openai", list(tools)) is first
-    changed = tools[0].model_copy(update={"description": "Another."})
-    second = exports.of_all("openai", [changed, *tools[1:]])
-    assert second.tools[0]["function"]["description"] == "Another."
-    assert second.tools[1] is first.tools[1]
-    some = exports.of_some("openai", [tools[0]])
-    assert some.tools[0]["function"]["description"] == tools[0].description
-    assert exports.of_all("openai", [changed, *tools[1:]]) is second
-
-
 # -- Messages: the libraries' own objects in, what they accept out ----------------------------
 
 CALL = {"name": "calculator", "arguments": json.dumps(ARGUMENTS)}

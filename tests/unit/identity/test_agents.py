@@ -87,13 +87,6 @@ def test_an_agent_of_another_form_is_refused(fields: dict[str, Any]) -> None:
     assert Agent.model_validate({"id": "a", "principals": ["uid:1", "token:ci"]}).is_enabled
 
 
-def test_values_do_not_change() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
-        Agent(id="a").is_enabled = False  # type: ignore[misc]
-    with pytest.raises(ValidationError, match="frozen"):
-        Binding(tool="act").tool = "other"  # type: ignore[misc]
-
-
 # -- Agents --------------------------------------------------------------------------------
 
 
@@ -150,25 +143,6 @@ async def test_an_agent_is_made_once(agents: Agents) -> None:
     with pytest.raises(IdempotencyConflict):
         await make_agent(agents, "a", "uid:2")
     assert agents.get("a").principals == ("uid:1",)
-
-
-async def test_two_that_make_one_agent_at_once_do_not_overwrite_each_other(
-    agents: Agents, database: Database
-) -> None:
-    ended: list[str] = []
-
-    async def make(principal: str) -> None:
-        try:
-            await make_agent(agents, "a", principal)
-            ended.append(principal)
-        except IdempotencyConflict:
-            pass
-
-    async with anyio.create_task_group() as group:
-        for number in range(5):
-            group.start_soon(make, f"uid:{number}")
-    assert len(ended) == 1
-    assert agents.get("a").principals == Agents(database).get("a").principals == tuple(ended)
 
 
 @pytest.mark.row("R3")
@@ -332,13 +306,6 @@ def test_argument_with_a_default_of_the_agents_need_not_be_given() -> None:
     assert seen.parameters["required"] == ["text", "account"]
 
 
-def test_definition_itself_stays_as_it_is() -> None:
-    before = TOOL.model_dump_json()
-    seen_by_agent(TOOL, Binding(tool="act", fixed={"text": "x"}, defaults={"lines": 1}))
-    assert TOOL.model_dump_json() == before
-    assert seen_by_agent(TOOL, Binding(tool="act")) is TOOL
-
-
 # -- What a principal may do ---------------------------------------------------------------
 
 SPEAKER = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a"}))
@@ -362,11 +329,6 @@ def test_authority_does_not_call(scopes: set[Scope]) -> None:
 def test_the_scope_call_calls() -> None:
     caller = Principal("uid:1", frozenset({Scope.CALL}))
     assert require_caller(caller) is caller
-
-
-@pytest.mark.row("R3")
-def test_a_principal_speaks_for_its_agent() -> None:
-    require_agent(SPEAKER, "a", AGENT)
 
 
 @pytest.mark.row("R3", "D4")

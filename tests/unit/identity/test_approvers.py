@@ -14,7 +14,6 @@ from fumehood.core.errors import (
     InvalidParams,
     PermissionDenied,
     RateLimited,
-    ResourceNotFound,
     Unauthorized,
 )
 from fumehood.core.identity import Principal, Scope
@@ -103,19 +102,6 @@ def test_credential_of_an_approver_that_could_not_be_kept_is_told_to_be_invalid(
     monkeypatch.setattr(database, "write_now", refuse)
     with pytest.raises(StoreError, match="credential shown is not valid"):
         make_first_approver(database, "owner", NOW)
-
-
-@pytest.mark.row("D4")
-async def test_the_cure_that_is_told_is_one_that_is_possible(database: Database) -> None:
-    assert "`fumehood approvers init`, while no engine runs" in Approvers(database).cure
-    make_first_approver(database, "owner", NOW)
-    assert "approvers add" in Approvers(database).cure
-
-
-async def test_where_one_administers_more_approvers_are_added(database: Database) -> None:
-    make_first_approver(database, "owner", NOW)
-    approvers = Approvers(database)
-    await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a\nb", "é", "a" * 65, "../x", "a/b"])
@@ -219,12 +205,6 @@ async def test_two_admins_that_remove_each_other_at_once_leave_one(database: Dat
         group.start_soon(remove, "anna")
     assert sorted(ended) == ["refused", "removed"]
     assert len(approvers.current()) == len(Approvers(database).current()) == 1
-
-
-async def test_an_unknown_approver_cannot_be_removed(database: Database) -> None:
-    make_first_approver(database, "owner", NOW)
-    with pytest.raises(ResourceNotFound):
-        await Approvers(database).remove("nobody", by=ADMIN, now=NOW)
 
 
 @pytest.mark.row("D4")

@@ -173,13 +173,6 @@ async def test_a_revoked_token_is_nobody_here_and_after_the_next_start(
     assert [each.id for each in tokens.all() if each.is_valid(NOW)] == [other.id]
 
 
-async def test_revoking_twice_keeps_the_first_end(tokens: Tokens) -> None:
-    token, _ = await new_token(tokens)
-    await tokens.revoke(token.id, by=ADMIN, now=NOW)
-    again = await tokens.revoke(token.id, by=ADMIN, now=NOW + timedelta(days=1))
-    assert again.revoked_at == NOW
-
-
 async def test_what_does_not_exist_cannot_be_revoked(tokens: Tokens) -> None:
     with pytest.raises(ResourceNotFound):
         await tokens.revoke("0" * 16, by=ADMIN, now=NOW)
@@ -236,21 +229,6 @@ async def test_making_and_revoking_are_recorded_without_the_secret(
     ]
     assert text[-43:] not in str(rows)
     assert rows[1]["details"]["agents"] == ["a"]
-
-
-async def test_making_and_revoking_at_once_loses_neither(tokens: Tokens) -> None:
-    first, _ = await new_token(tokens)
-    made: list[str] = []
-
-    async def make() -> None:
-        made.append((await new_token(tokens))[1])
-
-    async with anyio.create_task_group() as group:
-        for _ in range(5):
-            group.start_soon(make)
-        group.start_soon(lambda: tokens.revoke(first.id, by=ADMIN, now=NOW))
-    assert len(tokens.all()) == 6
-    assert {tokens.principal_of(text, NOW).id for text in made} == {"token:ci"}
 
 
 async def test_a_caller_that_gives_up_leaves_memory_and_database_alike(

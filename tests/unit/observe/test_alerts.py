@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood.core.status import Alert
-from fumehood.observe.alerts import LEAST_CALLS_OF_P99, Alerts
+from fumehood.observe.alerts import Alerts
 from fumehood.observe.log import quiet_logger
 from fumehood.observe.metrics import MAX_TOOLS, EndedCall
 from fumehood.observe.settings import AlertSettings
@@ -83,15 +83,6 @@ def test_p99_fires_when_more_than_one_call_in_a_hundred_is_slow() -> None:
     assert watched.firing() == {"p99_duration"}
 
 
-def test_single_slow_call_of_few_is_no_percentile() -> None:
-    watched = Watched(max_mean_ms=100_000)
-    watched.calls(LEAST_CALLS_OF_P99 - 2)
-    watched.calls(1, seconds=60)
-    assert watched.firing() == set()
-    watched.calls(1, seconds=60)
-    assert watched.firing() == {"p99_duration"}
-
-
 def test_few_calls_fire_nothing() -> None:
     watched = Watched()
     watched.calls(19, **FAILED)
@@ -113,21 +104,6 @@ def test_alert_is_told_once_and_resolved_once() -> None:
     assert watched.told() == [("success_rate", None, False), ("error_rate", None, False)]
 
 
-def test_value_at_its_threshold_neither_fires_nor_resolves() -> None:
-    """It moves by one call around 5 % for a while: nobody is told twice."""
-    watched = Watched(per_tool=False, min_success_rate=0)
-    watched.calls(94)
-    watched.calls(6, **FAILED)
-    assert watched.firing() == {"error_rate"}
-    watched.calls(28)  # 4.7 %: under the threshold, not yet a tenth under it
-    assert watched.firing() == {"error_rate"}
-    watched.calls(15)  # 4.2 %
-    assert watched.firing() == set()
-    watched.calls(1, **FAILED)  # 4.9 %
-    assert watched.firing() == set()
-    assert watched.told() == [("error_rate", None, True), ("error_rate", None, False)]
-
-
 def test_alert_ends_when_there_are_no_calls_any_more() -> None:
     watched = Watched(window_seconds=60)
     watched.calls(20, **FAILED)
@@ -139,12 +115,6 @@ def test_alert_ends_when_there_are_no_calls_any_more() -> None:
     assert watched.firing() == watched.firing("t") == set()
     assert len(watched.told()) == 8
     assert {a.value for a in watched.alerts.look().alerts} == {None}
-
-
-def test_alert_says_how_many_calls_it_needs() -> None:
-    needed = {one.name: one.least_calls for one in Watched(min_calls=7).alerts.look().alerts}
-    assert needed.pop("p99_duration") == LEAST_CALLS_OF_P99
-    assert set(needed.values()) == {7}
 
 
 def test_tool_that_fails_among_many_calls_of_others_is_named() -> None:

@@ -14,7 +14,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from structlog.testing import CapturingLogger
 
 from fumehood.core.call import TraceParent
-from fumehood.observe import tracing
 from fumehood.observe.tracing import (
     BURST_S,
     TIME_SHARE,
@@ -210,11 +209,3 @@ def test_with_both_there_is_a_provider_that_ends_in_time(monkeypatch: pytest.Mon
     assert provider.resource.attributes["service.name"] == "fumehood"  # type: ignore[attr-defined]
     close_provider(provider)
     assert log.calls == []
-
-
-def test_attribute_names_of_generative_ai_are_in_one_module() -> None:
-    from pathlib import Path
-
-    package = Path(tracing.__file__).parents[1]
-    named = [file.name for file in package.rglob("*.py") if '"gen_ai.' in file.read_text("utf-8")]
-    assert named == ["tracing.py"]

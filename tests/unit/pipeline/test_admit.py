@@ -16,7 +16,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams, SandboxUnavailable, ShuttingDown
 from fumehood.core.identity import Principal, Scope, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, WallLimits
+from fumehood.core.limits import WallLimits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.pipeline.admit import plan_admission
@@ -26,7 +26,6 @@ from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.plan import Plan, WallDown, can_run_now, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
-from fumehood.registry.definitions import parse_definition
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.host import MAX_REQUESTS, Host
 from fumehood.sandbox.wall import HasImages, ImageMissing, Walls
@@ -115,15 +114,6 @@ def test_less_memory_than_anything_needs_is_refused_under_its_option() -> None:
     assert _plan(memory_limit_mb=16).limits.memory_mb == 16
 
 
-@pytest.mark.row("S4")
-@pytest.mark.parametrize("missing", list(Limit))
-def test_wall_that_cannot_enforce_a_limit_takes_no_call(missing: Limit) -> None:
-    wall = FakeWall(required=frozenset(Limit), enforced=frozenset(Limit) - {missing})
-    with pytest.raises(SandboxUnavailable, match=missing.value) as caught:
-        make_plan(_permitted(_expression()), Walls(interpreter=wall))
-    assert "This is a fake." in caught.value.message
-
-
 def _code_plan(fields: Any = None, **options: Any) -> Plan:
     document = expression_document(
         executor="code:python", parameters={"properties": {"code": {}}}, **(fields or {})
@@ -198,13 +188,6 @@ def test_code_has_no_other_place_than_the_container() -> None:
     walls = Walls(interpreter=FakeWall(), jail=FakeWall(), host=Host())
     with pytest.raises(SandboxUnavailable, match="no container wall, and uses no weaker one"):
         make_plan(_permitted(ToolDefinition.model_validate(document)), walls)
-
-
-@pytest.mark.row("S1")
-def test_engine_without_the_wall_uses_no_other() -> None:
-    with pytest.raises(SandboxUnavailable, match="no weaker one") as caught:
-        make_plan(_permitted(_expression()), Walls(host=Host()))
-    assert caught.value.may_retry is False
 
 
 @pytest.mark.row("S1")
@@ -449,15 +432,6 @@ async def test_what_a_session_cannot_give_is_refused(
 
 
 @pytest.mark.row("S6", "S1")
-async def test_the_session_s_own_size_may_be_asked_for(bench: Bench) -> None:
-    session = await bench.engine.sessions.create(bench.engine.owner, memory_mb=256)
-    envelope = await bench.run(session_id=session.id, memory_limit_mb=300)
-    assert code(envelope) == "OK"
-    assert envelope.metadata.sandbox is not None
-    assert envelope.metadata.sandbox.limits.memory_mb == 256
-
-
-@pytest.mark.row("S6", "S1")
 async def test_tool_that_may_have_less_memory_than_the_session_has_is_refused(
     bench: Bench,
 ) -> None:
@@ -535,41 +509,6 @@ async def test_dry_run_explains_the_session_and_takes_no_turn(bench: Bench) -> N
     assert "image" not in outside["placement"]
 
 
-@pytest.mark.row("S6", "S1")
-async def test_dry_run_of_a_session_that_is_not_there_says_why(bench: Bench) -> None:
-    data = (await bench.run(session_id="sess_no", dry_run=True)).data
-    assert (data["would_run"], data["refused_with"]) == (False, "RESOURCE_NOT_FOUND")
-    assert data["session"] is None
-
-
-@pytest.mark.row("S6", "S1")
-async def test_engine_without_sessions_takes_no_call_that_names_one(bench: Bench) -> None:
-    definition = ToolDefinition.model_validate(expression_document())
-    resolved = ResolvedCall(request(session_id="s"), registered(definition), ())
-    permitted = PermittedCall(
-        ValidatedCall(resolved, {}, ()), bench.engine.owner, by_default(resolved.tool.definition)
-    )
-    with pytest.raises(SandboxUnavailable, match="no sessions"):
-        make_plan(permitted, Walls(interpreter=bench.interpreter))
-
-
-@pytest.mark.row("S6", "S1")
-async def test_session_survives_in_the_list_of_the_next_engine_as_ended(home: Path) -> None:
-    from fumehood.storage.database import open_database
-
-    database = open_database(home / "state.db")
-    config = Config(home=home, sessions={"image": "python"})  # type: ignore[arg-type]
-    walls = {"container": FakeWall(limits=CONTAINER_LIMITS), "interpreter": FakeWall()}
-    async with Engine(config=config, database=database, **walls) as engine:  # type: ignore[arg-type]
-        session = await engine.sessions.create(engine.owner)
-    database.close()
-    database = open_database(home / "state.db")
-    async with Engine(config=config, database=database, **walls) as engine:  # type: ignore[arg-type]
-        over = engine.sessions.find(engine.owner, session.id)
-        assert (over.state, over.why) == ("ended", "The engine was stopped.")
-    database.close()
-
-
 # -- Rehearse ------------------------------------------------------------------------------
 
 
@@ -602,53 +541,12 @@ async def test_dry_run_says_where_how_and_at_what_cost() -> None:
     assert wall.runs == []
 
 
-@pytest.mark.row("P12", "A1")
-async def test_dry_run_of_a_dangerous_call_names_the_rule() -> None:
-    said = await _rehearse(FakeWall(), {"dangerous": True})
-    assert (said["would_run"], said["refused_with"]) == (False, "REQUIRES_HUMAN_APPROVAL")
-    assert said["approval"] == {"required": True, "approvers": [], "quorum": 1}
-    assert "dangerous" in said["policy"]["rule"]
-
-
 @pytest.mark.row("P12", "S1")
 async def test_dry_run_tells_of_a_wall_that_is_not_there() -> None:
     said = await _rehearse(None)
     assert (said["would_run"], said["refused_with"]) == (False, "SANDBOX_UNAVAILABLE")
     assert said["placement"]["kind"] is None
     assert said["limits"] is None
-
-
-@pytest.mark.row("P12", "S1", "T5")
-async def test_dry_run_says_that_an_executor_is_not_there_yet() -> None:
-    tool = registered(ToolDefinition.model_validate(expression_document()))
-    cobol = tool.definition.model_copy(
-        update={"executor": "code:cobol"}
-    )  # no source has such a one
-    resolved = ResolvedCall(request(), replace(tool, definition=cobol), ())
-    permitted = PermittedCall(
-        ValidatedCall(resolved, {}, ()), OWNER, by_default(resolved.tool.definition)
-    )
-    said = (await dry_run(permitted, Walls(interpreter=FakeWall()))).data
-    assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
-    assert "no sandbox for the executor 'code:cobol'" in said["placement"]["why"]
-
-
-@pytest.mark.row("P12", "T5")
-async def test_dry_run_of_a_rest_tool_says_what_it_may_reach() -> None:
-    resolved = ResolvedCall(request(), registered(parse_definition(rest_document())), ())
-    permitted = PermittedCall(
-        ValidatedCall(resolved, {}, ()), OWNER, by_default(resolved.tool.definition)
-    )
-    said = (await dry_run(permitted, Walls(interpreter=FakeWall(), host=Host()))).data
-    assert (said["would_run"], said["placement"]["kind"]) == (True, "host")
-    assert "to public addresses" in said["placement"]["why"]
-
-
-@pytest.mark.row("P12", "S4")
-async def test_dry_run_tells_of_a_limit_that_cannot_be_enforced() -> None:
-    said = await _rehearse(FakeWall(enforced=frozenset()))
-    assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
-    assert "The interpreter is unavailable; nothing ran." in said["placement"]["why"]
 
 
 @pytest.mark.row("P6", "P9")

@@ -190,13 +190,6 @@ async def test_after_the_deadline_what_runs_is_cancelled_and_nothing_begins(home
     assert again.success
 
 
-async def test_batch_that_ends_in_time_is_not_ended(home: Path) -> None:
-    """Twin of the deadline."""
-    async with bench(home, [echo]) as b:
-        calls = [called("echo", number=number) for number in range(9)]
-        assert codes(await b.engine.batch(calls, timeout_seconds=3600)) == ["OK"] * 9
-
-
 async def test_cancelled_task_takes_all_of_its_calls_with_it(home: Path) -> None:
     gate = Gate()
     gate.full = 2
@@ -318,9 +311,3 @@ async def test_fault_of_the_engine_in_one_call_leaves_the_others_their_answers(
         assert codes(answers) == ["INTERNAL_ERROR", "OK"]
         assert "PRIVATE-VALUE" not in answers[0].model_dump_json()
         assert b.log.named("batch.internal_error")
-
-
-async def test_batch_of_an_engine_that_drains_is_refused_call_by_call(home: Path) -> None:
-    async with bench(home, [echo]) as b:
-        b.engine.drain()
-        assert codes(await b.engine.batch([called("echo", number=1)] * 3)) == ["SHUTTING_DOWN"] * 3

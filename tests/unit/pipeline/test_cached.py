@@ -13,14 +13,11 @@ import pytest
 
 from fumehood import Envelope, ToolError, ToolResult, tool
 from fumehood.core.call import CallBody
-from fumehood.core.errors import EndedBy
-from fumehood.core.identity import Principal, Scope
+from fumehood.core.identity import Principal
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import run as run_module
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.index import Source, tool_of_document
-from fumehood.sandbox.wall import RunEnding
-from fumehood.testing import FakeWall
 from support.definitions import expression_document
 from support.identities import ADMIN, NOW, bind, make_agent
 from support.recording import Bench, bench
@@ -179,14 +176,6 @@ async def test_idempotency_key_wins_over_a_cached_answer(home: Path) -> None:
     assert replayed.metadata.idempotent_replay
 
 
-async def test_dry_run_says_what_a_run_would_do(home: Path) -> None:
-    async with case(home) as c:
-        await c.look()
-        plan = await c.look(dry_run=True)
-    assert hit(plan) is None
-    assert plan.data["dry_run"]
-
-
 @pytest.mark.parametrize(
     ("decision", "code"), [("ask", "REQUIRES_HUMAN_APPROVAL"), ("deny", "PERMISSION_DENIED")]
 )
@@ -210,15 +199,6 @@ async def test_new_rule_stands_before_answers_that_are_kept(
 
 
 # Whose answer it is
-
-
-async def test_another_principal_gets_a_run_of_its_own(home: Path) -> None:
-    async with case(home) as c:
-        mine = await c.look()
-        others = await c.look(by=Principal("uid:4242", frozenset({Scope.CALL})))
-        again = await c.look()
-    assert [hit(answer) for answer in (mine, others, again)] == [False, False, True]
-    assert (others.data, again.data) == ({"run": 2}, {"run": 1})
 
 
 async def test_agents_have_answers_of_their_own(home: Path) -> None:
@@ -319,17 +299,6 @@ async def test_error_is_not_kept(home: Path, result: Any) -> None:
     assert (hit(again), again.data) == (False, {"run": 2})
 
 
-@pytest.mark.parametrize("ended_by", [end for end in EndedBy if end is not EndedBy.OK])
-async def test_run_that_was_ended_is_not_kept(home: Path, ended_by: EndedBy) -> None:
-    endings = iter([RunEnding(ended_by, "call"), RunEnding(EndedBy.OK, "call", result={"value": 4, "text": "4"})])  # fmt: skip
-    wall = FakeWall(answer=lambda run: next(endings))
-    document = expression_document(read_only=True, cacheable=True)
-    async with bench(home, [document], wall=wall) as b:
-        assert not (await b.engine.call("sums", SUM)).success
-        again = await b.engine.call("sums", SUM)
-    assert (hit(again), again.success) == (False, True)
-
-
 async def test_cancelled_call_is_not_kept(home: Path) -> None:
     counted = Counted()
     counted.may_end.clear()
@@ -364,14 +333,6 @@ async def test_limited_result_and_one_with_a_link_is_not_kept(
         assert first.success
         assert hit(await c.look()) is False
         assert c.bench.engine.cache.status().entries == 0
-
-
-async def test_largest_result_that_stays_whole_is_kept(home: Path) -> None:
-    async with case(home, Counted(lambda run: {"text": "x" * 10_000})) as c:
-        first = await c.look()
-        second = await c.look()
-    assert hit(second) is True
-    assert second.data == first.data
 
 
 @pytest.mark.row("P11")
@@ -465,19 +426,6 @@ async def test_call_that_waits_can_be_cancelled_alone(home: Path) -> None:
         assert cancelled.error.code == "CANCELLED"
         counted.may_end.set()
         assert [hit(await call) for call in (first, third)] == [False, True]
-
-
-async def test_call_without_a_place_does_not_wait_for_one_that_has_it(home: Path) -> None:
-    counted = Counted()
-    counted.may_end.clear()
-    async with case(home, counted) as c:
-        first = asyncio.create_task(c.look())
-        await counted.begun.wait()
-        refused = await c.look(memory_limit_mb=64)
-        assert refused.error is not None
-        assert refused.error.code == "INVALID_PARAMS"
-        counted.may_end.set()
-        await first
 
 
 async def test_fault_of_the_engine_leaves_nobody_waiting(

@@ -360,14 +360,6 @@ async def test_rate_limits_and_budgets_count_each_call(home: Path) -> None:
     assert envelope.data["tool_calls"] == {"made": 7, "failed": 2}
 
 
-async def test_arguments_are_checked_and_the_error_is_the_envelopes(home: Path) -> None:
-    async with stage(home) as on:
-        await on.run(lambda guest: guest.call("note", {"text": 1, "more": 2}))
-        error = on.seen["error"]
-    assert (error["code"], error["fields"]) == ("INVALID_PARAMS", ["text"])
-    assert error["retryable"] is False
-
-
 async def test_token_that_is_revoked_meanwhile_calls_nothing_more(home: Path) -> None:
     async with stage(home) as on:
         token, secret = await new_token(on.engine.tokens, Scope.CALL)
@@ -504,30 +496,6 @@ async def until_waiting(on: Stage, count: int) -> None:
     with anyio.fail_after(10):
         while [len(requests.runs.followers(one.id)) for one in await on.pending()] != [count]:
             await anyio.sleep(0.01)
-
-
-async def test_program_takes_its_call_back_once_the_direct_one_was_cancelled(home: Path) -> None:
-    handle = CallHandle()
-    async with stage(home) as on, anyio.create_task_group() as group:
-        await on.approver()
-
-        async def direct() -> None:
-            options = CallOptions(wait_for_approval=60)
-            body = CallBody(arguments={"text": "a"}, options=options)
-            await on.engine.run("send", body, on.engine.owner, handle)
-
-        async def leave(guest: Guest) -> Any:
-            group.start_soon(direct)
-            await until_waiting(on, 1)
-            guest.begin("send", {"text": "a"})
-            await until_waiting(on, 2)
-            handle.cancel()
-            await handle.over.wait()
-            assert len(await on.pending()) == 1
-
-        await on.run(leave, "send", wait_for_approval=60)
-        (approval,) = (await on.engine.approvals.list(ApprovalQuery())).items
-    assert approval.state is ApprovalState.CANCELLED
 
 
 # -- no call outlives its program ------------------------------------------------------------------

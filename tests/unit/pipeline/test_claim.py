@@ -140,15 +140,6 @@ async def test_what_the_caller_did_not_say_is_no_key(keys: Keys, call: Any) -> N
     assert await keys.claim(call, "call_1", NOW) is None
 
 
-async def test_call_without_a_key_runs_as_often_as_it_is_sent(
-    driver: Driver, database: Database
-) -> None:
-    for number in range(3):
-        await driver.call(permitted({"text": "a"}), f"call_{number}")
-    assert len(driver.acted) == 3
-    assert await states(database) == []
-
-
 # What a repeat hears
 
 
@@ -199,19 +190,6 @@ async def test_same_key_of_another_principal_is_another_key(driver: Driver) -> N
     assert isinstance(answered, Envelope)
     assert answered.data == {"by": "call_2"}
     assert answered.metadata.idempotent_replay is False
-
-
-async def test_made_key_finds_the_same_call_and_no_other(driver: Driver) -> None:
-    def call(text: str, **more: Any) -> Any:
-        return permitted({"text": text}, idempotency_key="auto", **more)
-
-    await driver.call(call("a"), "call_1")
-    again = await driver.call(call("a"), "call_2")
-    assert isinstance(again, Envelope)
-    assert again.metadata.idempotent_replay is True
-    await driver.call(call("b"), "call_3")
-    await driver.call(call("a", session_id="s"), "call_4")
-    assert driver.acted == ["call_1", "call_3", "call_4"]
 
 
 async def test_call_that_waits_names_its_approval(
@@ -347,24 +325,6 @@ async def test_of_many_at_once_exactly_one_runs(driver: Driver) -> None:
     assert heard[19] == answer("the one")
 
 
-async def test_claims_in_one_commit_let_one_through(keys: Keys, database: Database) -> None:
-    call = permitted(idempotency_key="k")
-    with anyio.fail_after(20):
-        with writer_held(database):
-            claims = [asyncio.create_task(keys.claim(call, f"call_{n}", NOW)) for n in range(10)]
-            await anyio.lowlevel.checkpoint()
-        found = await asyncio.gather(*claims, return_exceptions=True)
-    assert [type(one) for one in found] == [Claim] + [CallInProgress] * 9
-
-
-async def test_many_repeats_at_once_all_get_the_answer(driver: Driver) -> None:
-    call = permitted(idempotency_key="k")
-    await driver.call(call, "call_0")
-    answers = await asyncio.gather(*(driver.call(call, f"call_{n}") for n in range(1, 10)))
-    assert {type(one) for one in answers} == {Envelope}
-    assert driver.acted == ["call_0"]
-
-
 async def test_repeat_that_was_queued_before_the_end_finds_it(
     keys: Keys, database: Database
 ) -> None:
@@ -489,36 +449,7 @@ async def test_answer_that_cannot_be_kept_is_given_with_a_warning_and_leaves_the
     database.close()
 
 
-async def test_nothing_is_held_once_all_is_over(driver: Driver, keys: Keys) -> None:
-    call = permitted(idempotency_key="k")
-    for number in range(3):
-        await driver.call(call, f"call_{number}")
-    await driver.call(permitted({"text": "b"}, idempotency_key="k"), "call_3")
-    held = await claimed(keys, permitted(idempotency_key="l"))
-    assert keys._held == {"call_1"}
-    await held.abandon(acted=True)
-    assert keys._held == set()
-
-
 # Large, and old
-
-
-async def test_large_arguments_are_hashed_beside_the_loop(
-    keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beside: list[object] = []
-    run_sync = anyio.to_thread.run_sync
-
-    async def noted(function: Any) -> Any:
-        beside.append(function)
-        return await run_sync(function)
-
-    monkeypatch.setattr(claim_module.anyio.to_thread, "run_sync", noted)
-    large = {"numbers": list(range(20_000))}
-    await claimed(keys, permitted({"text": "a"}, idempotency_key="small"))
-    assert beside == []
-    await claimed(keys, permitted(large, idempotency_key="large"), "call_2")
-    assert len(beside) == 1
 
 
 async def test_pruning_forgets_all_that_is_old(
@@ -600,14 +531,6 @@ def test_made_key_is_of_the_action_and_of_who_asks_for_it(change: str) -> None:
     assert is_same is (change in ("timeout", "memory", "isolation"))
 
 
-def test_made_key_is_no_fingerprint_and_fits_where_keys_go() -> None:
-    call = permitted({"text": "a"})
-    made = key_made_of(call)
-    assert made.startswith("auto:")
-    assert len(made) == 69
-    assert fingerprint(call) not in made
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", {"\udfff": 1}, object()])
 def test_what_json_cannot_hold_is_refused(value: Any) -> None:
     with pytest.raises(InvalidParams, match="canonical JSON form") as caught:
@@ -676,23 +599,6 @@ def opened(home: Path, counter: Counter) -> Opened:
 
 def code(envelope: Envelope) -> str:
     return envelope.error.code if envelope.error is not None else "OK"
-
-
-async def test_repeat_is_answered_and_runs_nothing_in_the_next_engine_too(
-    opened: Opened, counter: Counter
-) -> None:
-    async with opened() as engine:
-        first = await engine.call("act", {"text": "a"}, idempotency_key="k")
-        again = await engine.call("act", {"text": "a"}, idempotency_key="k")
-    async with opened() as engine:
-        later = await engine.call("act", {"text": "a"}, idempotency_key="k")
-        other = await engine.call("act", {"text": "b"}, idempotency_key="k")
-    assert counter.deeds == ["a"]
-    for envelope in (again, later):
-        assert (envelope.data, envelope.metadata.call_id) == (first.data, first.metadata.call_id)
-        assert envelope.metadata.idempotent_replay is True
-    assert first.metadata.idempotent_replay is False
-    assert code(other) == "IDEMPOTENCY_CONFLICT"
 
 
 async def test_replay_is_a_row_of_the_call_log_that_cost_nothing(

@@ -257,13 +257,6 @@ async def test_edit_is_refused_because_the_caller_would_not_run_it(tmp_path: Pat
         assert (await here.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
 
 
-async def test_session_of_its_caller_s_own_is_none_that_could_end(tmp_path: Path) -> None:
-    async with deciding(tmp_path) as here:
-        approval_id = await here.pending(session_id="s")
-        await here.engine._made.approvals.scheduler._round()
-        assert (await here.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
-
-
 async def test_allowed_call_counts_in_budgets_and_a_denied_or_waiting_one_does_not(
     tmp_path: Path,
 ) -> None:
@@ -295,14 +288,6 @@ async def test_decisions_are_in_the_call_log_and_in_the_audit_chain(tmp_path: Pa
         assert [one.code for one in page.items] == ["PERMISSION_DENIED", "OK"]
 
 
-async def test_long_name_is_whole_in_the_call_log(tmp_path: Path) -> None:
-    name = "m" * 128
-    declared = {name: ExternalToolSettings(dangerous=False)}
-    async with deciding(tmp_path, external_tools=declared) as here:
-        await here.engine.decide(name)
-        assert (await here.engine.calls()).items[0].tool_name == f"external:{name}"
-
-
 @pytest.mark.parametrize(
     ("tool", "more"),
     [
@@ -323,15 +308,6 @@ async def test_what_is_no_request_for_a_decision_is_an_error(
             await here.engine.decide(tool, LS, **more)
         assert refused.value.envelope.error is not None
         assert refused.value.envelope.error.code == "INVALID_PARAMS"
-
-
-async def test_engine_that_stops_decides_nothing(tmp_path: Path) -> None:
-    async with deciding(tmp_path) as here:
-        here.engine.drain()
-        with pytest.raises(CallFailed) as refused:
-            await here.engine.decide("Bash", LS)
-        assert refused.value.envelope.error is not None
-        assert refused.value.envelope.error.code == "SHUTTING_DOWN"
 
 
 async def test_external_tool_is_called_by_nobody_so_that_a_yes_is_told_once(

@@ -45,17 +45,6 @@ def _index(disabled_because: str | None = None, **fields: Any) -> ToolIndex:
     return index
 
 
-def test_a_tool_is_found_without_warnings() -> None:
-    resolved = resolve(request(), _index(), NO_AGENTS, today)
-    assert resolved.tool.definition.name == "act"
-    assert resolved.warnings == ()
-
-
-def test_unknown_tool_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ToolNotFound, match="List the tools"):
-        resolve(request("other"), _index(), NO_AGENTS, today)
-
-
 @pytest.mark.parametrize("asked", ["axt", "atc", "act_"])
 def test_misspelt_tool_is_told_the_near_ones(asked: str) -> None:
     with pytest.raises(ToolNotFound, match="Did you mean 'act'"):
@@ -67,11 +56,6 @@ def test_caller_who_may_not_list_tools_learns_no_name(principal: Principal | Non
     with pytest.raises(ToolNotFound) as refused:
         resolve(request("axt", principal=principal), _index(), NO_AGENTS, today)
     assert "'act'" not in str(refused.value)
-
-
-def test_tool_that_is_switched_off_is_refused() -> None:
-    with pytest.raises(ToolDisabled, match="disabled"):
-        resolve(request(), _index(is_active=False), NO_AGENTS, today)
 
 
 def test_host_code_that_nobody_allowed_is_refused_with_the_reason() -> None:

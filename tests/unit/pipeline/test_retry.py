@@ -23,7 +23,6 @@ from fumehood.core.events import ResultEvent, RetryingEvent
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.executors.handle import CallHandle
-from fumehood.observe.clock import SystemClock
 from fumehood.pipeline.retry import (
     BASE_S,
     CAP_S,
@@ -160,19 +159,6 @@ async def test_passing_failure_is_retried_and_the_answer_says_how_often(
     told = made.bench.log.named("call.retrying")
     assert [(one["retry"], one["code"]) for one in told] == [(1, "NETWORK_ERROR"), (2, "TIMEOUT")]
     assert {one["call_id"] for one in told} == {envelope.metadata.call_id}
-
-
-@pytest.mark.row("E1")
-async def test_error_after_the_last_retry_has_the_number_of_retries(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with upstream_bench(home, monkeypatch, weather(retry_count=2)) as made:
-        made.upstream.scripts["weather"] = [gone(), gone(), gone()]
-        envelope = await made.call()
-    assert envelope.error is not None
-    assert (envelope.error.code, envelope.error.max_retries) == ("NETWORK_ERROR", 2)
-    assert envelope.metadata.retry_count == 2
-    assert envelope.metadata.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -326,12 +312,3 @@ async def test_retries_stop_where_the_circuit_opens(
     assert envelope.error.retry_after_ms is not None
     assert 25_000 < envelope.error.retry_after_ms <= 30_000
     assert len(made.bench.log.named("call.retrying")) == 1
-
-
-def test_uniform_and_sleep_are_real_where_nothing_else_is_given() -> None:
-    retries = Retries(SystemClock())
-    retries.begin(definition())
-    delay = retries.next_delay_s(definition(), gone(), Attempts(), 100)
-    assert delay is not None
-    assert 0 <= delay <= BASE_S
-    assert retries.sleep is anyio.sleep

@@ -53,24 +53,6 @@ def test_messages_do_not_depend_on_how_the_stream_is_cut(
     assert seen == messages
 
 
-def test_single_bytes_make_the_whole_message() -> None:
-    decoder = Decoder(CAP)
-    stream = encode({"a": 1})
-    answers = [decoder.feed(stream[i : i + 1]) for i in range(len(stream))]
-    assert answers == [[]] * (len(stream) - 1) + [[{"a": 1}]]
-
-
-def test_two_frames_in_one_chunk_come_out_in_order() -> None:
-    assert Decoder(CAP).feed(encode({"n": 1}) + encode({"n": 2})) == [{"n": 1}, {"n": 2}]
-
-
-def test_half_of_the_next_frame_is_kept_for_later() -> None:
-    decoder = Decoder(CAP)
-    second = encode({"n": 2})
-    assert decoder.feed(encode({"n": 1}) + second[:6]) == [{"n": 1}]
-    assert decoder.feed(second[6:]) == [{"n": 2}]
-
-
 def test_a_frame_at_the_cap_passes_and_one_byte_more_is_refused() -> None:
     frame = encode({"a": "b"})
     body_bytes = len(frame) - 4
@@ -92,13 +74,6 @@ def test_the_cap_may_change_between_frames() -> None:
         decoder.feed(encode({"a": "b" * 100}))
 
 
-def test_last_size_is_the_length_of_the_newest_body() -> None:
-    decoder = Decoder(CAP)
-    frame = encode({"a": "b"})
-    decoder.feed(encode({"a": "b" * 100}) + frame + frame[:5])
-    assert decoder.last_size == len(frame) - 4
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -115,10 +90,6 @@ def test_last_size_is_the_length_of_the_newest_body() -> None:
 def test_body_that_is_not_strict_json_ends_the_channel(body: bytes) -> None:
     with pytest.raises(FrameError, match="a frame is"):
         Decoder(CAP).feed(_frame(body))
-
-
-def test_spaces_around_the_document_mean_nothing() -> None:
-    assert Decoder(CAP).feed(_frame(b' {"a": 1} ')) == [{"a": 1}]
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null", b"true"])

@@ -239,17 +239,6 @@ def test_a_declared_function_is_native_and_runs_as_a_function() -> None:
 
 
 @pytest.mark.row("T7")
-def test_a_synchronous_function_is_declared_like_any_other() -> None:
-    def block(seconds: int = 1) -> None:
-        """Block."""
-
-    declared = tool(sandboxed=False)(block)
-    assert declared.is_async is False
-    assert declared.bind({"seconds": 2}) == {"seconds": 2}
-    assert look_up.is_async is True
-
-
-@pytest.mark.row("T7")
 def test_parameters_that_have_no_name_to_callers_are_refused() -> None:
     async def many(*values: int) -> None:
         """Many."""
@@ -285,15 +274,6 @@ def test_unknown_field_is_refused_at_declaration() -> None:
 
     with pytest.raises(InvalidDefinition, match="colour"):
         tool(sandboxed=False, colour="red")(plain)
-
-
-@pytest.mark.anyio
-@pytest.mark.row("T7")
-async def test_the_function_stays_callable_as_it_was() -> None:
-    answer = await look_up("Bonn", 2)
-    assert (answer["city"], answer["days"]) == ("Bonn", 2)
-    assert look_up.__doc__ is not None
-    assert look_up.__doc__.startswith("Look up the weather.")
 
 
 @pytest.mark.anyio
@@ -346,15 +326,6 @@ async def test_a_default_is_not_shared_between_calls() -> None:
 
     assert await collect.invoke({}) == [1]
     assert await collect.invoke({}) == [1]
-
-
-@pytest.mark.row("T7")
-def test_default_of_a_decimal_is_a_number_like_its_type() -> None:
-    @tool(sandboxed=False)
-    async def pay(amount: Decimal = Decimal("1.5")) -> None:
-        """Pay."""
-
-    assert _properties(pay)["amount"] == {"type": "number", "default": 1.5}
 
 
 @pytest.mark.row("T7")

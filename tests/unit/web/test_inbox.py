@@ -329,24 +329,6 @@ def test_other_end_than_was_decided_is_said_at_the_top(fields: dict[str, Any], w
     assert (f'href="/inbox/{SECOND}"' in top) is ("superseded_by" in fields)
 
 
-@pytest.mark.parametrize("state", ["pending", "approved", "denied", "started", "done"])
-def test_end_as_it_was_decided_needs_no_words(state: str) -> None:
-    one = approval(state=ApprovalState(state), code="OK" if state == "done" else None)
-    page = make_site(one).browser().get(f"/inbox/{ID}").text
-    assert "banner" not in page[page.index("<article") : page.index('<header class="headline">')]
-
-
-def test_form_of_a_denial_says_what_the_model_is_told() -> None:
-    page = make_site(approval()).browser().get(f"/inbox/{ID}/deny").text
-    assert "try something else" not in page
-    assert "The model is told, and not to try the same in another way." in page
-
-
-def test_session_of_a_call_is_a_link() -> None:
-    page = make_site(approval(session_id="sess_1")).browser().get(f"/inbox/{ID}").text
-    assert '<a href="/sessions/sess_1">sess_1</a>' in page
-
-
 def test_choice_that_is_not_given_says_so() -> None:
     """Its first value was shown as if it were given."""
     browser = make_site(mail()).browser()
@@ -532,32 +514,6 @@ def test_decided_calls_are_listed_with_who_decided() -> None:
     assert 'name="item"' not in page
 
 
-def test_address_of_an_approval_says_only_what_was_chosen() -> None:
-    done = approval(2, state=ApprovalState.DONE)
-    browser = make_site(approval(1), done).browser()
-    assert f'href="/inbox/{ID}"' in browser.get("/inbox").text
-    assert f'href="/inbox/{ID}"' in browser.part("/inbox/list?shown=50&tab=waiting").text
-    assert f'href="/inbox/{ID}?shown=100"' in browser.part("/inbox/list?shown=100").text
-    assert f'href="/inbox/{done.id}?tab=decided"' in browser.get("/inbox?tab=decided").text
-    page = browser.part(f"/inbox/{done.id}?tab=decided").text
-    assert 'href="/inbox?tab=decided">← All' in page
-
-
-@pytest.mark.parametrize(
-    ("state", "heading"),
-    [
-        (ApprovalState.PENDING, "What will change"),
-        (ApprovalState.DONE, "What changed"),
-        (ApprovalState.DENIED, "What would have changed"),
-        (ApprovalState.INTERRUPTED, "What may have changed"),
-    ],
-)
-def test_effect_is_headed_by_what_became_of_the_call(state: ApprovalState, heading: str) -> None:
-    one = approval(state=state, preview={"removed": [{"path": "a", "kind": "file", "size": 1}]})
-    page = make_site(one).browser().get(f"/inbox/{ID}").text
-    assert re.findall(r"<h3>(What .*)</h3>", page) == [heading]
-
-
 @pytest.mark.parametrize("page", [f"{ID}", f"{ID}/remember", f"several?item={ID}@1"])
 def test_call_that_runs_outside_claims_no_sandbox(page: str) -> None:
     binding = {"placement": "external", "limits": None, "network": None, "place": None}
@@ -569,26 +525,12 @@ def test_call_that_runs_outside_claims_no_sandbox(page: str) -> None:
     assert warning not in make_site(approval()).browser().get(f"/inbox/{page}").text
 
 
-def test_time_of_the_preview_is_shown() -> None:
-    one = approval(preview={"removed": [{"path": "a"}]}, previewed_at=NOW)
-    page = make_site(one).browser().get(f"/inbox/{ID}").text
-    assert f'Previewed <time datetime="{NOW.isoformat()}"' in page
-
-
 def test_call_that_would_fail_is_not_said_to_change_nothing() -> None:
     browser = make_site(approval(preview={"would_fail": "There is no such file."})).browser()
     assert "would fail" in browser.get("/inbox").text
     page = browser.get(f"/inbox/{ID}").text
     assert "The call would fail: There is no such file." in page
     assert "changes nothing" not in page
-
-
-def test_call_whose_session_ended_says_so() -> None:
-    lost = approval(state=ApprovalState.EXPIRED, session_id="sess_1", changed=("session",))
-    browser = make_site(lost).browser()
-    assert "Its session ended before anybody decided" in browser.get(f"/inbox/{ID}").text
-    late = browser.post(f"/inbox/{ID}/approve", {"version": "1"})
-    assert "Too late: its session has ended" in late.text
 
 
 def test_interrupted_call_is_resolved_by_a_person() -> None:
@@ -655,27 +597,3 @@ def test_next_call_follows_a_decision_in_the_order_of_the_list() -> None:
     assert f'data-open="{names[4]}"' in last.text
     assert "hx-push-url" not in last.headers
     assert "approved" in browser.part(f"/inbox/{names[4]}/result").text
-
-
-def test_place_of_an_open_call_says_how_many_wait() -> None:
-    site = make_site()
-    browser = site.browser()
-    assert "Nothing waits for you" in browser.part("/inbox").text
-    site.engine.put(*many(2))
-    part = browser.part("/inbox").text
-    assert "2 calls wait for you" in part
-    assert "<html" not in part
-
-
-def test_given_arguments_come_first_in_the_form_of_an_edit() -> None:
-    page = (
-        make_site(mail(arguments={"text": "Hi", "to": "a@b"}))
-        .browser()
-        .get(f"/inbox/{ID}/edit")
-        .text
-    )
-    before, _, behind = page.partition("<summary>More parameters</summary>")
-    assert re.findall('name="[a-z]*:([a-z]*)" value', before) == ["to", "to", "text", "text"]
-    assert {name for name in ("times", "urgent", "folder", "tags") if f":{name}" in behind} == {
-        "times", "urgent", "folder", "tags",
-    }  # fmt: skip

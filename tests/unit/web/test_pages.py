@@ -31,8 +31,6 @@ from fumehood.policy.model import Explanation, PolicyStatus, RuleStatus, Verdict
 from fumehood.protocol.messages import decode_envelope
 from fumehood.web.guard import CONTENT_POLICY, SANDBOX
 from fumehood.web.pages import PAGES, health
-from fumehood.web.plots import OTHERS, columns_of, share, time_line
-from fumehood.web.watching import percent, size, size_of
 from support.answers import envelope_bytes
 from support.approvals import NOW, approval
 from support.definitions import function_definition
@@ -374,14 +372,6 @@ def test_older_calls_keep_the_filters_and_are_not_live(
     assert "live-tick" not in browser.get("/calls?tool=t&cursor=call_7").text
 
 
-def test_page_without_calls_says_the_next_step(browser: Browser, told: SimpleNamespace) -> None:
-    told.calls = ()
-    assert "fumehood call calculator" in browser.get("/calls").text
-    assert "Take a filter away" in browser.get("/calls?tool=t").text
-    told.cursor = "call_7"
-    assert "The log goes on" in browser.get("/calls?tool=t").text
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [("not_kept", "not kept"), ("needs_admin", "for administrators only")],
@@ -527,14 +517,6 @@ def test_session_is_ended_by_a_form_with_its_token(browser: Browser, told: Simpl
     assert told.asked == [("end", SESSION)]
 
 
-def test_busy_session_does_not_end_if_unused(browser: Browser, told: SimpleNamespace) -> None:
-    assert "Ends if unused" in browser.get(f"/sessions/{SESSION}").text
-    told.is_busy = True
-    text = browser.get(f"/sessions/{SESSION}").text
-    assert "Ends if unused" not in text
-    assert "Ends at the latest" in text
-
-
 def test_bar_of_a_tool_is_of_the_calls_that_ran(browser: Browser, told: SimpleNamespace) -> None:
     assert "95 %" in browser.get("/tools").text
     told.figures = {"calls": 200, "succeeded": 50, "failed": 0}
@@ -582,36 +564,6 @@ def test_call_is_explained_and_rules_are_tried(browser: Browser, told: SimpleNam
     require_inert(tried.text)
     assert "at most 3 calls" in tried.text
     require_inert(browser.post("/policy/try", {"rules": "id = 7"}).text)
-
-
-@pytest.mark.parametrize(
-    ("part", "whole", "words"),
-    [
-        (2, 3, "66.7 %"), (1, 3, "33.3 %"), (1, 2, "50 %"), (3, 3, "100 %"), (9999, 10_000, "99.9 %"),
-        (0, 3, "0 %"), (0, 0, "–"),
-    ],
-)  # fmt: skip
-def test_parts_are_rounded_and_100_means_all(part: int, whole: int, words: str) -> None:
-    assert percent(part, whole) == words
-
-
-def test_sizes_count_in_words() -> None:
-    assert [size(n) for n in (0, 1, 2, 1000)] == ["0 bytes", "1 byte", "2 bytes", "1.0 KB"]
-    assert [size_of(n) for n in (1, 2000, "1")] == ["1 byte", "2,000 bytes", ""]
-
-
-@pytest.mark.parametrize(
-    ("path", "back"), [("/calls/a%0a", "/calls"), ("/sessions/x", "/sessions"), ("/nothing", "/")]
-)
-def test_message_leads_back_to_its_pages(browser: Browser, path: str, back: str) -> None:
-    assert f'<a class="button" href="{back}">' in browser.get(path).text
-
-
-def test_advice_to_programs_is_not_shown_to_people(browser: Browser) -> None:
-    page = browser.get("/inbox/apr_9")  # "There is no such approval. Do not retry."
-    assert page.status_code == 404
-    assert "There is no such approval." in page.text
-    assert "retry" not in page.text
 
 
 def test_health_says_what_is_wrong(browser: Browser) -> None:
@@ -672,24 +624,3 @@ def test_doctors_checks_run_on_a_post_only(
     text = browser.post("/health/check").text
     assert "missing" in text
     require_inert(text)
-
-
-def test_time_line_puts_each_stage_behind_the_one_before() -> None:
-    bars = time_line({"a": 1.0, "b": 0.0, "c": 3.0})
-    assert [(bar.start, bar.length) for bar in bars] == [(0.0, 25.0), (25.0, 0.4), (25.0, 75.0)]
-    assert time_line({}) == []
-
-
-def test_columns_are_parts_of_the_largest_and_many_series_are_joined() -> None:
-    cells = [("d1", f"s{n}", float(10 - n)) for n in range(8)] + [("d2", "s0", 5.0)]
-    plot = columns_of(["d1", "d2"], [*cells, ("unknown day", "s0", 9.0)])
-    assert plot.series == ("s0", "s1", "s2", "s3", "s4", OTHERS)
-    first, second = plot.columns
-    assert plot.most == first.total == 52.0
-    assert sum(piece.height for piece in first.pieces) == pytest.approx(100, abs=0.01)
-    assert [piece.series for piece in second.pieces] == [1]
-    assert columns_of(["d1"], []).total == 0
-
-
-def test_share_is_never_more_than_the_whole() -> None:
-    assert (share(5, 10), share(20, 10), share(-1, 10), share(1, 0)) == (50.0, 100.0, 0.0, 0.0)

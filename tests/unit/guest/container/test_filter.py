@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fumehood.guest.container import filter as container_filter
-from fumehood.guest.container.filter import ALLOWED, DECIDED, build_container_filter, ranges
+from fumehood.guest.container.filter import ALLOWED, DECIDED, build_container_filter
 from fumehood.guest.core.syscalls import ARCHITECTURES, HIGHEST_KNOWN
 from support.bpf_machine import decide
 
@@ -98,11 +98,6 @@ def test_no_jump_of_the_filter_is_cut_off(machine: str) -> None:
     assert len(program) // 8 < 4096
     for at in range(0, len(program), 8):
         assert at // 8 + 1 + max(program[at + 2], program[at + 3]) <= len(program) // 8
-
-
-def test_neighbouring_numbers_are_one_run() -> None:
-    assert ranges([1, 2, 3, 5, 7, 8]) == [(1, 3), (5, 5), (7, 8)]
-    assert ranges([]) == []
 
 
 def test_every_allowed_call_has_a_number_on_one_machine_at_least() -> None:

@@ -230,10 +230,6 @@ def test_exit_and_quit_end_a_program_as_any_python_does(
     assert ran.stderr == ("why\n" if exit_code == 1 else "")
 
 
-def test_help_is_there(run: Any) -> None:
-    assert "len(obj, /)" in run("help(len)").stdout
-
-
 DAEMON = (
     "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
 )
