@@ -111,7 +111,6 @@ LONGEST = (
     "tests/integration/test_resumed_streams.py",
     "tests/acceptance/test_approval.py",  # with all that share its site
     "tests/acceptance/test_workshop.py",
-    "tests/integration/test_crash_superseded.py",
 )
 """They begin first: else a worker would be left alone with one of them at the end."""
 

@@ -1,7 +1,7 @@
 """The composition: the parts of an engine, made in order, started, recovered, drained and stopped.
 
-Host side. With `engine_approvals` the only code that names concrete classes of all packages; above
-it `engine`, the interface. Invariants: `compose` makes each part from parts above it and starts
+Host side. The only code that names concrete classes of all packages; above it `engine`, the
+interface. Invariants: `compose` makes each part from parts above it and starts
 none, and raises the first fault in the tools, the state or the policy. Calls are accepted only
 after the calls that a crash interrupted were recovered, and approved calls start after that. When
 the engine has ended, nothing runs.
@@ -23,9 +23,16 @@ import anyio
 import anyio.lowlevel
 from sqlalchemy import Connection
 
-from fumehood.approvals.channels.base import ApprovalChannel
+from fumehood.approvals.channels import CHANNELS, open_channels
+from fumehood.approvals.channels.base import ApprovalChannel, ChannelContext
 from fumehood.approvals.channels.webhook import WebhookChannel, owe_document, owe_newest
+from fumehood.approvals.eligibility import Eligibility
+from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.requests import ApprovalRequests
+from fumehood.approvals.scheduler import ApprovalScheduler
+from fumehood.approvals.service import ApprovalService
+from fumehood.approvals.store import ApprovalTable
+from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.store import CounterTable
@@ -41,12 +48,6 @@ from fumehood.core.limits import MB
 from fumehood.core.result_check import ResultChecker
 from fumehood.core.status import Alert
 from fumehood.core.usage import EstimatingCounter, TokenCounter
-from fumehood.engine_approvals import (
-    EngineApprovals,
-    make_approvals,
-    make_channels,
-    make_requests,
-)
 from fumehood.executors.mcp_servers import McpServers
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
@@ -120,6 +121,21 @@ class EngineState:
     keys: Keys
     cache: ResultCache
     recordings: RecordingStore
+
+
+@dataclass(frozen=True, slots=True)
+class EngineApprovals:
+    """The approvals of one engine."""
+
+    channels: tuple[ApprovalChannel, ...]
+    requests: ApprovalRequests
+    scheduler: ApprovalScheduler
+    service: ApprovalService
+
+    @property
+    def webhook(self) -> WebhookChannel | None:
+        """The webhook, if one is configured."""
+        return next((one for one in self.channels if isinstance(one, WebhookChannel)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +249,8 @@ def compose(
     policy = CurrentPolicy(
         config.policy_file, config.environment, registry, facts_of, database, log, clock.now
     )
-    channels = make_channels(config, database, clock, log)
+    chosen = {name: getattr(config, name) for name in CHANNELS}
+    channels = open_channels(chosen, ChannelContext(database, clock.now, log))
     for channel in channels:
         if isinstance(channel, WebhookChannel):  # it reports the anchors, too
             audit.connect(_owe_anchor, channel.wake)
@@ -294,7 +311,7 @@ def compose(
         state=state,
         intake=intake,
         sessions=sessions,
-        approvals=make_approvals(channels, services),
+        approvals=_make_approvals(channels, services),
         policy=policy,
         calls=calls,
         circuits=circuits,
@@ -417,19 +434,33 @@ def _make_requests(
     channels: tuple[ApprovalChannel, ...],
     intake: Intake,
 ) -> ApprovalRequests:
+    settings, now = basis.config.approvals, basis.clock.now
     with understood("approvals"):
-        return make_requests(
-            basis.config,
-            database,
-            channels,
-            approvers=state.approvers,
-            tokens=state.tokens,
-            agents=state.agents,
+        return ApprovalRequests(
+            ApprovalTable(database, channels=channels, kept_days=settings.kept_days),
+            RememberedRules(database),
+            Eligibility(
+                state.approvers,
+                state.tokens,
+                state.agents,
+                channels={one.decides_as for one in channels if one.decides_as is not None},
+                allow_self_approval=settings.allow_self_approval,
+                now=now,
+            ),
+            settings,
+            channels=channels,
+            now=now,
+            new_id=basis.ids.approval_id,
             is_draining=intake.takes_none,
-            clock=basis.clock,
-            ids=basis.ids,
             log=basis.log,
         )
+
+
+def _make_approvals(
+    channels: tuple[ApprovalChannel, ...], services: PipelineServices
+) -> EngineApprovals:
+    scheduler = ApprovalScheduler(StoredCalls(services))
+    return EngineApprovals(channels, services.approvals, scheduler, ApprovalService(scheduler))
 
 
 def _owe_anchor(connection: Connection, anchor: JsonObject, now: datetime) -> None:
@@ -494,7 +525,7 @@ class EngineLife:
     async def drained(self) -> None:
         """Wait, after `drain`, until no call runs, approved calls included."""
         await self._made.calls.drained()
-        await self._made.approvals.scheduler.drained()
+        await self._made.approvals.requests.runs.drained()
 
     async def end(self) -> None:
         """Accept no more calls, and stop everything."""

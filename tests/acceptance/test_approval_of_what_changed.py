@@ -106,7 +106,7 @@ def write(site: Site, session: str, path: str, content: str, mode: str = "create
 @pytest.mark.needs("docker")
 @pytest.mark.usefixtures("python_image")
 @pytest.mark.row("A2", "A6", "S6")
-def test_files_go_as_they_were_shown_and_are_asked_about_again_when_they_changed(
+def test_files_that_changed_after_the_question_are_not_deleted_on_an_old_yes(
     site: Site, session: str
 ) -> None:
     for path in ("old/a.txt", "old/b.txt", "keep.txt"):
@@ -119,17 +119,15 @@ def test_files_go_as_they_were_shown_and_are_asked_about_again_when_they_changed
 
     write(site, session, "old/a.txt", "Written after the question.\n", mode="replace")
     write(site, session, "old/c.txt", "New.\n")
-    assert site.decide(waiting.approval_id).code is None
-    superseded = site.until(waiting.approval_id, "expired")
-    assert superseded["changed"] == ["workspace"]
+    assert refused_as_changed(site, waiting) == ["workspace"]
     assert files(site, session) == ["keep.txt", "old", "old/a.txt", "old/b.txt", "old/c.txt"]
 
-    again = site.approval(superseded["superseded_by"])
-    assert (again["state"], again["call_id"]) == ("pending", waiting.call_id)
-    paths = [one["path"] for one in again["preview"]["removed"]]
+    again = parked(site.call("delete_files", asked, session_id=session))  # the caller asks again
+    shown = json.loads(site.approvals("show", again.approval_id).stdout)["preview"]
+    paths = [one["path"] for one in shown["removed"]]
     assert paths == ["old", "old/a.txt", "old/b.txt", "old/c.txt"]
-    assert site.approvals("approve", again["id"], "--yes").returncode == 0
-    assert site.answer(waiting.call_id)["data"]["deleted"] == ["old"]
+    assert site.approvals("approve", again.approval_id, "--yes").returncode == 0
+    assert site.answer(again.call_id)["data"]["deleted"] == ["old"]
     assert files(site, session) == ["keep.txt"]
 
 

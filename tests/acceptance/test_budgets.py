@@ -22,7 +22,6 @@ from fumehood.budgets.model import BudgetStanding
 from fumehood.cli.main import app
 from support.clients import LEAVES_SOCKETS
 from support.http import SocketClient
-from support.terminal import on_a_terminal
 from support.wait import wait_until
 
 pytestmark = [pytest.mark.row("E4"), *LEAVES_SOCKETS]
@@ -180,27 +179,6 @@ def test_usage_on_the_command_line(start_daemon: StartDaemon, home: Path) -> Non
     assert json.loads(run(daemon, "--until", "1h").stdout)["total"]["calls"] == 0
     everybody = run(daemon, "--all", "--credential-stdin", typed=f"{credential}\n")
     assert json.loads(everybody.stdout)["total"]["calls"] == 2
-    plotted = run(daemon, "--plot").stdout
-    heads = [line.split()[0] for line in plotted.splitlines() if "calls" in line]
-    assert heads == ["day", "tool", "agent", "b"]
-    assert "\x1b" not in plotted
-    by_agent = run(
-        daemon, "--plot", "--by", "agent", "--all", "--credential-stdin", typed=f"{credential}\n"
-    )
-    assert by_agent.stdout.startswith("agent")
-
-
-def test_usage_on_a_terminal_is_plotted_in_colour(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon(**budgets({"name": "b", "calls": 2}))
-    with Client(daemon.socket) as client:
-        assert code(client) == "OK"
-        assert code(client, "\x1b[2Jx", expression="1") == "TOOL_NOT_FOUND"
-    status, seen = on_a_terminal(daemon.environment, "usage", "--plot", term="xterm-256color")
-    assert status == 0
-    assert "\x1b[36m█" in seen
-    assert "\\u{001b}[2Jx" in seen
-    assert "\x1b[2J" not in seen
-    assert "50%" in seen
 
 
 WRONG = [
@@ -208,7 +186,6 @@ WRONG = [
     pytest.param(["--since", "yesterday"], 2, "--since", id="since"),
     pytest.param(["--until", "x"], 2, "--until", id="until"),
     pytest.param(["--csv", "--json"], 2, "Choose --csv or --json", id="two-forms"),
-    pytest.param(["--plot", "--json"], 2, "--plot is for people", id="plot-as-json"),
     pytest.param(["--principal", "uid:0"], 2, "--all", id="somebody-elses"),
     pytest.param(["--all"], 2, "credential", id="no-credential"),
     pytest.param(["--csv", "--by", "tool,tool"], 2, "twice", id="csv-gets-no-error-in-it"),

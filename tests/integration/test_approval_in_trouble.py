@@ -152,7 +152,7 @@ async def test_disk_is_full_when_a_yes_is_used_up_nothing_runs_and_the_yes_stays
     assert world.acted == before
     assert world.held() == [0]
     world.disk.is_full = False
-    world.engine.approvals.scheduler.look()
+    world.engine.approvals.requests.new_call.set()
     await world.user.end("a", approval_id)
     assert await world.state(approval_id) is ApprovalState.DONE
     assert world.acted == before + 1
@@ -228,7 +228,7 @@ async def test_disk_that_is_really_full_when_a_yes_is_used_up(small_disk: Path) 
         assert await world.state(approval_id) is ApprovalState.APPROVED
         assert world.acted == 0
         filler.unlink()
-        world.engine.approvals.scheduler.look()
+        world.engine.approvals.requests.new_call.set()
         await world.user.end("a", approval_id)
         assert await world.state(approval_id) is ApprovalState.DONE
         assert world.acted == 1
@@ -271,7 +271,7 @@ async def test_cancelled_while_its_yes_is_used_up_it_never_acts(home: Path) -> N
         world.disk.may_go.set()
         with anyio.fail_after(20):
             assert (await cancelling).state is ApprovalState.CANCELLED
-        world.engine.approvals.scheduler.look()
+        world.engine.approvals.requests.new_call.set()
         answer = await world.engine.call("act", {"label": "a"}, idempotency_key="k")
         assert answer.error is not None
         assert answer.error.code == "CANCELLED"

@@ -15,7 +15,7 @@ from fumehood import Config, Engine
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
 from fumehood.core.errors import ApprovalExpired, IdempotencyConflict
 from fumehood.core.identity import Principal, Scope
-from fumehood.policy.model import CallFacts, Decision, Verdict
+from fumehood.policy.model import Decision, Verdict
 from support.container import scripted_wall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
@@ -85,19 +85,23 @@ async def test_what_was_shown_goes_and_nothing_else(bench: Bench) -> None:
     assert [path.name for path in bench.root.iterdir()] == ["kept"]
 
 
-async def test_files_that_changed_meanwhile_are_asked_about_again(bench: Bench) -> None:
+async def test_yes_does_not_cover_files_that_changed_since_the_question(bench: Bench) -> None:
     (bench.root / "d").mkdir()
     (bench.root / "d/f").write_text("shown")
     approval_id = await bench.ask(paths=["d"], recursive=True)
     (bench.root / "d/new").write_text("never shown")
     first = await bench.agree(approval_id)
     assert (first.state, first.changed) == (ApprovalState.EXPIRED, ("workspace",))
+    answer = await bench.engine.approvals.answer_of(first.call_id, bench.engine.owner)
+    assert answer is not None
+    assert answer.error is not None
+    assert (answer.error.code, answer.error.details) == (
+        "APPROVAL_EXPIRED", {"changed": ["workspace"]},
+    )  # fmt: skip
     assert sorted(path.name for path in (bench.root / "d").iterdir()) == ["f", "new"]
-    assert first.superseded_by is not None
-    second = await bench.engine.approvals.show(first.superseded_by)
-    assert second.state is ApprovalState.PENDING
-    assert second.preview is not None
-    assert [one["path"] for one in second.preview["removed"]] == ["d", "d/f", "d/new"]
+    assert await bench.engine.approvals.count_pending() == 0  # the caller asks again, or nobody
+    second = await bench.engine.approvals.show(await bench.ask(paths=["d"], recursive=True))
+    assert removed(second) == ["d", "d/f", "d/new"]
     assert (await bench.agree(second.id)).state is ApprovalState.DONE
     assert list(bench.root.iterdir()) == []
 
@@ -111,7 +115,7 @@ async def test_call_that_waits_ends_with_its_session(bench: Bench) -> None:
     (bench.root.parent / twin.id / "f").write_text("text")
     of_twin = await Bench(engine, twin.id, bench.root, bench.approver).ask(paths=["f"])
     await engine.sessions.end(engine.owner, bench.session_id)
-    engine._made.approvals.scheduler.look()
+    engine.approvals.requests.new_call.set()
     one = await bench.ended(approval_id)
     assert (one.state, one.changed, one.code) == (
         ApprovalState.EXPIRED, ("session",), "APPROVAL_EXPIRED",
@@ -248,34 +252,3 @@ async def test_preview_of_a_busy_session_stays_with_its_time(bench: Bench) -> No
         with anyio.fail_after(5):
             assert await bench.engine.approvals.opened(approval_id) == asked
     assert (await bench.engine.approvals.opened(approval_id)).version == 2  # the twin
-
-
-async def test_an_edit_that_is_asked_about_again_needs_those_whom_the_first_call_needed(
-    bench: Bench,
-) -> None:
-    gate: Any = bench.engine.policy.gate
-
-    def decide(facts: CallFacts) -> Decision:
-        if facts.arguments["paths"] == ["d"]:
-            return Decision(
-                Verdict.ASK, "two", policy_version="v", quorum=2, approvers=("alice", "bob")
-            )
-        return Decision(Verdict.ASK, "anybody", policy_version="v")
-
-    gate.decide = decide
-    admin = Principal("approver:first", frozenset({Scope.ADMIN}))
-    made, _ = await bench.engine.approvers.add(
-        "bob", [Scope.APPROVE], by=admin, now=datetime.now(UTC)
-    )
-    for name in ("d", "e"):
-        (bench.root / name).mkdir()
-    approval_id = await bench.ask(paths=["d"], recursive=True)
-    edited = NewDecision(decision="approve", arguments={"paths": ["e"], "recursive": True})
-    await bench.engine.approvals.decide(approval_id, edited, made.principal, channel="test")
-    (bench.root / "e/new").write_text("never shown")
-    first = await bench.agree(approval_id)
-    assert first.superseded_by is not None
-    second = await bench.engine.approvals.show(first.superseded_by)
-    assert (second.approvers, second.quorum) == (("alice", "bob"), 2)
-    assert second.asked_arguments is not None
-    assert second.asked_arguments["paths"] == ["d"]

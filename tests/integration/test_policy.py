@@ -296,22 +296,6 @@ def test_explanation_shows_the_argument_that_is_compared_and_not_what_was_sent(
 
 
 @pytest.mark.row("A1")
-def test_check_notes_a_rule_that_is_always_in_doubt_for_one_of_its_tools(
-    home: Path, place: PolicyPlace
-) -> None:
-    keys = DENY_SIXES.replace("/expression", "/paths/*")
-    place.put(keys.replace('["calculator"]', '["delete_files", "write_file"]'))
-    noted = run(home, "check", "policy.toml")
-    assert noted.returncode == 0
-    assert "notice: policy.toml: rule 'no-sixes': when[0]: write_file takes no" in noted.stderr
-    (notice,) = json.loads(noted.stdout)["notices"]
-    assert "'/paths/*'" in notice
-    place.put(keys.replace('["calculator"]', '["delete_files"]'))
-    silent = run(home, "check", "policy.toml")
-    assert (silent.returncode, silent.stderr, json.loads(silent.stdout)["notices"]) == (0, "", [])
-
-
-@pytest.mark.row("A1")
 def test_command_line_asks_the_daemon(shared: Authority) -> None:
     def asked(*arguments: str) -> dict[str, Any]:
         done = subprocess.run(

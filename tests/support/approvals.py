@@ -19,6 +19,9 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
     Resolution,
+    StoredApproval,
+    StoredRequest,
+    own_view,
 )
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import IdempotencyConflict, ResourceNotFound
@@ -57,6 +60,10 @@ def rule(**fields: Any) -> RememberedRule:
     )  # fmt: skip
 
 
+def _own(one: Approval) -> Approval:
+    return own_view(StoredApproval(one, StoredRequest({}, {}, None)))
+
+
 @dataclass
 class FakeDesk:
     """Keeps approvals by id; `asked` is what it was told to do."""
@@ -87,7 +94,7 @@ class FakeDesk:
             and query.state in (None, one.state)
             and query.call_id in (None, one.call_id)
         ]
-        items = tuple(found[: query.limit])
+        items = tuple(one if principal is None else _own(one) for one in found[: query.limit])
         return ApprovalPage(
             items=items, has_more=len(items) < len(found), next_cursor=None, total_count=len(found)
         )
@@ -96,7 +103,7 @@ class FakeDesk:
         one = self.approvals.get(approval_id)
         if one is None or (principal is not None and one.principal_id != principal.id):
             raise ResourceNotFound("There is no such approval. Do not retry.")
-        return one
+        return one if principal is None else _own(one)
 
     async def opened(self, approval_id: str) -> Approval:
         return await self.show(approval_id)
@@ -141,9 +148,10 @@ class FakeDesk:
         return self.put(one.model_copy(update={"state": state, "version": one.version + 1}))
 
     async def cancel(self, approval_id: str, principal: Principal) -> Approval:
-        one = await self.show(approval_id, principal=principal)
+        await self.show(approval_id, principal=principal)
+        one = self.approvals[approval_id]
         update = {"state": ApprovalState.CANCELLED, "version": one.version + 1}
-        return self.put(one.model_copy(update=update))
+        return _own(self.put(one.model_copy(update=update)))
 
     async def remembered(self) -> list[RememberedRule]:
         return [rule()]

@@ -265,7 +265,7 @@ class User:
     def pass_time(self, seconds: float) -> None:
         """The desk looks at its clock now and then only: it is told to."""
         self.clock.advance(seconds)
-        self.desk.scheduler.look()
+        self.desk.requests.new_call.set()
 
 
 Script = Callable[[User, str], Awaitable[None]]
@@ -421,7 +421,7 @@ def prepare_start(home: Path) -> None:
             for one in (has_yes, *begun):
                 await user.decide(one)
             for one in begun:
-                await user.desk.requests.begin(await user.desk.requests.get(one))
+                await user.desk.requests.begin(await user.desk.requests.table.get(one))
             mark(home, "start-d")  # of the two that had begun, one has acted
 
     asyncio.run(make())

@@ -1,16 +1,16 @@
 """Approvals: one record for each call that needs, or needed, a human's approval. Values only.
 
-`approvals/store.py` stores them. The states, and their order (`states.py` has each change):
+`approvals/store.py` stores them, and has each change. The states, and their order:
 
     pending → approved | denied | expired | cancelled
     approved → started | failed (a gate refused it by then) | expired | cancelled
-    started → done | failed | cancelled | interrupted | expired (the workspace had changed, nothing
-        was done, and another approval asks again)      interrupted → done | failed (by a human)
+    started → done | failed | cancelled | interrupted | expired (the workspace had changed, and
+        nothing was done)                               interrupted → done | failed (by a human)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Literal
@@ -117,8 +117,6 @@ class Approval(_Value):
     changed: tuple[str, ...] = ()
     """The parts of the action that differed from the approved ones at the start; `session` where
     its end came before a decision."""
-    superseded_by: str | None = None
-    """The approval that asks again, because the workspace changed."""
     counted: tuple[str, ...] = ()
     """The approvers of the present action; while pending, only those who still may approve."""
     stuck: str | None = None
@@ -306,21 +304,25 @@ class StoredApproval:
     """A call with the same key is this call; null if there can be none."""
 
 
-def without_arguments(approval: Approval, hidden: Sequence[str]) -> Approval:
-    """The approval without the arguments that are hidden from its caller."""
-    if not hidden:
-        return approval
+def own_view(stored: StoredApproval) -> Approval:
+    """An approval as its caller sees it: without the arguments that its agent's configuration
+    fixes, and without its binding and its approvers."""
+    approval = stored.approval
+
+    def shown(arguments: JsonObject) -> JsonObject:
+        hidden = stored.request.hidden
+        return {name: value for name, value in arguments.items() if name not in hidden}
+
     asked = approval.asked_arguments
     return approval.model_copy(
         update={
-            "arguments": _without(approval.arguments, hidden),
-            "asked_arguments": None if asked is None else _without(asked, hidden),
+            "arguments": shown(approval.arguments),
+            "asked_arguments": None if asked is None else shown(asked),
+            "binding": None,
+            "approvers": (),
+            "decisions": (),
         }
     )
-
-
-def _without(arguments: JsonObject, hidden: Sequence[str]) -> JsonObject:
-    return {name: value for name, value in arguments.items() if name not in hidden}
 
 
 __all__ = [
@@ -338,6 +340,6 @@ __all__ = [
     "SeveralDecisions",
     "StoredApproval",
     "StoredRequest",
-    "without_arguments",
+    "own_view",
     "yes_votes",
 ]

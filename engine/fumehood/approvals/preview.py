@@ -1,23 +1,27 @@
 """Preview: what a call is about to do, for the people who approve it and for the check afterwards.
 
-Host side, used by `approve`, `resume` and edits. An approval is bound to the *action*: one document
+Host side, used by `approve` and `scheduler`. An approval is bound to the *action*: one document
 with everything that decides what the call will do, and its hash. If the document differs when the
 call starts, the approval is worthless. What only describes the call (a trace id, a reason) is not
 in it. Approvers also see the call's effect on the workspace, and the budget that it would exceed.
+A call with edited arguments is another action. Invariant: an edit never lowers the quorum, and
+never admits approvers whom the original call did not admit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fumehood.approvals.model import Approval, StoredApproval
 from fumehood.budgets.ledger import details_of
 from fumehood.budgets.model import Exceeded, Unit
 from fumehood.core.call import FunctionAddress
+from fumehood.core.errors import PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.core.usage import money
 from fumehood.executors.effects import Effect
@@ -33,6 +37,10 @@ from fumehood.sandbox.wall import HasImages
 
 SCHEMA = 1
 """Of the document. Another number makes another action."""
+
+MAX_NAMED = 20
+MAX_POINTER = 100
+"""Characters: some tools accept any argument names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +189,78 @@ def _source_of_function(function: Any) -> str:
     except (OSError, TypeError):
         code = getattr(target, "__code__", None)
         return "unknown" if code is None else hashlib.sha256(code.co_code).hexdigest()
+
+
+# -- edits ---------------------------------------------------------------------------------
+
+_OF_ACTION = ("arguments", "preview", "previewed_at", "binding", "action_digest")
+_OF_RULES = ("rule", "asked_by", "reason", "budget", "policy_version")
+
+
+def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
+    """The stored approval, for the action of `new`: with other arguments, or other files by now."""
+    asked = new.request
+    request = replace(stored.request, arguments=asked.arguments, expected=asked.expected)
+    return replace(stored, approval=_taking(stored, new, _OF_ACTION), request=request)
+
+
+def edited(stored: StoredApproval, new: StoredApproval, *, is_asked: bool) -> StoredApproval:
+    """An approval for the call `new`, which replaces the arguments of the stored one.
+
+    `is_asked` tells whether rules ask about the new call, too.
+
+    Raises:
+        PermissionDenied: too few approvers are admitted by the rules of both calls.
+    """
+    before, after = stored.approval, new.approval
+    both = [names for names in (before.approvers, after.approvers) if names]
+    admitted = tuple(name for name in both[0] if all(name in them for them in both)) if both else ()
+    quorum = max(before.quorum, after.quorum)
+    if both and len(admitted) < quorum:
+        raise PermissionDenied(
+            "The edited call needs other approvers than this one. Deny this one, and let the "
+            "caller ask for the edited call."
+        )
+    changed = with_action(stored, new)
+    approval = _taking(changed, new, _OF_RULES) if is_asked else changed.approval
+    asked = before.arguments if before.asked_arguments is None else before.asked_arguments
+    is_restored = canonical(asked) == canonical(after.arguments)
+    fields: JsonObject = {"approvers": admitted, "quorum": quorum}
+    fields["asked_arguments"] = None if is_restored else asked
+    hidden = tuple(sorted({*stored.request.hidden, *new.request.hidden}))
+    request = replace(changed.request, hidden=hidden)
+    return replace(changed, approval=approval.model_copy(update=fields), request=request)
+
+
+def _taking(stored: StoredApproval, new: StoredApproval, names: Sequence[str]) -> Approval:
+    return stored.approval.model_copy(update={name: getattr(new.approval, name) for name in names})
+
+
+def edit_warning(stored: StoredApproval) -> str | None:
+    """The warning for the caller of an edited call; None if it was not edited.
+
+    It names the changed arguments but not their values, and omits the agent's fixed ones.
+    """
+    approval = stored.approval
+    asked, done = approval.asked_arguments, approval.arguments
+    if asked is None:
+        return None
+    names = sorted((asked.keys() | done.keys()).difference(stored.request.hidden))
+    changed = [name for name in names if not _is_same(asked, done, name)]
+    shown = [_pointer(name) for name in changed[:MAX_NAMED]]
+    shown += ["…"] if len(changed) > MAX_NAMED else []
+    which = f": changed {', '.join(shown)}" if shown else ""
+    return f"approval: a human changed the arguments before this call ran{which}"
+
+
+def _is_same(asked: JsonObject, done: JsonObject, name: str) -> bool:
+    """Whether an argument is equal, its type included, as in the digest."""
+    if name not in asked or name not in done:
+        return False
+    return canonical(asked[name]) == canonical(done[name])
+
+
+def _pointer(name: str) -> str:
+    """A JSON pointer (RFC 6901) of bounded length."""
+    escaped = name.replace("~", "~0").replace("/", "~1")
+    return "/" + (escaped if len(escaped) <= MAX_POINTER else escaped[:MAX_POINTER] + "…")

@@ -19,8 +19,6 @@ from fumehood.core.errors import (
     ResourceNotFound,
 )
 
-MAX_SHOWN_ID = 100
-
 # For callers.
 
 
@@ -95,6 +93,15 @@ def unusable_approval() -> ApprovalExpired:
     )
 
 
+def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
+    """The call would now do something other than what was approved."""
+    return ApprovalExpired(
+        f"The call is no longer what was approved: {', '.join(changed)} changed since. "
+        "Nothing was done. Ask again if it is still needed.",
+        details={"changed": list(changed)},
+    )
+
+
 def used_decision() -> ApprovalExpired:
     """The yes for a tool that its caller runs itself was told to another, equal call."""
     return ApprovalExpired(
@@ -120,8 +127,8 @@ def unknown() -> ResourceNotFound:
 
 
 def nothing_to_decide(approval_id: str) -> ResourceNotFound:
-    """One of several ids, which are untrusted text, is unknown; nothing was decided."""
-    shown = ascii(approval_id[:MAX_SHOWN_ID])
+    """One of several ids, which are untrusted but bounded text, is unknown; nothing was decided."""
+    shown = ascii(approval_id)
     return ResourceNotFound(
         f"There is no such approval: {shown}. Nothing was decided. Do not retry.",
         details={"approval_id": shown[1:-1]},

@@ -1,7 +1,7 @@
 """Requests: calls that ask for approval, as the pipeline sees them: ask, wait, start, end.
 
-Host side, below the pipeline; it starts no call and builds no envelope. `resume.py`,
-`scheduler.py` and `service.py` stand above the pipeline and use the same object. Invariants: a
+Host side, below the pipeline; it starts no call and builds no envelope. `scheduler.py` and
+`service.py` stand above the pipeline and use the same object. Invariants: a
 change is durable before anybody is told of it; a change that has begun is completed and told, even
 if its maker is cancelled; a call is counted against the quota before it is stored, so that two
 calls never share the last place; an ending is retried until the disk accepts it or the engine
@@ -11,8 +11,8 @@ stops.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -20,16 +20,15 @@ from typing import Any, TypeVar
 import anyio
 
 from fumehood.approvals import refusals
-from fumehood.approvals import states as steps
+from fumehood.approvals import store as steps
 from fumehood.approvals.channels.base import ApprovalChannel
 from fumehood.approvals.eligibility import Eligibility
 from fumehood.approvals.model import OPEN_STATES, Approval, ApprovalState, StoredApproval
 from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.settings import ApprovalSettings
-from fumehood.approvals.states import Step
-from fumehood.approvals.store import ApprovalTable, PendingOf, Stale, UnknownApproval, size_of
+from fumehood.approvals.store import ApprovalTable, PendingOf, Step, size_of
 from fumehood.core.envelope import Envelope
-from fumehood.core.identity import Principal
+from fumehood.core.errors import ApprovalExpired, IdempotencyConflict, ResourceNotFound
 from fumehood.core.names import EXTERNAL
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.log import Logger
@@ -75,6 +74,8 @@ class ApprovalRequests:
         self.runs = ApprovedRuns()
         self.changes = 0
         """Grows with every change."""
+        self.new_call = anyio.Event()
+        """Set when a call begins to wait."""
         self._changed = anyio.Event()
         self._channels = channels
         self._quota = ApprovalQuota(table, settings)
@@ -111,12 +112,9 @@ class ApprovalRequests:
         """The id of the remembered rule that allows a call."""
         return self.remembered.rule_for(permitted, definition, self.now(), self.eligibility.counts)
 
-    async def denied_before(
-        self, digest: str, principal: Principal, session_id: str | None
-    ) -> Approval | None:
+    async def denied_before(self, approval: Approval) -> Approval | None:
         """A denial of the same call, for the same caller and session, in the last 24 hours."""
-        since = self.now() - DENIED_FOR
-        return await self.table.denied_before(digest, principal.id, session_id, since)
+        return await self.table.denied_before(approval, self.now() - DENIED_FOR)
 
     async def count_pending(self) -> None:
         """At start: count the calls that wait already."""
@@ -162,6 +160,7 @@ class ApprovalRequests:
         if approval_id == stored.approval.id:
             self._untold.add(stored.approval.call_id)
             self._tell(stored.approval)
+            self.new_call.set()
         return approval_id
 
     def told(self, call_id: str) -> None:
@@ -184,36 +183,14 @@ class ApprovalRequests:
 
         `handle` gets the output and progress of the call if it runs meanwhile.
         """
-        followed = approval_id
-        try:
-            with anyio.move_on_after(seconds):
-                while True:
-                    seen = self.changes
-                    if handle is not None:
-                        self.runs.follow(followed, handle)
-                    stored = await self.table.get(followed)
-                    if stored.approval.superseded_by is not None:
-                        followed = stored.approval.superseded_by
-                        continue
-                    if stored.answer is not None:
-                        return decode_envelope(stored.answer.encode())
-                    await self.until_beyond(seen)
-        finally:
-            if handle is not None:
-                self.runs.unfollow(handle)
+        with anyio.move_on_after(seconds), self.runs.followed_by(handle, approval_id):
+            while True:
+                seen = self.changes
+                stored = await self.table.get(approval_id)
+                if stored.answer is not None:
+                    return decode_envelope(stored.answer.encode())
+                await self.until_beyond(seen)
         return None
-
-    async def stored_answer(self, approval_id: str) -> Envelope:
-        """The answer of a call that has one."""
-        stored = await self.get(approval_id)
-        return decode_envelope((stored.answer or "").encode())
-
-    async def newest(self, approval_id: str) -> Approval:
-        """The approval, or the last one that asks again in its place."""
-        approval = (await self.get(approval_id)).approval
-        while approval.superseded_by is not None:
-            approval = (await self.get(approval.superseded_by)).approval
-        return approval
 
     async def begin(self, stored: StoredApproval) -> None:
         """Use the approval up: from now on the call counts as started, and never starts again.
@@ -224,8 +201,8 @@ class ApprovalRequests:
         """
         step = steps.started(stored.approval, self.now())
         try:
-            await self.change(stored.approval.id, step)
-        except (Stale, UnknownApproval):
+            await self.change((stored.approval.id, step))
+        except (ApprovalExpired, IdempotencyConflict, ResourceNotFound):
             raise refusals.unusable_approval() from None
 
     async def end(
@@ -239,60 +216,31 @@ class ApprovalRequests:
         """Store how an approved call ended; retries for as long as the disk accepts nothing.
 
         Raises:
-            Stale: it was ended otherwise meanwhile.
+            IdempotencyConflict: it was ended otherwise meanwhile.
             WriteFailed: the engine stops, and the call will count as interrupted.
         """
         step = steps.ended(to, envelope, changed, self.now())
-        await self._until_stored(lambda: self.change(stored.approval.id, step))
-
-    async def ask_again(self, stored: StoredApproval, new: StoredApproval) -> None:
-        """Replace an approval by a new one for the same call, because the workspace changed."""
-        step = steps.superseded(new.approval.id, self.now())
-        await self._until_stored(lambda: self.table.supersede(stored.approval.id, step, new))
-        self._quota.add(new)
-        self.runs.follow_on(stored.approval.id, new.approval.id)
-        self._tell(new.approval)
+        while True:
+            try:
+                await self.change((stored.approval.id, step))
+            except WriteFailed as fault:
+                if self.is_draining():
+                    raise
+                self.log.warning("approval.end_not_kept", reason=str(fault))
+                await anyio.sleep(RETRY_S)
+            else:
+                return
 
     # -- changes -------------------------------------------------------------------------
 
-    async def get(self, approval_id: str) -> StoredApproval:
-        """One approval. Raises ResourceNotFound, ReadFailed."""
-        try:
-            return await self.table.get(approval_id)
-        except UnknownApproval:
-            raise refusals.unknown() from None
-
-    async def change(self, approval_id: str, step: Step) -> StoredApproval:
-        """Apply one step.
+    async def change(self, *changes: tuple[str, Step]) -> list[StoredApproval]:
+        """Apply steps to approvals in one transaction: all of them, or none.
 
         Raises:
-            UnknownApproval, Stale, TooLate: it does not apply.
+            ResourceNotFound, IdempotencyConflict, ApprovalExpired: one of them does not apply.
             WriteFailed: nothing was changed.
         """
-        return (await run_to_completion(self.change_all([(approval_id, step)])))[0]
-
-    async def change_all(self, changes: Sequence[tuple[str, Step]]) -> Sequence[StoredApproval]:
-        """Apply several steps in one transaction, as `change`. Must not be cancelled."""
-        after = await self.table.change(changes)
-        for stored in after:
-            self._tell(stored.approval)
-        return after
-
-    async def change_unless_stale(self, approval_id: str, step: Step) -> StoredApproval | None:
-        """Apply a step; None if another change has made it needless."""
-        try:
-            return await self.change(approval_id, step)
-        except Stale:
-            return None
-
-    async def change_for(self, approval_id: str, step: Step) -> StoredApproval:
-        """Apply a step that a person asked for. Raises ResourceNotFound, IdempotencyConflict."""
-        try:
-            return await self.change(approval_id, step)
-        except UnknownApproval:
-            raise refusals.unknown() from None
-        except Stale as stale:
-            raise refusals.conflict(stale.approval) from None
+        return await run_to_completion(self._change(changes))
 
     async def until_beyond(self, number: int) -> None:
         """Wait until `changes` is greater than this number."""
@@ -302,6 +250,12 @@ class ApprovalRequests:
     def log_fault(self, approval_id: str, fault: Exception) -> None:
         """Log a bug or an unreadable row. The approval stays as it is."""
         self.log.warning("approval.fault", approval_id=approval_id, reason=repr(fault)[:500])
+
+    async def _change(self, changes: Sequence[tuple[str, Step]]) -> list[StoredApproval]:
+        after = await self.table.change(changes)
+        for stored in after:
+            self._tell(stored.approval)
+        return after
 
     def _tell(self, approval: Approval) -> None:
         """Tell a durable change to the log, the channels and everything that waits for one."""
@@ -333,18 +287,6 @@ class ApprovalRequests:
         settings, is_decision = self.settings, tool.startswith(EXTERNAL)
         kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds
         return self.now() - timedelta(seconds=kept_s)
-
-    async def _until_stored(self, write: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            try:
-                await write()
-            except WriteFailed as fault:
-                if self.is_draining():
-                    raise
-                self.log.warning("approval.end_not_kept", reason=str(fault))
-                await anyio.sleep(RETRY_S)
-            else:
-                return
 
 
 @dataclass(slots=True)
@@ -394,22 +336,20 @@ class ApprovedRuns:
         """The calls that wait for this approval's answer."""
         return self._followers.get(approval_id, ())
 
-    def follow(self, approval_id: str, handle: CallHandle) -> None:
+    @contextmanager
+    def followed_by(self, handle: CallHandle | None, approval_id: str) -> Iterator[None]:
         """Pass the output and progress of this call on to `handle`, once it runs."""
+        if handle is None:
+            yield
+            return
         followers = self._followers.setdefault(approval_id, [])
-        if handle not in followers:
-            followers.append(handle)
-
-    def unfollow(self, handle: CallHandle) -> None:
-        """Pass nothing more on to `handle`."""
-        for followers in self._followers.values():
-            if handle in followers:
-                followers.remove(handle)
-
-    def follow_on(self, approval_id: str, new_id: str) -> None:
-        """Let the followers of an approval also follow the one that replaces it."""
-        for handle in self._followers.get(approval_id, []):
-            self.follow(new_id, handle)
+        followers.append(handle)
+        try:
+            yield
+        finally:
+            followers.remove(handle)
+            if not followers and approval_id not in self.running:
+                self._followers.pop(approval_id, None)
 
 
 class ApprovalQuota:
@@ -434,13 +374,6 @@ class ApprovalQuota:
             await self.count()
         if self._is_full(principal_id, size):
             raise refusals.too_many_wait(self._of(principal_id).count)
-        self._add(principal_id, size)
-
-    def add(self, stored: StoredApproval) -> None:
-        """Count a call that waits already, even if the quota is full."""
-        self._add(stored.approval.principal_id, size_of(stored))
-
-    def _add(self, principal_id: str, size: int) -> None:
         own = self._of(principal_id)
         self._pending[principal_id] = PendingOf(own.count + 1, own.size_bytes + size)
 
@@ -449,7 +382,7 @@ class ApprovalQuota:
         return (
             sum(one.count for one in self._pending.values()) >= settings.max_pending
             or own.count >= settings.max_pending_per_principal
-            or own.size_bytes + size > settings.max_pending_bytes_per_principal
+            or own.size_bytes + size > settings.max_pending_mb_per_principal << 20
         )
 
     def _of(self, principal_id: str) -> PendingOf:

@@ -1,45 +1,78 @@
-"""The scheduler: starts approved calls, expires overdue ones, warns before expiry, and recovers.
-A waiting call whose session has ended can no longer run, so it expires at once.
+"""The scheduler: a yes starts its call, through every gate again; a loop recovers, expires, warns.
 
-Host side, one task of the engine, above `requests` and `resume`. It works from the database, not
-from memory, so work that a crash or a full disk has left undone is done in a later round.
-Invariants: a running call does not expire; no call starts while the engine stops; a call that a
-bug cut short after its start is interrupted and never run again; one unreadable row delays no
-other and ends nothing.
+Host side, above the pipeline and `requests`. The stored request passes the gates under present
+conditions: a disabled tool, a revoked identity or a new deny rule ends the call. A new rule that
+asks does not, because a human has approved. The action must be the approved one; otherwise the call
+ends with `APPROVAL_EXPIRED` and the names of the differences. The loop works from the database, so
+what a crash or a full disk has left undone is done in a later round.
+
+Invariants: the approval is used up at the moment when the call starts, with its place already held,
+and only once; a running call does not expire; no call starts while the engine stops; a call that a
+bug cut short after its start is interrupted and never run again; one unreadable row delays no other
+and ends nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
-from datetime import timedelta
+import asyncio
+import math
+from contextlib import AsyncExitStack, suppress
+from datetime import datetime, timedelta
 
 import anyio
 
 from fumehood.approvals import refusals
-from fumehood.approvals import states as steps
-from fumehood.approvals.model import ApprovalState
-from fumehood.approvals.requests import ApprovalRequests, ApprovedRun
-from fumehood.approvals.resume import CallResumption
-from fumehood.approvals.store import Stale
-from fumehood.core.errors import CircuitOpen, RateLimited, SandboxUnavailable, ShuttingDown
+from fumehood.approvals import store as steps
+from fumehood.approvals.model import ApprovalState, StoredApproval
+from fumehood.approvals.preview import (
+    action_of,
+    changed_fields,
+    edited,
+    with_action,
+)
+from fumehood.approvals.requests import ApprovedRun
+from fumehood.approvals.store import Waiting
+from fumehood.approvals.stored_calls import StoredCalls
+from fumehood.core.errors import (
+    ApprovalExpired,
+    Cancelled,
+    CircuitOpen,
+    EngineError,
+    IdempotencyConflict,
+    InvalidParams,
+    PermissionDenied,
+    RateLimited,
+    SandboxUnavailable,
+    ShuttingDown,
+)
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL
+from fumehood.executors.effects import Effect
+from fumehood.executors.handle import CallHandle
+from fumehood.executors.outcome import Outcome, cancelled
+from fumehood.pipeline.approve import ApprovedCall, new_approval
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.build_envelope import build_envelope
+from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.plan import Plan, make_plan, plan_now, until_place_is_known
+from fumehood.pipeline.record import record_ending
+from fumehood.pipeline.run import cancelled_ending, hidden_fault, permit, run_approved
+from fumehood.policy.model import Verdict
+from fumehood.storage.changes import stamp
 from fumehood.storage.errors import ReadFailed, WriteFailed
 
-LOOK_S = 5.0
-"""The longest pause between two rounds while calls wait."""
-
-IDLE_S = 60.0
-"""The pause between two rounds if none waits."""
+LOOK_S = 2.0
+"""The pause between two rounds while calls wait."""
 
 
 class ApprovalScheduler:
-    """The clock of one engine's approvals. Works while it is entered."""
+    """Runs the approved calls of one engine, and keeps time. Works while it is entered."""
 
-    def __init__(self, requests: ApprovalRequests, resumption: CallResumption) -> None:
-        self._requests = requests
-        self._resumption = resumption
-        self._warn_before = timedelta(seconds=requests.settings.warn_seconds)
-        self._look = anyio.Event()
+    def __init__(self, calls: StoredCalls) -> None:
+        self.calls = calls
+        self._services = calls.services
+        self._requests = calls.services.approvals
+        self._warn_before = timedelta(seconds=self._requests.settings.warn_seconds)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stack = AsyncExitStack()
 
@@ -51,7 +84,6 @@ class ApprovalScheduler:
         self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._tasks.cancel_scope.cancel)
         self._tasks.start_soon(self._keep_time)
-        self._tasks.start_soon(self._look_after_changes)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -65,107 +97,113 @@ class ApprovalScheduler:
             return
         self._tasks.start_soon(self._run, approval_id, runs.enter(approval_id))
 
-    async def drained(self) -> None:
-        """Wait until no approved call runs. None starts while the engine stops."""
-        await self._requests.runs.drained()
-
-    def look(self) -> None:
-        """Begin the next round at once."""
-        self._look.set()
-
-    async def pause_s(self) -> float:
-        """How long until an approval expires or needs a warning."""
-        end, unwarned = await self._requests.table.next_ends()
-        if end is None:
-            return IDLE_S
-        moments = [end] if unwarned is None else [end, unwarned - self._warn_before]
-        left_s = (min(moments) - self._requests.now()).total_seconds()
-        # An overdue approval that is still there is running, or the disk accepts nothing.
-        return min(max(left_s, 0.02), LOOK_S) if left_s > 0 else 1.0
-
-    async def _look_after_changes(self) -> None:
-        while True:
-            seen = self._requests.changes
-            await self._requests.until_beyond(seen)
-            self.look()
-
-    async def _keep_time(self) -> None:
-        while True:
-            self._look = anyio.Event()
+    async def catch_up(self) -> bool:
+        """Do what is due by now; whether any calls wait."""
+        requests, now = self._requests, self._requests.now()
+        waiting, any_waits = await requests.table.waiting(now + self._warn_before)
+        for one in waiting:
             try:
-                await self._round()
-                pause_s = await self.pause_s()
-            except (ReadFailed, WriteFailed) as fault:
-                pause_s = await self._pause_after(str(fault))
-            except Exception as fault:  # the engine must not end with this task
-                pause_s = await self._pause_after(type(fault).__name__)
-            with anyio.move_on_after(pause_s):
-                await self._look.wait()
-
-    async def _round(self) -> None:
-        """Start approved calls, expire overdue ones and those without a session; warn before."""
-        now, table = self._requests.now(), self._requests.table
-        overdue, near = await table.due(now, now + self._warn_before)
-        all_readable = await self._for_each(overdue, self._expire)
-        all_readable &= await self._for_each(near, self._warn)
-        all_readable &= await self._for_each(await self._without_session(), self._end_with_session)
-        for approval_id in await table.in_state(ApprovalState.APPROVED):
-            self.start(approval_id)
-        if not all_readable:  # the next round would find them at once
-            await anyio.sleep(LOOK_S)
-
-    async def _for_each(
-        self, approval_ids: Iterable[str], work: Callable[[str], Awaitable[None]]
-    ) -> bool:
-        """Whether all rows could be read; the readable ones are worked on in any case."""
-        all_readable = True
-        for approval_id in approval_ids:
-            try:
-                await work(approval_id)
+                await self._attend(one, now)
             except (ReadFailed, WriteFailed):
                 raise
+            except IdempotencyConflict:
+                pass  # decided or ended meanwhile
             except Exception as fault:
-                self._requests.log_fault(approval_id, fault)
-                all_readable = False
-        return all_readable
+                requests.log_fault(one.id, fault)
+        return any_waits
 
-    async def _pause_after(self, reason: str) -> float:
-        """Log a failed round and wait; the seconds of further pause."""
-        self._requests.log.warning("approval.not_looked_after", reason=reason)
-        await anyio.sleep(LOOK_S)
-        return 0.0
+    def permit_again(self, call: CallContext) -> PermittedCall:
+        """Let a stored call pass the gates that it passed before it asked, as they are now.
 
-    async def _warn(self, approval_id: str) -> None:
+        Raises:
+            PermissionDenied: the caller has no authority any more.
+            EngineError: a gate refuses the call.
+        """
+        if call.request.principal is None:
+            raise PermissionDenied(
+                "The caller of this call is no longer allowed to make it. Do not retry."
+            )
+        return permit(call, self._services)
+
+    async def edited(self, stored: StoredApproval, arguments: JsonObject) -> StoredApproval:
+        """The approval with other arguments, which are checked like those of a new call.
+
+        Raises:
+            InvalidParams: they do not fit the tool, or change the agent's fixed arguments.
+            PermissionDenied: a rule forbids the edited call, or it needs other approvers.
+        """
+        approval = stored.approval
+        if approval.tool.startswith(EXTERNAL):
+            raise InvalidParams(
+                "The caller runs this tool itself, with its own arguments, so they cannot be "
+                "edited. Deny the call, and say in the reason what should change.",
+                fields=["arguments"],
+            )
+        given = _without_fixed(stored, arguments)
+        permitted = self.permit_again(self.calls.context_of(stored, arguments=given))
+        new, _ = await self._asking_now(permitted)
+        if new.approval.tool_version != approval.tool_version:
+            raise InvalidParams("The tool has another version now.", fields=["arguments"])
+        return edited(stored, new, is_asked=permitted.decision.verdict is Verdict.ASK)
+
+    async def previewed(self, stored: StoredApproval) -> StoredApproval | None:
+        """The approval with the effect that the waiting call would have now.
+
+        None if its tool has no preview, if its session is busy, or if more than its files has
+        changed: its start then reports that.
+
+        Raises:
+            EngineError: there is no preview now.
+        """
+        before = stored.approval.binding or {}
+        if before.get("workspace") is None:
+            return None
+        permitted = self.permit_again(self.calls.context_of(stored))
+        plan = make_plan(permitted, self._services.walls, self._services.sessions)
+        if plan.session is None or plan.session.is_busy:
+            return None
+        new, effect = await self._asking_now(permitted)
+        changed = changed_fields(before, new.approval.binding or {})
+        if effect is None or changed not in ((), ("workspace",)):
+            return None
+        return with_action(stored, new)
+
+    async def _keep_time(self) -> None:
         requests = self._requests
-        await requests.change_unless_stale(approval_id, steps.expiring(requests.now()))
+        while True:
+            requests.new_call = anyio.Event()
+            pause_s = LOOK_S
+            try:
+                if not await self.catch_up():
+                    pause_s = math.inf
+            except Exception as fault:  # the engine must not end with this task
+                requests.log.warning("approval.not_looked_after", reason=repr(fault)[:500])
+            with anyio.move_on_after(pause_s):
+                await requests.new_call.wait()
 
-    async def _expire(self, approval_id: str) -> None:
-        if approval_id in self._requests.runs.running:
-            return
-        stored = await self._requests.get(approval_id)
-        expired = refusals.expired(stored.approval)
-        await self._resumption.calls.end_if_current(stored, expired, steps.expired)
-
-    async def _without_session(self) -> list[str]:
-        sessions = self._resumption.services.sessions
-        waiting = await self._requests.table.pending_in_sessions()
-        return [one for one, session in waiting if not sessions.is_active(session)]
-
-    async def _end_with_session(self, approval_id: str) -> None:
-        stored = await self._requests.get(approval_id)
-        over = refusals.session_over(stored.approval)
-        await self._resumption.calls.end_if_current(stored, over, steps.outlived)
+    async def _attend(self, one: Waiting, now: datetime) -> None:
+        """Expire a waiting call, warn of its expiry, or start it if its start was missed."""
+        requests, calls = self._requests, self.calls
+        session = one.own_session
+        if one.expires_at <= stamp(now):
+            if one.id not in requests.runs.running:
+                stored = await requests.table.get(one.id)
+                await calls.end(stored, refusals.expired(stored.approval), steps.expired)
+        elif one.state == ApprovalState.APPROVED:
+            self.start(one.id)
+        elif session is not None and not self._services.sessions.is_active(session):
+            stored = await requests.table.get(one.id)
+            await calls.end(stored, refusals.session_over(stored.approval), steps.outlived)
+        elif one.warned_at is None and one.expires_at <= stamp(now + self._warn_before):
+            await requests.change((one.id, steps.expiring(now)))
 
     async def _run(self, approval_id: str, run: ApprovedRun) -> None:
         requests = self._requests
         try:
-            stored = await requests.get(approval_id)
+            stored = await requests.table.get(approval_id)
             if stored.approval.state is ApprovalState.APPROVED:
-                await self._resumption.run(stored, run.handle)
-        except (
-            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited,
-            Stale,
-        ) as fault:  # fmt: skip
+                await self._carry_out(stored, run.handle)
+        except (*_LATER, IdempotencyConflict) as fault:
             # The database has the truth; a call that is still approved is found again.
             requests.log.warning("approval.not_carried_out", reason=str(fault))
         except Exception as fault:  # other approvals must not end with this task
@@ -174,14 +212,120 @@ class ApprovalScheduler:
         finally:
             requests.runs.leave(approval_id)
 
+    async def _carry_out(self, stored: StoredApproval, handle: CallHandle) -> None:
+        """Run an approved call, and store its answer.
+
+        Raises:
+            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited:
+                nothing was done, and the approval is still valid.
+            IdempotencyConflict: the approval was ended otherwise meanwhile; nothing was done.
+        """
+        handle.attach()
+        call = self.calls.context_of(stored, handle)
+        try:
+            ending = await self._ending(stored, call)
+            handle.close()
+            await self._end(stored, ending, call)
+        finally:
+            if not call.has_begun:  # a call that began may have used all of its budget
+                call.release()
+
     async def _interrupt(self, approval_id: str) -> None:
         """End a call as interrupted if it has started and its row can be read."""
         try:
-            stored = await self._requests.get(approval_id)
+            stored = await self._requests.table.get(approval_id)
             if stored.approval.state is ApprovalState.STARTED:
                 interrupted = refusals.interrupted(stored.approval)
-                await self._resumption.calls.end_if_current(stored, interrupted, steps.interrupted)
-        except (ReadFailed, WriteFailed) as fault:
-            self._requests.log.warning("approval.not_looked_after", reason=str(fault))
+                with suppress(IdempotencyConflict):
+                    await self.calls.end(stored, interrupted, steps.interrupted)
         except Exception as fault:
             self._requests.log_fault(approval_id, fault)
+
+    async def _ending(self, stored: StoredApproval, call: CallContext) -> Outcome | EngineError:
+        try:
+            permitted = self.permit_again(call)
+
+            async def require_as_approved(plan: Plan) -> None:
+                await self._require_as_approved(stored, call, plan)
+
+            approved = ApprovedCall(
+                permitted, stored.approval.rule, stored, require_unchanged=require_as_approved
+            )
+            call.trace.passed("approve", approved)
+            return await run_approved(approved, call, self._services)
+        except EngineError as refusal:
+            if _passes(refusal) and not call.has_begun and not call.handle.is_cancelled:
+                raise  # nothing was done: the approval stays valid, and is tried again
+            return refusal
+        except Exception as fault:
+            return hidden_fault(call, fault)
+        except asyncio.CancelledError:
+            if not call.handle.close():
+                raise  # the engine stops; a call that began will be found interrupted
+            return cancelled_ending(call) if call.has_begun else cancelled()
+
+    async def _end(
+        self, stored: StoredApproval, ending: Outcome | EngineError, call: CallContext
+    ) -> None:
+        services = self._services
+        envelope = await call.settle(await build_envelope(call, ending, services))
+        changed: tuple[str, ...] = ()
+        if isinstance(ending, ApprovalExpired):
+            to = ApprovalState.EXPIRED
+            changed = tuple((ending.details or {}).get("changed", ()))
+        elif isinstance(ending, Cancelled) and not call.has_begun:
+            to = ApprovalState.CANCELLED
+        else:
+            to = ApprovalState.DONE if envelope.success else ApprovalState.FAILED
+        await services.approvals.end(stored, to, envelope, changed=changed)
+        record_ending(call, envelope, services)
+
+    async def _asking_now(self, permitted: PermittedCall) -> tuple[StoredApproval, Effect | None]:
+        """The approval that the call would ask for now, and its effect."""
+        services = self._services
+        plan = await plan_now(permitted, services.walls, services.sessions)
+        return await new_approval(permitted, plan, services)
+
+    async def _require_as_approved(
+        self, stored: StoredApproval, call: CallContext, plan: Plan
+    ) -> None:
+        """Check the call once it has its place, for which it may have waited long.
+
+        The executor compares the workspace when it changes it.
+
+        Raises:
+            ApprovalExpired: the action is no longer the approved one.
+            EngineError: a gate refuses the call now.
+        """
+        await until_place_is_known(plan)
+        again = self.calls.context_of(stored)
+        again.reservation = call.reservation  # its own cost is no reason to find the budget full
+        approval, permitted = stored.approval, self.permit_again(again)
+        workspace = (approval.binding or {}).get("workspace")
+        effect = None if workspace is None else Effect({}, workspace["base"], workspace["effect"])
+        action = action_of(permitted, plan, effect)
+        if action.digest != approval.action_digest:
+            raise refusals.not_as_approved(changed_fields(approval.binding or {}, action.document))
+
+
+_LATER = (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited)
+"""Reasons for which a call can start later, so that its approval stays valid."""
+
+
+def _passes(refusal: EngineError) -> bool:
+    if isinstance(refusal, SandboxUnavailable):
+        return refusal.may_retry
+    return isinstance(refusal, _LATER)
+
+
+def _without_fixed(stored: StoredApproval, arguments: JsonObject) -> JsonObject:
+    """The arguments that a caller could give. The agent's fixed ones must be unchanged."""
+    hidden = stored.request.hidden
+    shown = stored.approval.arguments
+    touched = [n for n in hidden if n in arguments and arguments[n] != shown.get(n)]
+    if touched:
+        raise InvalidParams(
+            f"{touched[0]} is fixed by the agent's configuration and cannot be edited here.",
+            fields=[f"arguments.{name}" for name in touched],
+        )
+    return {name: value for name, value in arguments.items() if name not in hidden}

@@ -10,15 +10,12 @@ is durable.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import anyio
 
 from fumehood.approvals import refusals
-from fumehood.approvals import states as steps
-from fumehood.approvals.edit import as_edited, edited_document
+from fumehood.approvals import store as steps
 from fumehood.approvals.eligibility import may_decide
 from fumehood.approvals.model import (
     Approval,
@@ -32,21 +29,24 @@ from fumehood.approvals.model import (
     RememberWish,
     Resolution,
     StoredApproval,
-    without_arguments,
+    own_view,
 )
 from fumehood.approvals.remembered import remembered_rule
-from fumehood.approvals.requests import ApprovalRequests, run_to_completion
-from fumehood.approvals.resume import CallResumption
+from fumehood.approvals.requests import run_to_completion
 from fumehood.approvals.scheduler import ApprovalScheduler
-from fumehood.approvals.states import Step
-from fumehood.approvals.store import Stale, TooLate, UnknownApproval
+from fumehood.approvals.store import Step
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import EngineError, InvalidParams, PermissionDenied, ResourceNotFound
+from fumehood.core.errors import (
+    EngineError,
+    IdempotencyConflict,
+    InvalidParams,
+    PermissionDenied,
+    ResourceNotFound,
+)
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol.messages import decode_envelope
-from fumehood.storage.changes import stamp
-from fumehood.storage.errors import ReadFailed, WriteFailed
+from fumehood.storage.errors import WriteFailed
 
 MAX_ID_CHARACTERS = 100
 NOT_NAMED = "not among the approvers"
@@ -58,17 +58,11 @@ WATCH_S = 25.0
 class ApprovalService:
     """All approvals of one engine. `requests` is their other side, for calls on their way."""
 
-    def __init__(
-        self,
-        requests: ApprovalRequests,
-        resumption: CallResumption,
-        scheduler: ApprovalScheduler,
-    ) -> None:
-        self.requests = requests
+    def __init__(self, scheduler: ApprovalScheduler) -> None:
         self.scheduler = scheduler
-        self._resumption = resumption
-        self._calls = resumption.calls
-        self._eligibility = requests.eligibility
+        self.requests = scheduler.calls.services.approvals
+        self._calls = scheduler.calls
+        self._eligibility = self.requests.eligibility
 
     # -- looking -------------------------------------------------------------------------
 
@@ -80,23 +74,20 @@ class ApprovalService:
         Raises:
             ResourceNotFound: the cursor is unknown.
         """
-        table = self.requests.table
-        try:
-            page = await table.page(query, principal.id if principal is not None else None)
-        except UnknownApproval:
-            raise refusals.unknown() from None
-        if principal is None:
-            shown = tuple(self._eligibility.shown(one) for one in page.items)
-            return page.model_copy(update={"items": shown})
-        return page.model_copy(update={"items": tuple(_own_view(one, ()) for one in page.items)})
+        principal_id = principal.id if principal is not None else None
+        page = await self.requests.table.page(query, principal_id)
+        if principal is not None:
+            return page
+        shown = tuple(self._eligibility.shown(one) for one in page.items)
+        return page.model_copy(update={"items": shown})
 
     async def show(self, approval_id: str, *, principal: Principal | None = None) -> Approval:
         """One approval: a caller's own, or any, for approvers (None). Raises ResourceNotFound."""
-        stored = await self.requests.get(approval_id)
+        stored = await self.requests.table.get(approval_id)
         if principal is None:
             return self._eligibility.shown(stored.approval)
         _require_own(stored, principal)
-        return _own_view(stored.approval, stored.request.hidden)
+        return own_view(stored)
 
     async def opened(self, approval_id: str) -> Approval:
         """One approval as an approver opens it, with the changes that the call would make now.
@@ -107,7 +98,7 @@ class ApprovalService:
         Raises:
             ResourceNotFound: there is no such approval.
         """
-        stored = await self.requests.get(approval_id)
+        stored = await self.requests.table.get(approval_id)
         if stored.approval.state is ApprovalState.PENDING:
             stored = await self._previewed(stored)
         return self._eligibility.shown(stored.approval)
@@ -115,7 +106,7 @@ class ApprovalService:
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
         """The newest approval of a caller's own call."""
         stored = await self._own_call(call_id, principal)
-        return None if stored is None else _own_view(stored.approval, stored.request.hidden)
+        return None if stored is None else own_view(stored)
 
     async def answer_of(
         self, call_id: str, principal: Principal, *, is_fetched: bool = True
@@ -174,7 +165,8 @@ class ApprovalService:
             ApprovalExpired: too late.
             InvalidParams: the edit is invalid, or the approval cannot be remembered.
         """
-        one = OneOfSeveral(approval_id=approval_id, version=version, decision=decision)
+        cut = approval_id[:MAX_ID_CHARACTERS]  # no approval has a longer id
+        one = OneOfSeveral(approval_id=cut, version=version, decision=decision)
         return (await self.decide_all([one], by, channel=channel, peer=peer))[0]
 
     async def decide_all(
@@ -187,7 +179,7 @@ class ApprovalService:
     ) -> tuple[Approval, ...]:
         """Make several decisions in one transaction: all of them, or none."""
         if len({one.approval_id for one in items}) != len(items):
-            raise InvalidParams("An approval is decided twice.", fields=["items"])
+            raise InvalidParams("An approval is given twice.", fields=["items"])
         stored = [await self._get(one.approval_id) for one in items]
         is_self = [await self._require_approver(one.approval, by, peer) for one in stored]
         decided: list[tuple[str, Step]] = []
@@ -196,14 +188,7 @@ class ApprovalService:
             step, answer = await self._step(one, kept, by, channel, is_self_approval=own)
             decided.append((one.approval_id, step))
             answers.append(answer)
-        try:
-            after = await run_to_completion(self._apply(decided, answers))
-        except UnknownApproval:  # deleted at this moment
-            raise refusals.unknown() from None
-        except TooLate as late:
-            raise refusals.too_late(late.approval) from None
-        except Stale as stale:
-            raise refusals.conflict(stale.approval) from None
+        after = await run_to_completion(self._apply(decided, answers))
         return tuple(self._eligibility.shown(one.approval) for one in after)
 
     async def preview_edit(
@@ -215,12 +200,12 @@ class ApprovalService:
             ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired,
             InvalidParams: as the decision would be refused.
         """
-        stored = await self.requests.get(approval_id)
+        stored = await self.requests.table.get(approval_id)
         _require_open(stored.approval)
         refused = self._refused(stored.approval, by, peer)
         if refused is not None:
             raise refused[1]
-        edited = as_edited(stored, await self._resumption.edited(stored, arguments))
+        edited = (await self.scheduler.edited(stored, arguments)).approval
         if not may_decide(edited.approvers, by.id):
             raise refusals.not_among(edited.approvers)
         return self._eligibility.shown(edited)
@@ -229,12 +214,13 @@ class ApprovalService:
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
         """Record how an interrupted call ended; only a human can know, and not its caller."""
-        stored = await self.requests.get(approval_id)
+        stored = await self.requests.table.get(approval_id)
         await self._require_approver(stored.approval, by, peer)
         now = self.requests.now()
         answer = await self._calls.resolved(stored, resolution, by.id)
         step = steps.resolved(resolution, by.id, now, answer)
-        return (await self.requests.change_for(approval_id, step)).approval
+        (after,) = await self.requests.change((approval_id, step))
+        return after.approval
 
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
@@ -254,21 +240,21 @@ class ApprovalService:
             ResourceNotFound: no such approval of this caller.
             IdempotencyConflict: it is over.
         """
-        _require_own(await self.requests.get(approval_id), principal)
-        return await self._calls.cancel(approval_id, principal.id)
+        _require_own(await self.requests.table.get(approval_id), principal)
+        return own_view(await self._calls.cancel(approval_id, principal.id))
 
     async def cancel_call(self, call_id: str, principal: Principal) -> Approval:
         """Cancel a caller's own call by its id, as `cancel`."""
         stored = await self._own_call(call_id, principal)
         if stored is None:
             raise refusals.unknown()
-        return await self._calls.cancel(stored.approval.id, principal.id)
+        return own_view(await self._calls.cancel(stored.approval.id, principal.id))
 
     # -- remembered rules ----------------------------------------------------------------
 
     async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
         """The rule that an approval with this wish would create. Nothing is stored."""
-        stored = await self.requests.get(approval_id)
+        stored = await self.requests.table.get(approval_id)
         now = self.requests.now()
         return remembered_rule(stored, wish, "rul_" + "0" * 24, "", now)
 
@@ -282,26 +268,20 @@ class ApprovalService:
 
     async def _previewed(self, stored: StoredApproval) -> StoredApproval:
         try:
-            found = await self._resumption.previewed(stored)
-        except (EngineError, ReadFailed):
+            shown = await self.scheduler.previewed(stored)
+        except EngineError:
             return stored
-        if found is None:
-            return stored
-        effect, action = found
-        before, now = stored.approval, self.requests.now()
-        if action.digest == before.action_digest:
-            return replace(stored, approval=before.model_copy(update={"previewed_at": now}))
-        request = replace(stored.request, expected=effect.base)
-        document = {
-            "preview": effect.shown, "previewed_at": stamp(now), "binding": action.document,
-            "action_digest": action.digest, "request": request.document,
-        }  # fmt: skip
+        before = stored.approval
+        if shown is None or shown.approval.action_digest == before.action_digest:
+            return shown or stored
         try:
-            return await self.requests.change(before.id, steps.previewed(before, document, now))
-        except Stale:
-            return await self.requests.get(before.id)
+            step = steps.previewed(before, shown, self.requests.now())
+            (after,) = await self.requests.change((before.id, step))
+        except IdempotencyConflict:
+            return await self.requests.table.get(before.id)
         except WriteFailed:
             return stored
+        return after
 
     # -- steps of a decision -------------------------------------------------------------
 
@@ -314,14 +294,14 @@ class ApprovalService:
     async def _get(self, approval_id: str) -> StoredApproval:
         """One of several approvals to decide. Raises ResourceNotFound, with its id."""
         try:
-            return await self.requests.get(approval_id)
+            return await self.requests.table.get(approval_id)
         except ResourceNotFound:
             raise refusals.nothing_to_decide(approval_id) from None
 
     async def _apply(
         self, decided: Sequence[tuple[str, Step]], answers: Sequence[Envelope | None]
     ) -> Sequence[StoredApproval]:
-        after = await self.requests.change_all(decided)
+        after = await self.requests.change(*decided)
         for stored, answer in zip(after, answers, strict=True):
             if answer is not None:
                 self._calls.record(stored, answer)
@@ -343,11 +323,11 @@ class ApprovalService:
         """The change that a decision makes, and the call's answer if the decision ends it."""
         approval, decision, now = stored.approval, one.decision, self.requests.now()
         _require_open(approval)
-        digest, document = approval.action_digest, dict[str, Any]()
+        digest, edited = approval.action_digest, None
         if decision.arguments is not None:
-            edited = await self._resumption.edited(stored, decision.arguments)
-            digest, document = edited.digest, edited_document(stored, edited)
-            await self._require_named(approval, document["approvers"], by)
+            edited = await self.scheduler.edited(stored, decision.arguments)
+            digest = edited.approval.action_digest
+            await self._require_named(approval, edited.approval.approvers, by)
         if decision.action_digest not in (None, digest):
             raise refusals.conflict(approval)
         record = DecisionRecord(
@@ -364,7 +344,7 @@ class ApprovalService:
             record,
             version=one.version,
             start_by=now + start_within,
-            document=document,
+            edited=edited,
             remember=self._rule_of(one, stored, record),
             counts=self._eligibility.counts,
         )
@@ -426,10 +406,3 @@ def _require_own(stored: StoredApproval, principal: Principal) -> None:
     """Raises ResourceNotFound."""
     if stored.approval.principal_id != principal.id:
         raise refusals.unknown()
-
-
-def _own_view(approval: Approval, hidden: Sequence[str]) -> Approval:
-    """An approval as its caller sees it: without its binding and its approvers."""
-    return without_arguments(approval, hidden).model_copy(
-        update={"binding": None, "approvers": (), "decisions": ()}
-    )

@@ -32,11 +32,6 @@ class ApprovalSettings(BaseModel):
     url: str | None = Field(default=None, max_length=500)
     """A page that shows one approval; `{id}` stands for its id. It becomes `approval_url`."""
 
-    @property
-    def max_pending_bytes_per_principal(self) -> int:
-        """The same limit as `max_pending_mb_per_principal`."""
-        return self.max_pending_mb_per_principal << 20
-
 
 class WebhookSettings(BaseModel):
     """The address that is told of approvals, and the secret that signs in both directions."""

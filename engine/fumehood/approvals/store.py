@@ -1,17 +1,18 @@
-"""Rows of approvals: waiting calls, decisions, and how the calls ended.
+"""Approvals in the database, and every change of their state, each as one value, a `Step`.
 
 Host side, used by the other files of this package. One `Step` is one transaction: the state, an
 approver's decision, the remembered rule, the call's answer, its idempotency key, the audit row and
-the messages of the channels are written together or not at all. Invariants: a step applies only to
-the states that `Step.leaves` names; `version` grows with each change that people can see, so that
-of two simultaneous decisions one is refused.
+the messages of the channels are written together or not at all. Invariants: the states that a
+change may leave, its other conditions, and its entries for the audit chain and the channels are
+defined here and nowhere else; `version` grows with each change that people can see, so that of two
+simultaneous decisions one is refused.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,21 +29,25 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
+from fumehood.approvals import refusals
 from fumehood.approvals.channels.base import ApprovalChannel
 from fumehood.approvals.model import (
     OPEN_STATES,
+    SESSION,
     Approval,
     ApprovalPage,
     ApprovalQuery,
     ApprovalState,
     DecisionRecord,
+    RememberedRule,
+    Resolution,
     StoredApproval,
     StoredRequest,
-    without_arguments,
+    own_view,
     yes_votes,
 )
 from fumehood.approvals.remembered import add_rule
-from fumehood.approvals.states import Step
+from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL
 from fumehood.protocol import strict_json
@@ -58,20 +63,178 @@ MAX_PAGE_BYTES = 8 * 1024 * 1024
 STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
 
-class UnknownApproval(Exception):
-    """There is no such approval, or it is not visible to this principal."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of one approval. Absent fields stay unchanged."""
+
+    kind: str
+    """Its name in the audit chain."""
+    by: str
+    at: datetime
+    leaves: frozenset[ApprovalState]
+    to: ApprovalState | None = None
+    version: int | None = None
+    """The approval must still have this version."""
+    digest: str | None = None
+    """The approval must still be for this action."""
+    in_time: bool = False
+    """The approval must not have expired."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    becomes: StoredApproval | None = None
+    """What the call becomes: an edit, or a new preview."""
+    changed: tuple[str, ...] = ()
+    """The parts of the action that are no longer as approved."""
+    decision: DecisionRecord | None = None
+    remember: RememberedRule | None = None
+    answer: Envelope | None = None
+    event: str | None = None
+    """The event that channels report."""
+    details: JsonObject = field(default_factory=dict)
+    """For the audit chain."""
+    counts: Callable[[str], bool] = lambda approver: True
+    """Tells whose earlier approvals count. The present approver is authenticated."""
+    is_seen: bool = True
+    """Whether people can see the change, so that it makes a new version."""
 
 
-class Stale(Exception):
-    """The approval has changed meanwhile. `approval` is its present state."""
+PENDING = frozenset({ApprovalState.PENDING})
+WAITING = PENDING | {ApprovalState.APPROVED}
+AFTER_APPROVAL = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
 
-    def __init__(self, approval: Approval) -> None:
-        super().__init__(approval.state)
-        self.approval = approval
+# Decisions of people.
 
 
-class TooLate(Stale):
-    """The approval has expired."""
+def approved(
+    decision: DecisionRecord,
+    *,
+    version: int | None,
+    start_by: datetime,
+    edited: StoredApproval | None,
+    remember: RememberedRule | None,
+    counts: Callable[[str], bool],
+) -> Step:
+    """An approval, valid until `start_by`; of an edited call, if there is one."""
+    details = _details(decision)
+    if remember is not None:
+        details["remembered"] = remember.id
+    return Step(
+        "approval.approved", decision.approver, decision.at, PENDING, ApprovalState.APPROVED,
+        version=version, in_time=True,
+        columns={"decided_at": stamp(decision.at), "expires_at": stamp(start_by)},
+        becomes=edited, decision=decision, remember=remember, event="approval.decided",
+        details=details, counts=counts,
+    )  # fmt: skip
+
+
+def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -> Step:
+    """A denial."""
+    at = stamp(decision.at)
+    return Step(
+        "approval.denied", decision.approver, decision.at, PENDING, ApprovalState.DENIED,
+        version=version, in_time=True,
+        columns={"decided_at": at, "ended_at": at, "code": "APPROVAL_DENIED"},
+        decision=decision, answer=answer, event="approval.decided", details=_details(decision),
+    )  # fmt: skip
+
+
+def cancelled(by: str, now: datetime, answer: Envelope) -> Step:
+    """The caller cancelled the call before it started."""
+    return Step(
+        "approval.cancelled", by, now, WAITING, ApprovalState.CANCELLED,
+        columns={"ended_at": stamp(now), "code": "CANCELLED"},
+        answer=answer, event="approval.ended",
+    )  # fmt: skip
+
+
+def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -> Step:
+    """A human found out how an interrupted call ended."""
+    to = ApprovalState.DONE if resolution.outcome == "done" else ApprovalState.FAILED
+    return Step(
+        "approval.resolved", by, now, frozenset({ApprovalState.INTERRUPTED}), to,
+        answer=answer, event="approval.ended",
+        details={"outcome": resolution.outcome, "note": resolution.note},
+    )  # fmt: skip
+
+
+# Approved calls.
+
+
+def started(approval: Approval, now: datetime) -> Step:
+    """The call starts: the approval is used up, for this action and no other."""
+    return Step(
+        "approval.started", "engine", now, frozenset({ApprovalState.APPROVED}),
+        ApprovalState.STARTED, digest=approval.action_digest, in_time=True,
+        columns={"started_at": stamp(now)},
+    )  # fmt: skip
+
+
+def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: datetime) -> Step:
+    """The call is over. `changed`: the parts of its action that differed from the approved ones."""
+    code = envelope.error.code if envelope.error is not None else "OK"
+    return Step(
+        f"approval.{to.value}", "engine", now, AFTER_APPROVAL, to,
+        columns={"ended_at": stamp(now), "code": code},
+        changed=tuple(changed), answer=envelope, event="approval.ended", details={"code": code},
+    )  # fmt: skip
+
+
+# Time and crashes.
+
+
+def expiring(now: datetime) -> Step:
+    """The approval expires soon, and channels warn of it. It is no change that people see."""
+    return Step(
+        "approval.expiring", "engine", now, PENDING,
+        columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
+    )  # fmt: skip
+
+
+def previewed(before: Approval, becomes: StoredApproval, now: datetime) -> Step:
+    """The call would change other files by now. Earlier decisions do not count for that."""
+    return Step(
+        "approval.previewed", "engine", now, PENDING, digest=before.action_digest, becomes=becomes
+    )
+
+
+def expired(now: datetime, answer: Envelope) -> Step:
+    """The call was not decided, or not started after its approval, in time."""
+    return Step(
+        "approval.expired", "engine", now, WAITING, ApprovalState.EXPIRED,
+        columns={"ended_at": stamp(now), "code": "APPROVAL_EXPIRED"},
+        answer=answer, event="approval.ended",
+    )  # fmt: skip
+
+
+def outlived(now: datetime, answer: Envelope) -> Step:
+    """The call's session ended before anybody decided."""
+    return replace(
+        expired(now, answer), leaves=PENDING, changed=(SESSION,),
+        details={"changed": [SESSION]},
+    )  # fmt: skip
+
+
+def interrupted(now: datetime, answer: Envelope) -> Step:
+    """The engine ended while the call ran."""
+    return Step(
+        "approval.interrupted", "engine", now, frozenset({ApprovalState.STARTED}),
+        ApprovalState.INTERRUPTED,
+        columns={"ended_at": stamp(now), "code": "OUTCOME_UNKNOWN"},
+        answer=answer, event="approval.ended",
+    )  # fmt: skip
+
+
+def _details(decision: DecisionRecord) -> JsonObject:
+    details: JsonObject = {
+        "channel": decision.channel,
+        "edited": decision.edited,
+        "reason": decision.reason,
+    }
+    if decision.is_self_approval:
+        details["self_approval"] = True
+    return details
+
+
+# Rows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +244,23 @@ class PendingOf:
     count: int = 0
     size_bytes: int = 0
     """Approximate size on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the scheduler needs of a row, as the database has it: it may be damaged."""
+
+    id: str
+    state: str
+    expires_at: str
+    warned_at: str | None
+    session_id: str | None
+    tool: str
+
+    @property
+    def own_session(self) -> str | None:
+        """The engine's session that the call needs; an `external:` tool is in its caller's."""
+        return None if self.tool.startswith(EXTERNAL) else self.session_id
 
 
 class ApprovalTable:
@@ -144,31 +324,22 @@ class ApprovalTable:
         return await self._database.write(lambda c: _forget_repeats(c, of_call) > 0)
 
     async def get(self, approval_id: str) -> StoredApproval:
-        """Raises UnknownApproval, ReadFailed."""
+        """Raises ResourceNotFound, ReadFailed."""
         return await self._database.read(lambda connection: _get(connection, approval_id))
 
     async def of_call(self, call_id: str) -> StoredApproval | None:
         """The newest approval of a call."""
-        newest = (
-            select(APPROVALS.c.id).where(APPROVALS.c.call_id == call_id)
-            .order_by(APPROVALS.c.seq.desc()).limit(1)
-        )  # fmt: skip
-
-        def find(connection: Connection) -> StoredApproval | None:
-            found = connection.execute(newest).scalar_one_or_none()
-            return None if found is None else _get(connection, found)
-
-        return await self._database.read(find)
+        return await self._newest(APPROVALS.c.call_id == call_id)
 
     async def page(self, query: ApprovalQuery, principal_id: str | None) -> ApprovalPage:
-        """The newest first. Raises UnknownApproval if the cursor is unknown."""
+        """The newest first. Raises ResourceNotFound if the cursor is unknown."""
         return await self._database.read(lambda connection: _page(connection, query, principal_id))
 
     async def change(self, steps: Sequence[tuple[str, Step]]) -> list[StoredApproval]:
         """Apply several steps in one transaction: all of them, or none.
 
         Raises:
-            UnknownApproval, Stale, TooLate: of the first that cannot be applied.
+            ResourceNotFound, IdempotencyConflict, ApprovalExpired: one cannot be applied.
             WriteFailed: nothing was changed.
         """
 
@@ -177,41 +348,20 @@ class ApprovalTable:
 
         return await self._database.write(job)
 
-    async def supersede(self, approval_id: str, step: Step, new: StoredApproval) -> None:
-        """End one approval and create its successor, in one transaction."""
-
-        def job(connection: Connection) -> None:
-            self._advance(connection, approval_id, step)
-            self._create(connection, new, passes_key_on=True)
-
-        await self._database.write(job)
-
-    async def denied_before(
-        self, digest: str, principal_id: str, session_id: str | None, since: datetime
-    ) -> Approval | None:
+    async def denied_before(self, approval: Approval, since: datetime) -> Approval | None:
         """The newest denial of the same action, for the same caller and session."""
-        same = (
-            select(APPROVALS.c.id)
-            .where(
-                APPROVALS.c.action_digest == digest,
-                APPROVALS.c.state == ApprovalState.DENIED.value,
-                APPROVALS.c.principal_id == principal_id,
-                APPROVALS.c.session_id.is_not_distinct_from(session_id),
-                APPROVALS.c.decided_at > stamp(since),
-            )
-            .order_by(APPROVALS.c.seq.desc())
-            .limit(1)
+        found = await self._newest(
+            APPROVALS.c.action_digest == approval.action_digest,
+            APPROVALS.c.state == ApprovalState.DENIED.value,
+            APPROVALS.c.principal_id == approval.principal_id,
+            APPROVALS.c.session_id.is_not_distinct_from(approval.session_id),
+            APPROVALS.c.decided_at > stamp(since),
         )
+        return None if found is None else found.approval
 
-        def find(connection: Connection) -> Approval | None:
-            found = connection.execute(same).scalar_one_or_none()
-            return None if found is None else _get(connection, found).approval
-
-        return await self._database.read(find)
-
-    async def note(self, kind: str, at: datetime, fields: JsonObject) -> None:
+    async def note(self, kind: str, at: datetime, values: JsonObject) -> None:
         """Add a row to the audit chain that changes no approval."""
-        await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), fields))
+        await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), values))
 
     async def prune(self, now: datetime) -> int:
         """Delete approvals that ended long enough ago; returns their number.
@@ -228,59 +378,34 @@ class ApprovalTable:
         ordered = ids.order_by(APPROVALS.c.seq)
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
-    async def pending_in_sessions(self) -> list[tuple[str, str]]:
-        """The pending approvals of calls in sessions, oldest first: their ids and sessions.
+    async def waiting(self, by: datetime) -> tuple[list[Waiting], bool]:
+        """The waiting calls that may need attention, oldest first, and whether any call waits.
 
-        An `external:` tool is in a session of its caller's.
+        They expire by this time, are in a session, or were approved and have not started.
         """
-        waiting = (
-            select(APPROVALS.c.id, APPROVALS.c.session_id)
+        waits = APPROVALS.c.state.in_([state.value for state in WAITING])
+        rows = (
+            select(*(APPROVALS.c[one.name] for one in fields(Waiting)))
             .where(
-                APPROVALS.c.state == ApprovalState.PENDING.value,
-                APPROVALS.c.session_id.is_not(None),
-                ~APPROVALS.c.tool.startswith(EXTERNAL),
+                waits,
+                (APPROVALS.c.expires_at <= stamp(by))
+                | (APPROVALS.c.state == ApprovalState.APPROVED.value)
+                | (APPROVALS.c.session_id.is_not(None) & ~APPROVALS.c.tool.startswith(EXTERNAL)),
             )
             .order_by(APPROVALS.c.seq)
         )
-        return await self._database.read(lambda c: [(r[0], r[1]) for r in c.execute(waiting)])
+
+        def find(connection: Connection) -> tuple[list[Waiting], bool]:
+            found = [Waiting(*row) for row in connection.execute(rows)]
+            any_waits = select(APPROVALS.c.id).where(waits).limit(1)
+            return found, bool(found) or connection.execute(any_waits).first() is not None
+
+        return await self._database.read(find)
 
     async def count(self, state: ApprovalState) -> int:
         """The number of approvals in a state."""
         counted = select(func.count()).where(APPROVALS.c.state == state.value)
         return await self._database.read(lambda c: c.execute(counted).scalar_one())
-
-    async def due(self, now: datetime, warn_before: datetime) -> tuple[list[str], list[str]]:
-        """The ids that have expired, and those that need a warning; at most 500 each."""
-        waiting = APPROVALS.c.state.in_([ApprovalState.PENDING.value, ApprovalState.APPROVED.value])
-        over = select(APPROVALS.c.id).where(waiting, APPROVALS.c.expires_at <= stamp(now))
-        near = select(APPROVALS.c.id).where(
-            APPROVALS.c.state == ApprovalState.PENDING.value,
-            APPROVALS.c.warned_at.is_(None),
-            APPROVALS.c.expires_at > stamp(now),
-            APPROVALS.c.expires_at <= stamp(warn_before),
-        )
-
-        def find(connection: Connection) -> tuple[list[str], list[str]]:
-            return (
-                list(connection.execute(over.limit(500)).scalars()),
-                list(connection.execute(near.limit(500)).scalars()),
-            )
-
-        return await self._database.read(find)
-
-    async def next_ends(self) -> tuple[datetime | None, datetime | None]:
-        """When the next approval expires, and the next without a warning."""
-        waiting = APPROVALS.c.state.in_([ApprovalState.PENDING.value, ApprovalState.APPROVED.value])
-        first = select(func.min(APPROVALS.c.expires_at)).where(waiting)
-        unwarned = select(func.min(APPROVALS.c.expires_at)).where(
-            APPROVALS.c.state == ApprovalState.PENDING.value, APPROVALS.c.warned_at.is_(None)
-        )
-
-        def find(connection: Connection) -> tuple[datetime | None, datetime | None]:
-            ends = [connection.execute(one).scalar_one_or_none() for one in (first, unwarned)]
-            return _moment(ends[0]), _moment(ends[1])
-
-        return await self._database.read(find)
 
     async def pending(self) -> dict[str, PendingOf]:
         """The pending approvals, by principal."""
@@ -294,14 +419,21 @@ class ApprovalTable:
             lambda c: {row[0]: PendingOf(row[1], row[2]) for row in c.execute(counts).all()}
         )
 
-    def _create(
-        self, connection: Connection, stored: StoredApproval, *, passes_key_on: bool = False
-    ) -> None:
+    async def _newest(self, *which: ColumnElement[bool]) -> StoredApproval | None:
+        ids = select(APPROVALS.c.id).where(*which).order_by(APPROVALS.c.seq.desc()).limit(1)
+
+        def find(connection: Connection) -> StoredApproval | None:
+            found = connection.execute(ids).scalar_one_or_none()
+            return None if found is None else _get(connection, found)
+
+        return await self._database.read(find)
+
+    def _create(self, connection: Connection, stored: StoredApproval) -> None:
         approval = stored.approval
         connection.execute(insert(APPROVALS), _row(stored))
         if stored.idempotency_key is not None:
-            take = idempotency.pass_on if passes_key_on else idempotency.hand_over
-            take(connection, approval.principal_id, stored.idempotency_key, approval.id)
+            key = stored.idempotency_key
+            idempotency.hand_over(connection, approval.principal_id, key, approval.id)
         at = stamp(approval.created_at)
         self._chain.append(connection, "approval.created", at, _audited(approval, by="engine"))
         self._owe(connection, approval.id, "approval.created", approval.created_at)
@@ -329,15 +461,16 @@ class ApprovalTable:
                     idempotency.correct(connection, who, key, approval.id, answer, step.at)
                 else:
                     idempotency.complete(connection, who, key, answer, step.at)
-        document = {**_document(before), **step.document}
-        values["action_digest"] = document.pop("action_digest", approval.action_digest)
-        values["document"] = document
+        becomes = step.becomes or before
+        changed = {"changed": list(step.changed)} if step.changed else {}
+        values["action_digest"] = becomes.approval.action_digest
+        values["document"] = {**_document(becomes), **changed}
         connection.execute(update(APPROVALS).where(APPROVALS.c.id == approval_id).values(**values))
         if step.remember is not None and moved:
             add_rule(connection, step.remember)
         after = _get(connection, approval_id)
-        fields = {**_audited(after.approval, by=step.by), **step.details}
-        self._chain.append(connection, step.kind, at, fields)
+        audited = {**_audited(after.approval, by=step.by), **step.details}
+        self._chain.append(connection, step.kind, at, audited)
         if step.event is not None:
             self._owe(connection, approval_id, step.event, step.at)
         return after
@@ -382,21 +515,21 @@ def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> int:
 
 def _require(approval: Approval, step: Step) -> None:
     if step.version is not None and step.version != approval.version:
-        raise Stale(approval)
+        raise refusals.conflict(approval)
     if approval.state not in step.leaves:
-        too_late = approval.state is ApprovalState.EXPIRED
-        raise TooLate(approval) if too_late else Stale(approval)
+        too_late = step.in_time and approval.state is ApprovalState.EXPIRED
+        raise refusals.too_late(approval) if too_late else refusals.conflict(approval)
     if step.digest is not None and step.digest != approval.action_digest:
-        raise Stale(approval)
+        raise refusals.conflict(approval)
     if step.in_time and approval.expires_at <= step.at:
-        raise TooLate(approval)
+        raise refusals.too_late(approval)
 
 
 def _after_decision(connection: Connection, approval: Approval, step: Step) -> ApprovalState | None:
     """Store the step's decision, if it has one. Returns the next state; None: it stays.
 
     Raises:
-        Stale: the approver has made this decision before, and it changes nothing.
+        IdempotencyConflict: the approver has made this decision before, and it changes nothing.
     """
     decision = step.decision
     if decision is None:
@@ -404,13 +537,12 @@ def _after_decision(connection: Connection, approval: Approval, step: Step) -> A
     is_repeated = _is_repeated(approval, decision)
     if not is_repeated:
         connection.execute(insert(DECISIONS), _decision_row(approval.id, decision))
-    voted = step.document.get("action_digest", approval.action_digest)
-    quorum = step.document.get("quorum", approval.quorum)
-    votes = _votes((*approval.decisions, decision), voted, step)
-    if step.to is not ApprovalState.APPROVED or votes >= quorum:
+    voted = step.becomes.approval if step.becomes is not None else approval
+    votes = _votes((*approval.decisions, decision), voted.action_digest, step)
+    if step.to is not ApprovalState.APPROVED or votes >= voted.quorum:
         return step.to
     if is_repeated:  # one approver has one vote
-        raise Stale(approval)
+        raise refusals.conflict(approval)
     return None
 
 
@@ -426,9 +558,7 @@ def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
 
 def _votes(decisions: Sequence[DecisionRecord], digest: str, step: Step) -> int:
     """How many different approvers have approved this action and may still approve."""
-    counts, now = step.counts, step.by
-    found = yes_votes(decisions, digest)
-    return sum(one == now or counts is None or counts(one) for one in found)
+    return sum(one == step.by or step.counts(one) for one in yes_votes(decisions, digest))
 
 
 def _get(connection: Connection, approval_id: str) -> StoredApproval:
@@ -438,7 +568,7 @@ def _get(connection: Connection, approval_id: str) -> StoredApproval:
         .one_or_none()
     )
     if row is None:
-        raise UnknownApproval
+        raise refusals.unknown()
     decisions = connection.execute(
         select(DECISIONS).where(DECISIONS.c.approval_id == approval_id).order_by(DECISIONS.c.seq)
     ).mappings()
@@ -463,7 +593,7 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
             own.append(APPROVALS.c.principal_id == principal_id)
         seq = connection.execute(select(APPROVALS.c.seq).where(*own)).scalar_one_or_none()
         if seq is None:
-            raise UnknownApproval
+            raise refusals.unknown()
         wanted.append(APPROVALS.c.seq < seq)
     seqs, has_more = _that_fit(connection, wanted, query.limit)
     listed = select(APPROVALS).where(APPROVALS.c.seq.in_(seqs)).order_by(APPROVALS.c.seq.desc())
@@ -472,9 +602,12 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
     decided = select(DECISIONS).where(DECISIONS.c.approval_id.in_([row["id"] for row in shown]))
     for one in connection.execute(decided.order_by(DECISIONS.c.seq)).mappings():
         decisions.setdefault(one["approval_id"], []).append(_decision(one))
+    found = [_stored(row, decisions.get(row["id"], [])) for row in shown]
     items = tuple(
-        _listed(_stored(row, decisions.get(row["id"], [])), is_own=principal_id is not None)
-        for row in shown
+        own_view(one)
+        if principal_id is not None
+        else one.approval.model_copy(update={"binding": None})
+        for one in found
     )
     return ApprovalPage(
         items=items,
@@ -497,16 +630,10 @@ def _that_fit(
     return fit, len(rows) > len(fit)
 
 
-def _listed(stored: StoredApproval, *, is_own: bool) -> Approval:
-    """Without its binding; for its caller also without the agent's fixed arguments."""
-    hidden = stored.request.hidden if is_own else ()
-    return without_arguments(stored.approval, hidden).model_copy(update={"binding": None})
-
-
 _IN_DOCUMENT = (
     "trace_id", "tool_version", "arguments", "asked_arguments", "preview", "previewed_at", "rule",
     "asked_by", "reason", "budget", "dangerous", "approvers", "quorum", "policy_version", "binding",
-    "changed", "superseded_by",
+    "changed",
 )  # fmt: skip
 _TIMES = ("created_at", "expires_at", "decided_at", "started_at", "ended_at")
 _COLUMNS = (
@@ -545,11 +672,11 @@ def _document(stored: StoredApproval) -> dict[str, Any]:
 def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
     document = row["document"]
     request = document["request"]
-    fields: dict[str, Any] = {name: row[name] for name in _COLUMNS}
-    fields.update({name: document[name] for name in _IN_DOCUMENT if name in document})
-    fields.update({name: _moment(row[name]) for name in _TIMES})
+    values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
+    values.update({name: document[name] for name in _IN_DOCUMENT if name in document})
+    values.update({name: _moment(row[name]) for name in _TIMES})
     approval = Approval(
-        **fields,
+        **values,
         state=ApprovalState(row["state"]),
         decisions=tuple(decisions),
         has_answer=row["answer"] is not None,
@@ -568,8 +695,8 @@ def _decision_row(approval_id: str, decision: DecisionRecord) -> dict[str, Any]:
 
 
 def _decision(row: RowMapping) -> DecisionRecord:
-    fields = {name: row[name] for name in DecisionRecord.model_fields if name != "at"}
-    return DecisionRecord(**fields, at=datetime.fromisoformat(row["at"]))
+    values = {name: row[name] for name in DecisionRecord.model_fields if name != "at"}
+    return DecisionRecord(**values, at=datetime.fromisoformat(row["at"]))
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -1,8 +1,8 @@
 """Stored calls: the request that an approval keeps, and how it ends if the call does not run.
 
-Host side, above the pipeline's services and below `pipeline/run`, `resume`, `scheduler` and
-`service`. A call that is denied, cancelled, expired, interrupted or resolved has an envelope and
-a row in the call log like any other call; they are made here.
+Host side, above the pipeline's services and below `pipeline/run`, `scheduler` and `service`. A
+call that is denied, cancelled, expired, interrupted or resolved has an envelope and a row in the
+call log like any other call; they are made here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import anyio
 
-from fumehood.approvals import states as steps
-from fumehood.approvals.model import Approval, Resolution, StoredApproval
-from fumehood.approvals.states import Step
+from fumehood.approvals import store as steps
+from fumehood.approvals.model import Resolution, StoredApproval
+from fumehood.approvals.store import Step
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
@@ -64,13 +65,18 @@ class StoredCalls:
             traceparent=read_traceparent(request.traceparent),
         )
 
-    def context_of(self, stored: StoredApproval, handle: CallHandle | None = None) -> CallContext:
-        """A context for the rest of the call."""
+    def context_of(
+        self,
+        stored: StoredApproval,
+        handle: CallHandle | None = None,
+        arguments: JsonObject | None = None,
+    ) -> CallContext:
+        """A context for the rest of the call. `arguments` replace its own."""
         approval = stored.approval
         clock, log = self.services.clock, self.services.log
         trace = CallTrace(approval.tool, approval.call_id, approval.trace_id, clock, log)
         handle = handle if handle is not None else CallHandle()
-        return CallContext(self.request_of(stored), trace, handle, approval=stored)
+        return CallContext(self.request_of(stored, arguments), trace, handle, approval=stored)
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
         """The envelope of a call that did not run, or whose outcome is unknown."""
@@ -99,25 +105,26 @@ class StoredCalls:
         """Enter the end of the call into the call log."""
         record_ending(self.context_of(stored), envelope, self.services)
 
-    async def end_if_current(
+    async def end(
         self,
         stored: StoredApproval,
         error: EngineError,
         step: Callable[[datetime, Envelope], Step],
-    ) -> None:
-        """End a call by itself, unless its state has changed meanwhile.
+    ) -> StoredApproval:
+        """End a call that does not run, or whose outcome is unknown, and enter it into the log.
 
         `step` makes the change from the time and the call's answer.
+
+        Raises:
+            ResourceNotFound, IdempotencyConflict: its state has changed meanwhile.
         """
         approvals = self.services.approvals
         answer = await self.answer(stored, error)
-        after = await approvals.change_unless_stale(
-            stored.approval.id, step(approvals.now(), answer)
-        )
-        if after is not None:
-            self.record(after, answer)
+        (after,) = await approvals.change((stored.approval.id, step(approvals.now(), answer)))
+        self.record(after, answer)
+        return after
 
-    async def cancel(self, approval_id: str, by: str) -> Approval:
+    async def cancel(self, approval_id: str, by: str) -> StoredApproval:
         """Cancel a call that waits, or stop it if it runs.
 
         Raises:
@@ -125,25 +132,19 @@ class StoredCalls:
             IdempotencyConflict: the call is over.
         """
         approvals = self.services.approvals
-        if await approvals.runs.stop(approval_id):
-            return (await approvals.get(approval_id)).approval
-        stored = await approvals.get(approval_id)
-        answer = await self.answer(stored, cancelled())
-        step = steps.cancelled(by, approvals.now(), answer)
-        after = await approvals.change_for(approval_id, step)
-        self.record(after, answer)
-        return after.approval
+        is_stopped = await approvals.runs.stop(approval_id)
+        stored = await approvals.table.get(approval_id)
+        if is_stopped:
+            return stored
+        return await self.end(stored, cancelled(), partial(steps.cancelled, by))
 
     async def take_back(self, approval_id: str, by: str, *, by_program: bool) -> None:
-        """Cancel a call whose caller was cancelled while it waited; also its successor.
-
-        It goes on if another caller wants it.
-        """
+        """Cancel a call whose caller was cancelled while it waited, unless another one wants it."""
         with (
             anyio.move_on_after(TAKE_BACK_S, shield=True),
             suppress(IdempotencyConflict, ResourceNotFound),
         ):
             approvals = self.services.approvals
-            newest = await approvals.newest(approval_id)
-            if not approvals.is_wanted(newest, by_program=by_program):
-                await self.cancel(newest.id, by)
+            approval = (await approvals.table.get(approval_id)).approval
+            if not approvals.is_wanted(approval, by_program=by_program):
+                await self.cancel(approval_id, by)

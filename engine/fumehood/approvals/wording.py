@@ -119,9 +119,7 @@ def _expiry_in_words(approval: Approval, was_approved: bool) -> str:
         return "Its session ended before anybody decided, so this call can no longer run."
     if approval.changed:
         names = dict.fromkeys(_PARTS.get(one, one.replace("_", " ")) for one in approval.changed)
-        after = "The call is asked for again, as it would be now." if approval.superseded_by else ""
-        said = f"Changed since it was asked for: {', '.join(names)}. Nothing was done. {after}"
-        return said.strip()
+        return f"Changed since it was asked for: {', '.join(names)}. Nothing was done."
     if was_approved:
         return "The call was approved, but did not start in time. Nothing was done."
     return "It was not decided in time. Nothing was done."

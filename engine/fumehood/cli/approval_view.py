@@ -37,7 +37,7 @@ from fumehood.approvals.wording import preview_in_words as preview_in_words
 from fumehood.core.escaping import json_line, json_lines, visible
 from fumehood.core.json_types import JsonObject
 
-Kind = Literal["head", "plain", "theirs", "added", "removed", "warning", "chosen", "quiet"]
+Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
 
 INDENT = "  "
 MARK = "  │ "
@@ -142,8 +142,6 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
         yield "ended", approval.code
     if approval.changed and not approval.has_lost_session:
         yield "changed", ", ".join(approval.changed)
-    if approval.superseded_by is not None:
-        yield "asked again", approval.superseded_by
     yield "version", str(approval.version)
     yield "call", approval.call_id
 

@@ -6,18 +6,19 @@ version that was shown; if the approval has changed since, nothing is decided.
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fumehood.approvals.model import (
-    OPEN_STATES,
     Approval,
     ApprovalState,
     NewDecision,
@@ -25,37 +26,27 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.cli.approval_output import (
-    print_lines,
-    show_changes,
-    show_decided,
-    show_json,
-    show_line,
-    show_list,
-    show_one,
-    terminal_width,
-)
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath, deadline
 from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
-    import threading
-
-    from fumehood.cli.approval_inbox import Look
     from fumehood.client import ControlClient
 
 approvals = typer.Typer(help="Calls that wait for approval.", no_args_is_help=True)
 
+SHOWN_CHANGES = 5
+CHANGES_SINCE = timedelta(days=1)
+STYLES = {
+    "head": "bold", "theirs": "", "plain": "", "added": "green", "removed": "red",
+    "warning": "bold yellow",
+}  # fmt: skip
+"""The kind of a line → its style."""
+
 MAX_LISTED = 1000
 VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PAGE = 100
-MAX_WATCHED = 300
-TICK_S = 1.0
-"""Times on the screen are right to a second; a lost engine is asked as often."""
-PAUSE_S = 0.1
-"""Between two looks, however often something changes."""
 ENDED = frozenset({"approved", "denied", "expired", "cancelled", "done", "failed", "interrupted"})
 
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id, apr_….")]
@@ -95,12 +86,12 @@ def list_approvals(
         found, has_more = _newest(client.approvals, query, limit)
         changes = () if mine or wants_json(as_json) else client.changes()
     if wants_json(as_json):
-        show_json([approval.model_dump(mode="json") for approval in found])
+        _show_json([approval.model_dump(mode="json") for approval in found])
         return
-    show_list(found)
+    _show_list(found)
     if has_more:
         print(f"There are more: --limit takes up to {MAX_LISTED}.", file=sys.stderr)
-    show_changes(changes)
+    _show_changes(changes)
 
 
 @approvals.command("show")
@@ -114,7 +105,7 @@ def show_approval(
     """Show one approval in full: every argument, and the changes it would make."""
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
-    show_one(found, as_json=as_json)
+    _show_one(found, as_json=as_json)
 
 
 @approvals.command("approve")
@@ -190,21 +181,13 @@ def watch(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Decide on one screen, from the keyboard, on calls as they arrive. A bell rings for new ones.
-
-    Where there is no terminal, and with --json or --credential-stdin: one line for each new or
-    changed approval, until Ctrl-C.
-    """
-    from fumehood.cli.full_screen import has_screen
+    """Print one line for each new or changed approval, until Ctrl-C. A bell rings for new ones."""
     from fumehood.cli.show import wants_json
 
     try:
         with _approving(socket, credential_stdin, as_json=as_json) as client:
-            if has_screen() and not as_json and not credential_stdin:
-                _decide_on_screen(client)
-                return
             for approval in _followed(client):
-                show_line(approval, as_json=wants_json(as_json))
+                _show_line(approval, as_json=wants_json(as_json))
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.SUCCESS) from None
 
@@ -221,7 +204,7 @@ def resolve(
     """Record the outcome of a call that was interrupted when the engine ended. Runs nothing."""
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.resolve(approval_id, outcome, note=note)
-    show_decided([found], as_json=as_json)
+    _show_decided([found], as_json=as_json)
 
 
 @approvals.command("cancel")
@@ -229,7 +212,7 @@ def cancel(approval_id: ApprovalId, as_json: AsJson = False, socket: SocketPath 
     """Withdraw a call of your own that waits."""
     with calling(socket, as_json=as_json) as client:
         found = client.approvals.cancel(approval_id)
-    show_decided([found], as_json=as_json)
+    _show_decided([found], as_json=as_json)
 
 
 @approvals.command("remembered")
@@ -250,7 +233,7 @@ def remembered(
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
     if wants_json(as_json):
-        show_json([rule.model_dump(mode="json") for rule in rules])
+        _show_json([rule.model_dump(mode="json") for rule in rules])
         return
     fields = (
         Field("rule", whole=True), Field("tool"), Field("who"), Field("matching"),
@@ -335,7 +318,7 @@ def _decide(
             for asked, approval in zip(looked_at, seen, strict=True)
         ]
         decided = _send(client, items)
-    show_decided(decided, as_json=as_json)
+    _show_decided(decided, as_json=as_json)
 
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
@@ -349,9 +332,7 @@ def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None])
                 f"  fumehood approvals resolve {approval_id} --outcome done|failed"
             )
         elif approval.state is not ApprovalState.PENDING:
-            again = approval.superseded_by
-            after = f" It was requested again as {again}." if again is not None else ""
-            faults.append(f"{approval_id} was already {approval.state}.{after}")
+            faults.append(f"{approval_id} was already {approval.state}.")
         elif version not in (None, approval.version):
             faults.append(
                 f"{approval_id} is now version {approval.version}, not {version}. Look at it again."
@@ -386,7 +367,7 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
     """
     from fumehood.cli.approval_view import Line, approval_lines, rule_lines
 
-    columns = terminal_width()
+    columns = shutil.get_terminal_size().columns
     for approval in seen:
         lines = approval_lines(approval, datetime.now(UTC), columns)
         if decision.arguments is not None:
@@ -397,7 +378,7 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
         if decision.remember is not None:
             rule = client.approvals.preview_remember(approval.id, decision.remember)
             lines += [Line(""), Line("and remember this rule", "head"), *rule_lines(rule, columns)]
-        print_lines([*lines, Line("")], to_stderr=True)
+        _print_lines([*lines, Line("")], to_stderr=True)
     what = seen[0].id if len(seen) == 1 else f"all {len(seen)}"
     print(f"Approve {what}? Type yes: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() != "yes":
@@ -421,75 +402,6 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
         kept = {approval.id for approval in found}
         versions = {key: value for key, value in versions.items() if key in kept}
         changes = client.approvals.next_change(changes)
-
-
-def _decide_on_screen(client: ControlClient) -> None:
-    """Show what waits and act on keys, until the person leaves."""
-    import threading
-    from queue import SimpleQueue
-
-    from fumehood.cli.approval_inbox import Inbox
-    from fumehood.cli.full_screen import FullScreen, editor
-
-    with FullScreen() as screen:
-        news: SimpleQueue[Look | Exception] = SimpleQueue()
-        is_over = threading.Event()
-
-        def tell(one: Look | Exception) -> None:
-            news.put(one)
-            screen.wake()
-
-        inbox = Inbox(client.approvals, screen.edit if editor() else None)
-        threading.Thread(target=_look_again, args=(client, tell, is_over), daemon=True).start()
-        try:
-            while not inbox.is_left:
-                while not news.empty():
-                    if isinstance(one := news.get(), Exception):
-                        raise one
-                    inbox.take(one)
-                if inbox.has_news:
-                    inbox.has_news = False
-                    screen.ring()
-                screen.draw(inbox.lines(*screen.size, datetime.now(UTC)))
-                inbox.press(screen.keys(TICK_S))
-        finally:
-            is_over.set()
-
-
-def _look_again(
-    client: ControlClient, tell: Callable[[Look | Exception], None], is_over: threading.Event
-) -> None:
-    """Tell what waits, after each change; while the engine is away, try again. A thread's work."""
-    from fumehood.cli.approval_inbox import Look
-    from fumehood.client import DaemonUnavailable, Refused
-
-    known: dict[str, ApprovalState] = {}
-    changes = -1
-    while not is_over.wait(PAUSE_S):
-        try:
-            changes = client.approvals.next_change(changes)
-            found, has_more = _newest(client.approvals, {"state": "pending"}, MAX_WATCHED)
-            pending = {approval.id: approval.state for approval in found}
-            gone = [client.approvals.show(one) for one in known.keys() - pending.keys()]
-            # Each state once: a start is no new version. An approved call is followed to its end.
-            decided = [one for one in gone if one.state is not known[one.id]]
-            tell(Look(found[::-1], decided, has_more))
-            runs = OPEN_STATES - {ApprovalState.PENDING}
-            known = pending | {one.id: one.state for one in gone if one.state in runs}
-        except DaemonUnavailable as away:
-            changes = -1  # an engine that was started anew counts from the beginning
-            tell(Look(fault=str(away)))
-            is_over.wait(TICK_S)
-        except Refused as refused:
-            error = refused.envelope.error
-            if error is None or not error.retryable:
-                tell(refused)
-                return
-            tell(Look(fault=error.message))
-            is_over.wait(TICK_S)
-        except Exception as fault:
-            tell(fault)
-            return
 
 
 def _newest(seen: Any, query: JsonObject, limit: int) -> tuple[list[Approval], bool]:
@@ -556,3 +468,102 @@ def _wish(
     if same or any_arguments:
         given["arguments"] = tuple(same or ())
     return RememberWish(**{name: value for name, value in given.items() if value is not None})
+
+
+# -- output --------------------------------------------------------------------------------
+
+
+def _show_json(value: Any) -> None:
+    """Print ASCII JSON: untrusted characters could change the direction of a terminal's text."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def _show_one(approval: Approval, *, as_json: bool) -> None:
+    from fumehood.cli.approval_view import approval_lines
+    from fumehood.cli.show import wants_json
+
+    if wants_json(as_json):
+        _show_json(approval.model_dump(mode="json"))
+    else:
+        lines = approval_lines(approval, datetime.now(UTC), shutil.get_terminal_size().columns)
+        _print_lines(lines, to_stderr=False)
+
+
+def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
+    from fumehood.cli.show import wants_json
+
+    if wants_json(as_json):
+        documents = [approval.model_dump(mode="json") for approval in decided]
+        _show_json(documents if len(documents) > 1 else documents[0])
+        return
+    for approval in decided:
+        _show_line(approval, as_json=False)
+
+
+def _show_list(found: Sequence[Approval]) -> None:
+    from fumehood.cli.approval_view import ago, one_line
+    from fumehood.cli.escaping import json_line, visible
+    from fumehood.cli.tables import Field, show_table
+
+    now = datetime.now(UTC)
+    fields = (
+        Field("approval", whole=True), Field("state"), Field("tool"), Field("asked by", drop=1),
+        Field("expires", drop=2), Field("arguments", drop=3),
+    )  # fmt: skip
+    rows = [
+        (
+            approval.id,
+            approval.state.value,
+            visible(f"{approval.tool}@{approval.tool_version}"),
+            visible(approval.agent_id or approval.principal_id),
+            ago(approval.expires_at, now) if approval.state is ApprovalState.PENDING else "",
+            one_line(json_line(approval.arguments), 120),
+        )
+        for approval in found
+    ]
+    show_table(fields, rows)
+
+
+def _show_line(approval: Approval, *, as_json: bool) -> None:
+    """Print one approval on one line and flush, since a reader may be waiting."""
+    from fumehood.cli.approval_view import one_line, preview_in_words
+    from fumehood.cli.escaping import json_line, visible
+
+    if as_json:
+        line = json.dumps(approval.model_dump(mode="json"))
+    else:
+        bell = "\a" if approval.state is ApprovalState.PENDING else ""
+        who = visible(approval.agent_id or approval.principal_id)
+        tool = visible(f"{approval.tool}@{approval.tool_version}")
+        change = ""
+        if approval.preview is not None and approval.state is ApprovalState.PENDING:
+            change = f"{preview_in_words(approval.preview)}  ".lstrip()
+        shown = one_line(json_line(approval.arguments), 60)
+        what = f"{visible(approval.id)}  {approval.state.value:<11}"
+        line = f"{bell}{what}  {tool}  {who}  {change}{shown}"
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _show_changes(changes: Sequence[Any]) -> None:
+    """Show recent authority changes, so that an approver notices misuse of a credential."""
+    from fumehood.cli.approval_view import one_line
+    from fumehood.cli.escaping import visible
+
+    since = datetime.now(UTC) - CHANGES_SINCE
+    fresh = [change for change in changes if change.at >= since][:SHOWN_CHANGES]
+    if fresh:
+        print("Authority changes in the last 24 h (all: GET /v1/changes):", file=sys.stderr)
+    for change in fresh:
+        text = f"{visible(change.principal_id)} {one_line(change.in_words, 100)}"
+        print(f"  {change.at:%H:%M} {text}", file=sys.stderr)
+
+
+def _print_lines(lines: Sequence[Any], *, to_stderr: bool) -> None:
+    """Print the lines' text literally, without interpreting markup."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=to_stderr, highlight=False, markup=False, emoji=False)
+    for line in lines:
+        console.print(Text(line.text, style=STYLES[line.kind]), soft_wrap=True)

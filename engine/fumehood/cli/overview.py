@@ -108,7 +108,7 @@ def _next_step(found: JsonObject) -> str:
     if found["missing_images"]:
         return "fumehood images build"
     if found["budgets_near_limit"]:
-        return "fumehood usage --plot"
+        return "fumehood usage"
     return "fumehood calls tail" if found["calls_last_hour"] else FIRST_CALL
 
 

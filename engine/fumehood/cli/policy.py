@@ -45,9 +45,8 @@ def check(
     """Report all errors in a policy; exit 1 if there are any."""
     from fumehood.cli.policy_offline import show_checked
 
-    offline = _offline(tools_directory)
-    policy, notices = offline.check(_policy_path(file))
-    show_checked(policy, notices, as_json=as_json)
+    policy = _offline(tools_directory).load(_policy_path(file))
+    show_checked(policy, as_json=as_json)
 
 
 @policy.command("test")

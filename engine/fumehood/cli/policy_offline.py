@@ -19,7 +19,7 @@ from fumehood.config import Config
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.tool import ToolDefinition
 from fumehood.pipeline.coerce import coerce
-from fumehood.policy.loader import check_policy, plain_words
+from fumehood.policy.loader import load_policy, plain_words
 from fumehood.policy.model import CallFacts, ExplainWish, Explanation, Policy, PolicyError, Verdict
 from fumehood.policy.service import PolicyGate
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
@@ -97,12 +97,8 @@ class Offline:
 
     def load(self, path: Path) -> Policy:
         """Load the policy; exit with all its errors if there are any."""
-        return self.check(path)[0]
-
-    def check(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
-        """Load the policy, with notices of probable mistakes."""
         try:
-            return check_policy(path.absolute(), [*self.definitions(), *self._index.coming])
+            return load_policy(path.absolute(), [*self.definitions(), *self._index.coming])
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 
@@ -151,13 +147,10 @@ class Offline:
         return results
 
 
-def show_checked(policy: Policy, notices: tuple[str, ...], *, as_json: bool) -> None:
-    """Report a valid policy, and notices of probable mistakes."""
-    for notice in notices:
-        say(f"notice: {notice}", to_stderr=True)
+def show_checked(policy: Policy, *, as_json: bool) -> None:
+    """Report a valid policy."""
     if wants_json(as_json):
-        document = {"version": policy.version, "file": policy.file, "rules": len(policy.rules)}
-        show_json({**document, "notices": list(notices)})
+        show_json({"version": policy.version, "file": policy.file, "rules": len(policy.rules)})
         return
     say(f"{policy.file}: {counted(len(policy.rules), 'rule')}, version {policy.version}")
 

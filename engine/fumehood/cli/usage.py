@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -23,8 +22,6 @@ from fumehood.cli.reach import calling, controlling
 
 FORMULA_BEGINS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "|", "%")
 """*Source*: OWASP, CSV injection; with the full-width forms that some programs treat the same."""
-
-DEFAULT_PLOTS: Sequence[str | None] = ("day", "tool", "agent")
 
 _SUMS = ("calls", "errors", "input_tokens", "output_tokens", "tokens_used")
 
@@ -56,9 +53,6 @@ def usage(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="As CSV: the groups, without total and budgets.")
     ] = False,
-    plot: Annotated[
-        bool, typer.Option("--plot", help="As bars; without --by by day, tool and agent.")
-    ] = False,
     credential_stdin: CredentialStdin = False,
     socket: Annotated[
         Path | None,
@@ -73,8 +67,6 @@ def usage(
 
     if as_csv and as_json:
         fail("Choose --csv or --json.", ExitCode.USAGE)
-    if plot and (as_csv or as_json):
-        fail("--plot is for people: it takes neither --csv nor --json.", ExitCode.USAGE)
     if not all_principals and (principal is not None or credential_stdin):
         fail("--principal and --credential-stdin need --all.", ExitCode.USAGE)
     groups = _groups(by or [])
@@ -86,25 +78,19 @@ def usage(
         "session": session,
         "tool": tool,
     }
-    wanted = [groups] if groups or not plot else DEFAULT_PLOTS
     if all_principals:
         with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as control:
-            tables = [control.usage(one, **query, principal=principal) for one in wanted]
+            table = control.usage(groups, **query, principal=principal)
     else:
-        with calling(socket, as_json=as_json, is_payload=as_csv or plot) as client:
-            tables = [client.usage(one, **query) for one in wanted]
-    table = tables[0]
-    if plot:
-        from fumehood.cli.usage_plot import show_plot
-
-        show_plot(tables)
-    elif as_csv:
+        with calling(socket, as_json=as_json, is_payload=as_csv) as client:
+            table = client.usage(groups, **query)
+    if as_csv:
         write_csv(table, sys.stdout)
     elif wants_json(as_json):
         show_json(table.model_dump(mode="json"))
     else:
         show_usage(table)
-    if table.has_more and (as_csv or plot or not wants_json(as_json)):
+    if table.has_more and (as_csv or not wants_json(as_json)):
         print(
             f"Only the first {MAX_ROWS} groups are shown. Group by less, or give "
             "--since, --agent or --tool.",

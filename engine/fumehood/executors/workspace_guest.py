@@ -262,7 +262,7 @@ def refusal_of(kind: FaultKind) -> EngineError:
     words = FAULT_WORDS[kind]
     if kind == "not_as_seen":
         return WorkspaceChanged(
-            f"{words} Nothing was changed. The call needs a new approval.",
+            f"{words} Nothing was changed. Make the call again to ask for a new approval.",
             details={"changed": ["workspace"]},
         )
     if kind == "not_found":

@@ -3,19 +3,17 @@
 Fifth stage. Takes a `ClaimedCall`, returns an `ApprovedCall`, or the answer of a call that was
 waited for. A call that needs approval is parked: it is stored with everything that decides what
 it will do, and its caller is told that it waits. The engine runs it after its approval
-(`approvals/resume`); nothing here does.
+(`approvals/scheduler`); nothing here does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from fumehood.approvals.model import Approval, ApprovalState, StoredApproval, StoredRequest
 from fumehood.approvals.preview import (
-    Action,
     action_of,
     budget_record,
     definition_digest,
@@ -24,7 +22,6 @@ from fumehood.approvals.preview import (
 )
 from fumehood.approvals.refusals import denial
 from fumehood.approvals.requests import ApprovalRequests, run_to_completion
-from fumehood.budgets.model import Exceeded
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import CallInProgress, InvalidParams, RequiresHumanApproval
 from fumehood.core.json_types import JsonValue
@@ -33,9 +30,10 @@ from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall, context_of
 from fumehood.pipeline.context import CallContext
-from fumehood.pipeline.plan import plan_now, until_place_is_known
+from fumehood.pipeline.plan import Plan, plan_now, until_place_is_known
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
+from fumehood.protocol.messages import decode_envelope
 
 MAX_READ_VALUES = 20_000
 """In a call that a human reads. More would hold other calls up as well: each is hashed often."""
@@ -49,18 +47,10 @@ class ApprovedCall:
     rule: str
     approval: StoredApproval | None = None
     """Its approval, which is used up when it starts."""
-    require_unchanged: Callable[[], None] | None = None
+    require_unchanged: Callable[[Plan], Awaitable[None]] | None = None
     """Called just before that; raises if the call would not be let through as approved."""
     remembered: str | None = None
     """The remembered rule that lets it through, and whose uses are counted."""
-
-
-class Parked(RequiresHumanApproval):
-    """The call waits for a human and has not ended."""
-
-
-class Underway(CallInProgress):
-    """The call was approved, and runs."""
 
 
 class WaitCancelled(asyncio.CancelledError):
@@ -94,9 +84,8 @@ async def approve(
     """Pass a call that needs no approval; park any other, and wait if its caller asked for that.
 
     Raises:
-        Parked: it waits for a human.
-        Underway: it was approved meanwhile, and still runs.
-        RequiresHumanApproval: it needs approval, and there are too few approvers.
+        RequiresHumanApproval: it waits for a human, or there are too few approvers.
+        CallInProgress: it was approved meanwhile, and still runs.
         ApprovalDenied: a human denied the same call a short time ago.
         EngineError: the tool's own, if the call is already known to fail.
         RateLimited: too many calls wait already.
@@ -114,17 +103,13 @@ async def approve(
     approvals.eligibility.require_enough(
         permitted.tool.definition.name, decision, permitted.principal.id
     )
-    await until_place_is_known(plan)
-    effect = await preview(permitted, plan, services.sessions)
+    key = claimed.claim.key if claimed.claim is not None else None
+    stored, effect = await new_approval(permitted, plan, services, key, call.repeat_key)
     if effect is not None and effect.error is not None:
         raise effect.error
-    action = action_of(permitted, plan, effect)
-    await _refuse_what_was_denied(permitted, action, approvals)
-    key = claimed.claim.key if claimed.claim is not None else None
-    stored = stored_approval(
-        permitted, action, effect, key, approvals.new_id(), approvals.now(), approvals.expiry(),
-        services.exceeded_if_approved(permitted), call.repeat_key,
-    )  # fmt: skip
+    denied = await approvals.denied_before(stored.approval)
+    if denied is not None:
+        raise denial(denied, again=True)
     try:
         approval_id = await run_to_completion(_park(stored, claimed, approvals, call))
     except asyncio.CancelledError as cancelling:
@@ -136,8 +121,8 @@ async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalReque
     """Wait for the answer of a parked call, as long as its caller asked for.
 
     Raises:
-        Parked: it still waits for a human.
-        Underway: it runs.
+        RequiresHumanApproval: it still waits for a human.
+        CallInProgress: it runs.
     """
     wait_s = approvals.wait_s(call.request.options.wait_for_approval)
     handle = call.handle
@@ -149,12 +134,13 @@ async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalReque
                 answer = await approvals.wait(approval_id, wait_s, handle)
             if answer is not None:
                 return await _answered(answer, call, approvals)
-        newest = await approvals.newest(approval_id)
-        if newest.has_answer:  # since this moment
-            return await _answered(await approvals.stored_answer(newest.id), call, approvals)
-        call.request = replace(call.request, call_id=newest.call_id)  # a repeat is that call
-        approvals.told(newest.call_id)
-        raise waits(newest, approvals)
+        stored = await approvals.table.get(approval_id)
+        if stored.answer is not None:  # since this moment
+            return await _answered(decode_envelope(stored.answer.encode()), call, approvals)
+        approval = stored.approval
+        call.request = replace(call.request, call_id=approval.call_id)  # a repeat is that call
+        approvals.told(approval.call_id)
+        raise waits(approval, approvals)
     except asyncio.CancelledError as cancelling:
         raise WaitCancelled(approval_id, cancelling) from None
 
@@ -191,27 +177,19 @@ async def _park(
     return approval_id
 
 
-def approved_by_human(
-    claimed: ClaimedCall, stored: StoredApproval, require_unchanged: Callable[[], None]
-) -> ApprovedCall:
-    """The call of a stored approval, which is used up when the call starts."""
-    rule = stored.approval.rule
-    return ApprovedCall(
-        claimed.permitted, rule, approval=stored, require_unchanged=require_unchanged
-    )
-
-
-def waits(approval: Approval, approvals: ApprovalRequests) -> Parked | Underway:
+def waits(
+    approval: Approval, approvals: ApprovalRequests
+) -> RequiresHumanApproval | CallInProgress:
     """The error for the caller of a call that has not ended."""
     if approval.state is not ApprovalState.PENDING:
-        return Underway(
+        return CallInProgress(
             f"This call of {approval.tool} was approved and is running. Fetch its answer with the "
             f"call id {approval.call_id}.",
             retry_after_ms=1000,
             extra={"approval_id": approval.id},
         )
     why = f" {approval.reason}" if approval.reason else ""
-    return Parked(
+    return RequiresHumanApproval(
         f"{approval.tool} waits for approval.{why} It runs by itself once it is approved. "
         "Tell the user what you want to do. After the decision, get the answer with the call id "
         f"{approval.call_id}, or by exactly the same call again.",
@@ -220,22 +198,28 @@ def waits(approval: Approval, approvals: ApprovalRequests) -> Parked | Underway:
     )
 
 
-def stored_approval(
+async def new_approval(
     permitted: PermittedCall,
-    action: Action,
-    effect: Effect | None,
-    idempotency_key: str | None,
-    approval_id: str,
-    now: datetime,
-    expires_at: datetime,
-    exceeded: Exceeded | None,
-    repeat_key: str | None,
-) -> StoredApproval:
-    """The record of a call that waits for approval."""
+    plan: Plan,
+    services: PipelineServices,
+    idempotency_key: str | None = None,
+    repeat_key: str | None = None,
+) -> tuple[StoredApproval, Effect | None]:
+    """The record of a call that would wait for approval now, and its effect.
+
+    Raises:
+        EngineError: its effect cannot be computed.
+    """
+    await until_place_is_known(plan)
+    effect = await preview(permitted, plan, services.sessions)
+    action = action_of(permitted, plan, effect)
+    approvals, exceeded = services.approvals, services.exceeded_if_approved(permitted)
+    now = approvals.now()
     request, decision = permitted.request, permitted.decision
+    binding = permitted.validated.binding
     tool, options = permitted.tool.definition, request.options
     approval = Approval(
-        id=approval_id,
+        id=approvals.new_id(),
         version=1,
         state=ApprovalState.PENDING,
         call_id=request.call_id,
@@ -260,7 +244,7 @@ def stored_approval(
         action_digest=action.digest,
         binding=action.document,
         created_at=now,
-        expires_at=expires_at,
+        expires_at=approvals.expiry(),
     )
     kept = StoredRequest(
         arguments=request.arguments,
@@ -268,26 +252,10 @@ def stored_approval(
         token_id=permitted.principal.token_id,
         expected=effect.base if effect is not None else None,
         may_exceed_budget=decision.may_exceed_budget,
-        hidden=hidden_of(permitted),
+        hidden=tuple(sorted(binding.fixed)) if binding is not None else (),
         is_program=permitted.principal.is_program,
         parent_id=request.parent_id,
         context=request.context,
         traceparent=str(request.traceparent) if request.traceparent is not None else None,
     )
-    return StoredApproval(approval, kept, idempotency_key, repeat_key=repeat_key)
-
-
-def hidden_of(permitted: PermittedCall) -> tuple[str, ...]:
-    """The arguments that the agent's configuration fixes and hides from its caller."""
-    binding = permitted.validated.binding
-    return tuple(sorted(binding.fixed)) if binding is not None else ()
-
-
-async def _refuse_what_was_denied(
-    permitted: PermittedCall, action: Action, approvals: ApprovalRequests
-) -> None:
-    denied = await approvals.denied_before(
-        action.digest, permitted.principal, permitted.request.options.session_id
-    )
-    if denied is not None:
-        raise denial(denied, again=True)
+    return StoredApproval(approval, kept, idempotency_key, repeat_key=repeat_key), effect

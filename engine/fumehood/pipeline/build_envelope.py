@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 
-from fumehood.approvals.edit import edit_warning
 from fumehood.approvals.model import ApprovalState, StoredApproval
+from fumehood.approvals.preview import edit_warning
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import (
     CacheReport,

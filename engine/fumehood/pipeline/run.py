@@ -149,10 +149,8 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
     if call.request.parent_id is not None:
         require_for_program(resolved.tool.definition)
     call.validated = validated = trace.passed("validate", validate(resolved))
-    permitted = trace.passed(
-        "authorize",
-        authorize(validated, services.policy, partial(services.is_over_budget, validated)),
-    )
+    is_over_budget = partial(services.is_over_budget, validated, call.reservation)
+    permitted = trace.passed("authorize", authorize(validated, services.policy, is_over_budget))
     tools_of(permitted, services)
     return permitted
 
@@ -203,7 +201,7 @@ async def run_approved(
         call.plan, call.queue_ms = admitted.plan, admitted.lease.queue_ms
         record_intent(call.trace.passed("admit", admitted), call)  # if this fails, nothing runs
         if approved.require_unchanged is not None:
-            approved.require_unchanged()  # it may have waited long for its place
+            await approved.require_unchanged(admitted.plan)  # it may have waited long for its place
         if approved.approval is not None:
             await services.approvals.begin(approved.approval)
             call.trace.passed("start", None)

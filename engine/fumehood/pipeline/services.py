@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fumehood.approvals.requests import ApprovalRequests
-from fumehood.budgets.ledger import Budgets, estimate_of
+from fumehood.budgets.ledger import Budgets, Reservation, estimate_of
 from fumehood.budgets.model import Amounts, Exceeded, Spender
 from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
@@ -91,9 +91,9 @@ class PipelineServices:
             return None
         return self.exceeded(permitted.validated)
 
-    def is_over_budget(self, validated: ValidatedCall) -> bool:
-        """Whether a call exceeds a budget. Computed only for rules that ask."""
-        return self.exceeded(validated) is not None
+    def is_over_budget(self, validated: ValidatedCall, held: Reservation | None) -> bool:
+        """Whether a call that holds this exceeds a budget. Computed only for rules that ask."""
+        return held is None and self.exceeded(validated) is not None
 
 
 def spender_of(validated: ValidatedCall) -> Spender:

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from fumehood.core.names import suggestion
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.checks import Place, check_rules, note_rules
+from fumehood.policy.checks import Place, check_rules
 from fumehood.policy.model import (
     MAX_RULES,
     Condition,
@@ -53,19 +53,9 @@ def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     return parse_policy(path.name, _read(path)[0], tools)
 
 
-def check_policy(path: Path, tools: Iterable[Known]) -> tuple[Policy, tuple[str, ...]]:
-    """Load the policy, and return notices as `file: …`, in YAML as `file:line: …`."""
-    return _parsed(path.name, _read(path)[0], list(tools), with_notices=True)
-
-
 def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
     """Parse a policy from the bytes of a file with this name. Raises as `load_policy`."""
-    return _parsed(name, data, list(tools))[0]
-
-
-def _parsed(
-    name: str, data: bytes, given: list[Known], *, with_notices: bool = False
-) -> tuple[Policy, tuple[str, ...]]:
+    given = list(tools)
     lines: Lines = {}
     found = _Faults(name, lines)
     document = _document(name, data, lines)
@@ -86,18 +76,14 @@ def _parsed(
         coming,
     )
     found.raise_if_any()
-    notices = found.beside()
-    if with_notices:
-        note_rules(rules, definitions, notices.add)
     if document.get("mode") == "shadow":
         rules = [rule.model_copy(update={"mode": "shadow"}) for rule in rules]
-    policy = Policy(
+    return Policy(
         version=hashlib.sha256(data).hexdigest()[:VERSION_DIGITS],
         file=name,
         rules=tuple(rules),
         lines=tuple(line_of(lines, ("rules", number)) for number in range(len(rules))),
     )
-    return policy, notices.shown
 
 
 class PolicyFile:
@@ -233,30 +219,16 @@ class _Faults:
         number = place[1] if len(place) > 1 else -1
         self._found.append((int(number), fault))
 
-    def beside(self) -> _Faults:
-        """A collector for notices about the same rules."""
-        other = _Faults(self._file, self._lines)
-        other._ids = self._ids
-        return other
-
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """The findings as text, in the order of `raise_if_any`."""
-        return PolicyError(self._file, self._ordered()).shown
-
     def raise_if_any(self) -> None:
         """Raises PolicyError if there are faults, ordered by line or by rule."""
         if self._found:
-            raise PolicyError(self._file, self._ordered())
-
-    def _ordered(self) -> tuple[PolicyFault, ...]:
-        ordered = [
-            fault for _, fault in sorted(self._found, key=lambda it: (it[1].line or 0, it[0]))
-        ]
-        told, more = ordered[:MAX_FAULTS], len(ordered) - MAX_FAULTS
-        if more > 0:
-            told.append(PolicyFault(line=None, message=f"and {more} more"))
-        return tuple(told)
+            ordered = [
+                fault for _, fault in sorted(self._found, key=lambda it: (it[1].line or 0, it[0]))
+            ]
+            told, more = ordered[:MAX_FAULTS], len(ordered) - MAX_FAULTS
+            if more > 0:
+                told.append(PolicyFault(line=None, message=f"and {more} more"))
+            raise PolicyError(self._file, tuple(told))
 
 
 def _keys(model: type[BaseModel], *more: str) -> tuple[str, ...]:

@@ -136,12 +136,6 @@ def hand_over(connection: Connection, principal_id: str, key: str, approval_id: 
     _one(connection.execute(update(IDEMPOTENCY).where(held).values(values)).rowcount)
 
 
-def pass_on(connection: Connection, principal_id: str, key: str, approval_id: str) -> None:
-    """Make another approval the owner of the waiting call's key."""
-    waiting = _is_waiting(principal_id, key)
-    connection.execute(update(IDEMPOTENCY).where(waiting).values(approval_id=approval_id))
-
-
 def complete(
     connection: Connection, principal_id: str, key: str, answer_json: str, now: datetime
 ) -> None:

@@ -65,7 +65,7 @@ def boards(monkeypatch: pytest.MonkeyPatch) -> list[Noticeboard]:
         monkeypatch.setattr("fumehood.approvals.channels.CHANNELS", table)
         return open_channels({**settings, "noticeboard": True}, context)
 
-    monkeypatch.setattr("fumehood.engine_approvals.open_channels", configured)
+    monkeypatch.setattr("fumehood.compose.open_channels", configured)
     return made
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fumehood.approvals.edit import MAX_NAMED, MAX_POINTER, edit_warning
 from fumehood.approvals.model import (
     Approval,
     ApprovalState,
     StoredApproval,
     StoredRequest,
-    without_arguments,
+    own_view,
 )
+from fumehood.approvals.preview import MAX_NAMED, MAX_POINTER, edit_warning
 
 pytestmark = pytest.mark.row("A3")
 
@@ -64,8 +64,8 @@ def test_names_are_json_pointers_and_bounded() -> None:
 def test_what_the_agents_configuration_hides_is_in_neither_warning_nor_view() -> None:
     stored = _stored({"a": 1, "fixed": 1}, {"a": 2, "fixed": 2}, "fixed")
     assert _changed({"a": 1, "fixed": 1}, {"a": 2, "fixed": 2}, "fixed") == ": changed /a"
-    own = without_arguments(stored.approval, stored.request.hidden)
+    own = own_view(stored)
     assert (own.arguments, own.asked_arguments) == ({"a": 2}, {"a": 1})
     # The control: with nothing hidden both are there.
     bare = replace(stored.request, hidden=())
-    assert without_arguments(stored.approval, bare.hidden) == stored.approval
+    assert own_view(replace(stored, request=bare)) == stored.approval

@@ -215,7 +215,7 @@ async def test_call_that_nobody_decided_is_asked_anew(ending: str) -> None:
         approval_id = await desk.parked("a")
         if ending == "expired":
             desk.clock.advance(2 * 3600)
-            desk.engine.approvals.scheduler.look()
+            desk.engine.approvals.requests.new_call.set()
             await desk.state(approval_id, ApprovalState.EXPIRED)
         else:
             await desk.engine.approvals.cancel(approval_id, CALLER)
@@ -382,7 +382,7 @@ async def test_repeat_of_an_interrupted_call_is_unknown_until_a_human_has_resolv
         desk.engine.drain()
         await desk.decide(approval_id)
         requests = desk.engine.approvals.requests
-        await requests.begin(await requests.get(approval_id))
+        await requests.begin(await requests.table.get(approval_id))
     async with asking(tmp_path) as desk:
         await desk.state(approval_id, ApprovalState.INTERRUPTED)
         for _ in range(2):

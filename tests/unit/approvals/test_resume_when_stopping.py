@@ -40,7 +40,7 @@ async def test_yes_that_is_about_to_start_when_the_engine_stops_stays_a_yes(
         await engine.approvals.decide(
             approval_id, NewDecision(decision="approve"), APPROVER, channel="control"
         )
-        await engine.approvals.scheduler.drained()
+        await engine.approvals.requests.runs.drained()
         after = await engine.approvals.show(approval_id)
         state = ApprovalState.APPROVED if is_stopping else ApprovalState.DONE
         assert (after.state, len(ran)) == (state, 0 if is_stopping else 1)

@@ -237,25 +237,6 @@ async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after
             await desk.decide(other, YES, BOB, version=shown.version)
 
 
-@pytest.mark.row("A2")
-async def test_the_keeper_wakes_when_the_next_warning_is_due_and_when_the_next_end_is() -> None:
-    rules = ApprovalSettings(expire_seconds=12, warn_seconds=9)
-    async with asking(approvals=rules) as desk:
-        keeper = desk.engine.approvals.scheduler
-        approval_id = await desk.parked("a")
-        assert await keeper.pause_s() == 3
-        desk.clock.advance(2)
-        assert await keeper.pause_s() == 1
-        desk.clock.advance(1)
-        second = await desk.parked("b")  # the desk looks round
-        await _until_warned_of(desk, approval_id)
-        assert await keeper.pause_s() == 3  # the warning of the second
-        desk.clock.advance(7)
-        await desk.parked("c")
-        await _until_warned_of(desk, second)
-        assert await keeper.pause_s() == 2  # the end of the first
-
-
 @pytest.mark.row("A4")
 @pytest.mark.parametrize(
     ("by", "peer"),
@@ -471,6 +452,8 @@ async def test_several_are_decided_all_or_none() -> None:
 async def test_of_several_the_one_that_is_not_there_is_named_and_none_is_decided() -> None:
     async with asking() as desk:
         first = await desk.parked("a")
+        with pytest.raises(ResourceNotFound):
+            await desk.decide("a" * 200)
         for unknown, shown in (("apr_0", "apr_0"), ("\x1b[2J\n\u202e", "\\x1b[2J\\n\\u202e")):
             items = [OneOfSeveral(approval_id=one, decision=YES) for one in (first, unknown)]
             with pytest.raises(ResourceNotFound) as caught:

@@ -9,8 +9,13 @@ import pytest
 
 from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from fumehood.approvals.settings import ApprovalSettings
-from fumehood.approvals.states import Step
-from fumehood.approvals.store import Stale, TooLate, UnknownApproval
+from fumehood.approvals.store import Step
+from fumehood.core.errors import (
+    ApprovalExpired,
+    EngineError,
+    IdempotencyConflict,
+    ResourceNotFound,
+)
 from fumehood.testing import ManualClock
 from support.asking import NO, YES, Asking, Deeds, asking
 
@@ -62,9 +67,9 @@ async def test_several_steps_are_one_change() -> None:
         table = desk.engine._made.approvals.requests.table
         step = _step(desk, ApprovalState.PENDING, ApprovalState.CANCELLED)
         wrong = _step(desk, ApprovalState.APPROVED, ApprovalState.CANCELLED)
-        with pytest.raises(Stale):
+        with pytest.raises(IdempotencyConflict):
             await table.change([(first, step), (second, wrong)])
-        with pytest.raises(UnknownApproval):
+        with pytest.raises(ResourceNotFound):
             await table.change([(first, step), ("apr_0", step)])
         assert (await desk.engine.approvals.show(first)).version == 1
 
@@ -72,14 +77,14 @@ async def test_several_steps_are_one_change() -> None:
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        ({"version": 2}, Stale),
-        ({"digest": "another"}, Stale),
-        ({"in_time": True}, TooLate),
+        ({"version": 2}, IdempotencyConflict),
+        ({"digest": "another"}, IdempotencyConflict),
+        ({"in_time": True}, ApprovalExpired),
     ],
     ids=["another version", "another action", "too late"],
 )
 async def test_a_step_that_does_not_fit_changes_nothing(
-    more: dict[str, object], error: type[Stale]
+    more: dict[str, object], error: type[EngineError]
 ) -> None:
     async with asking(approvals=ApprovalSettings(expire_seconds=60, warn_seconds=0)) as desk:
         approval_id = await desk.parked("a")

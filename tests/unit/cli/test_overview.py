@@ -65,7 +65,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     [
         ({}, "fumehood call calculator"),
         ({"calls": 3}, "fumehood calls tail"),
-        ({"calls": 3, "budgets": (BUDGET,)}, "fumehood usage --plot"),
+        ({"calls": 3, "budgets": (BUDGET,)}, "fumehood usage"),
         ({"calls": 3, "budgets": ({**BUDGET, "spent": 6},)}, "fumehood calls tail"),
         ({"missing": ("No image python.",), "budgets": (BUDGET,)}, "fumehood images build"),
         ({"waiting": 2, "missing": ("No image python.",)}, "fumehood approvals watch"),

@@ -510,5 +510,5 @@ def test_one_rule_is_not_counted_as_several(
 ) -> None:
     monkeypatch.setattr(policy_offline, "wants_json", lambda asked: asked)
     policy = SimpleNamespace(file="policy.toml", rules=(None,) * count, version="v")
-    policy_offline.show_checked(cast("Any", policy), (), as_json=False)
+    policy_offline.show_checked(cast("Any", policy), as_json=False)
     assert capsys.readouterr().out == f"policy.toml: {says}, version v\n"

@@ -58,7 +58,6 @@ MAX_SEEN = 100_000
 """Signatures that are remembered: 32 bytes each, and only valid ones."""
 
 MIN_SECRET_BYTES = 32
-MAX_SECRET_BYTES = 4096
 
 AT_ONCE = 4
 SUCCESS = (200, 300)
@@ -199,9 +198,9 @@ class WebhookSender:
         """Make one attempt; whether the message is settled now."""
         await self._database.write(partial(note_attempt, seq=owed.seq))
         try:
-            is_taken = await self._tell(owed, send)
+            is_taken = await self._attempt(owed, send)
         except ResourceNotFound:  # the approval was deleted, so there is nothing to tell
-            await self._settle(give_up, owed)
+            await self._settle(owed, "given_up_at")
             return True
         except StoreError:
             raise
@@ -209,27 +208,28 @@ class WebhookSender:
             log_fault(self._log, "webhook.internal_error", fault, delivery=owed.seq)
             is_taken = False
         if is_taken:
-            await self._settle(note_delivered, owed)
+            await self._settle(owed, "delivered_at")
             return True
         if owed.attempts + 1 < self._settings.attempts:
             return False
-        await self._settle(give_up, owed)
+        await self._settle(owed, "given_up_at")
         self._log.error(
             "webhook.given_up", delivery=owed.seq, approval_id=owed.approval_id, told=owed.event
         )
         return True
 
-    async def _tell(self, owed: Owed, send: Send) -> bool:
-        """Whether the message was accepted. Raises ResourceNotFound."""
-        told = owed.document or told_of(await self._show(owed.approval_id))
-        return await self._attempt(owed, told, send)
+    async def _attempt(self, owed: Owed, send: Send) -> bool:
+        """Whether the message was accepted. The address and its answer stay out of the log.
 
-    async def _attempt(self, owed: Owed, told: JsonObject, send: Send) -> bool:
-        """Whether the message was accepted. The address and its answer stay out of the log."""
+        Raises:
+            ResourceNotFound: the approval was deleted.
+        """
         import httpx2
 
+        told = owed.document or told_of(await self._show(owed.approval_id))
         now = self._now()
-        body = strict_json.dumps(message_of(owed, told, now))
+        body = strict_json.dumps({"event": owed.event, **told, "delivery": owed.seq,
+                                  "sent_at": timestamp(now)})  # fmt: skip
         headers = {"content-type": "application/json", HEADER: sign(self._secret, body, now)}
         try:
             with anyio.fail_after(self._settings.timeout_seconds):
@@ -242,8 +242,10 @@ class WebhookSender:
             self._log.debug("webhook.failed", delivery=owed.seq, status=status)
         return is_taken
 
-    async def _settle(self, end: Callable[..., None], owed: Owed) -> None:
-        await self._database.write(partial(end, seq=owed.seq, at=self._now()))
+    async def _settle(self, owed: Owed, column: str) -> None:
+        ended = update(DELIVERIES).where(DELIVERIES.c.seq == owed.seq, _IS_OWED)
+        at = stamp(self._now())
+        await self._database.write(lambda c: c.execute(ended.values({column: at})).rowcount)
 
     async def _forget_old(self) -> None:
         now = self._now()
@@ -271,11 +273,6 @@ def told_of(approval: Approval) -> JsonObject:
     return {"approval": approval.model_dump(mode="json", exclude={"binding"})}
 
 
-def message_of(owed: Owed, told: JsonObject, now: datetime) -> JsonObject:
-    """The body of a message."""
-    return {"event": owed.event, **told, "delivery": owed.seq, "sent_at": timestamp(now)}
-
-
 async def _post(client: httpx2.AsyncClient, url: str, body: bytes, headers: dict[str, str]) -> int:
     async with client.stream("POST", url, content=body, headers=headers) as answer:
         return answer.status_code
@@ -300,13 +297,13 @@ def read_secret(path: Path) -> bytes:
                 raise ConfigError("webhook.secret_file must be a file of the engine's user.")
             if stat.S_IMODE(found.st_mode) & 0o077:
                 raise ConfigError("webhook.secret_file is open to other users. Do: chmod 600")
-            secret = file.read(MAX_SECRET_BYTES + 1)
+            secret = file.read()
     except OSError as error:
         raise ConfigError(f"webhook.secret_file cannot be read: {error.strerror}.") from None
     secret = secret.removesuffix(b"\n").removesuffix(b"\r")
-    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+    if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
-            f"webhook.secret_file must hold {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes. "
+            f"webhook.secret_file must hold at least {MIN_SECRET_BYTES} bytes. "
             "Make one with: openssl rand -hex 32"
         )
     return secret
@@ -431,16 +428,6 @@ def note_attempt(connection: Connection, seq: int) -> None:
     )
 
 
-def note_delivered(connection: Connection, seq: int, at: datetime) -> None:
-    """Settle a message that has arrived."""
-    _end(connection, seq, "delivered_at", at)
-
-
-def give_up(connection: Connection, seq: int, at: datetime) -> None:
-    """Settle a message that is not tried again."""
-    _end(connection, seq, "given_up_at", at)
-
-
 def forget_old(connection: Connection, before: datetime) -> int:
     """Delete settled messages that were stored before a time; their number."""
     ended = or_(DELIVERIES.c.delivered_at.is_not(None), DELIVERIES.c.given_up_at.is_not(None))
@@ -448,12 +435,6 @@ def forget_old(connection: Connection, before: datetime) -> int:
         delete(DELIVERIES).where(ended, DELIVERIES.c.created_at < stamp(before))
     )
     return removed.rowcount
-
-
-def _end(connection: Connection, seq: int, column: str, at: datetime) -> None:
-    connection.execute(
-        update(DELIVERIES).where(DELIVERIES.c.seq == seq, _IS_OWED).values({column: stamp(at)})
-    )
 
 
 def _owe(connection: Connection, event: str, at: datetime, **about: Any) -> int:

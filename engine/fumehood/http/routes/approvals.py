@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -88,7 +87,7 @@ async def list_own_approvals(
 ) -> ApprovalList:
     """List the caller's own approvals, newest first."""
     page = await engine.approvals.list(query, principal=caller)
-    return _page(page, [for_its_caller(item) for item in page.items])
+    return _page(page)
 
 
 @endpoint(
@@ -101,7 +100,7 @@ async def list_own_approvals(
 async def show_own_approval(engine: Engine, caller: Principal, approval_id: ApprovalId) -> Response:
     """Show one of the caller's own approvals."""
     found = await engine.approvals.show(approval_id, principal=caller)
-    return _approval(engine, for_its_caller(found))
+    return _approval(engine, found)
 
 
 @endpoint(
@@ -114,14 +113,14 @@ async def show_own_approval(engine: Engine, caller: Principal, approval_id: Appr
 async def cancel_approval(engine: Engine, caller: Principal, approval_id: ApprovalId) -> Response:
     """Cancel one of the caller's own calls that waits for approval or has not used it yet."""
     found = await engine.approvals.cancel(approval_id, caller)
-    return _approval(engine, for_its_caller(found))
+    return _approval(engine, found)
 
 
 @endpoint("GET", "/v1/approvals", Needs.APPROVER, errors=[ResourceNotFound])
 async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
     """List all approvals, newest first, without their bindings."""
     page = await engine.approvals.list(query)
-    return _page(page, page.items)
+    return _page(page)
 
 
 @endpoint(
@@ -183,7 +182,6 @@ async def decide_approvals(
     request: Request, engine: Engine, caller: Principal, body: SeveralDecisions
 ) -> DecidedApprovals:
     """Decide on several approvals: all or none."""
-    _refuse_twice(body.items)
     decided = await engine.approvals.decide_all(
         body.items, caller, channel="control", peer=peer_principal_id(request)
     )
@@ -317,26 +315,15 @@ async def receive_callback(request: Request, engine: Engine) -> Response:
     return _approval(engine, approval)
 
 
-def for_its_caller(approval: Approval) -> Approval:
-    """Hide the fields that a caller must not see; the service hides fixed arguments."""
-    return approval.model_copy(update={"binding": None, "approvers": ()})
-
-
-def _page(page: ApprovalPage, items: Iterable[Approval]) -> ApprovalList:
+def _page(page: ApprovalPage) -> ApprovalList:
     pagination = Pagination(**page.model_dump(exclude={"items"}))
-    return ApprovalList(items=tuple(items), pagination=pagination)
+    return ApprovalList(items=page.items, pagination=pagination)
 
 
 def _approval(engine: Engine, approval: Approval) -> Response:
     response = answer(engine, ApprovalAnswer(approval=approval))
     response.headers["etag"] = etag(approval.version)
     return response
-
-
-def _refuse_twice(items: tuple[OneOfSeveral, ...]) -> None:
-    ids = [item.approval_id for item in items]
-    if len(set(ids)) != len(ids):
-        raise InvalidParams("An approval is given twice.", fields=["items"])
 
 
 def etag(version: int) -> str:
