@@ -94,7 +94,8 @@ def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
     who = rule.principal_id + (f" as agent {rule.agent_id}" if rule.agent_id else "")
     until = f"until {rule.expires_at:%Y-%m-%d %H:%M} UTC" if rule.expires_at else "while it lasts"
     uses = "any number of times" if rule.uses_left is None else f"{rule.uses_left} more times"
-    scope = f"in session {rule.session_id}, {until}" if rule.session_id else until
+    where = f"in session {rule.session_id}" if rule.session_id else "in any session"
+    scope = f"{where}, {until}"
     lines = [
         _field("allows", f"{rule.tool}, {uses}", columns),
         _field("to", who, columns),

@@ -215,6 +215,9 @@ def cancel(approval_id: ApprovalId, as_json: AsJson = False, socket: SocketPath 
     _show_decided([found], as_json=as_json)
 
 
+_AND_OTHERS = {False: "", True: " and any others"}
+
+
 @approvals.command("remembered")
 def remembered(
     every: Annotated[
@@ -242,7 +245,7 @@ def remembered(
     rows = [
         (
             rule.id, visible(rule.tool), visible(rule.agent_id or rule.principal_id),
-            one_line(json_line(rule.arguments), 200),
+            one_line(json_line(rule.arguments), 200) + _AND_OTHERS[rule.any_others],
             f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end",
             "any" if rule.uses_left is None else str(rule.uses_left), rule.created_by,
         )

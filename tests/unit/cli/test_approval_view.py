@@ -220,6 +220,12 @@ def test_rule_says_to_whom_on_what_and_how_long() -> None:
         assert part in text
 
 
+def test_rule_without_a_session_says_that_it_holds_in_any() -> None:
+    lines = rule_lines(rule(session_id=None, expires_at=NOW), COLUMNS)
+    assert any("in any session" in line.text for line in lines)
+    assert all("any session" not in line.text for line in rule_lines(rule(), COLUMNS))
+
+
 def test_rule_for_any_arguments_is_a_warning() -> None:
     found = rule_lines(rule(arguments={}, any_others=True), COLUMNS)
     assert found[-1].kind == "warning"
