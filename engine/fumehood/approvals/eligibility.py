@@ -57,7 +57,7 @@ class Eligibility:
         return principal_id in self.approver_ids()
 
     def remedy_without_approvers(self) -> str | None:
-        """What the operator has to do if there are no approvers; None if there are some."""
+        """What the operator has to do without approvers, or None if there are some."""
         return None if self.approver_ids() else self._approvers.cure
 
     def require_enough(self, tool: str, decision: Decision, principal_id: str) -> None:
@@ -78,7 +78,7 @@ class Eligibility:
         return approval.model_copy(update={"counted": counted, "stuck": stuck})
 
     def caller_of(self, stored: StoredApproval) -> Principal | None:
-        """The caller of a stored call with its present authority; None if it has none left."""
+        """The caller of a stored call with its present authority, or None if it has lost it."""
         request = stored.request
         return self.present_authority(
             stored.approval.principal_id, request.token_id, is_program=request.is_program
@@ -87,7 +87,7 @@ class Eligibility:
     def present_authority(
         self, principal_id: str, token_id: str | None, *, is_program: bool
     ) -> Principal | None:
-        """A caller with its present authority; None if it has none left."""
+        """A caller with its present authority, or None if it has lost it."""
         if token_id is not None:
             return self._tokens.principal_of_id(token_id, self._now())
         agents = self._agents.spoken_for_by(principal_id)
@@ -95,7 +95,7 @@ class Eligibility:
         return Principal(principal_id, scopes, agents, is_program=is_program)
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
-        """Which approvers the quorum lacks; None if none."""
+        """Which approvers the quorum lacks, or None."""
         able = {
             one
             for one in self.approver_ids()

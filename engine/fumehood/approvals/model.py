@@ -21,7 +21,7 @@ from fumehood.core.json_types import JsonObject
 
 MAX_REASON_CHARACTERS = 1000
 SESSION = "session"
-"""Of what `changed` names."""
+"""Name of the session in `changed`."""
 
 
 class ApprovalState(StrEnum):
@@ -61,7 +61,7 @@ class DecisionRecord(_Value):
     """`control`, `webhook`, …"""
     decision: Literal["approve", "deny"]
     action_digest: str
-    """Of the call as it was decided: an edited call is another action."""
+    """Digest of the call as decided: an edited call is another action."""
     reason: str | None = None
     edited: bool = False
     is_self_approval: bool = False
@@ -280,7 +280,7 @@ class StoredRequest:
     parent_id: str | None = None
     """The call whose program made it."""
     context: JsonObject | None = None
-    """Of a call of an `external:` tool."""
+    """The context of a call of an `external:` tool."""
     traceparent: str | None = None
     """The span of its caller's that it belongs to."""
 
@@ -301,7 +301,7 @@ class StoredApproval:
     answer: str | None = None
     """The call's envelope, as JSON."""
     repeat_key: str | None = None
-    """A call with the same key is this call; null if there can be none."""
+    """A call with the same key is this call; null if it cannot be repeated."""
 
 
 def own_view(stored: StoredApproval) -> Approval:

@@ -36,7 +36,7 @@ from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import HasImages
 
 SCHEMA = 1
-"""Of the document. Another number makes another action."""
+"""Version of the document. Another version makes another action."""
 
 MAX_NAMED = 20
 MAX_POINTER = 100
@@ -97,7 +97,7 @@ def definition_digest(tool: RegisteredTool, context: JsonObject | None = None) -
 
 
 async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper) -> Effect | None:
-    """The effect of a call on its session's workspace; None if its tool has no preview.
+    """The effect of a call on its session's workspace, or None if its tool has no preview.
 
     Takes a turn of the session and changes nothing. After the approval, the executor refuses to
     run if the workspace is no longer as in `Effect.base`.
@@ -207,7 +207,7 @@ def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
 def edited(stored: StoredApproval, new: StoredApproval, *, is_asked: bool) -> StoredApproval:
     """An approval for the call `new`, which replaces the arguments of the stored one.
 
-    `is_asked` tells whether rules ask about the new call, too.
+    `is_asked` tells whether rules also ask about the new call.
 
     Raises:
         PermissionDenied: too few approvers are admitted by the rules of both calls.
@@ -237,7 +237,7 @@ def _taking(stored: StoredApproval, new: StoredApproval, names: Sequence[str]) -
 
 
 def edit_warning(stored: StoredApproval) -> str | None:
-    """The warning for the caller of an edited call; None if it was not edited.
+    """The warning for the caller of an edited call, or None if it was not edited.
 
     It names the changed arguments but not their values, and omits the agent's fixed ones.
     """

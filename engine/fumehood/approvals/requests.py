@@ -1,7 +1,7 @@
 """Requests: calls that ask for approval, as the pipeline sees them: ask, wait, start, end.
 
 Host side, below the pipeline; it starts no call and builds no envelope. `scheduler.py` and
-`service.py` stand above the pipeline and use the same object. Invariants: a
+`service.py` are above the pipeline and use the same object. Invariants: a
 change is durable before anybody is told of it; a change that has begun is completed and told, even
 if its maker is cancelled; a call is counted against the quota before it is stored, so that two
 calls never share the last place; an ending is retried until the disk accepts it or the engine
@@ -84,7 +84,7 @@ class ApprovalRequests:
         self._untold: set[str] = set()
         """The calls that wait, and of which their callers have not been told so."""
         self._fetched: dict[str, asyncio.Future[None]] = {}
-        """By call id; until it is stored."""
+        """Call id → a future, until the ending is stored."""
 
     def now(self) -> datetime:
         """The time, which never goes back: a clock that is set back revives nothing."""
@@ -117,7 +117,7 @@ class ApprovalRequests:
         return await self.table.denied_before(approval, self.now() - DENIED_FOR)
 
     async def count_pending(self) -> None:
-        """At start: count the calls that wait already."""
+        """Count the calls that wait already. Called at start."""
         await self._quota.count()
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
@@ -164,11 +164,11 @@ class ApprovalRequests:
         return approval_id
 
     def told(self, call_id: str) -> None:
-        """Note that a caller is told that this call goes on without it."""
+        """Note that a caller was told that this call continues without it."""
         self._untold.discard(call_id)
 
     def is_wanted(self, approval: Approval, *, by_program: bool) -> bool:
-        """Whether a call goes on when a caller that waited for it gives up.
+        """Whether a call continues when a caller that waited for it gives up.
 
         A program takes back only a call that nobody was told of.
         """
@@ -179,7 +179,7 @@ class ApprovalRequests:
     async def wait(
         self, approval_id: str, seconds: float, handle: CallHandle | None
     ) -> Envelope | None:
-        """The call's answer, once there is one; None if it did not come in time.
+        """The call's answer, or None if it did not come in time.
 
         `handle` gets the output and progress of the call if it runs meanwhile.
         """
@@ -302,7 +302,7 @@ class ApprovedRuns:
 
     def __init__(self) -> None:
         self.running: dict[str, ApprovedRun] = {}
-        """By approval id."""
+        """Approval id → run."""
         self._followers: dict[str, list[CallHandle]] = {}
 
     def enter(self, approval_id: str) -> ApprovedRun:
@@ -312,7 +312,7 @@ class ApprovedRuns:
         return run
 
     def leave(self, approval_id: str) -> None:
-        """Note that a run is over."""
+        """Note that a run has ended."""
         run = self.running.pop(approval_id)
         if not self._followers.get(approval_id):
             self._followers.pop(approval_id, None)

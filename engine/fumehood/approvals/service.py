@@ -129,7 +129,7 @@ class ApprovalService:
     async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
         """A number that grows with every change; waits, bounded, until it differs from `after`.
 
-        It begins anew with the engine, so a number of before is smaller or greater.
+        It restarts with the engine, so an earlier number may be smaller or greater.
         """
         requests = self.requests
         if requests.changes == after:
@@ -142,7 +142,7 @@ class ApprovalService:
         return await self.requests.table.count(ApprovalState.PENDING)
 
     def remedy_without_approvers(self) -> str | None:
-        """What the operator has to do if there are no approvers; None if there are some."""
+        """What the operator has to do without approvers, or None if there are some."""
         return self._eligibility.remedy_without_approvers()
 
     # -- deciding ------------------------------------------------------------------------

@@ -30,17 +30,17 @@ class ApprovalSettings(BaseModel):
     allow_self_approval: bool = False
     """A principal may approve its own call, which is recorded as such."""
     url: str | None = Field(default=None, max_length=500)
-    """A page that shows one approval; `{id}` stands for its id. It becomes `approval_url`."""
+    """Address of the page of one approval, with `{id}` for its id. It becomes `approval_url`."""
 
 
 class WebhookSettings(BaseModel):
-    """The address that is told of approvals, and the secret that signs in both directions."""
+    """The address that is notified of approvals, and the secret that signs both directions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str = Field(pattern=r"^https?://", max_length=2000)
     secret_file: Path
-    """At least 32 bytes, readable by the engine's user only."""
+    """A secret of at least 32 bytes, readable by the engine's user only."""
     timeout_seconds: float = Field(default=10, gt=0, le=60)
     attempts: int = Field(default=8, ge=1, le=50)
     replay_window_seconds: float = Field(default=300, ge=10, le=3600)

@@ -58,7 +58,7 @@ from fumehood.storage.idempotency import pack_answer
 from fumehood.storage.schema import APPROVALS, DECISIONS
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
-"""Of rows on one page: one call may have arguments of this size."""
+"""Bytes of the rows on one page: one call may have arguments of this size."""
 
 STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
@@ -90,7 +90,7 @@ class Step:
     event: str | None = None
     """The event that channels report."""
     details: JsonObject = field(default_factory=dict)
-    """For the audit chain."""
+    """Details for the audit chain."""
     counts: Callable[[str], bool] = lambda approver: True
     """Tells whose earlier approvals count. The present approver is authenticated."""
     is_seen: bool = True

@@ -35,7 +35,7 @@ _PARTS = {
     "tool": "the version of the tool",
     "workspace": "the files of its session",
 }
-"""Of an action, as `changed` names them."""
+"""Part of an action, as in `changed` → words."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 

@@ -38,7 +38,7 @@ TOTAL = Period.TOTAL.value
 UNITS = (Unit.CALLS, Unit.TOKENS, Unit.MONEY)
 
 Figures = tuple[int, int, int]
-"""Of one call: calls, tokens, millionths of money."""
+"""Amounts of one call: calls, tokens, millionths of money."""
 
 
 @dataclass(frozen=True, slots=True)

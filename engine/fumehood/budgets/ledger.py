@@ -270,7 +270,7 @@ class Budgets:
         await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: Account) -> bool:
-        """Nothing is held, and its day is over or its session was idle for an hour."""
+        """Whether nothing is held, and its day has ended or its session was idle for an hour."""
         was_used, account.was_used = account.was_used, False
         is_idle_session = account.key.subject.session is not None and not was_used
         return not account.held and (is_idle_session or not self._is_now(account.key))

@@ -207,7 +207,7 @@ class UsageRow(_Value):
     output_tokens: int
     tokens_used: int
     cost: dict[str, str]
-    """For each currency in the call log."""
+    """Currency in the call log → amount."""
 
 
 class UsageTable(_Value):
@@ -222,7 +222,7 @@ class UsageTable(_Value):
     has_more: bool
     budgets: tuple[BudgetStanding, ...] = ()
     currency: str = "USD"
-    """Of the budgets. The calls of the past may have had others."""
+    """Currency of the budgets. Past calls may have had others."""
 
     def with_budgets(self, standings: Sequence[BudgetStanding], currency: str) -> UsageTable:
         """The same table with these budgets, up to a limit."""

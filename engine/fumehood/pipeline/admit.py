@@ -29,7 +29,7 @@ class AdmittedCall:
     expected: str | None = None
     """The `base` of the effect that a human approved; the call must find it unchanged."""
     permit: Permit | None = None
-    """For the first request to the tool's service, if it calls one."""
+    """Permit of the first request to the tool's service, if it calls one."""
 
 
 async def plan_admission(

@@ -1,7 +1,7 @@
 """Authorize: may this caller use this tool with these arguments?
 
 Third stage. Takes a `ValidatedCall`, returns a `PermittedCall` with the policy's decision: a denied
-call ends here, a call that needs approval goes on to `approve`. A principal with the scope `call`
+call ends here, a call that needs approval continues to `approve`. A principal with the scope `call`
 may use any tool that no rule denies; an agent may use only its own tools, as checked by `resolve`.
 """
 

@@ -2,7 +2,7 @@
 
 Host side, made by the engine; below it `Calls.run`. Invariants: each member has exactly one answer,
 at its own place; no member fails another, whatever it is; a member whose turn comes after the end
-of the batch is never begun; when `run` is over, nothing of the batch runs.
+of the batch is never begun; when `run` returns, nothing of the batch runs.
 """
 
 from __future__ import annotations

@@ -58,13 +58,13 @@ _nothing_used = lru_cache(maxsize=8)(lambda currency: UsageReport(currency=curre
 
 _BLOB = b"/v1/blobs/"
 _NOT_KEPT = b'"not_kept":'
-"""Where content stands behind a link, or is lost because it could not be kept."""
+"""Fields whose content is behind a link, or lost because it could not be kept."""
 
 
 async def answer_from_cache(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Envelope | None:
-    """The answer of an equal call; None if this one has to run. Waits while an equal one runs.
+    """The answer of an equal call, or None if this one has to run. Waits while an equal one runs.
 
     Raises:
         Timeout: the equal call took longer than this one's own time limit.
@@ -120,7 +120,7 @@ def land(call: CallContext, flight: Flight, envelope: Envelope) -> None:
 
 
 def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
-    """The key of a call's answer; None if the cache has nothing to do with it."""
+    """The key of a call's answer, or None if it is not cached."""
     tool, options = permitted.tool, permitted.request.options
     if (
         not options.enable_cache

@@ -23,7 +23,7 @@ from fumehood.protocol.sockets import ConfigError
 
 GROUP = "fumehood.result_checkers"
 CHECK_S = 5.0
-"""For all checkers of one call together."""
+"""Seconds for all checkers of one call together."""
 
 MAX_CORRECTION_CHARACTERS = 2000
 
@@ -103,7 +103,7 @@ def load_checkers(
 
 
 def _together(opinions: Sequence[ResultCheck], *, is_whole: bool) -> Metacognition | None:
-    """One opinion of all: it needs correction if one says so."""
+    """The combined opinion: correction is needed if one checker says so."""
     if not opinions and is_whole:
         return None
     corrections = [o.correction for o in opinions if o.needs_correction and o.correction]

@@ -46,16 +46,16 @@ from fumehood.protocol import strict_json
 from fumehood.sandbox.wall import CallPort
 
 MAX_CALLS = 1000
-"""Of one program. The guest ends one that goes on for long after that."""
+"""Calls of one program. The guest ends one that continues long after that."""
 
 MAX_OPEN = 8
 """Calls of one program at once. Its own module lets further threads wait."""
 
 MAX_RESULT_BYTES = MB
-"""Of a result that a program gets whole. Longer texts are shortened as for any caller."""
+"""Size of the largest result that a program gets whole. Longer texts are shortened."""
 
 ANSWER_BYTES = 1024
-"""Of an answer, around its result."""
+"""Bytes of an answer around its result."""
 
 _TAKEN = frozenset({"ToolError", "ABSENT"})
 """Names in the module `tools` that are no tools."""
@@ -80,7 +80,7 @@ def require_for_program(tool: ToolDefinition) -> None:
 
 
 def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonObject] | None:
-    """The tools that a program may call, as its guest gets them; None if it asks for none.
+    """The tools that a program may call, as its guest gets them, or None if it requests none.
 
     Raises:
         InvalidParams: its caller cannot use one of them, or two would have one name.
@@ -237,7 +237,7 @@ class ChildCalls:
         return max(0.0, approvals.wait_s(options.wait_for_approval) - waited_s)
 
     def _on_waiting(self, port: CallPort, is_waiting: bool) -> None:
-        """The program's clock stands still while any of its calls waits for a human."""
+        """The program's clock is paused while any of its calls waits for a human."""
         now = self._services.clock.monotonic()
         self._waiting += 1 if is_waiting else -1
         if is_waiting and self._waiting == 1:

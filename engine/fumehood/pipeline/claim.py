@@ -54,7 +54,7 @@ from fumehood.storage.idempotency import pack_answer, replay_of
 T = TypeVar("T")
 
 RETRY_AFTER_MS = 500
-"""For callers who repeat a call that is still running."""
+"""Delay suggested to callers who repeat a call that is still running."""
 
 MAX_INLINE_BYTES = 64 * 1024
 """Arguments up to this size are hashed on the event loop (about 5 ms), longer ones in a thread."""
@@ -199,7 +199,7 @@ class Keys:
         return await self._database.write(lambda connection: rows.recover(connection, now))
 
     async def answer_of(self, principal_id: str, call_id: str) -> str | None:
-        """The answer that the key of a call keeps; None if it has none. Raises ReadFailed."""
+        """The stored answer of a call's key, or None. Raises ReadFailed."""
         return await self._database.read(
             lambda connection: rows.answer_of(connection, principal_id, call_id)
         )

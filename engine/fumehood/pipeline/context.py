@@ -54,7 +54,7 @@ class CallContext:
     claim: Claim | None = None
     """Held on its idempotency key until `settle`."""
     repeat_key: str | None = None
-    """Of a call that needs approval: a call with the same key is this call."""
+    """Set for a call that needs approval: a call with the same key is this call."""
     flight: Flight | None = None
     """Its answer is for the result cache, and equal calls may wait for it."""
     reservation: Reservation | None = None
@@ -163,7 +163,7 @@ class CallTrace:
         return (self._clock.monotonic() - self._started) * 1e3
 
     def stage_ms(self, stage: str) -> float | None:
-        """How long one stage took; None if the call has not passed it."""
+        """Duration of one stage, or None if the call has not passed it."""
         seconds = self._stages_s.get(stage)
         return round(seconds * 1e3, 3) if seconds is not None else None
 

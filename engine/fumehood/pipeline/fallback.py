@@ -78,7 +78,7 @@ def require_no_approval(permitted: PermittedCall) -> None:
 def with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
     """The envelope of a failed call with the answer of the tool that was called in its place.
 
-    If that failed, too, the first tool's error stays the answer.
+    If that failed as well, the first tool's error stays the answer.
     """
     other, told = answer.envelope, envelope.error
     warnings = tuple(f"fallback: {warning}" for warning in other.metadata.warnings)

@@ -65,7 +65,7 @@ def validated(model: type[M], document: JsonObject) -> M:
 
 
 def _make_whole(document: Any, error: ValidationError) -> bool:
-    """Replace integral floats that should be integers. False if there are none."""
+    """Replace integral floats that should be integers. Returns whether there were any."""
     found = False
     for fault in error.errors(include_url=False):
         if fault["type"] == "int_type" and isinstance(fault["input"], float):

@@ -36,7 +36,7 @@ class Plan:
     session: SessionRecord | None = None
     """The call's session, even if its tool runs outside of the session's container."""
     language: str | None = None
-    """The language that the place must be able to run; None if any place will do."""
+    """The language that the place must support, or None for any place."""
 
 
 class WallDown(SandboxUnavailable):
@@ -168,7 +168,7 @@ def _placement(permitted: PermittedCall) -> Placement:
 
 
 def image_of(plan: Plan) -> str | None:
-    """The image that the place would be made of; None if the wall has no images.
+    """The image of the place, or None if the wall has no images.
 
     Raises:
         ImageMissing: it is missing.

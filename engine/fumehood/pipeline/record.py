@@ -21,7 +21,7 @@ from fumehood.pipeline.services import PipelineServices
 from fumehood.storage.calls import APPROVAL_WAIT, CallRow
 
 MAX_NAME_CHARACTERS = 140
-"""Of a name or a version that may be no tool's."""
+"""Characters of a name or version that may not be a tool's."""
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
@@ -103,7 +103,7 @@ def record_replay(
 
 
 def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
-    """Count a call that is over, and make its spans."""
+    """Count a call that has ended, and make its spans."""
     tool = metadata.tool_name if call.resolved is not None or call.approval is not None else None
     waited_s = _waited_s(call, services)
     services.observer.ended(
@@ -123,7 +123,7 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
 
 
 def _waited_s(call: CallContext, services: PipelineServices) -> float | None:
-    """How long the call waited for a human; None if it did not."""
+    """How long the call waited for a human, or None."""
     if call.approval is None:
         return None
     approval = call.approval.approval

@@ -43,7 +43,7 @@ from fumehood.storage.blobs import BlobStore, NotKept
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_DATA_DEPTH = 60
-"""A little less than readers accept, because data stands inside the envelope."""
+"""Slightly less than readers accept, because data is nested in the envelope."""
 MAX_DETAILS_BYTES = 64 * 1024
 
 NAME_CHARACTERS = 64

@@ -31,7 +31,7 @@ from fumehood.observe.clock import Clock
 MOST_RETRIES: Mapping[type[EngineError], int] = MappingProxyType(
     {NetworkError: 3, UpstreamTimeout: 2, RateLimited: 3, ToolError: 3}
 )
-"""By the error of an attempt, where it is retryable; no other error is retried (mission P6)."""
+"""Retryable error of an attempt → maximum number of retries (mission P6)."""
 
 BASE_S = 0.2
 """The longest delay before the first retry; it doubles with each one."""
@@ -43,9 +43,9 @@ LEAST_ATTEMPT_S = 0.05
 
 WINDOW_S = 60.0
 FREE_RETRIES = 10
-"""Of one tool in the window, however few calls it has."""
+"""Retries of one tool in the window, however few calls it has."""
 RETRIED_SHARE = 0.1
-"""Of the calls of one tool in the window, on top of those."""
+"""Further retries, as a share of the tool's calls in the window."""
 
 BUDGET_SPENT = (
     "retries: stopped, because too many calls of this tool were repeated in the last minute"
@@ -97,7 +97,7 @@ def most_retries(tool: ToolDefinition, error: EngineError) -> int:
 def delay_s(
     retry: int, retry_after_ms: int | None, left_s: float, uniform: Callable[[float, float], float]
 ) -> float | None:
-    """Seconds until the next attempt; None if it does not fit into the `left_s` of the deadline.
+    """Seconds until the next attempt, or None if it does not fit into the remaining `left_s`.
 
     `retry` counts from 0. Full jitter above what the service asks for, so that callers who were
     refused together do not come back together.
@@ -130,7 +130,7 @@ class Retries:
     def next_delay_s(
         self, tool: ToolDefinition, error: EngineError, attempts: Attempts, left_s: float
     ) -> float | None:
-        """Seconds until the next attempt, which is then counted; None if this was the last one.
+        """Seconds until the next attempt, which is then counted, or None after the last one.
 
         Notes in `attempts` why.
         """

@@ -68,25 +68,25 @@ class PipelineServices:
         return estimate_of(tool, validated.shown_arguments, self.counter)
 
     def exceeded(self, validated: ValidatedCall) -> Exceeded | None:
-        """The budget that has too little left for a call; None if none has."""
+        """The budget that has too little left for a call, or None."""
         if self.budgets.is_empty:
             return None
         return self.budgets.exceeded(spender_of(validated), self.estimate(validated))
 
     def rate_exceeded(self, validated: ValidatedCall) -> RateExceeded | None:
-        """The rate limit that would refuse a call now; None if none would."""
+        """The rate limit that would refuse a call now, or None."""
         per_minute = validated.tool.definition.rate_limit
         return self.rates.exceeded(spender_of(validated), per_minute)
 
     async def hold_rates(self, validated: ValidatedCall) -> RateHold | None:
-        """Hold a place in the call's rate limits; None if it has none. Raises RateLimited."""
+        """Hold a place in the call's rate limits; None without limits. Raises RateLimited."""
         per_minute = validated.tool.definition.rate_limit
         if per_minute is None and not self.rates.has_rules:
             return None
         return await self.rates.hold(spender_of(validated), per_minute)
 
     def exceeded_if_approved(self, permitted: PermittedCall) -> Exceeded | None:
-        """The budget that a call would exceed if its approval lets it; None if there is none."""
+        """The budget that a call would exceed if its approval lets it, or None."""
         if not permitted.decision.may_exceed_budget:
             return None
         return self.exceeded(permitted.validated)

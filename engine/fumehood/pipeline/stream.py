@@ -31,7 +31,7 @@ from fumehood.storage.recordings import (
 )
 
 OVERHEAD_BYTES = 32 * MB
-"""Of one recording, besides output: the answer with its files, and JSON around each event."""
+"""Bytes of one recording beyond output: the answer with files, and JSON around events."""
 
 MIN_EVENT_BYTES = 300
 """What a small event takes with its metadata."""

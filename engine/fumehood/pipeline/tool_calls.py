@@ -1,8 +1,8 @@
 """The tool calls of an assistant's message: each through the pipeline, all of them at once.
 
 Host side, made by the engine; below it `Batch`, and `formats/`, which read the message and write
-the answer. Invariant: every call of the message has exactly one result, in its order: one that is
-malformed, unknown, denied or waits, too. A message that cannot be answered so is refused whole.
+the answer. Invariant: every call of the message has exactly one result, in its order, even a
+malformed, unknown, denied or waiting one. A message that cannot be answered so is refused whole.
 """
 
 from __future__ import annotations

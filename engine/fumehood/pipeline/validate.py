@@ -100,7 +100,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
 
 
 def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
-    """Hide an error about a fixed argument: a function's own types may refuse one, too."""
+    """Hide an error about a fixed argument: a function's own types may also refuse one."""
     binding = validated.binding
     if binding is None or not isinstance(error, ArgumentsRefused):
         return error

@@ -248,7 +248,7 @@ class RateLimits:
         return _refused(over, now_ns, now_ns)
 
     async def hold(self, caller: Spender, per_minute: int | None) -> RateHold | None:
-        """Hold a place in every limit of the call, or in none; None if it has no limit.
+        """Hold a place in every limit of the call, or in none. Returns None without limits.
 
         Waits at most as long as the exceeded limits allow, after the calls that came before.
 

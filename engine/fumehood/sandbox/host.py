@@ -48,7 +48,7 @@ HOST_LIMITS = WallLimits(
 ENFORCED = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
 MAX_RUNNING = 64
 MAX_REQUESTS = 32
-"""To one service at a time."""
+"""Requests to one service at a time."""
 
 WORKER_PROGRAM = Path(__file__).parents[1] / "executors" / "worker_main.py"
 START_DEADLINE_S = 20.0
@@ -272,7 +272,7 @@ class _Worker:
     async def _ask(
         self, message: JsonObject, max_bytes: int, sinks: RunSinks = NO_SINKS
     ) -> JsonObject | None:
-        """One message and its reply; None where the worker died."""
+        """One message and its reply, or None if the worker died."""
         decoder = framing.Decoder(max_bytes)
         try:
             self._writer.write(framing.encode(message))

@@ -45,7 +45,7 @@ TIDY_S = 15.0
 """How often sessions are checked for expiry, and their use is stored."""
 
 STOP_DEADLINE_S = 5.0
-"""For the containers to be gone when the engine stops. The wall removes the others."""
+"""Seconds for the containers to end when the engine stops. The wall removes the rest."""
 
 STOPPED = "the engine was stopped"
 RESTARTED = "the engine was started anew"
@@ -86,7 +86,7 @@ class SessionKeeper:
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._share = FairShare(settings.max, settings.max_of_one)
-        """Of the possible sessions: those that live or are being made."""
+        """Sessions that live or are being made, out of the maximum."""
         self._leaving = 0
         """Containers that have ended and are not yet gone."""
         self._left = anyio.Event()

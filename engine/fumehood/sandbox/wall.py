@@ -47,7 +47,7 @@ class CallPort(Protocol):
         ...
 
     def pause(self, *, is_paused: bool) -> None:
-        """Stop the run's clock while it waits for a human, or let it go on."""
+        """Pause the run's clock while it waits for a human, or resume it."""
         ...
 
 

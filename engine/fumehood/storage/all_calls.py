@@ -20,7 +20,7 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
 
 SCANNED = 200_000
-"""The newest rows that one question looks at. A list goes on with the next ones."""
+"""Rows that one query examines. A list continues with the next ones."""
 
 SUMMED = 50_000
 """The newest rows that figures are computed of: they are sorted for each tool."""

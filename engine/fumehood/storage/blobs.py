@@ -97,7 +97,7 @@ class Draft:
         self._store.room.submit(self._remove)
 
     def _write(self, data: bytes) -> None:
-        """In the thread: the next bytes to the disk."""
+        """Write the next bytes to the disk. Runs in the thread."""
         if self.fault is not None:
             return
         try:
@@ -115,7 +115,7 @@ class Draft:
         return self._file
 
     def _finish(self) -> None:
-        """In the thread: close it and give it its name."""
+        """Close the file and give it its name. Runs in the thread."""
         try:
             if self.fault is None:
                 self._opened().close()
@@ -129,7 +129,7 @@ class Draft:
             self._remove()
 
     def _remove(self) -> None:
-        """In the thread: leave nothing behind, under either name."""
+        """Remove the file under either name. Runs in the thread."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
@@ -293,7 +293,7 @@ class BlobStore:
         await self.room.drained()
 
     def _has_gone(self, blob_id: str) -> None:
-        """In the thread: note a blob that made room."""
+        """Note a blob that made room. Runs in the thread."""
         self._replaced.append(blob_id)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended; the next start removes rows

@@ -281,7 +281,7 @@ FILE_NAME = "state.db"
 
 
 def _silent(event: str, values: dict[str, Any]) -> None:
-    """For embedding programs without state."""
+    """Database of embedding programs without state."""
 
 
 class Database:

@@ -102,7 +102,7 @@ class FileRoom:
             self._own = None
 
     def submit(self, work: Callable[[], T]) -> Future[T] | None:
-        """Run something in the thread; None if the room is closed, or closes."""
+        """Run something in the thread. Returns None if the room is closed, or closes."""
         with suppress(RuntimeError):
             return None if self._thread is None else self._thread.submit(work)
         return None
@@ -114,12 +114,12 @@ class FileRoom:
             await asyncio.wrap_future(done)
 
     def create(self, name: str) -> int:
-        """In the thread: a new file, to write and read."""
+        """Open a new file to write and read. Runs in the thread."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self._directory() / name, flags, PRIVATE_FILE)
 
     def take(self, principal_id: str, size: int) -> None:
-        """In the thread: reserve bytes. Kept files make room: the principal's own, or if all
+        """Reserve bytes. Runs in the thread. Kept files make room: the principal's own, or if all
         together have used up the total, those of the principal that has most.
 
         Raises:
@@ -164,14 +164,14 @@ class FileRoom:
         return self._pop(principal_id, name) is not None
 
     def remove(self, principal_id: str, name: str) -> bool:
-        """In the thread: remove a kept file. Returns False if it is not kept."""
+        """Remove a kept file, or return False if it is not kept. Runs in the thread."""
         size = self._pop(principal_id, name)
         if size is not None:
             self.discard(principal_id, name, size)
         return size is not None
 
     def discard(self, principal_id: str, name: str, size: int) -> None:
-        """In the thread: remove a file that is not kept, and release its bytes."""
+        """Remove a file that is not kept, and release its bytes. Runs in the thread."""
         self.unlink(name)
         self.give_back(principal_id, size)
 
@@ -189,7 +189,7 @@ class FileRoom:
             return size
 
     def _evict(self, principal_id: str) -> bool:
-        """Remove the oldest kept file of a principal. Returns False if there is none."""
+        """Remove the oldest kept file of a principal. Returns whether there was one."""
         with self._lock:
             oldest = next(iter(self._kept.get(principal_id, ())), None)
         if oldest is None:

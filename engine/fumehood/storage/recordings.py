@@ -37,16 +37,16 @@ from fumehood.storage.file_room import DISK_FAILED, TOO_SLOW, FileRoom, NoRoom
 
 DIRECTORY_NAME = "spool"
 MAX_PENDING_BYTES = 16 << 20
-"""For one call, waiting for the disk."""
+"""Bytes of one call that wait for the disk."""
 
 MAX_HELD_BYTES = 32 * 1024
-"""For one call: the lines written last, so that readers who wait for them need no disk."""
+"""Bytes of one call's newest lines in memory, so that readers who wait need no disk."""
 
 MAX_KEPT = 10_000
 """Recordings of ended calls. Small files would fit in any number."""
 
 READ_BYTES = 128 * 1024
-"""For one step of a reader; a longer line is read whole."""
+"""Bytes of one step of a reader; a longer line is read whole."""
 
 NO_STORE = "the engine records nothing now"
 TOO_MUCH = "the call had more events than are recorded for one"
@@ -267,7 +267,7 @@ class Recording:
         return lines[place - begin :] if place >= begin else b""
 
     def read(self, place: int) -> bytes:
-        """In a thread: complete lines from a position before `size`. Raises OSError."""
+        """Complete lines from a position before `size`. Runs in a thread. Raises OSError."""
         with self._to_read() as file:
             chunk = os.pread(file, min(self.size - place, READ_BYTES), place)
             while (end := chunk.rfind(b"\n")) < 0 and len(chunk) < self.size - place:
@@ -278,7 +278,7 @@ class Recording:
         return chunk[: end + 1]
 
     def has_event_at(self, sequence: int, place: int) -> bool:
-        """In a thread: whether the event of this number begins there."""
+        """Whether the event of this number begins there. Runs in a thread."""
         with self._to_read() as file:
             head = os.pread(file, HEAD_BYTES, place - 1)
         # No event contains a line break, so a line begins behind each of them.
@@ -463,7 +463,7 @@ class RecordingStore:
         return len(old)
 
     def put_away(self, recording: Recording) -> None:
-        """In the event loop, when nobody writes or reads a recording any more."""
+        """Called in the event loop when nobody writes or reads a recording any more."""
         if self._kept_s > 0 and recording.size and not recording.tail:
             call = recording.call
             self.room.keep(call.principal_id, call.call_id, recording.taken)
@@ -489,7 +489,7 @@ class RecordingStore:
             await self.room.drained()
 
     def file(self, name: str, *, is_new: bool = False) -> int:
-        """In a thread: a recording's file, opened. Raises OSError."""
+        """Open a recording's file. Runs in a thread. Raises OSError."""
         if is_new:
             return self.room.create(name)
         return os.open(self.room.directory / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -294,8 +294,8 @@ AUDIT = Table(
     Column("body", String, nullable=False),
     Column("mac", LargeBinary, nullable=False),
 )
-"""The audit chain: `body` is the row as JSON; `mac` uses a key outside this file and covers the
-previous row, too."""
+"""The audit chain: `body` is the row as JSON; `mac` uses a key outside this file and also covers
+the previous row."""
 
 DELIVERIES = Table(
     "deliveries",

@@ -275,7 +275,7 @@ class Writer:
             connection.close()
 
     def _at_commit(self, moment: str) -> None:
-        """For tests, which end the process here."""
+        """A hook for tests, which end the process here."""
         if self._commit_hook is not None:
             self._commits += moment == "before"
             self._commit_hook(moment, self._commits)

@@ -15,7 +15,7 @@ from fumehood.approvals.channels.webhook import WebhookChannel
 CHANNELS: Mapping[str, Callable[[Any, ChannelContext], ApprovalChannel]] = {
     WebhookChannel.name: WebhookChannel,
 }
-"""By the name of the section in the configuration, which is also the channel's name."""
+"""Section of the configuration, which is also the channel's name → channel."""
 
 
 def open_channels(

@@ -1,4 +1,4 @@
-"""Approval channels: how people outside the engine hear of approvals, and may decide them.
+"""Approval channels: how people outside the engine are notified of approvals, and may decide them.
 
 Host side. Each channel is one file in this folder and one row in the table `CHANNELS` of the
 package. Above it the store, which calls `owe` in its transactions, and the engine's life, which

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import httpx2
 
 NAME = "webhook"
-"""Of the channel, and the principal of its decisions."""
+"""Name of the channel and principal of its decisions."""
 
 HEADER = "fumehood-signature"
 MAX_SEEN = 100_000

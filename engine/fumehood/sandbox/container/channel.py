@@ -59,7 +59,7 @@ ANSWER_GRACE_S = 5.0
 take a while."""
 
 COLLECT_DEADLINE_S = 30.0
-"""For the files of one run, from the first one. They take at most a quarter of the memory."""
+"""Seconds for the files of one run. They take at most a quarter of the memory."""
 
 CANCEL_GRACE_S = 3.0
 RESET_DEADLINE_S = 10.0
@@ -69,7 +69,7 @@ MAX_FRAME_BYTES = 4 << 20
 """The largest frame is an ending whose claim is as large as the output limit, escaped in JSON."""
 
 MAX_UNSENT_BYTES = 32 << 20
-"""Of answers to a program's calls. A guest that leaves more unread is none of ours."""
+"""Bytes of unread answers to a program's calls. A guest over it is treated as hostile."""
 
 STREAM_ENDED = "its stream ended"
 """The reason if neither side ended the channel on purpose."""
@@ -311,7 +311,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(framing.encode(frame))
 
     def pause(self, run_id: int, *, is_paused: bool) -> None:
-        """Stop the clocks of this run on both sides, or let them go on, if it still runs."""
+        """Pause or resume the clocks of this run on both sides, if it still runs."""
         run, overdue = self._run, self._overdue
         if run is None or run.id != run_id or run.is_collecting or self._transport is None:
             return

@@ -26,10 +26,10 @@ from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec, create
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
-"""For the guest to be ready, on a host that starts several at once."""
+"""Seconds until the guest is ready, on a host that starts several at once."""
 
 LOSS_DEADLINE_S = 5.0
-"""For finding out the reason of a container's end."""
+"""Seconds to find the reason of a container's end."""
 
 OOM_EXIT_CODE = 137
 LOOKS = 4

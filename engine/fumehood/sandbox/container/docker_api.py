@@ -42,19 +42,19 @@ CLIENT_TIMEOUT_S = 30
 """The client's time limit for a silent socket, after which an abandoned thread ends."""
 
 QUICK_S = 5.0
-"""For queries."""
+"""Seconds for queries."""
 SLOW_S = 20.0
-"""For requests that remove something, on a busy disk."""
+"""Seconds for requests that remove something, on a busy disk."""
 LAUNCH_S = 25.0
-"""For the three requests that start a container, on a busy disk."""
+"""Seconds for the three requests that start a container, on a busy disk."""
 
 CONNECT_S = 2.0
 OPEN_S = 10.0
-"""For the first answer to a blocking client."""
+"""Seconds for the first answer to a blocking client."""
 
 DAEMONS = ("dockerd", "dockerd-rootless.sh", "podman")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Searched for a daemon besides the caller's own path."""
+"""Directories searched for a daemon in addition to the caller's path."""
 
 SNAP = Path("/snap/bin/docker")
 """A client that comes with a daemon."""
@@ -134,7 +134,7 @@ class DockerFault(DockerError):
 
 
 class DockerWarned(DockerError):
-    """Docker made a container with a warning: it goes on without limits that the kernel lacks."""
+    """Docker made a container with a warning: it ignores limits that the kernel lacks."""
 
     message = "Docker cannot apply all limits of a container."
     remedy = "Run `fumehood doctor` to see why."

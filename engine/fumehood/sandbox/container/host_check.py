@@ -1,6 +1,6 @@
 """The requirements on Docker and its host for the container wall, for the wall and for `doctor`.
 
-Host side: from Docker's description of itself. Docker goes on without limits that its kernel lacks,
+Host side: from Docker's description of itself. Docker ignores limits that its kernel lacks,
 with no more than a warning; so they are checked first. Invariant: a fact that Docker does not
 report counts as missing.
 """

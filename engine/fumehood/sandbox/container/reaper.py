@@ -26,7 +26,7 @@ from fumehood.sandbox.container.spec import LABEL_DEADLINE, LABEL_ENGINE, LABEL_
 PAST_DEADLINE_S = 60
 RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
 STOP_DEADLINE_S = 8.0
-"""For removing everything when the engine stops. The next engine removes the others, and their
+"""Seconds to remove everything when the engine stops. The next engine removes the rest, whose
 guests end by themselves."""
 
 RUNNING_STATES = frozenset({"running", "paused", "restarting"})

@@ -27,7 +27,7 @@ MAX_NAME_BYTES = 255
 """*Source*: NAME_MAX of Linux."""
 
 MAX_FILES = 4096
-"""Of one run. The guest hands over far fewer and counts the rest as left out."""
+"""Files of one run. The guest hands over far fewer and counts the rest as left out."""
 
 MAX_CLAIM_CHARACTERS = 2000
 
@@ -35,10 +35,10 @@ BEGINNING_CHARACTERS = 64 * 1024
 """The kept part of a stream if a sink gets all of it."""
 
 MAX_REPORTS = 1000
-"""Of progress, in one run; later ones are dropped."""
+"""Progress reports of one run; later ones are dropped."""
 
 MAX_CALLS = 1200
-"""Of tools, in one run. The guest ends a program that makes as many."""
+"""Tool calls of one run. The guest ends a program that makes as many."""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """The failures that a program may claim, never a success (ADR 0010). Its output is counted outside,
@@ -71,7 +71,7 @@ class ReceivedRun:
     def __init__(self, run_id: int, limits: Limits, sinks: RunSinks, isolation: str) -> None:
         self.id = run_id
         self.is_collecting = False
-        """Whether the program is over and its files come."""
+        """Whether the program has ended and its files follow."""
         self._isolation = isolation
         most = limits.output_bytes
         if sinks.output is not None:

@@ -37,10 +37,10 @@ preloads nothing.
 """
 
 GUEST_PROCESSES = 12
-"""The guest's own: the supervisor, the zygotes, and the children that stand ready."""
+"""Processes of the guest: the supervisor, the zygotes, and the children that are ready."""
 
 SPARES = 2
-"""Children of the thin zygote that stand ready: one for the next call, one for the call after it,
+"""Children of the thin zygote that are ready: one for the next call, one for the call after it,
 which comes while the next child is still being made."""
 
 GVISOR_MEMORY_MB = 128
@@ -77,7 +77,7 @@ class ContainerSpec:
     memory_mb: int
     """The memory class: the limit of a program."""
     cpus: float
-    """For programs and guest together."""
+    """CPUs of programs and guest together."""
     lifetime_s: float
     """After which the guest ends itself, whatever became of the engine."""
     deadline: int
@@ -87,7 +87,7 @@ class ContainerSpec:
     runtime: str | None = None
     """None is the Docker daemon's default."""
     engine_pid: int | None = None
-    """For humans, like `engine_host`: a process id says nothing on another host."""
+    """Informational, like `engine_host`: a process id means nothing on another host."""
     engine_host: str = ""
 
     @property

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
 
 LOOK_DEADLINE_S = 10.0
-"""For all requests of one look."""
+"""Seconds for all requests of one look at Docker."""
 
 LEAST_BETWEEN_LOOKS_S = 1.0
 """From the beginning of one look to that of the next, however many calls ask for one."""

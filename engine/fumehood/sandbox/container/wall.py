@@ -89,7 +89,7 @@ class ContainerWall(HasImages):
         self._group: anyio.abc.TaskGroup | None = None
         self._is_stopping = False
         self._held: dict[str, HeldContainer] = {}
-        """Of sessions, by name, including those that are being removed."""
+        """Session → container, including those that are being removed."""
         self._reaper = Reaper(
             docker,
             identity.engine_id,

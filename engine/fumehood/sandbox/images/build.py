@@ -50,7 +50,7 @@ from fumehood.sandbox.images.recipe import FONTS, LOCKED, SITE, Recipe, guest_ar
 from fumehood.sandbox.images.rootfs import OnStep, make_root, make_root_from_base
 
 DEADLINE_S = 300
-"""For one answer of Docker: it unpacks a root file system in the longest of them."""
+"""Seconds for one answer of Docker; the longest unpacks a root file system."""
 
 GUEST_DEADLINE_S = 60
 PACKAGES_DEADLINE_S = 600
@@ -170,7 +170,7 @@ def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image 
 
 
 def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
-    """The base of this image's guest; None if it has to be made."""
+    """The base of this image's guest, or None if it has to be built."""
     if not recipe.lock.packages:
         return _find_root(client, recipe, newer_than=0)
     rows = client.images(

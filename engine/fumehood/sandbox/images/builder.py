@@ -75,7 +75,7 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
 
 @contextmanager
 def building_noted(client: docker.APIClient, names: Sequence[str]) -> Iterator[None]:
-    """Tell engines meanwhile that these images are being built. A build goes on without."""
+    """Notify engines that these images are being built. A build continues without it."""
     note = f"{NAME}{secrets.token_hex(8)}"
     labels = {BUILDING: " ".join(names), UNTIL: str(int(time.time()) + NOTE_LIFETIME_S)}
     with suppress(DockerError), typed_errors():

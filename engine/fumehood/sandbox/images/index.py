@@ -25,7 +25,7 @@ DEADLINE_S = 600
 PATIENCE = ("--timeout=20", "--retries=2")
 
 PYTHONS = {"bookworm": ("3.11.2", 36)}
-"""By release of Debian: its Python, and the minor version of its glibc."""
+"""Debian release → its Python and the minor version of its glibc."""
 
 MACHINES = ("x86_64", "aarch64")
 OLDEST_GLIBC = 5

@@ -155,7 +155,7 @@ def read_recipe(
     """The recipe of one image; ours come first.
 
     Raises:
-        UnknownImage: there is none of this name.
+        UnknownImage: no recipe has this name.
         WrongRecipe: its files, or `base`, cannot be used.
     """
     if not _NAME.fullmatch(name) or name not in image_names(folder, own=own):
@@ -238,7 +238,7 @@ def guest_digest() -> str:
 
 
 def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
-    """What stands inside every image: path beneath `fumehood` and content, sorted by path."""
+    """The content of every image: path beneath `fumehood` and bytes, sorted by path."""
     found = [package / "__init__.py", *(package / "protocol" / name for name in _PROTOCOL)]
     found += (path for path in (package / "guest").rglob("*") if path.suffix in (".py", ".js"))
     pairs = [(path.relative_to(package).as_posix(), path.read_bytes()) for path in found]

@@ -32,7 +32,7 @@ OnStep = Callable[[str], None]
 DEADLINE_S = 900
 END_PATIENCE_S = 30
 PACKAGES_NETWORK = "default"
-"""Of the container that installs packages into a named base. Never the host's own: what comes
+"""Network of the container that installs packages into a named base. Never the host's: what comes
 with that base would meet everything that listens on loopback."""
 
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")

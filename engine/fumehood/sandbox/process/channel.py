@@ -60,7 +60,7 @@ up ends every run of the guest."""
 
 CANCEL_GRACE_S = 2.0
 MAX_REPORTS = 1000
-"""Of one run; the guest counts too."""
+"""Progress reports of one run; the guest also counts."""
 
 MAX_FRAME_BYTES = 4 << 20
 MAX_RUN_BYTES = 1 << 20
@@ -202,7 +202,7 @@ class GuestProcess(asyncio.Protocol):
             self._reports.pop(run_id, None)
 
     async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """A sealed and limited child; None if the guest is lost."""
+        """A sealed and limited child, or None if the guest is lost."""
         if self.dead.is_set():
             return None
         self._next_id += 1

@@ -69,7 +69,7 @@ class CheckoutSource(Protocol):
     """The guest, as the source of children."""
 
     async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """A sealed and limited child; None if the guest is lost."""
+        """A sealed and limited child, or None if the guest is lost."""
         ...
 
     def end_checkout(self, checkout_id: int) -> None:

@@ -280,11 +280,11 @@ INTERPRETER_LIMITS = InterpreterSettings().limits
 """Unless others are configured."""
 
 INTERPRETER_SPARES = 2
-"""Children that stand ready. One is not enough where programs come one after the other: each
+"""Children that are ready. One is too few if programs come one after the other: each
 needs a new child, and making one takes longer than running a short program."""
 
 INTERPRETER_LIBRARIES = ("asteval", "RestrictedPython")
-"""What the guest needs besides the standard library."""
+"""Modules that the guest needs beyond the standard library."""
 
 
 class InterpreterWall(ProcessWall):
