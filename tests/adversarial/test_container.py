@@ -14,6 +14,7 @@ import signal
 import struct
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from fumehood import Client
 from fumehood.attack.attack import Topic
 from fumehood.attack.corpus import attacks_on
 from fumehood.attack.corpus.container_guest import LOOK_FOR_PROCESSES
+from fumehood.attack.looks import named, status_of
 from fumehood.core.envelope import Envelope
 from fumehood.storage.directory import owner_id
 from support.attacks import BAIT, Harm, ending_of
+from support.wait import wait_until
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S3", "S4")]
 
@@ -418,6 +421,22 @@ def test_a_file_too_deep_to_be_listed_is_counted(client: Client) -> None:
     deep = "import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()"
     assert run(client, deep.format(100)).data["files_left_out"] == 1
     assert len(run(client, deep.format(10)).data["files"]) == 1
+
+
+@pytest.mark.row("S3")
+def test_the_program_is_seen_from_outside_as_a_user_behind_two_filters(client: Client) -> None:
+    """Docker's profile and the child's own; the rest is a row of the corpus."""
+    mark = f"mark-{os.getpid()}"
+    code = f"import time\nopen('/proc/self/comm', 'w').write('{mark}')\ntime.sleep(1.5)"
+    with ThreadPoolExecutor(1) as beside:
+        running = beside.submit(run, client, code)
+        wait_until(lambda: bool(named(mark)))
+        (pid,) = named(mark)
+        seen = status_of(pid)
+        running.result()
+    assert (seen["Uid"].split(), seen["Gid"].split()) == (["10001"] * 4, ["10001"] * 4)
+    assert seen["Groups"] == ""
+    assert int(seen["Seccomp_filters"]) >= 2
 
 
 @pytest.mark.row("E1")

@@ -153,6 +153,14 @@ def test_copies_of_keys_and_an_export_are_enough_without_a_state(
     assert "Set FUMEHOOD_HOME" in done.stderr
 
 
+def test_ages_are_understood_as_elsewhere(chain: Path, tmp_path: Path) -> None:
+    assert export_to(tmp_path / "new", chain, "--since", "1h") == []
+    assert len(export_to(tmp_path / "old", chain, "--until", "10m")) == 20
+    done = audit(chain, "export", "--since", "banana")
+    assert done.exit_code == 2
+    assert "an age (30s, 10m, 1h, 7d)" in done.stderr
+
+
 def test_export_is_verified_elsewhere_by_a_program_that_needs_nothing_of_ours(
     chain: Path, tmp_path: Path
 ) -> None:
