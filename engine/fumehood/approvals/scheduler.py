@@ -50,7 +50,7 @@ from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
-from fumehood.pipeline.approve import ApprovedCall, new_approval
+from fumehood.pipeline.approve import approved_by_human, new_approval
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.context import CallContext
@@ -248,9 +248,7 @@ class ApprovalScheduler:
             async def require_as_approved(plan: Plan) -> None:
                 await self._require_as_approved(stored, call, plan)
 
-            approved = ApprovedCall(
-                permitted, stored.approval.rule, stored, require_unchanged=require_as_approved
-            )
+            approved = approved_by_human(permitted, stored, require_as_approved)
             call.trace.passed("approve", approved)
             return await run_approved(approved, call, self._services)
         except EngineError as refusal:

@@ -177,6 +177,15 @@ async def _park(
     return approval_id
 
 
+def approved_by_human(
+    permitted: PermittedCall,
+    stored: StoredApproval,
+    require_unchanged: Callable[[Plan], Awaitable[None]],
+) -> ApprovedCall:
+    """The call of a stored approval, which is used up when the call starts."""
+    return ApprovedCall(permitted, stored.approval.rule, stored, require_unchanged)
+
+
 def waits(
     approval: Approval, approvals: ApprovalRequests
 ) -> RequiresHumanApproval | CallInProgress:

@@ -299,6 +299,8 @@ async def test_what_is_fixed_for_an_agent_is_shown_to_the_approver_and_not_to_th
         assert whole.arguments == {"what": "the draft"}
         own = await desk.engine.approvals.show(approval_id, principal=_speaker())
         assert own.arguments == {}
+        cancelled = await desk.engine.approvals.cancel(approval_id, _speaker())
+        assert (cancelled.arguments, cancelled.binding) == ({}, None)
 
 
 @pytest.mark.row("R3")
