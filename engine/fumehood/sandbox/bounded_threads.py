@@ -8,10 +8,11 @@ thread still runs, and its threads keep the process alive.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 
@@ -38,26 +39,25 @@ class BoundedThreads:
             TimeoutError: no thread was free in time, or the call did not end in time.
         """
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Answer] = loop.create_future()
-
-        def finish(answer: Any, error: BaseException | None) -> None:
-            self._free.release()
-            if ended.cancelled():
-                if error is None:
-                    unwanted(answer)
-            elif error is not None:
-                ended.set_exception(error)
-            else:
-                ended.set_result(answer)
+        ended: asyncio.Future[None] = loop.create_future()
+        outcome: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
         def work() -> None:
-            answer = failure = None
             try:
-                answer = call()
+                outcome.set_result(call())
             except BaseException as error:  # raised again in the awaiting task
-                failure = error
+                outcome.set_exception(error)
             with suppress(RuntimeError):  # the loop is closed: no task is waiting any more
-                loop.call_soon_threadsafe(finish, answer, failure)
+                loop.call_soon_threadsafe(finish)
+
+        def finish() -> None:
+            self._free.release()
+            if not ended.done():
+                ended.set_result(None)
+
+        def throw_away(late: concurrent.futures.Future[Answer]) -> None:
+            if late.exception() is None:
+                unwanted(late.result())
 
         with anyio.fail_after(deadline_s):
             await self._free.acquire()
@@ -67,8 +67,8 @@ class BoundedThreads:
                 self._free.release()
                 raise
             try:
-                return await ended
-            except asyncio.CancelledError:
-                if not ended.cancelled() and ended.exception() is None:
-                    unwanted(ended.result())
+                await ended
+            except BaseException:
+                outcome.add_done_callback(throw_away)  # called at once if it has come
                 raise
+        return outcome.result()

@@ -31,6 +31,9 @@ OnStep = Callable[[str], None]
 
 DEADLINE_S = 900
 END_PATIENCE_S = 30
+LINES_SEARCHED = 40
+"""The last lines of a program's output, for the reason of its failure."""
+
 PACKAGES_NETWORK = "default"
 """Network of the container that installs packages into a named base. Never the host's: what comes
 with that base would meet everything that listens on loopback."""
@@ -80,7 +83,7 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
         command, deadline_s=DEADLINE_S, environment=environment, on_line=on_line
     )
     if status != 0:
-        raise build_error("mmdebstrap failed", output)
+        raise build_error("mmdebstrap failed", output[-LINES_SEARCHED:])
 
 
 def run_program(
@@ -142,7 +145,7 @@ def make_root_from_base(
     """
     _pull(client, recipe.base, on_step)
     on_step("installing packages into the base")
-    output: deque[str] = deque(maxlen=40)
+    output: deque[str] = deque(maxlen=LINES_SEARCHED)
     tag = f"fumehood/building-{recipe.name}:{recipe.digest[:12]}"
     steps = client.build(
         fileobj=io.BytesIO(_context(recipe)), custom_context=True, tag=tag, rm=True,

@@ -45,6 +45,20 @@ async def test_call_that_hangs_is_given_up_and_its_late_answer_thrown_away() -> 
     assert await anyio.to_thread.run_sync(thrown.wait, 20)
 
 
+def test_answer_that_comes_after_the_loop_was_closed_is_thrown_away() -> None:
+    release, thrown = threading.Event(), threading.Event()
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await BoundedThreads(1, "test").run(
+                lambda: release.wait(20), 0.01, unwanted=lambda answer: thrown.set()
+            )
+
+    anyio.run(give_up)
+    release.set()
+    assert thrown.wait(20)
+
+
 async def test_hanging_calls_take_no_more_than_their_threads() -> None:
     threads = BoundedThreads(2, "test-bounded")
     release = threading.Event()
