@@ -42,6 +42,10 @@ def _one_table_of_counters(connection: Connection) -> None:
             PRIMARY KEY (seq), UNIQUE (name, subject, period, unit) )"""
     )
     run("CREATE INDEX counters_by_end ON counters (until)")
+    run(  # for programs that look at the file
+        """CREATE VIEW rate_limits AS SELECT seq, name AS "limit", subject, reserved AS free_at
+            FROM counters WHERE period = 'rate'"""
+    )
     rows = [
         (name, subject, period, unit, _figure(unit, settled), _figure(unit, reserved),
          _until(subject, period, updated_at))

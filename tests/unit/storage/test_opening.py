@@ -158,7 +158,9 @@ def test_counts_from_before_budgets_and_rate_limits_shared_a_table_are_kept(path
     old.dispose()
     database = open_database(path)
     rows = database.read_now(lambda connection: connection.execute(select(COUNTERS)).all())
+    seen = database.read_now(lambda c: c.exec_driver_sql("SELECT free_at FROM rate_limits").all())
     database.close()
+    assert [tuple(row) for row in seen] == [(1772366400000000000,)]
     assert [tuple(row)[1:] for row in rows] == [
         ("ever", "agent=a", "total", "money", 1_500_000, 2_000_001, "9999"),
         ("day", "session=s", "2026-03-01", "calls", 3, 8, "2026-03-31T12:00:00.000000+00:00"),
