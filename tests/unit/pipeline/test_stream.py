@@ -303,7 +303,8 @@ async def test_engine_that_stops_ends_what_is_followed(home: Path) -> None:
         call = engine.open_stream("wait", body, engine.owner)
         assert await call.begun() is None
         reader = call.reader()
-    kinds = []
+        kinds = [record.kind for record in await reader.read()]
+    assert kinds == ["tool_progress"]
     with anyio.fail_after(20):
         while records := await reader.read():
             kinds += [record.kind for record in records]
