@@ -1,7 +1,8 @@
-"""What stands in an envelope's `data` where it is no tool's: one value for each kind of answer.
+"""Values of an envelope's `data` that is not a tool's.
 
-The daemon makes its answers from these, its document describes them, and the clients read
-them, so that the three cannot differ.
+The daemon makes its answers from these, its document describes them, and the clients read them, so
+that the three cannot differ. An answer with only one field is declared with its operation
+(`As` in `http/endpoint.py`).
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
-from fumehood.approvals.model import Approval, ApprovalPage, RememberedRule
+from fumehood.approvals.model import Approval, ApprovalPage
 from fumehood.audit.model import AuditRecord
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Scope
-from fumehood.core.session import SessionRecord, WorkspaceEntry
+from fumehood.core.session import WorkspaceEntry
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.formats.model import ExportedTools
-from fumehood.identity.model import Agent, ApproverInfo, Binding, Change, TokenInfo
+from fumehood.identity.model import Agent, Binding
 
 
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Done(_Data):
+    """An answer that repeats the request. The clients' methods return None."""
 
 
 class Pagination(_Data):
@@ -87,12 +92,6 @@ class ToolWithSource(ToolDefinition):
     findings: tuple[Finding, ...] = ()
 
 
-class ChangedTools(_Data):
-    """The tools that were changed, as they are now."""
-
-    items: tuple[ToolWithSource, ...]
-
-
 class CallList(_Data):
     """A page of calls, newest first."""
 
@@ -142,18 +141,6 @@ class BatchAnswer(_Data):
     results: tuple[Envelope, ...]
 
 
-class SessionList(_Data):
-    """The caller's own sessions, newest first."""
-
-    items: tuple[SessionRecord, ...]
-
-
-class SessionAnswer(_Data):
-    """A session as it is now."""
-
-    session: SessionRecord
-
-
 class SessionFileList(_Data):
     """A page of what is in a session's workspace, by path."""
 
@@ -168,23 +155,11 @@ class WrittenFile(_Data):
     size: int
 
 
-class CancelledCall(_Data):
+class CancelledCall(Done):
     """A call that was ended by its caller; nothing of it runs any more."""
 
     call_id: str
     cancelled: bool
-
-
-class AgentList(_Data):
-    """Every agent by id."""
-
-    items: tuple[Agent, ...]
-
-
-class AgentAnswer(_Data):
-    """An agent as it is now."""
-
-    agent: Agent
 
 
 class AgentDetails(_Data):
@@ -194,34 +169,10 @@ class AgentDetails(_Data):
     tools: tuple[Binding, ...]
 
 
-class BindingList(_Data):
-    """An agent's tools in its order, those that are switched off included."""
-
-    items: tuple[Binding, ...]
-
-
-class BindingAnswer(_Data):
-    """A binding as it is now."""
-
-    binding: Binding
-
-
-class Deleted(_Data):
+class Deleted(Done):
     """What is gone."""
 
     deleted: str
-
-
-class TokenList(_Data):
-    """Every token, oldest first."""
-
-    items: tuple[TokenInfo, ...]
-
-
-class TokenAnswer(_Data):
-    """A token as it is now."""
-
-    token: TokenInfo
 
 
 class Whoami(_Data):
@@ -229,24 +180,6 @@ class Whoami(_Data):
 
     principal_id: str
     scopes: tuple[Scope, ...]
-
-
-class ApproverList(_Data):
-    """Those who have authority now, oldest first."""
-
-    items: tuple[ApproverInfo, ...]
-
-
-class ApproverAnswer(_Data):
-    """An approver as it is now."""
-
-    approver: ApproverInfo
-
-
-class ChangeList(_Data):
-    """The newest changes first."""
-
-    items: tuple[Change, ...]
 
 
 class ApprovalList(_Data):
@@ -261,18 +194,6 @@ class ApprovalList(_Data):
         return ApprovalPage(items=self.items, **self.pagination.model_dump())
 
 
-class ApprovalAnswer(_Data):
-    """An approval as it is now."""
-
-    approval: Approval
-
-
-class DecidedApprovals(_Data):
-    """Those that were decided at once, as they are now, in the order of the request."""
-
-    items: tuple[Approval, ...]
-
-
 class ApprovalChanges(_Data):
     """A number that grows with every change of any approval. It begins anew with the engine.
 
@@ -281,18 +202,6 @@ class ApprovalChanges(_Data):
 
     changes: int
     pending: int
-
-
-class RememberedList(_Data):
-    """The rules that approvers' decisions left behind, newest first."""
-
-    items: tuple[RememberedRule, ...]
-
-
-class RememberedAnswer(_Data):
-    """One such rule: as it is now, or as it would be saved."""
-
-    rule: RememberedRule
 
 
 class AuditPage(_Data):

@@ -24,7 +24,7 @@ from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
 from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch
-from fumehood.core.call_log import CallPage, CallQuery, CallRecord
+from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.decision import Decision, decided
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.core.errors import (
@@ -37,19 +37,18 @@ from fumehood.core.errors import (
 from fumehood.core.events import ErrorEvent, Event, ResultEvent, last_event
 from fumehood.core.identity import Principal, Scope, uid_principal_id
 from fumehood.core.json_types import JsonObject
-from fumehood.core.keywords import (
+from fumehood.core.keyword_types import (
     BatchKeywords,
     CallKeywords,
     CallQueryKeywords,
     DecisionKeywords,
     HandleKeywords,
     UsageKeywords,
-    checked,
-    show_keywords,
 )
+from fumehood.core.keywords import checked, show_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.result_check import ResultChecker
-from fumehood.core.status import AlertList, Readiness, StateReadiness
+from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.usage import TokenCounter
 from fumehood.engine_metrics import figures_of
@@ -104,7 +103,6 @@ from fumehood.registry.listing import (
 from fumehood.sandbox.wall import Wall
 from fumehood.storage.blobs import Blob
 from fumehood.storage.database import Database
-from fumehood.storage.recordings import RecordingReader
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -170,10 +168,13 @@ class Engine:
         self.agents = made.state.agents
         self.tokens = made.state.tokens
         self.approvers = made.state.approvers
+        self.alerts = made.basis.observer.alerts
         self.budgets = made.state.budgets
         self.cache = made.state.cache
         self.blobs = made.state.blobs
+        self.call_log = made.state.calls
         self.keys = made.state.keys
+        self.runs = made.calls
         self.sessions = made.sessions
         self.approvals = made.approvals.service
         self.policy = made.policy
@@ -465,16 +466,6 @@ class Engine:
             log=self.log,
         )
 
-    def follow_call(
-        self, call_id: str, principal: Principal, after: str | None = None
-    ) -> RecordingReader:
-        """The events of one principal's call, of all that come or those behind one; to be closed.
-
-        Raises:
-            ResourceNotFound: no such call, another's, or its events are not kept.
-        """
-        return self._made.calls.follow(call_id, principal, after)
-
     async def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncIterator[Event]:
@@ -617,10 +608,6 @@ class Engine:
         """Whether the sandbox of a tool's calls, and its image, are there as far as is known."""
         return can_run_now(tool, self._made.walls.by_name)
 
-    def alerts(self) -> AlertList:
-        """The alerts of the engine with their present values, and firing ones of single tools."""
-        return self._made.basis.observer.alerts.look()
-
     async def metrics(self) -> tuple[bytes, str]:
         """All figures as text for Prometheus, and its media type.
 
@@ -668,7 +655,7 @@ class Engine:
             ReadFailed: the state cannot be read.
         """
         asked = parse_call_query(checked(CallQueryKeywords, "calls", query))
-        return await self.list_calls(asked, self.owner)
+        return await self.call_log.page(self.owner.id, asked)
 
     async def call_record(self, call_id: str) -> CallRecord:
         """One call of this process's owner.
@@ -677,15 +664,7 @@ class Engine:
             ResourceNotFound: no such call, or no longer kept.
             ReadFailed: the state cannot be read.
         """
-        return await self.find_call(call_id, self.owner)
-
-    async def list_calls(self, query: CallQuery, principal: Principal) -> CallPage:
-        """A page of one principal's calls. Raises as `calls` does."""
-        return await self._made.state.calls.page(principal.id, query)
-
-    async def find_call(self, call_id: str, principal: Principal) -> CallRecord:
-        """One call of one principal; another's is not found. Raises as `call_record` does."""
-        return await self._made.state.calls.get(principal.id, call_id)
+        return await self.call_log.get(self.owner.id, call_id)
 
     async def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[UsageKeywords]

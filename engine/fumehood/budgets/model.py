@@ -7,12 +7,12 @@ keys: with `per = ("agent",)` one for each agent, and with the period `day` a ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 from urllib.parse import quote, unquote
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
@@ -20,6 +20,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validato
 from fumehood.budgets.settings import Per, Period
 from fumehood.core.call import Id
 from fumehood.core.call_log import Moment
+from fumehood.core.keywords import Written
 from fumehood.identity.model import PrincipalId
 
 
@@ -152,7 +153,9 @@ class UsageQuery(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    by: str = Field(default="tool", pattern=f"^{_ONE}(,{_ONE}){{0,4}}$")
+    by: Annotated[str, Written(str | Iterable[str])] = Field(
+        default="tool", pattern=f"^{_ONE}(,{_ONE}){{0,4}}$"
+    )
     """`principal`, `agent`, `session`, `tool` and `day` (UTC), separated by commas, each at most
     once."""
 

@@ -16,6 +16,7 @@ from fumehood.cli.options import (
     TokenFile,
     ToolName,
 )
+from fumehood.cli.plain import Column, as_document, as_table, plain
 from fumehood.cli.reach import calling, controlling
 from fumehood.cli.settings import read_config
 from fumehood.core.identity import uid_principal_id
@@ -25,6 +26,7 @@ from fumehood.protocol import strict_json
 agents = typer.Typer(help="Agents: on whose behalf calls are made.", no_args_is_help=True)
 
 AgentId = Annotated[str, typer.Argument(help="The agent's id.")]
+AGENT = {"agent_id": AgentId}
 Principals = Annotated[
     list[str] | None,
     typer.Option(
@@ -47,46 +49,20 @@ def create(
         client.agents.create(agent_id, description=description, principals=principals)
 
 
-@agents.command("list")
-def list_agents(
-    as_json: AsJson = False,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """List all agents."""
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.tables import Field, show_table
-
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
-        found = client.agents.list()
-    if wants_json(as_json):
-        show_json([agent.model_dump(mode="json") for agent in found])
-        return
-    fields = (
-        Field("agent"),
-        Field("enabled"),
-        Field("principals", drop=1),
-        Field("description", drop=2),
-    )
-    rows = [
-        (agent.id, str(agent.is_enabled), ", ".join(agent.principals), agent.description)
-        for agent in found
-    ]
-    show_table(fields, rows)
-
-
-@agents.command("show")
-def show(
-    agent_id: AgentId,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Show one agent with its tools, as JSON."""
-    from fumehood.cli.show import show_json
-
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        details = client.agents.show(agent_id)
-    show_json(details.model_dump(mode="json"))
+plain(
+    agents,
+    "agents.list",
+    "List all agents.",
+    as_table(
+        Column("agent", lambda agent: agent.id),
+        Column("enabled", lambda agent: str(agent.is_enabled)),
+        Column("principals", lambda agent: ", ".join(agent.principals), drop=1),
+        Column("description", lambda agent: agent.description, drop=2),
+    ),
+)
+plain(
+    agents, "agents.show", "Show one agent with its tools, as JSON.", as_document, arguments=AGENT
+)
 
 
 @agents.command("filter")
@@ -132,37 +108,9 @@ def filter_tools(
     show_table((Field("tool"), Field("may use"), Field("reason")), rows)
 
 
-@agents.command("enable")
-def enable(
-    agent_id: AgentId,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Allow calls for an agent again."""
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.agents.enable(agent_id)
-
-
-@agents.command("disable")
-def disable(
-    agent_id: AgentId,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Refuse all calls for an agent."""
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.agents.disable(agent_id)
-
-
-@agents.command("delete")
-def delete(
-    agent_id: AgentId,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Delete an agent and its bindings."""
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.agents.delete(agent_id)
+plain(agents, "agents.enable", "Allow calls for an agent again.", arguments=AGENT)
+plain(agents, "agents.disable", "Refuse all calls for an agent.", arguments=AGENT)
+plain(agents, "agents.delete", "Delete an agent and its bindings.", arguments=AGENT)
 
 
 @agents.command("bind")
@@ -193,16 +141,9 @@ def bind(
         )
 
 
-@agents.command("unbind")
-def unbind(
-    agent_id: AgentId,
-    tool: ToolName,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Unbind a tool from an agent."""
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.agents.unbind(agent_id, tool)
+plain(
+    agents, "agents.unbind", "Unbind a tool from an agent.", arguments={**AGENT, "tool": ToolName}
+)
 
 
 def own_principal() -> str:

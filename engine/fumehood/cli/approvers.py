@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
+from fumehood.cli.options import ControlSocketPath, CredentialStdin
+from fumehood.cli.plain import Column, as_table, plain
 from fumehood.cli.reach import controlling, show_secret
 from fumehood.cli.settings import read_config
 
@@ -75,34 +76,17 @@ def add(
     show_secret(made.secret, "credential")
 
 
-@approvers.command("list")
-def list_approvers(
-    as_json: AsJson = False,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """List the current approvers."""
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.tables import Field, show_table
-
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
-        found = client.approvers.list()
-    if wants_json(as_json):
-        show_json([approver.model_dump(mode="json") for approver in found])
-        return
-    fields = (Field("name"), Field("scopes"), Field("since (UTC)", drop=1), Field("by", drop=2))
-    rows = [
-        (a.name, ", ".join(a.scopes), f"{a.created_at:%Y-%m-%d %H:%M}", a.created_by) for a in found
-    ]
-    show_table(fields, rows)
+plain(
+    approvers,
+    "approvers.list",
+    "List the current approvers.",
+    as_table(
+        Column("name", lambda one: one.name),
+        Column("scopes", lambda one: ", ".join(one.scopes)),
+        Column("since (UTC)", lambda one: f"{one.created_at:%Y-%m-%d %H:%M}", drop=1),
+        Column("by", lambda one: one.created_by, drop=2),
+    ),
+)
 
 
-@approvers.command("remove")
-def remove(
-    name: Name,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Remove an approver immediately."""
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.approvers.remove(name)
+plain(approvers, "approvers.remove", "Remove an approver immediately.", arguments={"name": Name})

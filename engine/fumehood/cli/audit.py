@@ -18,13 +18,14 @@ import typer
 
 from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, Until, moment
-from fumehood.cli.reach import controlling
+from fumehood.cli.options import AsJson, Until, moment
+from fumehood.cli.plain import as_text, plain
 from fumehood.cli.settings import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fumehood.audit.model import AuditRotation
     from fumehood.audit.verify import Anchor, Verdict
 
 audit = typer.Typer(help="The audit chain: verify, export, rotate its key.", no_args_is_help=True)
@@ -105,22 +106,18 @@ def export(
         sys.stdout.flush()
 
 
-@audit.command("rotate")
-def rotate(
-    as_json: AsJson = False,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Continue the chain under a new key. Needs a credential with admin and a running engine."""
-    from fumehood.cli.show import show_json, wants_json
-
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
-        rotation = client.audit.rotate()
-    if wants_json(as_json):
-        show_json(rotation.model_dump(mode="json"))
-        return
+@as_text
+def _show_rotation(rotation: AuditRotation) -> None:
     say(f"From row {rotation.seq + 1} on, the chain uses the key {rotation.key_id}.")
     say(f"Keep audit-{rotation.previous_key_id}.key: earlier rows need it for verification.")
+
+
+plain(
+    audit,
+    "audit.rotate",
+    "Continue the chain under a new key. Needs a credential with admin and a running engine.",
+    _show_rotation,
+)
 
 
 def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: bool) -> Verdict:

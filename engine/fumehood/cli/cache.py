@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
-from fumehood.cli.reach import controlling
+from fumehood.cli.plain import as_fields, as_text, plain
+
+if TYPE_CHECKING:
+    from fumehood.cache.model import ClearedCache
 
 cache = typer.Typer(help="The result cache of the running engine.", no_args_is_help=True)
 
 
-@cache.command("show")
-def show(
-    as_json: AsJson = False,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Show its size, hits and misses. Needs a credential with admin."""
-    from fumehood.cli.show import show_fields, show_json, wants_json
-
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
-        status = client.cache.show().model_dump(mode="json")
-    if wants_json(as_json):
-        show_json(status)
-    else:
-        show_fields(status)
+plain(
+    cache, "cache.show", "Show its size, hits and misses. Needs a credential with admin.", as_fields
+)
 
 
-@cache.command("clear")
-def clear(
-    as_json: AsJson = False,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Drop every cached answer, of all principals. Needs a credential with admin."""
-    from fumehood.cli.show import show_json, wants_json
+@as_text
+def _dropped(done: ClearedCache) -> None:
+    print(f"{done.cleared} answers were dropped.")
 
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
-        done = client.cache.clear()
-    if wants_json(as_json):
-        show_json(done.model_dump(mode="json"))
-    else:
-        print(f"{done.cleared} answers were dropped.")
+
+plain(
+    cache,
+    "cache.clear",
+    "Drop every cached answer, of all principals. Needs a credential with admin.",
+    _dropped,
+)

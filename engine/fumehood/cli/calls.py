@@ -14,6 +14,7 @@ from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.options import AsJson, CallId, OfAgent, OfTool, SocketPath
 from fumehood.cli.options import moment as read_moment
+from fumehood.cli.plain import as_fields, plain
 from fumehood.cli.reach import calling
 from fumehood.core.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
 
@@ -55,21 +56,15 @@ def list_calls(
         print(f"There are more: --limit takes up to {MAX_LISTED}.", file=sys.stderr)
 
 
-@calls.command("show")
-def show_call(
-    call_id: CallId,
-    as_json: AsJson = False,
-    socket: SocketPath = None,
-) -> None:
-    """Show one call of yours."""
-    from fumehood.cli.show import show_fields, show_json, wants_json
-
-    with calling(socket, as_json=as_json) as client:
-        record = client.call_record(call_id).model_dump(mode="json")
-    if wants_json(as_json):
-        show_json(record)
-    else:
-        show_fields(record)
+plain(
+    calls,
+    "call_record",
+    "Show one call of yours.",
+    as_fields,
+    arguments={"call_id": CallId},
+    scope=None,
+    name="show",
+)
 
 
 @calls.command("answer")

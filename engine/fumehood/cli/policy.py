@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
 from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, ToolName
+from fumehood.cli.plain import as_text, plain
 from fumehood.cli.reach import EITHER, controlling
 from fumehood.cli.settings import read_config
 from fumehood.cli.show import show_json, wants_json
@@ -19,7 +19,6 @@ from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
     from fumehood.cli.policy_offline import Offline
-    from fumehood.client import ControlClient
     from fumehood.policy.model import Explanation, PolicyStatus
 
 policy = typer.Typer(help="The policy: rules that allow, ask or deny calls.", no_args_is_help=True)
@@ -107,46 +106,56 @@ def explain(
     else:
         if environment is not None:
             fail("--environment needs --file; a daemon has its own.", ExitCode.USAGE)
-        with _seeing(socket, credential_stdin, as_json=as_json) as client:
+        with controlling(
+            socket, credential_stdin=credential_stdin, as_json=as_json, scope=EITHER
+        ) as client:
             explanation = client.policy.explain(
                 tool, given, principal_id=principal, agent_id=agent, session_id=session
             )
     _show_explanation(explanation, as_json=as_json)
 
 
-@policy.command("show")
-def show(
-    as_json: AsJson = False,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Show the rules of the running engine, and how often shadow rules matched.
+@as_text
+def _show_status(status: PolicyStatus) -> None:
+    """Print the version and a table of the rules."""
+    from fumehood.cli.tables import Field, show_table
 
-    Needs a credential with approve or admin.
-    """
-
-    with _seeing(socket, credential_stdin, as_json=as_json) as client:
-        status = client.policy.show()
-    _show_status(status, as_json=as_json)
-
-
-@policy.command("reload")
-def reload(
-    as_json: AsJson = False,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Make the engine reload its policy. Needs a credential with admin."""
-
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
-        status = client.policy.reload()
-    _show_status(status, as_json=as_json)
+    say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
+    say(f"environment {status.environment}")
+    for fault in status.refused:
+        say(f"the file was rejected, the previous rules stay: {fault}")
+    has_lines = any(rule.line is not None for rule in status.rules)  # TOML has none
+    fields = (
+        Field("rule"), Field("decision"), *([Field("line", drop=3)] if has_lines else []),
+        Field("mode", drop=2),
+        Field("here", drop=2), Field("would have", drop=1), Field("reason", drop=4),
+    )  # fmt: skip
+    rows = [
+        (
+            rule.id, str(rule.decision), *([str(rule.line or "")] if has_lines else []), rule.mode,
+            "yes" if rule.is_of_this_environment else "no",
+            str(rule.would_have_decided) if rule.mode == "shadow" else "", rule.reason or "",
+        )
+        for rule in status.rules
+    ]  # fmt: skip
+    if rows:
+        show_table(fields, rows)
 
 
-def _seeing(
-    socket: Path | None, credential_stdin: bool, *, as_json: bool
-) -> AbstractContextManager[ControlClient]:
-    return controlling(socket, credential_stdin=credential_stdin, as_json=as_json, scope=EITHER)
+plain(
+    policy,
+    "policy.show",
+    "Show the rules of the running engine, and how often shadow rules matched.\n\n"
+    "Needs a credential with approve or admin.",
+    _show_status,
+    scope=EITHER,
+)
+plain(
+    policy,
+    "policy.reload",
+    "Make the engine reload its policy. Needs a credential with admin.",
+    _show_status,
+)
 
 
 def _offline(tools_directory: Path | None) -> Offline:
@@ -196,32 +205,3 @@ def _show_explanation(explanation: Explanation, *, as_json: bool) -> None:
         for part in rule.parts:
             compared = f" (it is {part.compared})" if part.compared is not None else ""
             say(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}")
-
-
-def _show_status(status: PolicyStatus, *, as_json: bool) -> None:
-    """Print the version and a table of the rules."""
-    from fumehood.cli.tables import Field, show_table
-
-    if wants_json(as_json):
-        show_json(status.model_dump(mode="json"))
-        return
-    say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
-    say(f"environment {status.environment}")
-    for fault in status.refused:
-        say(f"the file was rejected, the previous rules stay: {fault}")
-    has_lines = any(rule.line is not None for rule in status.rules)  # TOML has none
-    fields = (
-        Field("rule"), Field("decision"), *([Field("line", drop=3)] if has_lines else []),
-        Field("mode", drop=2),
-        Field("here", drop=2), Field("would have", drop=1), Field("reason", drop=4),
-    )  # fmt: skip
-    rows = [
-        (
-            rule.id, str(rule.decision), *([str(rule.line or "")] if has_lines else []), rule.mode,
-            "yes" if rule.is_of_this_environment else "no",
-            str(rule.would_have_decided) if rule.mode == "shadow" else "", rule.reason or "",
-        )
-        for rule in status.rules
-    ]  # fmt: skip
-    if rows:
-        show_table(fields, rows)

@@ -18,12 +18,14 @@ import typer
 from fumehood.cli.escaping import printable, say, visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.plain import Column, as_fields, as_table, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.saving import SaveFailed, Saving
 
 if TYPE_CHECKING:
     from fumehood.answers import WrittenFile
     from fumehood.client import Client
+    from fumehood.core.session import SessionRecord
 
 sessions = typer.Typer(
     help="Sessions: files and variables that persist between calls.", no_args_is_help=True
@@ -32,41 +34,38 @@ sessions = typer.Typer(
 MAX_LISTED = 10_000
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id, sess_….")]
+SESSION = {"session": SessionId}
 
 
-@sessions.command("list")
-def list_sessions(as_json: AsJson = False, socket: SocketPath = None) -> None:
-    """List your sessions, newest first, including those that ended in the last day."""
-    from fumehood.approvals.wording import ago
+def _age(session: SessionRecord) -> str:
     from fumehood.cli.options import age
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.tables import Field, show_table
-    from fumehood.core.session import SessionStatus
 
-    with calling(socket, as_json=as_json) as client:
-        records = client.sessions()
-    if wants_json(as_json):
-        show_json([record.model_dump(mode="json") for record in records])
-        return
-    now = datetime.now(UTC)
-    fields = (
-        Field("session", whole=True), Field("state"), Field("image"), Field("agent", drop=4),
-        Field("calls", drop=3), Field("MB", drop=5), Field("age", drop=1), Field("ends", drop=2),
-    )  # fmt: skip
-    rows = [
-        (
-            record.id,
-            "busy" if record.is_busy else record.state,
-            record.image,
-            record.agent_id or "",
-            str(record.calls),
-            str(record.memory_mb),
-            age(record.created_at, now),
-            ago(record.expires_at, now) if record.state is SessionStatus.ACTIVE else "",
-        )
-        for record in records
-    ]
-    show_table(fields, rows)
+    return age(session.created_at, datetime.now(UTC))
+
+
+def _end(session: SessionRecord) -> str:
+    from fumehood.approvals.wording import ago
+
+    return ago(session.expires_at, datetime.now(UTC)) if session.state == "active" else ""
+
+
+plain(
+    sessions,
+    "sessions",
+    "List your sessions, newest first, including those that ended in the last day.",
+    as_table(
+        Column("session", lambda session: session.id, whole=True),
+        Column("state", lambda session: "busy" if session.is_busy else session.state),
+        Column("image", lambda session: session.image),
+        Column("agent", lambda session: session.agent_id or "", drop=4),
+        Column("calls", lambda session: str(session.calls), drop=3),
+        Column("MB", lambda session: str(session.memory_mb), drop=5),
+        Column("age", _age, drop=1),
+        Column("ends", _end, drop=2),
+    ),
+    scope=None,
+    name="list",
+)
 
 
 @sessions.command("new")
@@ -101,20 +100,24 @@ def new_session(
             )
 
 
-@sessions.command("show")
-def show_session(session: SessionId, as_json: AsJson = False, socket: SocketPath = None) -> None:
-    """Show one session of yours."""
-    with calling(socket, as_json=as_json) as client:
-        record = client.session(session).model_dump(mode="json")
-    _show_record(record, as_json=as_json)
-
-
-@sessions.command("end")
-def end_session(session: SessionId, as_json: AsJson = False, socket: SocketPath = None) -> None:
-    """End a session and everything that runs in it. Its files and variables are deleted."""
-    with calling(socket, as_json=as_json) as client:
-        record = client.end_session(session).model_dump(mode="json")
-    _show_record(record, as_json=as_json)
+plain(
+    sessions,
+    "session",
+    "Show one session of yours.",
+    as_fields,
+    arguments=SESSION,
+    scope=None,
+    name="show",
+)
+plain(
+    sessions,
+    "end_session",
+    "End a session and everything that runs in it. Its files and variables are deleted.",
+    as_fields,
+    arguments=SESSION,
+    scope=None,
+    name="end",
+)
 
 
 @sessions.command("files")
@@ -212,15 +215,6 @@ def remove_file(
     """Delete a file, link or directory in a session."""
     with calling(socket, is_payload=True) as client:
         client.delete_file(session, path, recursive=recursive)
-
-
-def _show_record(record: dict[str, Any], *, as_json: bool) -> None:
-    from fumehood.cli.show import show_fields, show_json, wants_json
-
-    if wants_json(as_json):
-        show_json(record)
-    else:
-        show_fields(record)
 
 
 def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:

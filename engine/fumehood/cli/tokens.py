@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, deadline
+from fumehood.cli.options import ControlSocketPath, CredentialStdin, deadline
+from fumehood.cli.plain import Column, as_table, plain
 from fumehood.cli.reach import controlling, show_secret
 
 tokens = typer.Typer(help="Tokens: principals with scopes and agents.", no_args_is_help=True)
@@ -49,52 +50,40 @@ def new(
     show_secret(made.secret, "token")
 
 
-@tokens.command("list")
-def list_tokens(
-    as_json: AsJson = False,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """List all tokens, without their secrets."""
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.tables import Field, show_table
-
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
-        found = client.tokens.list()
-    if wants_json(as_json):
-        show_json([token.model_dump(mode="json") for token in found])
-        return
-    fields = (
-        Field("id", whole=True), Field("name"), Field("principal", drop=1), Field("scopes", drop=3),
-        Field("agents", drop=4), Field("expires (UTC)", drop=2), Field("valid"),
-    )  # fmt: skip
-    rows = [
-        (
-            token.id,
-            token.name,
-            token.principal_id,
-            ", ".join(token.scopes),
-            ", ".join(token.agents),
-            f"{token.expires_at:%Y-%m-%d %H:%M}" if token.expires_at is not None else "",
-            str(token.is_valid),
-        )
-        for token in found
-    ]
-    show_table(fields, rows)
+plain(
+    tokens,
+    "tokens.list",
+    "List all tokens, without their secrets.",
+    as_table(
+        Column("id", lambda token: token.id, whole=True),
+        Column("name", lambda token: token.name),
+        Column("principal", lambda token: token.principal_id, drop=1),
+        Column("scopes", lambda token: ", ".join(token.scopes), drop=3),
+        Column("agents", lambda token: ", ".join(token.agents), drop=4),
+        Column("expires (UTC)", lambda token: _minute(token.expires_at), drop=2),
+        Column("valid", lambda token: str(token.is_valid)),
+    ),
+)
 
 
-@tokens.command("revoke")
-def revoke(
-    token_id: Annotated[str, typer.Argument(help="The token's id, as shown by `tokens list`.")],
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Revoke a token immediately."""
+def _minute(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def _require_id(token_id: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{1,64}", token_id):
         fail(
             "That is not a token's id. `fumehood tokens list` shows the ids; in a token, it is the "
             "part between the first two underscores.",
             ExitCode.USAGE,
         )
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.tokens.revoke(token_id)
+
+
+TokenId = Annotated[str, typer.Argument(help="The token's id, as shown by `tokens list`.")]
+plain(
+    tokens,
+    "tokens.revoke",
+    "Revoke a token immediately.",
+    arguments={"token_id": TokenId},
+    check=_require_id,
+)

@@ -20,6 +20,7 @@ from fumehood.cli.options import (
     SocketPath,
     ToolName,
 )
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import calling, controlling
 from fumehood.protocol import strict_json
 
@@ -51,14 +52,14 @@ def list_tools(
     """List the tools with their sources."""
     from fumehood.cli.show import show_tools, wants_json
 
-    asked = {"category": category, "tag": tag, "type": kind}
-    filters = {name: value for name, value in asked.items() if value is not None}
     found: list[tuple[ToolDefinition, str]] = []
     unavailable: set[str] = set()
     with calling(socket, as_json=as_json) as client:
         cursor = None
         while True:
-            page = client.tools_page(**filters, limit=100, cursor=cursor)
+            page = client.tools_page(
+                category=category, tag=tag, type=kind, limit=100, cursor=cursor
+            )
             found += [(tool, page.sources.get(tool.name, "")) for tool in page.items]
             unavailable.update(page.unavailable)
             cursor = page.pagination.next_cursor
@@ -146,40 +147,27 @@ def replace(
         show_findings(client.tools.replace(name, document).findings)
 
 
-@tools.command("remove")
-def remove(
-    name: Pinned,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Remove a registered version."""
-    require_tool_name(name)
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.tools.remove(name)
-
-
-@tools.command("enable")
-def enable(
-    name: ToolName,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Enable one version, or all versions, of a tool."""
-    require_tool_name(name)
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.tools.enable(name)
-
-
-@tools.command("disable")
-def disable(
-    name: ToolName,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Disable one version, or all versions, of a tool: calls are refused."""
-    require_tool_name(name)
-    with controlling(socket, credential_stdin=credential_stdin) as client:
-        client.tools.disable(name)
+plain(
+    tools,
+    "tools.remove",
+    "Remove a registered version.",
+    arguments={"name": Pinned},
+    check=require_tool_name,
+)
+plain(
+    tools,
+    "tools.enable",
+    "Enable one version, or all versions, of a tool.",
+    arguments={"name": ToolName},
+    check=require_tool_name,
+)
+plain(
+    tools,
+    "tools.disable",
+    "Disable one version, or all versions, of a tool: calls are refused.",
+    arguments={"name": ToolName},
+    check=require_tool_name,
+)
 
 
 @imports.callback()

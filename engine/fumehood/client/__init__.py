@@ -1,7 +1,8 @@
 """The clients: talk to a daemon over its sockets, with the engine's own method names.
 
-Client side. They know the protocol and the model, nothing of the engine. `async_….py` is written
-by hand; scripts/make_sync_client.py generates its synchronous twin in `sync/`. A request is made by
+Client side. They know the protocol and the model, nothing of the engine. scripts/make_clients.py
+generates one method for each HTTP operation, and the synchronous twin of every `async_….py` in
+`sync/`. Only methods that do more than send one request are written by hand. A request is made by
 `api_request.py` and sent by the rules in `exchange.py`.
 """
 

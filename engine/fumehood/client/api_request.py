@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 from fumehood.core.errors import EnvelopeError, FumehoodError
@@ -18,7 +19,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from pydantic import BaseModel, TypeAdapter
 
     from fumehood.core.envelope import Envelope
 
@@ -73,21 +74,21 @@ class ApiRequest(Generic[T]):
 
 def ask(
     method: str,
-    model: type[M],
+    read: Callable[[bytes], T],
     *parts: str,
     query: JsonObject | None = None,
     body: JsonObject | None = None,
     work_s: float = 0.0,
     headers: Mapping[str, str] | None = None,
-) -> ApiRequest[M]:
-    """A request whose answer's `data` is a value of the model.
+) -> ApiRequest[T]:
+    """A request. Its answer is read by `data_of`, `field_of`, `plain` or another such function.
 
     Raises:
         ValueError: a part would address something else, or the body is not JSON.
     """
     path = address(*parts) + query_text(query or {})
     content = None if body is None else encode(body)
-    return ApiRequest(method, path, data_of(model), content, work_s, headers or {})
+    return ApiRequest(method, path, read, content, work_s, headers or {})
 
 
 def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
@@ -161,21 +162,33 @@ def address(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="@") for part in parts)
 
 
-def query_text(given: JsonObject) -> str:
+def query_text(fields: JsonObject) -> str:
     """What is given, as a query; what is None is left out."""
-    chosen = {name: _text(value) for name, value in without_none(given).items()}
+    chosen = {name: _text(value) for name, value in fields.items() if value is not None}
     return f"?{urlencode(chosen)}" if chosen else ""
-
-
-def without_none(given: JsonObject) -> JsonObject:
-    """The fields that are not None."""
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return value.isoformat() if isinstance(value, datetime) else str(value)
+    if isinstance(value, str | int | float):
+        return str(value)
+    return value.isoformat() if isinstance(value, datetime) else ",".join(value)
+
+
+def given(**fields: Any) -> JsonObject:
+    """The fields of a body that are not None, as JSON."""
+    return {name: json_of(value) for name, value in fields.items() if value is not None}
+
+
+def json_of(value: Any) -> Any:
+    """A field's value as JSON. Of a model only what was set, at every depth."""
+    if isinstance(value, list):
+        return [json_of(one) for one in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    dump = getattr(value, "model_dump", None)
+    return value if dump is None else dump(mode="json", exclude_unset=True)
 
 
 def encode(body: JsonObject) -> bytes:
@@ -190,11 +203,11 @@ def encode(body: JsonObject) -> bytes:
         raise ValueError(f"The request is not JSON: {error}.") from None
 
 
-def listed(names: Iterable[str]) -> list[str]:
+def listed(names: Iterable[str] | None) -> list[str] | None:
     """A list of names. One string is an iterable too, of names that nobody meant."""
     if isinstance(names, str):
         raise ValueError(f"A list of names is needed, not {names[:80]!r} alone.")  # noqa: TRY004
-    return list(names)
+    return None if names is None else list(names)
 
 
 def data_of(model: type[M]) -> Callable[[bytes], M]:
@@ -206,6 +219,26 @@ def data_of(model: type[M]) -> Callable[[bytes], M]:
         return model.model_validate(_data(decode_envelope(raw)))
 
     return read
+
+
+def field_of(name: str, kind: type[T]) -> Callable[[bytes], T]:
+    """Read one field of an envelope's `data` as a value of the type."""
+
+    def read(raw: bytes) -> T:
+        from fumehood.protocol.messages import decode_envelope
+
+        adapter = _adapter(cast("Any", kind))
+        found: T = adapter.validate_python(_data(decode_envelope(raw)).get(name))
+        return found
+
+    return read
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def plain(model: type[M]) -> Callable[[bytes], M]:

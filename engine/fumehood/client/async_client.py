@@ -1,8 +1,11 @@
-"""`AsyncClient`: the requests of the callers' socket."""
+"""`AsyncClient`: the methods of the callers' socket that are more than one request.
+
+The others are generated: `async_operations.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -10,18 +13,9 @@ from typing import Any, Self, Unpack
 from fumehood.answers import (
     AgentTools,
     BatchAnswer,
-    CallAnswer,
-    CallList,
-    CancelledCall,
-    Deleted,
-    SessionAnswer,
-    SessionFileList,
-    SessionList,
-    ToolDetails,
     ToolList,
     WrittenFile,
 )
-from fumehood.budgets.model import UsageTable
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -38,10 +32,8 @@ from fumehood.client.api_request import (
     encode,
     listed,
     object_of,
-    plain,
-    without_none,
 )
-from fumehood.client.async_approvals import AsyncOwnApprovals
+from fumehood.client.async_operations import AsyncCallerOperations, AsyncCommonOperations
 from fumehood.client.async_transport import AsyncTransport
 from fumehood.client.exchange import (
     Endpoint,
@@ -51,27 +43,20 @@ from fumehood.client.exchange import (
     found_socket,
 )
 from fumehood.client.files import Source, chunks_of_async, new_file, opened, size_of
-from fumehood.core.call_log import CallPage, CallRecord
+from fumehood.core.call_log import CallRecord
 from fumehood.core.decision import Decision
 from fumehood.core.envelope import Envelope
 from fumehood.core.events import Event
 from fumehood.core.json_types import JsonObject
-from fumehood.core.keywords import (
-    AllUsageKeywords,
+from fumehood.core.keyword_types import (
     BatchKeywords,
     CallKeywords,
-    CallQueryKeywords,
     DecisionKeywords,
     HandleKeywords,
-    ToolFilterKeywords,
-    ToolPageKeywords,
-    UsageKeywords,
-    checked,
-    show_keywords,
 )
+from fumehood.core.keywords import checked, show_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
-from fumehood.core.session import SessionRecord
-from fumehood.core.status import Health, Readiness
+from fumehood.core.session import TURN_S
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandledCalls, MessageFormat
 from fumehood.protocol.blob_urls import parse_blob_url
@@ -80,17 +65,11 @@ from fumehood.protocol.messages import decode_envelope
 PAGE = 100
 """Tools of one request while all of them are read: the most that the engine gives."""
 
-MAKING_S = 120.0
-"""How long the making of a session may take: it waits for a container."""
-
-TURN_S = 60.0
-"""How long a request may wait for its turn in a busy session, and for its end."""
-
 UPLOAD_S = 900.0
 """How long an upload may take: as the engine allows."""
 
 
-class AsyncBaseClient:
+class AsyncBaseClient(AsyncCommonOperations):
     """What both sockets answer."""
 
     _is_control = False
@@ -127,14 +106,6 @@ class AsyncBaseClient:
         """Close every connection; the client cannot be used again."""
         await self._transport.close()
 
-    async def health(self) -> Health:
-        """The process answers."""
-        return await self._transport.send(ApiRequest("GET", address("health"), plain(Health)))
-
-    async def ready(self) -> Readiness:
-        """Whether calls are served, and what each wall enforces."""
-        return await self._transport.send(ApiRequest("GET", address("ready"), plain(Readiness)))
-
     async def openapi(self) -> JsonObject:
         """The OpenAPI document of this socket."""
         return await self._transport.send(ApiRequest("GET", address("openapi.json"), object_of))
@@ -150,7 +121,7 @@ class AsyncBaseClient:
 
 
 @show_keywords
-class AsyncClient(AsyncBaseClient):
+class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     """A client of the callers' socket. An asynchronous context manager, for one event loop.
 
     It connects when it is first asked, and again after the daemon was started anew.
@@ -218,7 +189,7 @@ class AsyncClient(AsyncBaseClient):
         body: JsonObject = {"calls": list(calls), "options": chosen}
         work_s = batch_work_s(body["calls"], chosen)
         found = await self._transport.send(
-            ask("POST", BatchAnswer, "calls", body=body, work_s=work_s)
+            ask("POST", data_of(BatchAnswer), "calls", body=body, work_s=work_s)
         )
         return list(found.results)
 
@@ -249,9 +220,8 @@ class AsyncClient(AsyncBaseClient):
         Raises:
             Refused: as `export`.
         """
-        names = None if tools is None else ",".join(listed(tools))
-        query = {"format": format, "agent_id": agent_id, "tools": names}
-        return await self._transport.send(ask("GET", ExportedTools, "tools", query=query))
+        query = {"format": format, "agent_id": agent_id, "tools": listed(tools)}
+        return await self._transport.send(ask("GET", data_of(ExportedTools), "tools", query=query))
 
     async def handle(
         self,
@@ -382,24 +352,27 @@ class AsyncClient(AsyncBaseClient):
         finally:
             await events.aclose()
 
-    async def cancel(self, call_id: str) -> None:
-        """End a running call of one's own; returns when its program is gone.
-
-        Raises:
-            Refused: no such call, or it is over.
-        """
-        await self._transport.send(ask("POST", CancelledCall, "calls", call_id, "cancel"))
-
-    async def tools(self, **filters: Unpack[ToolFilterKeywords]) -> list[ToolDefinition]:
+    async def tools(
+        self,
+        *,
+        category: str | None = None,
+        tag: str | None = None,
+        type: str | None = None,  # noqa: A002 - the name that HTTP has
+    ) -> list[ToolDefinition]:
         """The preferred version of every tool, or of those of a `category`, `tag` or `type`.
 
         Raises:
             Refused: the engine knows no such caller, or no such filter.
         """
-        return [tool for tool, _ in await self.tools_and_sources(**filters)]
+        found = await self.tools_and_sources(category=category, tag=tag, type=type)
+        return [tool for tool, _ in found]
 
     async def tools_and_sources(
-        self, **filters: Unpack[ToolFilterKeywords]
+        self,
+        *,
+        category: str | None = None,
+        tag: str | None = None,
+        type: str | None = None,  # noqa: A002 - as in `tools`
     ) -> list[tuple[ToolDefinition, str]]:
         """The same, each with where it comes from.
 
@@ -411,7 +384,9 @@ class AsyncClient(AsyncBaseClient):
         cursors: set[str] = set()
         cursor = None
         while True:
-            page = await self.tools_page(**filters, limit=PAGE, cursor=cursor)
+            page = await self.tools_page(
+                category=category, tag=tag, type=type, limit=PAGE, cursor=cursor
+            )
             found += [(tool, page.sources.get(tool.name, "")) for tool in page.items]
             cursor = page.pagination.next_cursor
             if cursor is None:
@@ -420,14 +395,22 @@ class AsyncClient(AsyncBaseClient):
                 raise DaemonUnavailable("The list of tools never ends: that is no fumehood engine.")
             cursors.add(cursor)
 
-    async def tools_page(self, **query: Unpack[ToolPageKeywords]) -> ToolList:
-        """One page: `limit`, `cursor`, `category`, `tag`, `type` as in the HTTP reference.
+    async def tools_page(
+        self,
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+        category: str | None = None,
+        tag: str | None = None,
+        type: str | None = None,  # noqa: A002 - as in `tools`
+    ) -> ToolList:
+        """One page: the parameters are those of the HTTP reference.
 
         Raises:
             Refused: the query is wrong, or its cursor is of another list.
         """
-        asked = checked(ToolPageKeywords, "tools", query)
-        return await self._transport.send(ask("GET", ToolList, "tools", query=asked))
+        query = {"limit": limit, "cursor": cursor, "category": category, "tag": tag, "type": type}
+        return await self._transport.send(ask("GET", data_of(ToolList), "tools", query=query))
 
     async def agent_tools(
         self,
@@ -443,57 +426,17 @@ class AsyncClient(AsyncBaseClient):
         Raises:
             Refused: no such agent, or not this caller's to speak for.
         """
-        chosen = None if categories is None else listed(categories)
-        if chosen is not None and any("," in category for category in chosen):
+        chosen = listed(categories)
+        if any("," in category for category in chosen or ()):
             raise ValueError("A category with a comma cannot be asked for.")
         query = {
             "agent_id": agent_id,
-            "categories": None if chosen is None else ",".join(chosen),
+            "categories": chosen,
             "exclude_dangerous": exclude_dangerous,
             "max_cost": None if max_cost is None else f"{max_cost:f}",
             "at_most": at_most,
         }
-        return await self._transport.send(ask("GET", AgentTools, "tools", query=query))
-
-    async def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
-        """A page of this caller's own calls, newest first.
-
-        `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
-
-        Raises:
-            Refused: the query is wrong, or its cursor is too old.
-        """
-        asked = checked(CallQueryKeywords, "calls", query)
-        found = await self._transport.send(ask("GET", CallList, "calls", query=asked))
-        return found.page
-
-    @property
-    def approvals(self) -> AsyncOwnApprovals:
-        """This caller's own approvals."""
-        return AsyncOwnApprovals(self._transport)
-
-    async def call_state(self, call_id: str) -> CallAnswer:
-        """One call of this caller's own: its record, its approval, and its answer if it has one.
-
-        An answer is kept of a call that a human was asked about.
-
-        Raises:
-            Refused: no such call, somebody else's, or no longer kept.
-        """
-        return await self._transport.send(ask("GET", CallAnswer, "calls", call_id))
-
-    async def usage(
-        self, by: str | Iterable[str] | None = None, **query: Unpack[UsageKeywords]
-    ) -> UsageTable:
-        """What this caller's calls took together, and what the budgets that limit it have left.
-
-        `by` is what to group by: principal, agent, session, tool (the default), day. `query` is
-        the rest of `UsageQuery`: since, until, agent, session, tool.
-
-        Raises:
-            Refused: the query is wrong.
-        """
-        return await self._transport.send(usage_request(by, query))
+        return await self._transport.send(ask("GET", data_of(AgentTools), "tools", query=query))
 
     async def call_record(self, call_id: str) -> CallRecord:
         """One call of this caller's own.
@@ -503,14 +446,6 @@ class AsyncClient(AsyncBaseClient):
         """
         found = await self.call_state(call_id)
         return found.call
-
-    async def tool(self, reference: str) -> ToolDetails:
-        """One tool by `name` or `name@version`, with its other versions.
-
-        Raises:
-            Refused: TOOL_NOT_FOUND, or the engine knows no such caller.
-        """
-        return await self._transport.send(ask("GET", ToolDetails, "tools", reference))
 
     async def blob(self, url: str) -> bytes:
         """The whole of a blob, by the `url` or `resource_url` of an answer.
@@ -552,67 +487,6 @@ class AsyncClient(AsyncBaseClient):
         """A blob to `write`, piece by piece, in order. Raises as `blob`, and what `write` does."""
         await self._transport.download(_blob(url), write)
 
-    async def sessions(self) -> tuple[SessionRecord, ...]:
-        """This caller's own sessions, newest first, also those that ended in the last day."""
-        found = await self._transport.send(ask("GET", SessionList, "sessions"))
-        return found.items
-
-    async def session(self, session_id: str) -> SessionRecord:
-        """One of this caller's own."""
-        found = await self._transport.send(ask("GET", SessionAnswer, "sessions", session_id))
-        return found.session
-
-    async def create_session(
-        self,
-        *,
-        image: str | None = None,
-        agent_id: str | None = None,
-        memory_mb: int | None = None,
-        idle_seconds: float | None = None,
-        lifetime_seconds: float | None = None,
-    ) -> SessionRecord:
-        """Make a session; what is absent is as the engine was configured.
-
-        Its `id` is the option `session_id` of calls.
-        """
-        given = {
-            "image": image,
-            "agent_id": agent_id,
-            "memory_mb": memory_mb,
-            "idle_seconds": idle_seconds,
-            "lifetime_seconds": lifetime_seconds,
-        }
-        body = without_none(given)
-        request = ask("POST", SessionAnswer, "sessions", body=body, work_s=MAKING_S)
-        found = await self._transport.send(request)
-        return found.session
-
-    async def end_session(self, session_id: str) -> SessionRecord:
-        """End a session with whatever runs in it; its files are gone."""
-        request = ask("DELETE", SessionAnswer, "sessions", session_id, work_s=TURN_S)
-        found = await self._transport.send(request)
-        return found.session
-
-    async def session_files(
-        self,
-        session_id: str,
-        path: str = "",
-        *,
-        recursive: bool = False,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> SessionFileList:
-        """A page of what is in a session's workspace, or in one directory of it, by path."""
-        query = {
-            "path": path or None,
-            "recursive": recursive or None,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        parts = "sessions", session_id, "files"
-        request = ask("GET", SessionFileList, *parts, query=query, work_s=TURN_S)
-        return await self._transport.send(request)
-
     async def put_file(
         self, session_id: str, path: str, source: Source, *, mode: str = "replace"
     ) -> WrittenFile:
@@ -625,7 +499,7 @@ class AsyncClient(AsyncBaseClient):
         """
         query = {"mode": None if mode == "replace" else mode}
         parts = _file(session_id, path)
-        request = ask("PUT", WrittenFile, *parts, query=query, work_s=UPLOAD_S)
+        request = ask("PUT", data_of(WrittenFile), *parts, query=query, work_s=UPLOAD_S)
         with opened(source) as content:
             size = size_of(content)
             return await self._transport.upload(request, chunks_of_async(content, size), size)
@@ -654,11 +528,6 @@ class AsyncClient(AsyncBaseClient):
         with new_file(Path(target)) as write:
             await self._transport.download(request, write)
 
-    async def delete_file(self, session_id: str, path: str, *, recursive: bool = False) -> None:
-        """Delete a file of a session, a link itself, or a directory."""
-        query, parts = {"recursive": recursive or None}, _file(session_id, path)
-        await self._transport.send(ask("DELETE", Deleted, *parts, query=query, work_s=TURN_S))
-
 
 def handle_request(
     message: Any, name: MessageFormat, options: JsonObject
@@ -669,16 +538,9 @@ def handle_request(
     message = plain(message)
     calls = [{"options": options}] * how_many_calls(message, name)
     body: JsonObject = {"format": name, "message": message, "options": options}
-    return ask("POST", HandledCalls, "tool_calls", body=body, work_s=batch_work_s(calls, {}))
-
-
-def usage_request(
-    by: str | Iterable[str] | None, query: Mapping[str, object]
-) -> ApiRequest[UsageTable]:
-    """What calls took together; `by` is one name or several."""
-    names = by if by is None or isinstance(by, str) else ",".join(by)
-    asked = {"by": names, **checked(AllUsageKeywords, "usage", query)}
-    return ask("GET", UsageTable, "usage", query=asked)
+    return ask(
+        "POST", data_of(HandledCalls), "tool_calls", body=body, work_s=batch_work_s(calls, {})
+    )
 
 
 def _blob(url: str) -> ApiRequest[None]:

@@ -1,35 +1,14 @@
-"""`AsyncControlClient`: the requests of the control socket, in one part for each subject."""
+"""`AsyncControlClient`: the methods of the control socket that are more than one request.
+
+The others are generated: `async_control_operations.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
 from pathlib import Path
-from typing import Unpack
 
-from fumehood.answers import (
-    AgentAnswer,
-    AgentDetails,
-    AgentList,
-    ApproverAnswer,
-    ApproverList,
-    AuditPage,
-    BindingAnswer,
-    BindingList,
-    CallDetails,
-    CallList,
-    ChangedTools,
-    ChangeList,
-    Deleted,
-    SessionFileList,
-    TokenAnswer,
-    TokenList,
-    ToolWithSource,
-    Whoami,
-)
-from fumehood.audit.model import AuditRotation, AuditVerdict
-from fumehood.budgets.model import UsageTable
-from fumehood.cache.model import CacheStatus, ClearedCache
+from fumehood.answers import ApprovalChanges
+from fumehood.approvals.model import Approval, NewDecision, RememberWish
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -38,46 +17,30 @@ from fumehood.client.api_request import (
     address,
     ask,
     ask_for_bytes,
-    listed,
+    data_of,
+    field_of,
+    json_of,
     query_text,
-    without_none,
 )
-from fumehood.client.async_approvals import AsyncControlledApprovals
-from fumehood.client.async_client import TURN_S, AsyncBaseClient, usage_request
-from fumehood.client.async_transport import AsyncTransport
+from fumehood.client.async_client import AsyncBaseClient
+from fumehood.client.async_control_operations import (
+    AsyncControlAgents,
+    AsyncControlApprovals,
+    AsyncControlCalls,
+    AsyncControlOperations,
+    AsyncControlSessions,
+)
 from fumehood.client.exchange import Write
-from fumehood.core.call_log import CallPage
 from fumehood.core.envelope import Envelope
-from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.keywords import AllCallsKeywords, AllUsageKeywords, checked, show_keywords
-from fumehood.core.overview import (
-    EngineSummary,
-    OwnedSession,
-    OwnedSessionAnswer,
-    OwnedSessionList,
-    ToolFiguresList,
-    TriedRules,
-)
-from fumehood.core.status import AlertList
-from fumehood.identity.model import (
-    Agent,
-    ApproverInfo,
-    Binding,
-    Change,
-    MadeApprover,
-    MadeToken,
-    TokenInfo,
-)
-from fumehood.policy.model import Explanation, PolicyStatus
+from fumehood.core.session import TURN_S
+from fumehood.identity.model import Agent
 from fumehood.protocol.blob_urls import parse_blob_url
 
-VERIFY_S = 600.0
-"""For some ten million rows."""
+LONGEST_POLL_S = 25.0
 
 
-@show_keywords
-class AsyncControlClient(AsyncBaseClient):
+class AsyncControlClient(AsyncBaseClient, AsyncControlOperations):
     """A client of the control socket: approvals, agents, tools, tokens, approvers, audit, cache.
 
     Raises:
@@ -103,347 +66,98 @@ class AsyncControlClient(AsyncBaseClient):
             connect_timeout_s=connect_timeout_s,
             grace_s=grace_s,
         )
-        self.agents = AsyncControlledAgents(self._transport)
-        self.tools = AsyncControlledTools(self._transport)
-        self.tokens = AsyncControlledTokens(self._transport)
-        self.policy = AsyncControlledPolicy(self._transport)
-        self.approvers = AsyncControlledApprovers(self._transport)
-        self.approvals = AsyncControlledApprovals(self._transport)
-        self.audit = AsyncControlledAudit(self._transport)
-        self.cache = AsyncControlledCache(self._transport)
-        self.calls = AsyncControlledCalls(self._transport)
-        self.sessions = AsyncControlledSessions(self._transport)
 
-    async def usage(
-        self, by: str | Iterable[str] | None = None, **query: Unpack[AllUsageKeywords]
-    ) -> UsageTable:
-        """The total usage of all principals, and the remaining amount of every budget.
+    @property
+    def agents(self) -> AsyncControlledAgents:
+        """Agents and their tools."""
+        return AsyncControlledAgents(self._transport)
 
-        As a caller's `usage`; `query` may have a `principal`, too.
-        """
-        return await self._transport.send(usage_request(by, query))
+    @property
+    def approvals(self) -> AsyncControlledApprovals:
+        """Everybody's approvals, to be decided."""
+        return AsyncControlledApprovals(self._transport)
 
-    async def engine(self) -> EngineSummary:
-        """How the engine is: version, walls, containers, sessions, circuits, running calls."""
-        return await self._transport.send(ask("GET", EngineSummary, "engine"))
+    @property
+    def calls(self) -> AsyncControlledCalls:
+        """Everybody's calls."""
+        return AsyncControlledCalls(self._transport)
 
-    async def figures(self, hours: int = 24) -> ToolFiguresList:
-        """How the calls of each tool went in the last hours: success and latency."""
-        query = {"hours": hours}
-        return await self._transport.send(ask("GET", ToolFiguresList, "figures", query=query))
-
-    async def whoami(self) -> Whoami:
-        """The principal of this client's credential, and its scopes."""
-        return await self._transport.send(ask("GET", Whoami, "whoami"))
-
-    async def changes(self) -> tuple[Change, ...]:
-        """The newest 100 changes of authority, of agents and of the registry."""
-        found = await self._transport.send(ask("GET", ChangeList, "changes"))
-        return found.items
-
-    async def alerts(self) -> AlertList:
-        """The alerts of the engine with their present values, and those of tools that are firing.
-
-        Needs an approver's or admin credential.
-        """
-        return await self._transport.send(ask("GET", AlertList, "alerts"))
+    @property
+    def sessions(self) -> AsyncControlledSessions:
+        """Everybody's sessions."""
+        return AsyncControlledSessions(self._transport)
 
 
-class AsyncControlledAgents:
+class AsyncControlledAgents(AsyncControlAgents):
     """Agents and their tools. A part of `AsyncControlClient`."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def create(
-        self,
-        agent_id: str,
-        *,
-        description: str = "",
-        principals: Iterable[str] = (),
-        is_enabled: bool = True,
-    ) -> Agent:
-        """Make an agent. It has no tools yet, and without principals nobody can use it."""
-        body: JsonObject = {
-            "id": agent_id,
-            "description": description,
-            "principals": listed(principals),
-            "is_enabled": is_enabled,
-        }
-        found = await self._transport.send(ask("POST", AgentAnswer, "agents", body=body))
-        return found.agent
-
-    async def list(self) -> tuple[Agent, ...]:
-        """Every agent by id."""
-        found = await self._transport.send(ask("GET", AgentList, "agents"))
-        return found.items
-
-    async def show(self, agent_id: str) -> AgentDetails:
-        """One agent with its tools."""
-        return await self._transport.send(ask("GET", AgentDetails, "agents", agent_id))
-
-    async def update(
-        self,
-        agent_id: str,
-        *,
-        description: str | None = None,
-        principals: Iterable[str] | None = None,
-    ) -> Agent:
-        """Change what is given; all else stays."""
-        given: JsonObject = {
-            "description": description,
-            "principals": None if principals is None else listed(principals),
-        }
-        return await self._update(agent_id, given)
 
     async def enable(self, agent_id: str) -> Agent:
         """Let calls be made for an agent again."""
-        return await self._update(agent_id, {"is_enabled": True})
+        return await self.update(agent_id, is_enabled=True)
 
     async def disable(self, agent_id: str) -> Agent:
         """Refuse every call that is made for an agent."""
-        return await self._update(agent_id, {"is_enabled": False})
+        return await self.update(agent_id, is_enabled=False)
 
-    async def delete(self, agent_id: str) -> None:
-        """Remove an agent with its bindings."""
-        await self._transport.send(ask("DELETE", Deleted, "agents", agent_id))
 
-    async def bindings(self, agent_id: str) -> tuple[Binding, ...]:
-        """An agent's tools in its order, those that are switched off included."""
-        found = await self._transport.send(ask("GET", BindingList, "agents", agent_id, "tools"))
-        return found.items
+class AsyncControlledApprovals(AsyncControlApprovals):
+    """Everybody's approvals, to be decided. A part of `AsyncControlClient`.
 
-    async def bind(
+    `version` is that of the approval as it was looked at: if it is another one by now, nothing
+    is done (`Refused`, IDEMPOTENCY_CONFLICT). None decides on whatever it is.
+    """
+
+    async def approve(
         self,
-        agent_id: str,
-        tool: str,
+        approval_id: str,
         *,
-        sort_order: int = 0,
-        fixed: JsonObject | None = None,
-        defaults: JsonObject | None = None,
-        is_enabled: bool = True,
-    ) -> Binding:
-        """Give an agent a tool (`name` or `name@version`), or change how it has it."""
-        body: JsonObject = {
-            "sort_order": sort_order,
-            "fixed": fixed if fixed is not None else {},
-            "defaults": defaults if defaults is not None else {},
-            "is_enabled": is_enabled,
-        }
-        parts = "agents", agent_id, "tools", tool
-        found = await self._transport.send(ask("PUT", BindingAnswer, *parts, body=body))
-        return found.binding
-
-    async def unbind(self, agent_id: str, tool: str) -> None:
-        """Take a tool from an agent."""
-        await self._transport.send(ask("DELETE", Deleted, "agents", agent_id, "tools", tool))
-
-    async def _update(self, agent_id: str, given: JsonObject) -> Agent:
-        request = ask("PATCH", AgentAnswer, "agents", agent_id, body=without_none(given))
-        found = await self._transport.send(request)
-        return found.agent
-
-
-class AsyncControlledTools:
-    """The registered tools. A part of `AsyncControlClient`."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def add(self, document: JsonObject) -> ToolWithSource:
-        """Register one version of a REST or MCP tool, from a document of its definition."""
-        found = await self._transport.send(ask("POST", ChangedTools, "tools", body=document))
-        return _only(found)
-
-    async def replace(self, reference: str, document: JsonObject) -> ToolWithSource:
-        """Put another definition in place of a registered one (`name@version`)."""
-        request = ask("PUT", ChangedTools, "tools", reference, body=document)
-        return _only(await self._transport.send(request))
-
-    async def remove(self, reference: str) -> None:
-        """Forget a registered version (`name@version`)."""
-        await self._transport.send(ask("DELETE", Deleted, "tools", reference))
-
-    async def enable(self, reference: str) -> tuple[ToolWithSource, ...]:
-        """Switch one version (`name@version`), or every one (`name`), on."""
-        found = await self._transport.send(
-            ask("POST", ChangedTools, "tools", reference, "activate")
-        )
-        return found.items
-
-    async def disable(self, reference: str) -> tuple[ToolWithSource, ...]:
-        """Switch one version, or every one, off: calls are refused."""
-        request = ask("POST", ChangedTools, "tools", reference, "deactivate")
-        found = await self._transport.send(request)
-        return found.items
-
-
-class AsyncControlledTokens:
-    """Tokens. A part of `AsyncControlClient`."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def new(
-        self,
-        name: str,
-        *,
-        principal_id: str | None = None,
-        scopes: Iterable[Scope | str] = (Scope.CALL,),
-        agents: Iterable[str] = (),
-        expires_at: datetime | None = None,
-    ) -> MadeToken:
-        """Make a token; its `secret` is shown only here. Without `expires_at` it has no end.
-
-        Raises:
-            ValueError: `expires_at` has no time zone.
-        """
-        if expires_at is not None and expires_at.tzinfo is None:
-            raise ValueError("expires_at needs a time zone.")
-        body: JsonObject = {
-            "name": name,
-            "principal_id": principal_id,
-            "scopes": listed(scopes),
-            "agents": listed(agents),
-            "expires_at": None if expires_at is None else expires_at.isoformat(),
-        }
-        return await self._transport.send(ask("POST", MadeToken, "tokens", body=body))
-
-    async def list(self) -> tuple[TokenInfo, ...]:
-        """Every token without its secret, oldest first."""
-        found = await self._transport.send(ask("GET", TokenList, "tokens"))
-        return found.items
-
-    async def revoke(self, token_id: str) -> TokenInfo:
-        """End a token at once."""
-        found = await self._transport.send(ask("DELETE", TokenAnswer, "tokens", token_id))
-        return found.token
-
-
-class AsyncControlledPolicy:
-    """The rules of the engine. A part of `AsyncControlClient`."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def show(self) -> PolicyStatus:
-        """The rules that decide now, and how often those in shadow mode would have."""
-        return await self._transport.send(ask("GET", PolicyStatus, "policy"))
-
-    async def explain(
-        self,
-        tool: str,
+        version: int | None,
+        reason: str | None = None,
         arguments: JsonObject | None = None,
-        *,
-        principal_id: str | None = None,
-        agent_id: str | None = None,
-        session_id: str | None = None,
-    ) -> Explanation:
-        """The decision for a call, which is not made, and each rule's part in it."""
-        given: JsonObject = {
-            "tool": tool,
-            "arguments": arguments or {},
-            "principal_id": principal_id,
-            "agent_id": agent_id,
-            "session_id": session_id,
-        }
-        request = ask("POST", Explanation, "policy", "explain", body=without_none(given))
+        remember: RememberWish | None = None,
+        action_digest: str | None = None,
+    ) -> Approval:
+        """Approve it; with `arguments`, approve the call with these arguments instead.
+
+        `action_digest` is the digest of the preview (`preview_edit`): if the action has changed
+        since then, nothing is decided.
+        """
+        decision = NewDecision(
+            decision="approve", reason=reason, arguments=arguments, remember=remember,
+            action_digest=action_digest,
+        )  # fmt: skip
+        return await self._decide(approval_id, decision, version)
+
+    async def deny(
+        self, approval_id: str, *, version: int | None, reason: str | None = None
+    ) -> Approval:
+        """Deny it. The model is told the reason."""
+        decision = NewDecision(decision="deny", reason=reason)
+        return await self._decide(approval_id, decision, version)
+
+    async def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
+        """Wait until the number of changes is another than `after`, 25 s at most."""
+        return (await self.changes(after, wait_s=wait_s)).changes
+
+    async def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
+        """The same, with the number of approvals that are pending then."""
+        query = {"after": after, "wait": wait_s}
+        request = ask(
+            "GET", data_of(ApprovalChanges), "approvals", "changes", query=query, work_s=wait_s
+        )
         return await self._transport.send(request)
 
-    async def reload(self) -> PolicyStatus:
-        """Let the engine read the file now; a faulty one is refused and the old rules stay."""
-        return await self._transport.send(ask("POST", PolicyStatus, "policy", "reload"))
-
-    async def try_rules(self, rules: str, *, days: int = 7) -> TriedRules:
-        """Which calls of the last days these rules, as in a policy file in TOML, are about.
-
-        The log has no arguments, so that conditions on them are taken to hold.
-        """
-        body: JsonObject = {"rules": rules, "days": days}
-        return await self._transport.send(ask("POST", TriedRules, "policy", "try", body=body))
+    async def _decide(
+        self, approval_id: str, decision: NewDecision, version: int | None
+    ) -> Approval:
+        read, body = field_of("approval", Approval), json_of(decision)
+        headers = {"if-match": "*" if version is None else f'"{version}"'}
+        parts = "approvals", approval_id, "decision"
+        return await self._transport.send(ask("POST", read, *parts, body=body, headers=headers))
 
 
-class AsyncControlledApprovers:
-    """Approvers. A part of `AsyncControlClient`."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def add(
-        self, name: str, *, scopes: Iterable[Scope | str] = (Scope.APPROVE,)
-    ) -> MadeApprover:
-        """Make an approver; the credential, its `secret`, is shown only here."""
-        body: JsonObject = {"name": name, "scopes": listed(scopes)}
-        return await self._transport.send(ask("POST", MadeApprover, "approvers", body=body))
-
-    async def list(self) -> tuple[ApproverInfo, ...]:
-        """Those who have authority now, oldest first."""
-        found = await self._transport.send(ask("GET", ApproverList, "approvers"))
-        return found.items
-
-    async def remove(self, name: str) -> ApproverInfo:
-        """Take an approver's authority back at once."""
-        found = await self._transport.send(ask("DELETE", ApproverAnswer, "approvers", name))
-        return found.approver
-
-
-class AsyncControlledAudit:
-    """The audit chain. A part of `AsyncControlClient`."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def page(self, *, after: int = 0, limit: int = 100) -> AuditPage:
-        """Rows that follow row `after`, oldest first; at most 1,000 at a time."""
-        query = {"after": after, "limit": limit}
-        return await self._transport.send(ask("GET", AuditPage, "audit", query=query))
-
-    async def verify(self) -> AuditVerdict:
-        """Let the engine walk along its whole chain."""
-        return await self._transport.send(
-            ask("GET", AuditVerdict, "audit", "verify", work_s=VERIFY_S)
-        )
-
-    async def rotate(self) -> AuditRotation:
-        """Go on under a new key."""
-        return await self._transport.send(ask("POST", AuditRotation, "audit", "rotate"))
-
-
-class AsyncControlledCache:
-    """The result cache. A part of `AsyncControlClient`."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def show(self) -> CacheStatus:
-        """How much it holds, and its hits and misses since the engine's start."""
-        return await self._transport.send(ask("GET", CacheStatus, "cache"))
-
-    async def clear(self) -> ClearedCache:
-        """Drop every answer, of all principals."""
-        return await self._transport.send(ask("DELETE", ClearedCache, "cache"))
-
-
-@show_keywords
-class AsyncControlledCalls:
+class AsyncControlledCalls(AsyncControlCalls):
     """Everybody's calls. A part of `AsyncControlClient`."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def list(self, **query: Unpack[AllCallsKeywords]) -> CallPage:
-        """A page of calls, newest first; one may have fewer than `limit` and still go on.
-
-        `query` is that of `AllCallsQuery`: since, until, agent, tool, code, principal, session,
-        trace, parent, limit, cursor.
-        """
-        asked = checked(AllCallsKeywords, "list", query)
-        found = await self._transport.send(ask("GET", CallList, "calls", query=asked))
-        return found.page
-
-    async def show(self, call_id: str) -> CallDetails:
-        """One call with everything that is kept of it."""
-        return await self._transport.send(ask("GET", CallDetails, "calls", call_id))
 
     async def dry_run(self, call_id: str) -> Envelope:
         """What a call that needed approval would do now, with its caller's rights."""
@@ -464,41 +178,8 @@ class AsyncControlledCalls:
         return bytes(content)
 
 
-class AsyncControlledSessions:
+class AsyncControlledSessions(AsyncControlSessions):
     """Everybody's sessions. A part of `AsyncControlClient`."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self._transport = transport
-
-    async def list(self) -> tuple[OwnedSession, ...]:
-        """The sessions of all principals: active ones, then those that ended lately."""
-        found = await self._transport.send(ask("GET", OwnedSessionList, "sessions"))
-        return found.items
-
-    async def show(self, session_id: str) -> OwnedSession:
-        """One session."""
-        found = await self._transport.send(ask("GET", OwnedSessionAnswer, "sessions", session_id))
-        return found.session
-
-    async def end(self, session_id: str) -> OwnedSession:
-        """End a session with whatever runs in it; its files are gone. Needs `admin`."""
-        request = ask("DELETE", OwnedSessionAnswer, "sessions", session_id, work_s=TURN_S)
-        found = await self._transport.send(request)
-        return found.session
-
-    async def files(
-        self,
-        session_id: str,
-        path: str = "",
-        *,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> SessionFileList:
-        """A page of what is in a session's workspace, or in one directory of it."""
-        query = {"path": path or None, "limit": limit, "cursor": cursor}
-        parts = "sessions", session_id, "files"
-        request = ask("GET", SessionFileList, *parts, query=query, work_s=TURN_S)
-        return await self._transport.send(request)
 
     async def download_file(self, session_id: str, path: str, write: Write) -> None:
         """A file of a session to `write`, piece by piece."""
@@ -514,8 +195,3 @@ def _dry_run_answer(raw: bytes) -> Envelope:
     if envelope.metadata.call_id is None:
         raise Refused(envelope)
     return envelope
-
-
-def _only(found: ChangedTools) -> ToolWithSource:
-    (tool,) = found.items
-    return tool

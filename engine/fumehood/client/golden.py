@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.keywords import CallKeywords
+from fumehood.core.keyword_types import CallKeywords
 from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:

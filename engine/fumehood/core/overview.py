@@ -67,18 +67,6 @@ class OwnedSession(SessionRecord):
     principal_id: str
 
 
-class OwnedSessionList(_Value):
-    """Sessions of all principals: active ones, then those that ended lately; newest first."""
-
-    items: tuple[OwnedSession, ...]
-
-
-class OwnedSessionAnswer(_Value):
-    """A session as it is now, with its owner."""
-
-    session: OwnedSession
-
-
 class EngineSummary(_Value):
     """How the engine is. `containers` and `sessions` are counts by state."""
 

@@ -17,6 +17,12 @@ from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MIN_CONTAINER_MB
 from fumehood.core.names import IMAGE_NAME
 from fumehood.core.tool import Megabytes, Seconds
 
+MAKING_S = 120.0
+"""Seconds that making a session may take: it waits for a container."""
+
+TURN_S = 60.0
+"""Seconds that a request may wait for its turn in a busy session, and for its end."""
+
 
 class SessionStatus(StrEnum):
     """What became of a session."""

@@ -8,6 +8,7 @@ Whether a definition can be registered is decided in `registry/definitions.py`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
 from enum import StrEnum
@@ -17,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from fumehood.core.arguments import ARGUMENTS, FOR_CLIENTS
 from fumehood.core.json_types import JsonObject
+from fumehood.core.keywords import Written
 from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
 from fumehood.core.parameters import parameter_list_schema
@@ -272,7 +274,9 @@ class ToolDefinition(_Value):
     version: str = Field(default="1.0.0", pattern=SEMVER_PATTERN, max_length=100)
     type: ToolType = ToolType.NATIVE
     description: str = Field(min_length=1, max_length=10_000)
-    parameters: JsonObject = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: Annotated[JsonObject, Written(JsonObject | Sequence[object])] = Field(
+        default_factory=lambda: {"type": "object", "properties": {}}
+    )
     output_schema: JsonObject | None = None
     input_examples: tuple[JsonObject, ...] = ()
     # T2: metadata, limits and classification
@@ -294,7 +298,7 @@ class ToolDefinition(_Value):
     cache_ttl: int | None = Field(default=None, gt=0)
     cache_key_params: tuple[str, ...] | None = None
     streaming: bool = False
-    estimated_tokens: int | EstimatedTokens | None = None
+    estimated_tokens: Annotated[int | EstimatedTokens | None, Written(object)] = None
     # T4: its life
     deprecated: bool = False
     sunset_date: date | None = None
@@ -306,7 +310,7 @@ class ToolDefinition(_Value):
     method: str | None = None
     headers: dict[str, str] | None = None
     # Left out where it is absent, so that approvals of earlier versions keep their digest.
-    response: ResponseMapping | None = Field(
+    response: Annotated[ResponseMapping | None, Written(JsonObject | None)] = Field(
         default=None, exclude_if=lambda response: response is None
     )
     timeout: int | None = Field(default=None, gt=0)

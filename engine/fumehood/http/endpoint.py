@@ -1,7 +1,8 @@
 """`endpoint`, the decorator that makes an HTTP operation of a function.
 
-Host side. The function's signature and docstring are the operation's only declaration:
-requests are read and `openapi.py` writes the document from it. Parameters are filled by name:
+Host side. The function's signature and docstring are the operation's only declaration: requests
+are read by it, `openapi.py` writes the document from it, and scripts/make_clients.py the clients'
+method. Parameters are filled by name:
 
 - `engine`, `request`, and `caller`, the principal that the operation requires;
 - a path parameter's name: its text, described by `Annotated[str, "…"]`;
@@ -21,9 +22,10 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, create_model
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
@@ -97,6 +99,36 @@ class ParsedBy:
 
 
 @dataclass(frozen=True, slots=True)
+class As:
+    """How a returned value becomes an envelope's `data`: as the only field of an object.
+
+    `model` and `words` are the object's name and description in the document; the default name is
+    the function's with `Answer`. `tag` makes the answer's `ETag` from the value.
+    """
+
+    field: str
+    model: str = ""
+    words: str | None = None
+    tag: Callable[[Any], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The clients' method for an operation, if it does not follow from the function.
+
+    - `name`: `agents.create` is the method `create` of the client's part `agents`.
+    - `renamed`: name of a path parameter or field → name of the method's parameter.
+    - `whole`: name of the parameter for the whole body, instead of one parameter for each field.
+    - `is_one`: the answer is a list with one item, which the method returns.
+    """
+
+    name: str
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    whole: str | None = None
+    is_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One method at one address; `endpoint` says what the fields mean."""
 
@@ -115,6 +147,9 @@ class Operation:
     media: str | None
     upload: str | None
     events: str | None
+    work_s: float
+    client: Method | None
+    returns: As | None
     address: re.Pattern[str]
     methods: frozenset[str]
 
@@ -161,12 +196,17 @@ def endpoint(
     plain: tuple[int, ...] = (),
     media: str | None = None,
     events: str | None = None,
+    work_s: float = 0.0,
+    client: Method | str | None = "",
 ) -> Callable[[Callable[..., Awaitable[Any]]], Operation]:
-    """Make an operation of a function. It returns a model, which becomes an envelope's `data`.
+    """Make an operation of a function. It returns an envelope's `data`: a model, or `As` a field.
 
     - `path`: `{name}` is a part of the address, `{name:path}` all the rest with its slashes.
     - `errors`: errors besides those that follow from the other arguments and the signature;
       `has_tool_codes` adds a tool's own codes.
+    - `work_s`: how long the engine may work before it answers, beyond the clients' usual grace.
+    - `client`: the clients' method if its name is not the function's; None if it is written by
+      hand, because it does more than send this request.
     - `authorize`: replaces the check that follows from `needs`.
     - `before_reading`: a check that comes before everything else.
 
@@ -182,6 +222,7 @@ def endpoint(
     def decorate(function: Callable[..., Awaitable[Any]]) -> Operation:
         signature = _Signature(function, path)
         check = authorize or CHECKS[needs]
+        method_name = Method(client or function.__name__) if isinstance(client, str) else client
         respond = _responder(function, signature, check, before_reading)
         return Operation(
             method=method,
@@ -199,6 +240,9 @@ def endpoint(
             media=media,
             upload=ANY_MEDIA if signature.takes_upload else None,
             events=events,
+            work_s=work_s,
+            client=method_name,
+            returns=signature.returns,
             address=_pattern(path),
             methods=frozenset({method, "HEAD"} if method == "GET" else {method}),
         )
@@ -211,6 +255,7 @@ class _Signature:
 
     def __init__(self, function: Callable[..., Awaitable[Any]], path: str) -> None:
         self.data: type[BaseModel] | None = None
+        self.returns: As | None = None
         self.body: type[BaseModel] | None = None
         self.query: type[BaseModel] | None = None
         self.takes_upload = False
@@ -218,8 +263,14 @@ class _Signature:
         self._in_path = re.findall(r"{(\w+)", path)
         hints = get_type_hints(function, include_extras=True)
         returned = hints.pop("return")
-        if isinstance(returned, type) and issubclass(returned, BaseModel):
-            self.data = returned
+        kind, *notes = get_args(returned) if get_origin(returned) is Annotated else (returned,)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            self.data = kind
+        for note in notes:
+            self.returns = note
+            self.data = _object_with(
+                note, note.model or f"{function.__name__.title().replace('_', '')}Answer", kind
+            )
         names = list(hints)
         fills = [self._fill(name, hint) for name, hint in hints.items()]
         first = names.index("caller") if "caller" in names else 0
@@ -256,6 +307,14 @@ class _Signature:
         return lambda request, _, __: parse_query(kind, request)
 
 
+@cache
+def _object_with(note: As, name: str, kind: Any) -> type[BaseModel]:
+    """Make the model of an object with one field; the same one for the same note."""
+    config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    fields: dict[str, Any] = {note.field: (kind, ...)}
+    return create_model(name, __config__=config, __doc__=note.words, **fields)
+
+
 def _responder(
     function: Callable[..., Awaitable[Any]],
     signature: _Signature,
@@ -266,6 +325,7 @@ def _responder(
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller
     awaits = inspect.iscoroutinefunction(authorize)
+    returns, data = signature.returns, signature.data
 
     async def respond(request: Request, document: Any = None) -> Response:
         if before_reading is not None:
@@ -278,7 +338,14 @@ def _responder(
             caller = await authorize(request) if awaits else authorize(request)
         values += [fill(request, document, caller) for fill in from_caller]
         result = await function(*values)
-        return result if isinstance(result, Response) else answer(engine_of(request), result)
+        if isinstance(result, Response):
+            return result
+        if returns is None or data is None:
+            return answer(engine_of(request), result)
+        response = answer(engine_of(request), data(**{returns.field: result}))
+        if returns.tag is not None:
+            response.headers["etag"] = returns.tag(result)
+        return response
 
     async def respond_to_upload(request: Request) -> Response:
         upload = UploadBody(request)

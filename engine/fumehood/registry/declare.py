@@ -24,7 +24,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 
 if TYPE_CHECKING:
-    from fumehood.core.keywords import ToolKeywords
+    from fumehood.core.keyword_types import ToolKeywords
 
 _GOOGLE_ARGUMENT = re.compile(r"^\s{2,}(\*{0,2}\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 _SPHINX_ARGUMENT = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)$")

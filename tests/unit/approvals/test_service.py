@@ -73,7 +73,7 @@ async def test_after_the_yes_the_engine_carries_the_call_out_once_and_keeps_its_
         approval = await desk.engine.approvals.show(approval_id)
         assert (approval.state, approval.code) == (ApprovalState.DONE, "OK")
         assert answer.metadata.call_id == approval.call_id
-        rows = await desk.engine.list_calls(CallQuery(), CALLER)
+        rows = await desk.engine.call_log.page(CALLER.id, CallQuery())
         assert [row.code for row in rows.items] == ["OK"]
 
 

@@ -5,33 +5,23 @@ from __future__ import annotations
 import ast
 import inspect
 import os.path
-from datetime import datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 import fumehood
 from fumehood import AsyncClient, AsyncControlClient, Client, ControlClient, Engine
-from fumehood.approvals.model import ApprovalQuery, ApprovalState
-from fumehood.budgets.model import AllUsageQuery, UsageQuery
-from fumehood.client.sync.approvals import ControlledApprovals
-from fumehood.core import keywords
+from fumehood.core import keyword_types, keywords
 from fumehood.core.arguments import ARGUMENTS
-from fumehood.core.call import BatchOptions, CallOptions
-from fumehood.core.call_log import CallQuery
-from fumehood.core.decision import DecisionOptions
 from fumehood.core.identity import TrustDomain
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import MAX_COMPARED, did_you_mean
-from fumehood.core.overview import AllCallsQuery
-from fumehood.core.tool import DECISION, ToolDefinition
+from fumehood.core.tool import DECISION
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
-from fumehood.formats.model import HandleOptions
 from fumehood.sandbox.container.settings import LanguageImages
 
 
@@ -55,36 +45,13 @@ def test_only_so_many_names_are_compared() -> None:
     assert "tool_abcdef" in did_you_mean("tool_abcdeg", known[1:])
 
 
-# -- The keyword arguments of the public methods are those of the models they stand for ----
-
-PAIRS = [
-    (keywords.CallKeywords, CallOptions, set()),
-    (keywords.BatchKeywords, BatchOptions, set()),
-    (keywords.HandleKeywords, HandleOptions, set()),
-    (keywords.DecisionKeywords, DecisionOptions, set()),
-    (keywords.CallQueryKeywords, CallQuery, set()),
-    (keywords.AllCallsKeywords, AllCallsQuery, set()),
-    (keywords.UsageKeywords, UsageQuery, {"by"}),
-    (keywords.AllUsageKeywords, AllUsageQuery, {"by"}),
-    (keywords.ApprovalQueryKeywords, ApprovalQuery, set()),
-]
-TEXT_TOO = {datetime | None: datetime | str | None, ApprovalState | None: str | None}
-"""What a program may also write as text."""
+# -- The keyword arguments of the public methods -------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "model", "apart"), PAIRS)
-def test_keywords_are_the_models_fields_with_their_types(
-    kind: type, model: type[BaseModel], apart: set[str]
-) -> None:
-    hints = get_type_hints(kind)
-    assert set(hints) == set(model.model_fields) - apart
-    of_model = get_type_hints(model)
-    for name, hint in hints.items():
-        assert hint == TEXT_TOO.get(of_model[name], of_model[name]), name
-
-
-def test_keywords_of_the_decorator_are_the_fields_of_a_definition() -> None:
-    assert set(get_type_hints(keywords.ToolKeywords)) == set(ToolDefinition.model_fields)
+def test_names_that_are_known_come_back_with_their_values() -> None:
+    given: dict[str, Any] = {"timeout_seconds": 1, "dry_run": True}
+    assert keywords.checked(keyword_types.CallKeywords, "call", given) == given
+    assert keywords.checked(keyword_types.CallKeywords, "call", {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -98,25 +65,23 @@ def test_keywords_of_the_decorator_are_the_fields_of_a_definition() -> None:
 )
 def test_misspelt_name_is_refused_with_the_nearest_one(wrong: str, meant: str) -> None:
     with pytest.raises(TypeError, match=rf"call\(\) .*'{wrong}'.* Did you mean '{meant}'\?"):
-        keywords.checked(keywords.CallKeywords, "call", {wrong: 1})
+        keywords.checked(keyword_types.CallKeywords, "call", {wrong: 1})
 
 
 def test_name_that_is_like_none_is_refused_with_all_of_them() -> None:
-    with pytest.raises(TypeError, match="It takes category, tag, type"):
-        keywords.checked(keywords.ToolFilterKeywords, "tools", {"qqq": 1})
+    with pytest.raises(TypeError, match="It takes max_parallel, parallel_tool_calls, timeout_s"):
+        keywords.checked(keyword_types.BatchKeywords, "batch", {"qqq": 1})
 
 
 METHODS = [
-    (Client.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
-    (AsyncClient.stream, keywords.CallKeywords, ["self", "tool", "arguments"]),
-    (Engine.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
-    (Engine.batch, keywords.BatchKeywords, ["self", "calls"]),
-    (AsyncClient.batch, keywords.BatchKeywords, ["self", "calls"]),
-    (Engine.decide, keywords.DecisionKeywords, ["self", "tool", "arguments", "context"]),
-    (AsyncClient.decide, keywords.DecisionKeywords, ["self", "tool", "arguments", "context"]),
-    (Engine.calls, keywords.CallQueryKeywords, ["self"]),
-    (ControlClient.usage, keywords.AllUsageKeywords, ["self", "by"]),
-    (ControlledApprovals.list, keywords.ApprovalQueryKeywords, ["self"]),
+    (Client.call, keyword_types.CallKeywords, ["self", "tool", "arguments"]),
+    (AsyncClient.stream, keyword_types.CallKeywords, ["self", "tool", "arguments"]),
+    (Engine.call, keyword_types.CallKeywords, ["self", "tool", "arguments"]),
+    (Engine.batch, keyword_types.BatchKeywords, ["self", "calls"]),
+    (AsyncClient.batch, keyword_types.BatchKeywords, ["self", "calls"]),
+    (Engine.decide, keyword_types.DecisionKeywords, ["self", "tool", "arguments", "context"]),
+    (AsyncClient.decide, keyword_types.DecisionKeywords, ["self", "tool", "arguments", "context"]),
+    (Engine.calls, keyword_types.CallQueryKeywords, ["self"]),
 ]
 
 

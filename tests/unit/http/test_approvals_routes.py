@@ -15,12 +15,10 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
-from fumehood.approvals.model import ApprovalState
 from fumehood.core.identity import Principal, Scope
 from fumehood.http.peer import Face
 from fumehood.identity.approvers import make_first_approver
 from fumehood.testing import FakeWall, ManualClock
-from support.answers import envelope_bytes
 from support.approvals import NOW, FakeDesk, approval
 from support.faces import FacesClient
 from support.http import Answer
@@ -133,51 +131,6 @@ async def test_token_with_the_scope_decides_as_its_own_principal(here: Desk) -> 
     assert here.decisions[0]["by"] == "token:robot"
 
 
-CONTROL_REQUESTS: list[tuple[str, str, Any]] = [
-    ("GET", "/v1/approvals", None),
-    ("GET", f"/v1/approvals/{ONE.id}", None),
-    ("GET", "/v1/approvals/changes", None),
-    ("POST", DECISION, YES),
-    ("POST", "/v1/approvals/decisions", {"items": [{"approval_id": ONE.id, "decision": YES}]}),
-    ("POST", f"/v1/approvals/{ONE.id}/remember-preview", {}),
-    ("POST", f"/v1/approvals/{ONE.id}/resolve", {"outcome": "done"}),
-    ("GET", "/v1/policy/remembered", None),
-    ("DELETE", "/v1/policy/remembered/rule_1", None),
-]
-
-
-@pytest.mark.row("A4")
-@pytest.mark.parametrize(("method", "path", "body"), CONTROL_REQUESTS)
-async def test_only_who_may_approve_is_let_in(
-    here: Desk, method: str, path: str, body: Any
-) -> None:
-    match = [("if-match", '"1"')]
-    nobody = await here.client.ask(method, path, body, headers=match)
-    caller = await here.ask(method, path, body, headers=match, credential=here.caller)
-    invented = await here.ask(
-        method, path, body, headers=match, credential=f"fha_{'0' * 16}_{'a' * 43}"
-    )
-    assert [nobody.code, caller.code, invented.code] == [
-        "UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHORIZED",
-    ]  # fmt: skip
-    assert here.decisions == []
-    assert (await here.ask(method, path, body, headers=match)).code is None  # the twin
-
-
-@pytest.mark.row("A4")
-@pytest.mark.parametrize(("method", "path", "body"), CONTROL_REQUESTS[3:])
-async def test_nothing_on_the_callers_socket_decides(
-    here: Desk, method: str, path: str, body: Any
-) -> None:
-    for credential in (None, here.caller, here.deciding):
-        answer = await here.client.ask(
-            method, path, body, face=Face.ENGINE, credential=credential,
-            headers=[("if-match", '"1"')],
-        )  # fmt: skip
-        assert answer.code in ("RESOURCE_NOT_FOUND", "METHOD_NOT_ALLOWED")
-    assert here.desk.asked == []
-
-
 @pytest.mark.row("A4")
 async def test_service_says_whom_the_approvers_user_is_as_a_caller(service: Desk) -> None:
     assert (await service.decide(uid=4321)).code is None
@@ -209,13 +162,6 @@ async def test_decision_on_nobody_knows_what_is_refused(
     answer = await here.decide(headers=headers)
     assert (answer.code, answer.body["error"]["fields"]) == ("INVALID_PARAMS", ["If-Match"])
     assert here.decisions == []
-
-
-async def test_stale_tag_loses_and_the_winner_is_told_of(here: Desk) -> None:
-    assert (await here.decide()).code is None
-    late = await here.decide({"decision": "deny"})
-    assert (late.status, late.code) == (409, "IDEMPOTENCY_CONFLICT")
-    assert late.body["error"]["details"] == {"state": "approved", "version": 2}
 
 
 async def test_star_decides_on_whatever_it_is(here: Desk) -> None:
@@ -279,40 +225,6 @@ async def test_caller_sees_its_own_and_not_who_may_approve(here: Desk) -> None:
     others = await here.ask("GET", f"/v1/approvals/{ONE.id}", **mine)
     assert others.code == "RESOURCE_NOT_FOUND"
     assert (await here.ask("POST", f"/v1/approvals/{ONE.id}/cancel", **mine)).code == others.code
-
-
-async def test_caller_takes_its_own_call_back(here: Desk) -> None:
-    here.desk.put(approval(2, principal_id="token:caller"))
-    answer = await here.ask(
-        "POST", f"/v1/approvals/{approval(2).id}/cancel",
-        face=Face.ENGINE, credential=here.caller,
-    )  # fmt: skip
-    assert answer.body["data"]["approval"]["state"] == "cancelled"
-
-
-@pytest.mark.row("A5")
-async def test_call_that_waits_is_found_by_its_id_and_later_has_its_answer(here: Desk) -> None:
-    waiting = here.desk.put(approval(2, principal_id="token:caller"))
-    mine = {"face": Face.ENGINE, "credential": here.caller}
-    path = f"/v1/calls/{waiting.call_id}"
-    data = (await here.ask("GET", path, **mine)).body["data"]
-    assert data["call"]["code"] == "REQUIRES_HUMAN_APPROVAL"
-    assert (data["approval"]["state"], data["envelope"]) == ("pending", None)
-    from fumehood.protocol.messages import decode_envelope
-
-    here.desk.answers[waiting.call_id] = decode_envelope(envelope_bytes({"deleted": 1}))
-    here.desk.put(waiting.model_copy(update={"state": ApprovalState.DONE}))
-    data = (await here.ask("GET", path, **mine)).body["data"]
-    assert data["envelope"]["data"] == {"deleted": 1}
-    unknown = await here.ask("GET", f"/v1/calls/{'x' * 500}", **mine)
-    assert unknown.code == "RESOURCE_NOT_FOUND"
-
-
-async def test_approver_without_admin_sees_changes_of_authority_and_makes_none(here: Desk) -> None:
-    assert (await here.ask("GET", "/v1/changes")).code is None
-    assert (await here.ask("POST", "/v1/tokens", {"name": "x"})).code == "PERMISSION_DENIED"
-    assert (await here.ask("GET", "/v1/changes", credential=here.administrator)).code is None
-    assert (await here.ask("GET", "/v1/changes", credential=here.caller)).code is not None
 
 
 CALLBACK = {"approval_id": ONE.id, "version": 1, "decision": YES}
@@ -392,14 +304,4 @@ async def test_callback_decides_nothing_where_it_may_not(here: Desk) -> None:
     assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
     here.engine.webhook = None  # type: ignore[attr-defined]
     assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
-    assert here.decisions == []
-
-
-async def test_callback_is_not_on_the_callers_socket(here: Desk) -> None:
-    raw = json.dumps(CALLBACK).encode()
-    headers = [(HEADER, sign(SECRET, raw, NOW))]
-    answer = await here.client.ask(
-        "POST", "/v1/approvals/callback", raw, headers=headers, face=Face.ENGINE
-    )
-    assert answer.code in ("RESOURCE_NOT_FOUND", "METHOD_NOT_ALLOWED")
     assert here.decisions == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import pkgutil
 import resource
 from pathlib import Path
@@ -23,7 +24,7 @@ from fumehood.core.errors import EngineError, RateLimited, Unauthorized
 from fumehood.core.tool import ToolType
 from fumehood.http import routes, shares
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
-from fumehood.http.endpoint import Needs, Operation, endpoint
+from fumehood.http.endpoint import As, Needs, Operation, endpoint
 from fumehood.http.openapi import make_document
 from fumehood.http.routes import stream
 from fumehood.http.routes.stream import EventsResponse
@@ -115,6 +116,25 @@ def test_plain_answer_is_no_envelope() -> None:
     for status in ("200", "503"):
         schema = entry["responses"][status]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/Deleted"}
+
+
+async def test_only_field_of_an_answer_is_declared_with_the_operation() -> None:
+    async def say_it() -> Annotated[str, As("text", tag=lambda text: f'"{len(text)}"')]:
+        """Say it."""
+        return "abc"
+
+    entry = described(say_it)
+    (schema,) = (
+        one
+        for name, one in entry["document"]["components"]["schemas"].items()
+        if name == "SayItAnswer"
+    )
+    assert (schema["properties"]["text"]["type"], schema["required"]) == ("string", ["text"])
+    asked = request()
+    asked.scope["app"] = SimpleNamespace(engine=Engine(interpreter=FakeWall()))
+    response = await endpoint("GET", "/v1/x", Needs.NOBODY)(say_it).respond(asked)
+    assert json.loads(response.body)["data"] == {"text": "abc"}
+    assert response.headers["etag"] == '"3"'
 
 
 def test_path_parameters_are_described_in_the_signature() -> None:

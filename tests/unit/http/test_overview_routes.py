@@ -1,7 +1,8 @@
-"""Everybody's calls, sessions and figures on the control socket: who may see and do what."""
+"""The control socket: who may use its operations; everybody's calls, sessions and figures."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from fumehood import Config, Engine
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.http.endpoint import Needs, Operation
 from fumehood.http.peer import Face
 from fumehood.identity.approvers import make_first_approver
 from fumehood.policy.loader import parse_policy
@@ -114,45 +117,59 @@ async def test_approver_sees_the_calls_of_all_and_searches_them(house: House) ->
     assert [one["trace_id"] for one in found] == ["mine"]
 
 
-OPERATIONS = [
-    ("GET", "/v1/calls", None), ("GET", "/v1/calls/call_0", None),
-    ("POST", "/v1/calls/call_0/dry-run", None), ("GET", "/v1/figures", None),
-    ("GET", "/v1/engine", None), ("GET", "/v1/sessions", None),
-    ("GET", "/v1/sessions/sess_0", None), ("GET", "/v1/sessions/sess_0/files", None),
-    ("GET", "/v1/sessions/sess_0/files/a", None), ("DELETE", "/v1/sessions/sess_0", None),
-    ("POST", "/v1/policy/try", {"rules": RULE}),
-]  # fmt: skip
+GUARDED = [
+    one
+    for one in CONTROL_OPERATIONS
+    if one.needs in (Needs.APPROVER, Needs.ADMIN) and one.media != "text/plain"
+]
+REFUSED = ("UNAUTHORIZED", "PERMISSION_DENIED")
 
 
-@pytest.mark.parametrize(("method", "path", "body"), OPERATIONS)
-async def test_without_authority_nothing_is_shown_or_ended(
-    house: House, method: str, path: str, body: Any
+async def asked(house: House, operation: Operation, **more: Any) -> str | None:
+    """The code of an operation's answer, with an empty body and an `x` for each parameter."""
+    path = re.sub(r"{\w+}", "x", operation.path)
+    body = None if operation.body is None else {}
+    return (await house.ask(operation.method, path, body, **more)).code
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=lambda operation: operation.id)
+async def test_operation_of_the_control_socket_needs_its_scope(
+    house: House, operation: Operation
 ) -> None:
-    assert (await house.ask(method, path, body, credential=None)).code == "UNAUTHORIZED"
-    caller = await house.ask(method, path, body, credential=house.caller)
-    assert caller.code == "PERMISSION_DENIED"
-    admin = await house.ask(method, path, body, credential=house.admin)
-    assert admin.code in (None, "RESOURCE_NOT_FOUND")
+    invented = f"fha_{'0' * 16}_{'a' * 43}"
+    for credential in (None, invented):
+        assert await asked(house, operation, credential=credential) == "UNAUTHORIZED"
+    assert await asked(house, operation, credential=house.caller) == "PERMISSION_DENIED"
+    if operation.needs is Needs.ADMIN:
+        assert await asked(house, operation) == "PERMISSION_DENIED"
+        assert await asked(house, operation, credential=house.admin) not in REFUSED  # the twin
+    else:
+        assert await asked(house, operation) not in REFUSED
+
+
+def is_on_both(operation: Operation) -> bool:
+    """Whether the callers' socket has an operation at this address."""
+    same = [one for one in OPERATIONS if one.method == operation.method]
+    return any(one.address.fullmatch(operation.path) for one in same)
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", "/v1/sessions/sess_0/files"), ("GET", "/v1/sessions/sess_0/files/a"),
-     ("DELETE", "/v1/sessions/sess_0")],
-)  # fmt: skip
-async def test_files_of_a_session_and_its_end_need_admin(
-    house: House, method: str, path: str
+    "operation",
+    [one for one in CONTROL_OPERATIONS if not is_on_both(one)],
+    ids=lambda operation: operation.id,
+)
+async def test_operation_of_the_control_socket_is_not_on_the_callers_socket(
+    house: House, operation: Operation
 ) -> None:
-    assert (await house.ask(method, path)).code == "PERMISSION_DENIED"
+    for credential in (None, house.caller, house.approver, house.admin):
+        code = await asked(house, operation, face=Face.ENGINE, credential=credential)
+        assert code in ("RESOURCE_NOT_FOUND", "METHOD_NOT_ALLOWED")
 
 
 async def test_on_the_callers_socket_nothing_of_others_is_seen(house: House) -> None:
     await house.call("1 + 1")
     own = await house.ask("GET", "/v1/calls", face=Face.ENGINE, credential=None)
     assert own.body["data"]["items"] == []
-    for path in ("/v1/figures", "/v1/engine"):
-        answer = await house.ask("GET", path, face=Face.ENGINE, credential=None)
-        assert answer.code == "RESOURCE_NOT_FOUND"
 
 
 async def test_call_has_its_stages_its_audit_row_and_its_children(house: House) -> None:

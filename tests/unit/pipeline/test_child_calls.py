@@ -181,7 +181,7 @@ def failure(envelope: Envelope) -> tuple[str, str, tuple[str, ...] | None]:
 async def test_call_of_a_program_is_answered_and_recorded_as_its_child(home: Path) -> None:
     async with stage(home) as on:
         envelope = await on.run(lambda guest: guest.call("note", {"text": "a"}), trace_id="t")
-        page = await on.engine.list_calls(CallQuery(), on.engine.owner)
+        page = await on.engine.call_log.page(on.engine.owner.id, CallQuery())
     assert on.seen == {"call": 1, "data": {"noted": "a"}}
     assert envelope.data["tool_calls"] == {"made": 1, "failed": 0}
     parent, child = page.items
@@ -405,9 +405,9 @@ async def test_program_stands_still_until_a_human_has_approved_and_the_call_has_
             return guest.answers[number], guest.pauses
 
         await on.run(wait, "send", wait_for_approval=60)
-        page = await on.engine.list_calls(CallQuery(tool="send"), on.engine.owner)
+        page = await on.engine.call_log.page(on.engine.owner.id, CallQuery(tool="send"))
         (parent,) = (
-            await on.engine.list_calls(CallQuery(tool="run_python"), on.engine.owner)
+            await on.engine.call_log.page(on.engine.owner.id, CallQuery(tool="run_python"))
         ).items
     assert on.seen == ({"call": 1, "data": {"sent": "a"}}, [True, False])
     assert [call.parent_id for call in page.items] == [parent.call_id]
@@ -512,7 +512,7 @@ async def test_end_of_the_program_ends_its_calls_before_it_is_answered(home: Pat
 
         envelope = await on.run(leave, "wait")
         assert sorted(on.ended) in (["a"], ["a", "b"], ["a", "b", "never begun"])
-        page = await on.engine.list_calls(CallQuery(tool="wait"), on.engine.owner)
+        page = await on.engine.call_log.page(on.engine.owner.id, CallQuery(tool="wait"))
     assert envelope.success
     assert {call.code for call in page.items} == {"CANCELLED"}
 
@@ -594,7 +594,7 @@ async def test_forged_and_repeated_numbers_are_the_programs_own_confusion(home: 
 
         await on.run(attack)
         assert [(one["call"], one["data"]["noted"]) for one in on.seen] == [(42, "a"), (42, "b")]
-        page = await on.engine.list_calls(CallQuery(tool="note"), on.engine.owner)
+        page = await on.engine.call_log.page(on.engine.owner.id, CallQuery(tool="note"))
     assert len({call.call_id for call in page.items}) == 2
 
 

@@ -50,7 +50,7 @@ def fails(made: UpstreamBench, error: EngineError | None = None, **others: Any) 
 
 async def codes(engine: Engine) -> dict[str, str]:
     """Tool and code of every call in the log."""
-    page = await engine.list_calls(CallQuery(), engine.owner)
+    page = await engine.call_log.page(engine.owner.id, CallQuery())
     return {call.tool_name: call.code for call in page.items}
 
 

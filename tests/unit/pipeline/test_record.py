@@ -149,7 +149,7 @@ async def test_principals_find_their_own_calls_only(home: Path) -> None:
         assert mine.metadata.call_id is not None
         assert theirs.metadata.call_id is not None
         assert (await only(b)).call_id == mine.metadata.call_id
-        (seen,) = (await b.engine.list_calls(CallQuery(), OTHER)).items
+        (seen,) = (await b.engine.call_log.page(OTHER.id, CallQuery())).items
         assert seen.call_id == theirs.metadata.call_id
         assert await b.engine.call_record(mine.metadata.call_id)
         with pytest.raises(ResourceNotFound) as foreign:

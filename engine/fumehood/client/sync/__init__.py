@@ -1,1 +1,1 @@
-"""The synchronous client. scripts/make_sync_client.py generates every module in this folder."""
+"""The synchronous client. scripts/make_clients.py generates every module in this folder."""

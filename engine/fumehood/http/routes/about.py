@@ -25,7 +25,7 @@ async def ready(engine: Engine) -> Response:
     return JSONResponse(readiness.model_dump(mode="json"), status_code=status)
 
 
-@endpoint("GET", "/v1/openapi.json", Needs.NOBODY, plain=(200,))
+@endpoint("GET", "/v1/openapi.json", Needs.NOBODY, plain=(200,), client=None)
 async def openapi(request: Request) -> Response:
     """The OpenAPI document of this socket."""
     document = await anyio.to_thread.run_sync(request.app.openapi)

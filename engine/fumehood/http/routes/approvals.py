@@ -15,16 +15,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from fumehood.answers import (
-    ApprovalAnswer,
     ApprovalChanges,
     ApprovalList,
-    DecidedApprovals,
     Pagination,
-    RememberedAnswer,
-    RememberedList,
 )
 from fumehood.approvals.channels.webhook import HEADER
 from fumehood.approvals.model import (
@@ -34,6 +29,7 @@ from fumehood.approvals.model import (
     NewDecision,
     NewEdit,
     OneOfSeveral,
+    RememberedRule,
     RememberWish,
     Resolution,
     SeveralDecisions,
@@ -51,9 +47,9 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import Engine
-from fumehood.http.answers import answer, parse_body, parse_in_thread, read_raw
+from fumehood.http.answers import parse_body, parse_in_thread, read_raw
 from fumehood.http.caller import log_refusal, peer_principal_id, require_decider
-from fumehood.http.endpoint import Needs, endpoint
+from fumehood.http.endpoint import As, Method, Needs, endpoint
 
 ApprovalId = Annotated[str, "The approval's id, `apr_…`."]
 DECIDING = frozenset({ResourceNotFound, IdempotencyConflict, ApprovalExpired, InvalidParams})
@@ -63,6 +59,19 @@ WEBHOOK = Principal("webhook", frozenset({Scope.APPROVE}))
 
 ANY = "*"
 _TAG = re.compile(r'"(0|[1-9][0-9]{0,14})"', re.ASCII)
+
+
+def _tag(approval: Approval) -> str:
+    return etag(approval.version)
+
+
+ApprovalAnswer = Annotated[
+    Approval, As("approval", "ApprovalAnswer", "An approval as it is now.", _tag)
+]
+RememberedAnswer = Annotated[
+    RememberedRule,
+    As("rule", "RememberedAnswer", "One such rule: as it is now, or as it would be saved."),
+]
 
 
 class ChangesQuery(BaseModel):
@@ -81,7 +90,7 @@ class CallbackBody(OneOfSeveral):
     version: int = Field(strict=True)
 
 
-@endpoint("GET", "/v1/approvals", Needs.CALLER, errors=[ResourceNotFound])
+@endpoint("GET", "/v1/approvals", Needs.CALLER, errors=[ResourceNotFound], client="approvals.list")
 async def list_own_approvals(
     engine: Engine, caller: Principal, query: ApprovalQuery
 ) -> ApprovalList:
@@ -94,29 +103,33 @@ async def list_own_approvals(
     "GET",
     "/v1/approvals/{approval_id}",
     Needs.CALLER,
-    data=ApprovalAnswer,
     errors=[ResourceNotFound],
+    client="approvals.show",
 )
-async def show_own_approval(engine: Engine, caller: Principal, approval_id: ApprovalId) -> Response:
+async def show_own_approval(
+    engine: Engine, caller: Principal, approval_id: ApprovalId
+) -> ApprovalAnswer:
     """Show one of the caller's own approvals."""
-    found = await engine.approvals.show(approval_id, principal=caller)
-    return _approval(engine, found)
+    return await engine.approvals.show(approval_id, principal=caller)
 
 
 @endpoint(
     "POST",
     "/v1/approvals/{approval_id}/cancel",
     Needs.CALLER,
-    data=ApprovalAnswer,
     errors=[ResourceNotFound, IdempotencyConflict],
+    client="approvals.cancel",
 )
-async def cancel_approval(engine: Engine, caller: Principal, approval_id: ApprovalId) -> Response:
+async def cancel_approval(
+    engine: Engine, caller: Principal, approval_id: ApprovalId
+) -> ApprovalAnswer:
     """Cancel one of the caller's own calls that waits for approval or has not used it yet."""
-    found = await engine.approvals.cancel(approval_id, caller)
-    return _approval(engine, found)
+    return await engine.approvals.cancel(approval_id, caller)
 
 
-@endpoint("GET", "/v1/approvals", Needs.APPROVER, errors=[ResourceNotFound])
+@endpoint(
+    "GET", "/v1/approvals", Needs.APPROVER, errors=[ResourceNotFound], client="approvals.list"
+)
 async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
     """List all approvals, newest first, without their bindings."""
     page = await engine.approvals.list(query)
@@ -127,16 +140,16 @@ async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
     "GET",
     "/v1/approvals/{approval_id}",
     Needs.APPROVER,
-    data=ApprovalAnswer,
     errors=[ResourceNotFound],
+    client="approvals.show",
 )
-async def show_approval(engine: Engine, approval_id: ApprovalId) -> Response:
+async def show_approval(engine: Engine, approval_id: ApprovalId) -> ApprovalAnswer:
     """Show one approval in full. A decision sends its `ETag` back in `If-Match`.
 
     While it is pending, `preview` is computed again. If the files have changed, the approval
     gets a new version, and earlier decisions do not count for it.
     """
-    return _approval(engine, await engine.approvals.opened(approval_id))
+    return await engine.approvals.opened(approval_id)
 
 
 @endpoint(
@@ -144,8 +157,8 @@ async def show_approval(engine: Engine, approval_id: ApprovalId) -> Response:
     "/v1/approvals/{approval_id}/decision",
     Needs.APPROVER,
     authorize=require_decider,
-    data=ApprovalAnswer,
     errors=DECIDING,
+    client=None,
 )
 async def decide_approval(
     request: Request,
@@ -153,14 +166,14 @@ async def decide_approval(
     caller: Principal,
     approval_id: ApprovalId,
     body: NewDecision,
-) -> Response:
+) -> ApprovalAnswer:
     """Approve, approve with other arguments, or deny.
 
     `If-Match` is required: the `ETag` of the version that the approver was shown, or `*` for the
     current one. If the approval has changed or was already decided, nothing is done
     (`IDEMPOTENCY_CONFLICT`, with `details.state` and `details.version`).
     """
-    approval = await engine.approvals.decide(
+    return await engine.approvals.decide(
         approval_id,
         body,
         caller,
@@ -168,7 +181,6 @@ async def decide_approval(
         peer=peer_principal_id(request),
         version=expected_version(request),
     )
-    return _approval(engine, approval)
 
 
 @endpoint(
@@ -177,15 +189,22 @@ async def decide_approval(
     Needs.APPROVER,
     authorize=require_decider,
     errors=DECIDING,
+    client="approvals.decide_all",
 )
 async def decide_approvals(
     request: Request, engine: Engine, caller: Principal, body: SeveralDecisions
-) -> DecidedApprovals:
+) -> Annotated[
+    tuple[Approval, ...],
+    As(
+        "items",
+        "DecidedApprovals",
+        "Those that were decided at once, as they are now, in the order of the request.",
+    ),
+]:
     """Decide on several approvals: all or none."""
-    decided = await engine.approvals.decide_all(
+    return await engine.approvals.decide_all(
         body.items, caller, channel="control", peer=peer_principal_id(request)
     )
-    return DecidedApprovals(items=decided)
 
 
 @endpoint(
@@ -193,20 +212,21 @@ async def decide_approvals(
     "/v1/approvals/{approval_id}/remember-preview",
     Needs.APPROVER,
     errors=[ResourceNotFound],
+    client=Method("approvals.preview_remember", whole="wish"),
 )
 async def preview_remembered(
     engine: Engine, approval_id: ApprovalId, body: RememberWish
 ) -> RememberedAnswer:
     """Preview the rule that approving with this request would create. Nothing is saved."""
-    return RememberedAnswer(rule=await engine.approvals.preview_remember(approval_id, body))
+    return await engine.approvals.preview_remember(approval_id, body)
 
 
 @endpoint(
     "POST",
     "/v1/approvals/{approval_id}/edit-preview",
     Needs.APPROVER,
-    data=ApprovalAnswer,
     errors=DECIDING,
+    client="approvals.preview_edit",
 )
 async def preview_edit(
     request: Request,
@@ -214,15 +234,14 @@ async def preview_edit(
     caller: Principal,
     approval_id: ApprovalId,
     body: NewEdit,
-) -> Response:
+) -> ApprovalAnswer:
     """Preview the approval with these arguments: action, changes and approvers. Nothing is saved.
 
     A decision sends its `action_digest`, which binds the decision to this action. The `ETag` is
     that of the current approval.
     """
     peer = peer_principal_id(request)
-    edited = await engine.approvals.preview_edit(approval_id, body.arguments, caller, peer=peer)
-    return _approval(engine, edited)
+    return await engine.approvals.preview_edit(approval_id, body.arguments, caller, peer=peer)
 
 
 @endpoint(
@@ -230,8 +249,8 @@ async def preview_edit(
     "/v1/approvals/{approval_id}/resolve",
     Needs.APPROVER,
     authorize=require_decider,
-    data=ApprovalAnswer,
     errors=[ResourceNotFound, IdempotencyConflict],
+    client="approvals.resolve",
 )
 async def resolve_approval(
     request: Request,
@@ -239,18 +258,13 @@ async def resolve_approval(
     caller: Principal,
     approval_id: ApprovalId,
     body: Resolution,
-) -> Response:
+) -> ApprovalAnswer:
     """Record the outcome of an interrupted call. It is not run again."""
     peer = peer_principal_id(request)
-    return _approval(engine, await engine.approvals.resolve(approval_id, body, caller, peer=peer))
+    return await engine.approvals.resolve(approval_id, body, caller, peer=peer)
 
 
-@endpoint(
-    "GET",
-    "/v1/approvals/changes",
-    Needs.APPROVER,
-    errors=[ShuttingDown],
-)
+@endpoint("GET", "/v1/approvals/changes", Needs.APPROVER, errors=[ShuttingDown], client=None)
 async def await_approval_changes(engine: Engine, query: ChangesQuery) -> ApprovalChanges:
     """Wait until any approval changes: a long poll.
 
@@ -266,29 +280,40 @@ async def await_approval_changes(engine: Engine, query: ChangesQuery) -> Approva
     return ApprovalChanges(changes=changes, pending=await engine.approvals.count_pending())
 
 
-@endpoint("GET", "/v1/policy/remembered", Needs.APPROVER)
-async def list_remembered(engine: Engine) -> RememberedList:
+@endpoint("GET", "/v1/policy/remembered", Needs.APPROVER, client="approvals.remembered")
+async def list_remembered(
+    engine: Engine,
+) -> Annotated[
+    tuple[RememberedRule, ...],
+    As("items", "RememberedList", "The rules that approvers' decisions left behind, newest first."),
+]:
     """List the rules remembered from approvers' decisions."""
-    return RememberedList(items=tuple(await engine.approvals.remembered()))
+    return tuple(await engine.approvals.remembered())
 
 
-@endpoint("DELETE", "/v1/policy/remembered/{rule_id}", Needs.APPROVER, errors=[ResourceNotFound])
+@endpoint(
+    "DELETE",
+    "/v1/policy/remembered/{rule_id}",
+    Needs.APPROVER,
+    errors=[ResourceNotFound],
+    client="approvals.forget",
+)
 async def forget_remembered(
     engine: Engine, caller: Principal, rule_id: Annotated[str, "The remembered rule's id."]
 ) -> RememberedAnswer:
     """Remove a remembered rule: the calls it allowed need approval again."""
-    return RememberedAnswer(rule=await engine.approvals.forget(rule_id, caller))
+    return await engine.approvals.forget(rule_id, caller)
 
 
 @endpoint(
     "POST",
     "/v1/approvals/callback",
     Needs.SIGNATURE,
-    data=ApprovalAnswer,
     body=CallbackBody,
     errors=DECIDING | {RateLimited, Unauthorized, PermissionDenied},
+    client=None,
 )
-async def receive_callback(request: Request, engine: Engine) -> Response:
+async def receive_callback(request: Request, engine: Engine) -> ApprovalAnswer:
     """Decide with a signed body, as the approver `webhook`. No credential is needed.
 
     Only if the setting `webhook.may_decide` allows it. The body names the `version` in the
@@ -304,7 +329,7 @@ async def receive_callback(request: Request, engine: Engine) -> Response:
         log_refusal(request, "webhook.callback_refused", refusal)
         raise
     body = parse_body(CallbackBody, await parse_in_thread(raw))
-    approval = await engine.approvals.decide(
+    return await engine.approvals.decide(
         body.approval_id,
         body.decision,
         WEBHOOK,
@@ -312,18 +337,11 @@ async def receive_callback(request: Request, engine: Engine) -> Response:
         peer=peer_principal_id(request),
         version=body.version,
     )
-    return _approval(engine, approval)
 
 
 def _page(page: ApprovalPage) -> ApprovalList:
     pagination = Pagination(**page.model_dump(exclude={"items"}))
     return ApprovalList(items=page.items, pagination=pagination)
-
-
-def _approval(engine: Engine, approval: Approval) -> Response:
-    response = answer(engine, ApprovalAnswer(approval=approval))
-    response.headers["etag"] = etag(approval.version)
-    return response
 
 
 def etag(version: int) -> str:

@@ -8,8 +8,11 @@ from fumehood.core.identity import Principal
 from fumehood.engine import Engine
 from fumehood.http.endpoint import Needs, endpoint
 
+VERIFY_S = 600.0
+"""Seconds for some ten million rows."""
 
-@endpoint("GET", "/v1/audit", Needs.ADMIN)
+
+@endpoint("GET", "/v1/audit", Needs.ADMIN, client="audit.page")
 async def list_audit(engine: Engine, query: AuditQuery) -> AuditPage:
     """List rows of the audit chain after row `after`, oldest first."""
     found = await engine.audit.page(query.after, query.limit + 1)
@@ -21,13 +24,13 @@ async def list_audit(engine: Engine, query: AuditQuery) -> AuditPage:
     return AuditPage(items=items, pagination=pagination)
 
 
-@endpoint("GET", "/v1/audit/verify", Needs.ADMIN)
+@endpoint("GET", "/v1/audit/verify", Needs.ADMIN, work_s=VERIFY_S, client="audit.verify")
 async def verify_audit(engine: Engine) -> AuditVerdict:
     """Verify the whole chain with the keys and anchors in the state directory."""
     return await engine.audit.verify()
 
 
-@endpoint("POST", "/v1/audit/rotate", Needs.ADMIN)
+@endpoint("POST", "/v1/audit/rotate", Needs.ADMIN, client="audit.rotate")
 async def rotate_audit_key(engine: Engine, caller: Principal) -> AuditRotation:
     """Continue the chain under a new key. The old key is kept for verification."""
     return await engine.audit.rotate(caller)

@@ -30,7 +30,14 @@ class BlobQuery(BaseModel):
     signature: str = Field(description="The same.")
 
 
-@endpoint("GET", "/v1/blobs/{blob_id}", Needs.CALLER, errors=[ResourceNotFound], media=ANY_MEDIA)
+@endpoint(
+    "GET",
+    "/v1/blobs/{blob_id}",
+    Needs.CALLER,
+    errors=[ResourceNotFound],
+    media=ANY_MEDIA,
+    client=None,
+)
 async def get_blob(
     request: Request,
     engine: Engine,

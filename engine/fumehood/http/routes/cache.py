@@ -8,13 +8,13 @@ from fumehood.engine import Engine
 from fumehood.http.endpoint import Needs, endpoint
 
 
-@endpoint("GET", "/v1/cache", Needs.ADMIN)
+@endpoint("GET", "/v1/cache", Needs.ADMIN, client="cache.show")
 async def show_cache(engine: Engine) -> CacheStatus:
     """Show how much the result cache holds, and its hits and misses since the start."""
     return engine.cache.status()
 
 
-@endpoint("DELETE", "/v1/cache", Needs.ADMIN)
+@endpoint("DELETE", "/v1/cache", Needs.ADMIN, client="cache.clear")
 async def clear_cache(engine: Engine, caller: Principal) -> ClearedCache:
     """Drop every answer of the result cache, of all principals.
 

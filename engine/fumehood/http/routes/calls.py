@@ -57,6 +57,7 @@ CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
     authorize=principal_of,
     errors=CALL_ERRORS,
     has_tool_codes=True,
+    client=None,
 )
 def call_tool(
     request: Request, engine: Engine, name: ToolName, body: NewCall, caller: Principal | None
@@ -96,7 +97,7 @@ async def run_plainly(
     return once_delivered(request, response, lambda: engine.delivered(handle))
 
 
-@endpoint("POST", "/v1/calls", Needs.CALLER, errors=[ShuttingDown], data=BatchAnswer)
+@endpoint("POST", "/v1/calls", Needs.CALLER, errors=[ShuttingDown], data=BatchAnswer, client=None)
 async def call_tools(
     request: Request, engine: Engine, body: NewBatch, caller: Principal
 ) -> Response:
@@ -116,7 +117,9 @@ async def call_tools(
     return results_response(engine, batch.texts)
 
 
-@endpoint("POST", "/v1/tool_calls", Needs.CALLER, errors=[ShuttingDown], data=HandledCalls)
+@endpoint(
+    "POST", "/v1/tool_calls", Needs.CALLER, errors=[ShuttingDown], data=HandledCalls, client=None
+)
 async def handle_message(
     request: Request, engine: Engine, body: NewMessage, caller: Principal
 ) -> Response:
@@ -136,15 +139,22 @@ async def handle_message(
     return answer(engine, handled)
 
 
-@endpoint("GET", "/v1/calls", Needs.CALLER, errors=[ResourceNotFound])
+@endpoint("GET", "/v1/calls", Needs.CALLER, errors=[ResourceNotFound], client="calls")
 async def list_calls(engine: Engine, caller: Principal, query: CallQuery) -> CallList:
     """List the caller's own calls, newest first."""
-    page = await engine.list_calls(query, caller)
+    page = await engine.call_log.page(caller.id, query)
     pagination = Pagination(**page.model_dump(exclude={"items"}))
     return CallList(items=page.items, pagination=pagination)
 
 
-@endpoint("GET", "/v1/calls/{call_id}", Needs.CALLER, errors=[ResourceNotFound], data=CallAnswer)
+@endpoint(
+    "GET",
+    "/v1/calls/{call_id}",
+    Needs.CALLER,
+    errors=[ResourceNotFound],
+    data=CallAnswer,
+    client="call_state",
+)
 async def show_call(
     request: Request,
     engine: Engine,
@@ -158,7 +168,7 @@ async def show_call(
     approval = await engine.approvals.of_call(call_id, caller)
     envelope = await engine.approvals.answer_of(call_id, caller, is_fetched=False)
     try:
-        record = await engine.find_call(call_id, caller)
+        record = await engine.call_log.get(caller.id, call_id)
     except ResourceNotFound:  # a call whose caller waits for approval is not in the log yet
         if approval is None:
             raise

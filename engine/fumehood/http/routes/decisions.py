@@ -20,6 +20,7 @@ from fumehood.http.routes.calls import CALL_ERRORS, run_plainly
     authorize=principal_of,
     errors=CALL_ERRORS,
     data=Decision,
+    client=None,
 )
 async def decide(
     request: Request, engine: Engine, body: DecisionBody, caller: Principal | None

@@ -12,20 +12,20 @@ from fumehood.http.endpoint import Needs, endpoint
 TEXT = "text/plain"
 
 
-@endpoint("GET", "/metrics", Needs.APPROVER, authorize=require_authority, media=TEXT)
+@endpoint("GET", "/metrics", Needs.APPROVER, authorize=require_authority, media=TEXT, client=None)
 async def show_metrics(engine: Engine) -> Response:
     """All figures of the engine as text for Prometheus, with an approver's or admin credential."""
     text, media_type = await engine.metrics()
     return Response(text, media_type=media_type)
 
 
-@endpoint("GET", "/v1/alerts", Needs.APPROVER, authorize=require_authority)
+@endpoint("GET", "/v1/alerts", Needs.APPROVER, authorize=require_authority, client="alerts")
 async def show_alerts(engine: Engine) -> AlertList:
     """Show the alerts of the engine with their present values, and those of tools that are firing.
 
     With an approver's or admin credential.
     """
-    return engine.alerts()
+    return engine.alerts.look()
 
 
 OPERATIONS = [show_metrics, show_alerts]

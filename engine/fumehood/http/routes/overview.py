@@ -11,7 +11,12 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.answers import CallDetails, CallList, Pagination, SessionFileList
+from fumehood.answers import (
+    CallDetails,
+    CallList,
+    Pagination,
+    SessionFileList,
+)
 from fumehood.core.errors import (
     InvalidParams,
     PermissionDenied,
@@ -24,17 +29,17 @@ from fumehood.core.overview import (
     AllCallsQuery,
     EngineSummary,
     FiguresQuery,
-    OwnedSessionAnswer,
-    OwnedSessionList,
+    OwnedSession,
     RulesToTry,
     ToolFiguresList,
     TriedRules,
 )
+from fumehood.core.session import TURN_S
 from fumehood.engine import Engine
 from fumehood.executors.session_files import SessionFiles
 from fumehood.http.answers import engine_of, envelope_response
 from fumehood.http.caller import require_authority
-from fumehood.http.endpoint import ANY_MEDIA, Given, Needs, endpoint
+from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 from fumehood.http.routes.blobs import BlobQuery, sent_blob
 from fumehood.http.routes.sessions import SESSION, FileListQuery, file_path, sent_file
 
@@ -52,11 +57,19 @@ def _files(request: Request, _: Principal) -> SessionFiles:
     return engine.session_files(session_id, engine.overview.owner_of(session_id))
 
 
+OwnedSessionAnswer = Annotated[
+    OwnedSession, As("session", "OwnedSessionAnswer", "A session as it is now, with its owner.")
+]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 
 
 @endpoint(
-    "GET", "/v1/calls", Needs.APPROVER, authorize=require_authority, errors=[ResourceNotFound]
+    "GET",
+    "/v1/calls",
+    Needs.APPROVER,
+    authorize=require_authority,
+    errors=[ResourceNotFound],
+    client="calls.list",
 )
 async def list_all_calls(engine: Engine, query: AllCallsQuery) -> CallList:
     """List the calls of all principals, newest first.
@@ -74,6 +87,7 @@ async def list_all_calls(engine: Engine, query: AllCallsQuery) -> CallList:
     Needs.APPROVER,
     authorize=require_authority,
     errors=[ResourceNotFound],
+    client="calls.show",
 )
 async def show_any_call(engine: Engine, caller: Principal, call_id: CallId) -> CallDetails:
     """Show one call of anybody's, with everything that is kept of it.
@@ -90,6 +104,7 @@ async def show_any_call(engine: Engine, caller: Principal, call_id: CallId) -> C
     authorize=require_authority,
     errors=[ResourceNotFound, PermissionDenied],
     media=ANY_MEDIA,
+    client=None,
 )
 async def get_blob_of_call(
     request: Request,
@@ -116,6 +131,7 @@ async def get_blob_of_call(
     authorize=require_authority,
     errors=[ResourceNotFound, PermissionDenied],
     has_tool_codes=True,
+    client=None,
 )
 async def repeat_as_dry_run(engine: Engine, call_id: CallId) -> Response:
     """Repeat a call that needed approval as a dry run, with its caller's rights. Nothing runs.
@@ -125,7 +141,7 @@ async def repeat_as_dry_run(engine: Engine, call_id: CallId) -> Response:
     return envelope_response(await engine.overview.repeat_as_dry_run(call_id))
 
 
-@endpoint("GET", "/v1/figures", Needs.APPROVER, authorize=require_authority)
+@endpoint("GET", "/v1/figures", Needs.APPROVER, authorize=require_authority, client="figures")
 async def show_figures(engine: Engine, query: FiguresQuery) -> ToolFiguresList:
     """Show how the calls of each tool went in the last hours: success and latency.
 
@@ -134,7 +150,7 @@ async def show_figures(engine: Engine, query: FiguresQuery) -> ToolFiguresList:
     return await engine.overview.figures(query.hours)
 
 
-@endpoint("GET", "/v1/engine", Needs.APPROVER, authorize=require_authority)
+@endpoint("GET", "/v1/engine", Needs.APPROVER, authorize=require_authority, client="engine")
 async def show_engine(engine: Engine) -> EngineSummary:
     """Show the version, walls, containers, sessions, circuits and running calls.
 
@@ -143,13 +159,24 @@ async def show_engine(engine: Engine) -> EngineSummary:
     return engine.overview.summary(engine.ready())
 
 
-@endpoint("GET", "/v1/sessions", Needs.APPROVER, authorize=require_authority)
-async def list_all_sessions(engine: Engine) -> OwnedSessionList:
+@endpoint(
+    "GET", "/v1/sessions", Needs.APPROVER, authorize=require_authority, client="sessions.list"
+)
+async def list_all_sessions(
+    engine: Engine,
+) -> Annotated[
+    tuple[OwnedSession, ...],
+    As(
+        "items",
+        "OwnedSessionList",
+        "Sessions of all principals: active ones, then those that ended lately; newest first.",
+    ),
+]:
     """List the sessions of all principals: active ones, then those of the last day.
 
     Needs `approve` or `admin`.
     """
-    return OwnedSessionList(items=engine.overview.sessions())
+    return engine.overview.sessions()
 
 
 @endpoint(
@@ -158,13 +185,21 @@ async def list_all_sessions(engine: Engine) -> OwnedSessionList:
     Needs.APPROVER,
     authorize=require_authority,
     errors=[ResourceNotFound],
+    client="sessions.show",
 )
 async def show_any_session(engine: Engine, session_id: SessionId) -> OwnedSessionAnswer:
     """Show one session of anybody's. Needs `approve` or `admin`."""
-    return OwnedSessionAnswer(session=engine.overview.session(session_id))
+    return engine.overview.session(session_id)
 
 
-@endpoint("DELETE", "/v1/sessions/{session_id}", Needs.ADMIN, errors=[ResourceNotFound])
+@endpoint(
+    "DELETE",
+    "/v1/sessions/{session_id}",
+    Needs.ADMIN,
+    errors=[ResourceNotFound],
+    work_s=TURN_S,
+    client="sessions.end",
+)
 async def end_any_session(
     engine: Engine, caller: Principal, session_id: SessionId
 ) -> OwnedSessionAnswer:
@@ -172,10 +207,17 @@ async def end_any_session(
 
     It is recorded as a change. An ended session stays as it is.
     """
-    return OwnedSessionAnswer(session=await engine.overview.end_session(session_id, caller))
+    return await engine.overview.end_session(session_id, caller)
 
 
-@endpoint("GET", "/v1/sessions/{session_id}/files", Needs.ADMIN, errors=FILE_ERRORS)
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/files",
+    Needs.ADMIN,
+    errors=FILE_ERRORS,
+    work_s=TURN_S,
+    client="sessions.files",
+)
 async def list_files_of_session(
     caller: Principal, files: Files, query: FileListQuery
 ) -> SessionFileList:
@@ -192,6 +234,7 @@ async def list_files_of_session(
     Needs.ADMIN,
     errors=FILE_ERRORS | {RateLimited},
     media=ANY_MEDIA,
+    client=None,
 )
 async def get_file_of_session(
     request: Request, engine: Engine, caller: Principal, files: Files, path: FilePath
@@ -203,7 +246,12 @@ async def get_file_of_session(
 
 
 @endpoint(
-    "POST", "/v1/policy/try", Needs.APPROVER, authorize=require_authority, errors=[InvalidParams]
+    "POST",
+    "/v1/policy/try",
+    Needs.APPROVER,
+    authorize=require_authority,
+    errors=[InvalidParams],
+    client="policy.try_rules",
 )
 async def try_rules(engine: Engine, body: RulesToTry) -> TriedRules:
     """Try rules against the calls of the last days. The rules in force stay.

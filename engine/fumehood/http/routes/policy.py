@@ -16,7 +16,7 @@ from fumehood.http.endpoint import Needs, endpoint
 from fumehood.policy.model import ExplainWish, Explanation, PolicyStatus
 
 
-@endpoint("GET", "/v1/policy", Needs.APPROVER, authorize=require_authority)
+@endpoint("GET", "/v1/policy", Needs.APPROVER, authorize=require_authority, client="policy.show")
 async def show_policy(engine: Engine) -> PolicyStatus:
     """Show the current rules, their version, and how often shadow rules matched.
 
@@ -31,6 +31,7 @@ async def show_policy(engine: Engine) -> PolicyStatus:
     Needs.APPROVER,
     authorize=require_authority,
     errors=[ResourceNotFound, ToolNotFound, ToolDisabled, ToolDeprecated],
+    client="policy.explain",
 )
 async def explain_call(engine: Engine, body: ExplainWish) -> Explanation:
     """Explain the policy's decision for a call, rule by rule. Nothing is called.
@@ -40,7 +41,7 @@ async def explain_call(engine: Engine, body: ExplainWish) -> Explanation:
     return engine.policy.explain(body)
 
 
-@endpoint("POST", "/v1/policy/reload", Needs.ADMIN, errors=[InvalidParams])
+@endpoint("POST", "/v1/policy/reload", Needs.ADMIN, errors=[InvalidParams], client="policy.reload")
 async def reload_policy(engine: Engine, caller: Principal) -> PolicyStatus:
     """Reload the policy file. A faulty one is INVALID_PARAMS, and the old rules stay."""
     return await engine.policy.reload(caller)

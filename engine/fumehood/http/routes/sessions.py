@@ -19,9 +19,7 @@ from starlette.responses import Response
 from fumehood.answers import (
     Deleted,
     Pagination,
-    SessionAnswer,
     SessionFileList,
-    SessionList,
     WrittenFile,
 )
 from fumehood.core.arguments import MAX_LIMIT
@@ -35,14 +33,14 @@ from fumehood.core.errors import (
     ShuttingDown,
 )
 from fumehood.core.identity import Principal
-from fumehood.core.session import NewSession
+from fumehood.core.session import MAKING_S, TURN_S, NewSession, SessionRecord
 from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
 from fumehood.executors.program_output import content_type_of
 from fumehood.executors.session_files import FileChanged, SessionFiles, too_large
 from fumehood.executors.workspace_guest import DEFAULT_LIMIT
 from fumehood.http.answers import engine_of
-from fumehood.http.endpoint import ANY_MEDIA, Given, Needs, endpoint
+from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 from fumehood.http.transfers import (
     FileBody,
     UploadBody,
@@ -136,6 +134,7 @@ def file_path(request: Request, _: Principal) -> str:
 
 SESSION = "The session's id, `sess_…`."
 SessionId = Annotated[str, SESSION]
+SessionAnswer = Annotated[SessionRecord, As("session", "SessionAnswer", "A session as it is now.")]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 FilesToWrite = Annotated[SessionFiles, Given(_files_to_write, {"session_id": SESSION})]
 FilePath = Annotated[
@@ -143,10 +142,15 @@ FilePath = Annotated[
 ]
 
 
-@endpoint("GET", "/v1/sessions", Needs.CALLER)
-async def list_sessions(engine: Engine, caller: Principal, query: NoQuery) -> SessionList:
+@endpoint("GET", "/v1/sessions", Needs.CALLER, client="sessions")
+async def list_sessions(
+    engine: Engine, caller: Principal, query: NoQuery
+) -> Annotated[
+    tuple[SessionRecord, ...],
+    As("items", "SessionList", "The caller's own sessions, newest first."),
+]:
     """List the caller's own sessions, newest first: active ones, then those of the last day."""
-    return SessionList(items=tuple(engine.sessions.list(caller)))
+    return tuple(engine.sessions.list(caller))
 
 
 @endpoint(
@@ -154,6 +158,7 @@ async def list_sessions(engine: Engine, caller: Principal, query: NoQuery) -> Se
     "/v1/sessions",
     Needs.CALLER,
     errors=[QuotaExceeded, ResourceNotFound, SandboxUnavailable, ShuttingDown, InternalError],
+    work_s=MAKING_S,
 )
 async def create_session(engine: Engine, body: NewSession, caller: Principal) -> SessionAnswer:
     """Create a session: a container of the caller's own, until it ends.
@@ -161,25 +166,36 @@ async def create_session(engine: Engine, body: NewSession, caller: Principal) ->
     Every field is optional. Calls use it with the option `session_id`.
     """
     _refuse_while_draining(engine)
-    return SessionAnswer(session=await engine.sessions.create(caller, **body.model_dump()))
+    return await engine.sessions.create(caller, **body.model_dump())
 
 
-@endpoint("GET", "/v1/sessions/{session_id}", Needs.CALLER, errors=[ResourceNotFound])
+@endpoint(
+    "GET", "/v1/sessions/{session_id}", Needs.CALLER, errors=[ResourceNotFound], client="session"
+)
 async def show_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
     """Show one of the caller's own sessions, including ended ones."""
-    return SessionAnswer(session=engine.sessions.find(caller, session_id))
+    return engine.sessions.find(caller, session_id)
 
 
-@endpoint("DELETE", "/v1/sessions/{session_id}", Needs.CALLER, errors=[ResourceNotFound])
+@endpoint(
+    "DELETE", "/v1/sessions/{session_id}", Needs.CALLER, errors=[ResourceNotFound], work_s=TURN_S
+)
 async def end_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
     """End one of the caller's own sessions and everything that runs in it; delete its files.
 
     An ended session stays as it is.
     """
-    return SessionAnswer(session=await engine.sessions.end(caller, session_id))
+    return await engine.sessions.end(caller, session_id)
 
 
-@endpoint("GET", "/v1/sessions/{session_id}/files", Needs.CALLER, errors=FILE_ERRORS)
+@endpoint(
+    "GET",
+    "/v1/sessions/{session_id}/files",
+    Needs.CALLER,
+    errors=FILE_ERRORS,
+    work_s=TURN_S,
+    client="session_files",
+)
 async def list_session_files(files: Files, query: FileListQuery) -> SessionFileList:
     """List the files of a session's workspace by path, one page at a time."""
     page = await files.page(
@@ -204,6 +220,7 @@ async def sent_file(request: Request, engine: Engine, files: SessionFiles, path:
     Needs.CALLER,
     errors=FILE_ERRORS | {RateLimited},
     media=ANY_MEDIA,
+    client=None,
 )
 async def get_session_file(
     request: Request, engine: Engine, files: Files, path: FilePath
@@ -221,6 +238,7 @@ async def get_session_file(
     "/v1/sessions/{session_id}/files/{path:path}",
     Needs.CALLER,
     errors=FILE_ERRORS | {ShuttingDown},
+    client=None,
 )
 async def put_session_file(
     request: Request, files: FilesToWrite, path: FilePath, query: PutQuery, body: UploadBody
@@ -245,7 +263,14 @@ async def put_session_file(
     return WrittenFile(path=path, size=size)
 
 
-@endpoint("DELETE", "/v1/sessions/{session_id}/files/{path:path}", Needs.CALLER, errors=FILE_ERRORS)
+@endpoint(
+    "DELETE",
+    "/v1/sessions/{session_id}/files/{path:path}",
+    Needs.CALLER,
+    errors=FILE_ERRORS,
+    work_s=TURN_S,
+    client="delete_file",
+)
 async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) -> Deleted:
     """Delete a file, link or directory.
 

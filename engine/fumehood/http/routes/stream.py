@@ -67,6 +67,7 @@ def _refuse_resumption(request: Request) -> None:
     errors=CALL_ERRORS,
     has_tool_codes=True,
     events=sse.MEDIA_TYPE,
+    client=None,
 )
 async def stream_tool(
     request: Request, engine: Engine, name: ToolName, body: NewCall, caller: Principal | None
@@ -112,6 +113,7 @@ class EventsQuery(BaseModel):
     Needs.CALLER,
     errors=[ResourceNotFound],
     events=sse.MEDIA_TYPE,
+    client=None,
 )
 async def follow_call(
     request: Request,
@@ -127,14 +129,16 @@ async def follow_call(
     follow. Disconnecting never stops the call.
     """
     after = request.headers.get("last-event-id") or query.last_event_id or None
-    reader = engine.follow_call(call_id, caller, after)
+    reader = engine.runs.follow(call_id, caller, after)
     if request.method == "HEAD":
         reader.close()
         return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
     return EventsResponse(engine, reader)
 
 
-@endpoint("POST", "/v1/calls/{call_id}/cancel", Needs.CALLER, errors=[ResourceNotFound])
+@endpoint(
+    "POST", "/v1/calls/{call_id}/cancel", Needs.CALLER, errors=[ResourceNotFound], client="cancel"
+)
 async def cancel_call(
     engine: Engine,
     caller: Principal,

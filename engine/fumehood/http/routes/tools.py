@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from fumehood.answers import (
     AgentTools,
     AnyToolList,
-    ChangedTools,
     Deleted,
     LeftOutTool,
     Pagination,
@@ -32,7 +31,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.engine import Engine
 from fumehood.formats.model import ExportedTools, FormatName
-from fumehood.http.endpoint import Needs, ParsedBy, endpoint
+from fumehood.http.endpoint import As, Method, Needs, ParsedBy, endpoint
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT, ToolFilter
 
@@ -41,6 +40,14 @@ PinnedName = Annotated[str, "`name@version`."]
 RawDefinition = Annotated[Any, ParsedBy(lambda document: document, ToolDefinition)]
 """A definition that the registry validates: it names faults that a model cannot see."""
 
+
+REFERENCE = {"name": "reference"}
+"""What the clients call the parameter of an address, which is `name` or `name@version`."""
+
+ChangedTools = Annotated[
+    tuple[ToolWithSource, ...],
+    As("items", "ChangedTools", "The tools that were changed, as they are now."),
+]
 
 AMOUNT = r"^[0-9]{1,9}(\.[0-9]{1,9})?$"
 MOST_TOOLS = 9999
@@ -113,7 +120,12 @@ class ToolQuery(BaseModel):
 
 
 @endpoint(
-    "GET", "/v1/tools", Needs.CALLER, data=AnyToolList, errors=[ResourceNotFound, ToolNotFound]
+    "GET",
+    "/v1/tools",
+    Needs.CALLER,
+    data=AnyToolList,
+    errors=[ResourceNotFound, ToolNotFound],
+    client=None,
 )
 async def list_tools(
     engine: Engine, caller: Principal, query: ToolQuery
@@ -165,20 +177,38 @@ def _agent_tools(engine: Engine, caller: Principal, agent_id: str, query: ToolQu
     )
 
 
-@endpoint("GET", "/v1/tools/{name}", Needs.CALLER, errors=[ToolNotFound])
+@endpoint(
+    "GET",
+    "/v1/tools/{name}",
+    Needs.CALLER,
+    errors=[ToolNotFound],
+    client=Method("tool", renamed=REFERENCE),
+)
 async def show_tool(engine: Engine, name: ToolName) -> ToolDetails:
     """Show one tool by `name` or `name@version`, and its other versions."""
     return engine.tool(name)
 
 
-@endpoint("POST", "/v1/tools", Needs.ADMIN, errors=[IdempotencyConflict])
+@endpoint(
+    "POST",
+    "/v1/tools",
+    Needs.ADMIN,
+    errors=[IdempotencyConflict],
+    client=Method("tools.add", whole="document", is_one=True),
+)
 async def register_tool(engine: Engine, caller: Principal, body: RawDefinition) -> ChangedTools:
     """Add one version of a REST or MCP tool."""
     tool = await engine.registrations.register(body, by=caller, now=engine.now())
     return _changed(engine, [tool])
 
 
-@endpoint("PUT", "/v1/tools/{name}", Needs.ADMIN, errors=[ToolNotFound, PermissionDenied])
+@endpoint(
+    "PUT",
+    "/v1/tools/{name}",
+    Needs.ADMIN,
+    errors=[ToolNotFound, PermissionDenied],
+    client=Method("tools.replace", renamed=REFERENCE, whole="document", is_one=True),
+)
 async def replace_tool(
     engine: Engine, caller: Principal, name: PinnedName, body: RawDefinition
 ) -> ChangedTools:
@@ -193,6 +223,7 @@ async def replace_tool(
     "/v1/tools/{name}",
     Needs.ADMIN,
     errors=[InvalidParams, ToolNotFound, PermissionDenied],
+    client=Method("tools.remove", renamed=REFERENCE),
 )
 async def delete_tool(engine: Engine, caller: Principal, name: PinnedName) -> Deleted:
     """Remove a registered version."""
@@ -201,13 +232,25 @@ async def delete_tool(engine: Engine, caller: Principal, name: PinnedName) -> De
     return Deleted(deleted=name)
 
 
-@endpoint("POST", "/v1/tools/{name}/activate", Needs.ADMIN, errors=[ToolNotFound])
+@endpoint(
+    "POST",
+    "/v1/tools/{name}/activate",
+    Needs.ADMIN,
+    errors=[ToolNotFound],
+    client=Method("tools.enable", renamed=REFERENCE),
+)
 async def activate_tool(engine: Engine, caller: Principal, name: ToolName) -> ChangedTools:
     """Enable one version (`name@version`), or all versions, of a tool."""
     return await _switch(engine, caller, name, is_active=True)
 
 
-@endpoint("POST", "/v1/tools/{name}/deactivate", Needs.ADMIN, errors=[ToolNotFound])
+@endpoint(
+    "POST",
+    "/v1/tools/{name}/deactivate",
+    Needs.ADMIN,
+    errors=[ToolNotFound],
+    client=Method("tools.disable", renamed=REFERENCE),
+)
 async def deactivate_tool(engine: Engine, caller: Principal, name: ToolName) -> ChangedTools:
     """Disable one version (`name@version`), or all versions, of a tool."""
     return await _switch(engine, caller, name, is_active=False)
@@ -231,7 +274,7 @@ def _pinned(reference: str) -> tuple[str, str]:
 
 
 def _changed(engine: Engine, tools: Iterable[RegisteredTool]) -> ChangedTools:
-    items = tuple(
+    return tuple(
         ToolWithSource(
             **dict(tool.definition),
             source=tool.source.value,
@@ -239,7 +282,6 @@ def _changed(engine: Engine, tools: Iterable[RegisteredTool]) -> ChangedTools:
         )
         for tool in tools
     )
-    return ChangedTools(items=items)
 
 
 OPERATIONS = [list_tools, show_tool]

@@ -8,7 +8,7 @@ from fumehood.engine import Engine
 from fumehood.http.endpoint import Needs, endpoint
 
 
-@endpoint("GET", "/v1/usage", Needs.CALLER)
+@endpoint("GET", "/v1/usage", Needs.CALLER, client="usage")
 async def show_usage(engine: Engine, caller: Principal, query: UsageQuery) -> UsageTable:
     """Show the usage of the caller's own calls, and the remaining amounts of its budgets.
 
@@ -17,7 +17,7 @@ async def show_usage(engine: Engine, caller: Principal, query: UsageQuery) -> Us
     return await engine.usage_of(caller, query)
 
 
-@endpoint("GET", "/v1/usage", Needs.ADMIN)
+@endpoint("GET", "/v1/usage", Needs.ADMIN, client="usage")
 async def show_all_usage(engine: Engine, query: AllUsageQuery) -> UsageTable:
     """Show the usage of all principals, and the remaining amount of every budget.
 

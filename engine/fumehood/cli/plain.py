@@ -1,0 +1,120 @@
+"""Commands that call one client method and show its answer, each declared by one `plain(…)`.
+
+A command's arguments are the method's. Nothing of the client is imported until a command runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath
+from fumehood.cli.reach import ADMIN, calling, controlling
+
+Show = Callable[[Any, bool], None]
+"""Shows an answer; the second argument is whether JSON was asked for."""
+
+
+class Column(NamedTuple):
+    """One column of a table: `tables.Field`, and the cell of an item."""
+
+    head: str
+    cell: Callable[[Any], str]
+    drop: int = 0
+    whole: bool = False
+
+
+def plain(
+    group: typer.Typer,
+    method: str,
+    words: str,
+    show: Show | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    check: Callable[[str], None] | None = None,
+    scope: str | None = ADMIN,
+    name: str = "",
+) -> None:
+    """Add a command that calls `method`, such as `agents.show`, of a client.
+
+    `words` is the help text. Without `show` nothing is printed. `check` receives the first
+    argument. `scope` is the credential's, or None for the callers' socket. `name` is the command's
+    name if it differs from the method's.
+    """
+    taken = dict(arguments or {})
+
+    def command(socket: Path | None, **given: Any) -> None:
+        values = [given[one] for one in taken]
+        if check is not None:
+            check(values[0])
+        as_json, reached = given.get("as_json", False), None
+        if scope is not None:
+            stdin = given["credential_stdin"]
+            reached = controlling(socket, credential_stdin=stdin, as_json=as_json, scope=scope)
+        with reached or calling(socket, as_json=as_json) as client:
+            found = attrgetter(method)(client)(*values)
+        if show is not None:
+            show(found, as_json)
+
+    kinds: dict[str, tuple[Any, Any]] = {
+        **{one: (kind, inspect.Parameter.empty) for one, kind in taken.items()},
+        **({"as_json": (AsJson, False)} if show not in (None, as_document) else {}),
+        **({"credential_stdin": (CredentialStdin, False)} if scope is not None else {}),
+        "socket": (SocketPath if scope is None else ControlSocketPath, None),
+    }
+    command.__annotations__ = {one: kind for one, (kind, _) in kinds.items()}
+    parameters = [
+        inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for one, (kind, default) in kinds.items()
+    ]
+    vars(command)["__signature__"] = inspect.Signature(parameters)
+    command.__doc__ = words
+    group.command(name or method.rpartition(".")[2])(command)
+
+
+def as_document(found: Any, _: bool = True) -> None:
+    """Print a model or a list of models as JSON, on a terminal also."""
+    from fumehood.cli.show import show_json
+
+    is_list = isinstance(found, tuple)
+    show_json([_dumped(one) for one in found] if is_list else _dumped(found))
+
+
+def as_text(write: Callable[[Any], None]) -> Show:
+    """Print JSON if it is wanted; otherwise `write` prints the answer."""
+
+    def show(found: Any, as_json: bool) -> None:
+        from fumehood.cli.show import wants_json
+
+        (as_document if wants_json(as_json) else write)(found)
+
+    return show
+
+
+@as_text
+def as_fields(found: Any) -> None:
+    """Print a model, one line for each field."""
+    from fumehood.cli.show import show_fields
+
+    show_fields(_dumped(found))
+
+
+def as_table(*columns: Column) -> Show:
+    """Print a list of models as a table."""
+
+    def write(found: Sequence[Any]) -> None:
+        from fumehood.cli.tables import Field, show_table
+
+        fields = [Field(column.head, column.drop, column.whole) for column in columns]
+        show_table(fields, [[column.cell(one) for column in columns] for one in found])
+
+    return as_text(write)
+
+
+def _dumped(found: Any) -> Any:
+    return found.model_dump(mode="json") if hasattr(found, "model_dump") else found

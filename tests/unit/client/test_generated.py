@@ -1,0 +1,71 @@
+"""The clients' generated modules are what the generator makes of operations and models."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fumehood.client.sync
+
+ROOT = Path(__file__).resolve().parents[3]
+GENERATOR = ROOT / "scripts" / "make_clients.py"
+
+
+@pytest.fixture(scope="module")
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location(GENERATOR.stem, GENERATOR)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_modules_are_up_to_date(generator: Any) -> None:
+    generated = generator.generate()
+    assert len(generated) >= 6
+    for path, source in generated.items():
+        assert path.read_text(encoding="utf-8") == source, f"Run: python {GENERATOR}"
+    folder = Path(fumehood.client.sync.__file__).parent
+    assert {path.name for path in folder.glob("*.py")} == {
+        "__init__.py", *(path.name for path in generated if path.parent == folder),
+    }  # fmt: skip
+
+
+def test_generator_replaces_keywords_names_and_docstrings(generator: Any) -> None:
+    source = '''
+from fumehood.client.async_transport import AsyncTransport
+
+
+class AsyncThing:
+    """A part of `AsyncClient`, to await."""
+
+    async def ask(self) -> AsyncIterator[str]:  # async here
+        async with self as it:
+            return [await it.aclose(), "await"]
+'''
+    assert (
+        generator.synchronous(source)
+        == '''
+from fumehood.client.sync.transport import Transport
+
+
+class Thing:
+    """A part of `Client`, to await."""
+
+    def ask(self) -> Iterator[str]:  # async here
+        with self as it:
+            return [it.close(), "await"]
+'''
+    )
+
+
+def test_phrase_that_no_docstring_holds_is_refused(
+    generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator, "PHRASES", {"Nobody says this.": ""})
+    with pytest.raises(ValueError, match="Nobody says this"):
+        generator.generate()
