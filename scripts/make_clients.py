@@ -40,7 +40,7 @@ from fumehood.budgets.model import UsageQuery
 from fumehood.core.call import BatchOptions, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionOptions
-from fumehood.core.keywords import Written
+from fumehood.core.json_types import Written
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats.model import HandleOptions
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS

@@ -14,7 +14,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, SessionContainer, SessionWall
+from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding, SessionContainer, SessionWall
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
 from integration.test_wall_contract import container_wall
 
@@ -156,7 +156,7 @@ async def test_ended_place_takes_its_run_with_it_and_says_so_once(case: Case) ->
 
 async def test_image_that_is_not_there_is_no_place(case: Case) -> None:
     if not isinstance(case.wall, FakeWall):
-        case.wall._catalog._find = _finds_nothing  # type: ignore[attr-defined]
+        case.wall._supply._find_image = _finds_nothing  # type: ignore[attr-defined]
     with pytest.raises(SandboxUnavailable), anyio.fail_after(SLOW_S):
         await case.wall.hold(
             TrustDomain("uid:1"), image="nothing", memory_mb=MEMORY_MB, on_lost=lambda: None
@@ -165,4 +165,4 @@ async def test_image_that_is_not_there_is_no_place(case: Case) -> None:
 
 
 async def _finds_nothing(docker: object, name: str) -> Image:
-    raise SandboxUnavailable(f"There is no image {name!r}.", retryable=False)
+    raise ImageMissing.of(name, "is missing", "Build it.")

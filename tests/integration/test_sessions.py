@@ -70,7 +70,7 @@ def place_of(engine: Engine, session: SessionRecord) -> str:
 def running(engine: Engine) -> list[str]:
     wall = engine._made.walls.container
     assert isinstance(wall, ContainerWall)
-    found = containers_of(f"fumehood.engine={wall._identity.engine_id}")
+    found = containers_of(f"fumehood.engine={wall._supply._identity.engine_id}")
     return [one["Name"].removeprefix("/") for one in found]
 
 
@@ -205,7 +205,7 @@ async def test_stopping_engine_leaves_no_container_of_a_session(
         await create(engine)
         wall = engine._made.walls.container
         assert isinstance(wall, ContainerWall)
-    assert containers_of(f"fumehood.engine={wall._identity.engine_id}") == []
+    assert containers_of(f"fumehood.engine={wall._supply._identity.engine_id}") == []
 
 
 DIES = """

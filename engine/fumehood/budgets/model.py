@@ -20,7 +20,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validato
 from fumehood.budgets.settings import Per, Period
 from fumehood.core.call import Id
 from fumehood.core.call_log import Moment
-from fumehood.core.keywords import Written
+from fumehood.core.json_types import Written
 from fumehood.identity.model import PrincipalId
 
 

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import nearest
 
 Class = TypeVar("Class", bound=type)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Notes on a model's field that a program may write it as a value of another type."""
-
-    kind: Any
 
 
 def checked(kind: type, method: str, given: Mapping[str, object]) -> JsonObject:

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fumehood.core.arguments import ARGUMENTS, FOR_CLIENTS
-from fumehood.core.json_types import JsonObject
-from fumehood.core.keywords import Written
+from fumehood.core.json_types import JsonObject, Written
 from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
 from fumehood.core.parameters import parameter_list_schema
