@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,65 @@ JSON = re.compile(r"^```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXTRAS = re.compile(r"(?:fumehood|CHECKOUT)\[([\w,-]+)\]|[Nn]eeds the extra `([\w-]+)`")
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
+SET_UP_BY_THE_TEST = ("daemon", "service", "images")
+"""Words behind a fence's language. The test itself does what such a snippet says."""
 
-def snippets(page: str) -> list[tuple[str, str, str]]:
-    """Language, the rest of the fence's line, and text of every snippet that can be run."""
-    return FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
+
+@dataclass
+class Snippet:
+    """A snippet of a page after it ran, or one that is left to the test."""
+
+    mark: str
+    text: str
+    stdout: str = ""
+    stderr: str = ""
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def json_of(page: str) -> list[Any]:
+    """The JSON documents that a page shows."""
+    return [json.loads(text) for text in JSON.findall(read(page))]
+
+
+def write_config(page: str, file: Path, replace: Mapping[str, str] | None = None) -> str:
+    """Write the one configuration that a page shows into a file, and return it."""
+    (text,) = TOML.findall(read(page))
+    for old, new in (replace or {}).items():
+        text = text.replace(old, new)
+    file.write_text(text, encoding="utf-8")
+    return str(text)
+
+
+def run_snippets(
+    page: str,
+    environment: Mapping[str, str],
+    directory: Path = ROOT,
+    *,
+    replace: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    timeout_s: float = 60,
+) -> Iterator[Snippet]:
+    """Run the snippets of a page in order; each must succeed, and finds the commands in `directory`.
+    A test may change the environment while it iterates.
+    """
+    for language, rest, text in FENCE.findall(read(page)):
+        snippet = Snippet(rest.strip(), text)
+        if snippet.mark == "daemon":
+            assert text.strip() == "fumehood serve"
+        if snippet.mark not in SET_UP_BY_THE_TEST:
+            for old, new in (replace or {}).items():
+                text = text.replace(old, new)
+            interpreter = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [PYTHON, "-c"]
+            done = subprocess.run(
+                [*interpreter, text], cwd=directory, env={**environment, "PATH": f"{directory}:{shell_path()}"},
+                capture_output=True, timeout=timeout_s, text=True, input=stdin,
+            )  # fmt: skip
+            assert done.returncode == 0, (text, done.stdout, done.stderr)
+            snippet.stdout, snippet.stderr = done.stdout, done.stderr
+        yield snippet
 
 
 @pytest.mark.row("D1")
@@ -49,7 +106,6 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/howto/gate-the-tools-of-other-agents.md",
         "docs/howto/cache-results.md",
         "docs/howto/make-many-calls.md",
-        "docs/howto/give-the-tools-to-a-model.md",
         "docs/howto/verify-the-audit-log.md",
         "docs/howto/keep-secrets-out-of-answers.md",
         "docs/howto/check-results.md",
@@ -62,55 +118,26 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         ),
     ],
 )
-def test_snippets_run_as_they_stand(page: str, shared_daemon: Daemon) -> None:
-    ran = 0
-    for language, mark, text in snippets(page):
-        if mark.strip() == "daemon":
-            assert text.strip() == "fumehood serve"  # what the fixture started
-            continue
-        interpreter = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [PYTHON, "-c"]
-        environment = {
-            **shared_daemon.environment,
-            "PATH": shell_path(),
-        }
-        done = subprocess.run(
-            [*interpreter, text], cwd=ROOT, env=environment, capture_output=True, timeout=60
-        )
-        assert done.returncode == 0, (text, done.stderr.decode())
-        ran += 1
-    assert ran >= (10 if "tutorial" in page else 1)
+def test_snippets_of_a_page_run(page: str, shared_daemon: Daemon) -> None:
+    ran = list(run_snippets(page, shared_daemon.environment))
+    assert len(ran) >= (10 if "tutorial" in page else 1)
 
 
 @pytest.mark.row("R4", "R1", "T7")
-def test_how_to_define_a_tool_in_a_file_runs_as_it_stands(
+def test_how_to_define_a_tool_in_a_file(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
     daemon = start_daemon(tools_directory=str(definitions.path))
-    path = shell_path()
-    ran = 0
-    for language, mark, text in snippets("docs/howto/define-a-tool-in-a-file.md"):
-        assert language == "sh"
-        if mark.strip() == "daemon":
-            assert text.strip() == "fumehood serve"  # what the fixture started
-            continue
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=ROOT, env={**daemon.environment, "PATH": path}, capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stderr.decode())
-        ran += 1
-    assert ran >= 5
+    assert len(list(run_snippets("docs/howto/define-a-tool-in-a-file.md", daemon.environment))) >= 6
 
 
 @pytest.mark.row("T5", "R4")
-def test_how_to_call_a_rest_api_runs_as_it_stands(
+def test_how_to_call_a_rest_api(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, tmp_path: Path, upstream: Upstream
 ) -> None:
-    """Its service is one of ours at another port."""
-    page = "docs/howto/call-a-rest-api.md"
-    (text,) = TOML.findall((ROOT / page).read_text(encoding="utf-8"))
+    page, replace = "docs/howto/call-a-rest-api.md", {"8765": str(upstream.port)}
     config = tmp_path / "config.toml"
-    config.write_text(text.replace("8765", str(upstream.port)), encoding="utf-8")
+    write_config(page, config, replace)
     upstream.script("/cities/Oslo.json", Reply(body=b'{"city": "Oslo", "degrees": 12.5}'))
     days = [{"date": "2026-01-01", "t": {"max": 3}}]
     listed = {"result": {"days": days, "next": "/days/2.json?page=2"}}
@@ -120,22 +147,12 @@ def test_how_to_call_a_rest_api_runs_as_it_stands(
         variables={"WEATHER_KEY": "key-of-the-weather"},
         config=str(config), tools_directory=str(definitions.path),
     )  # fmt: skip
-    path = shell_path()
-    said: list[str] = []
-    for language, mark, snippet in snippets(page):
-        assert language == "sh"
-        if mark.strip() in ("daemon", "service"):
-            continue  # the fixtures have started them
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", snippet.replace("8765", str(upstream.port))],
-            cwd=tmp_path, env={**daemon.environment, "PATH": path}, capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, (snippet, done.stderr.decode())
-        said.append(done.stdout.decode())
-    assert len(said) == 4
-    assert '"degrees": 12.5' in said[1]
-    assert '"status": 404' in said[2]
-    paged = json.loads(said[3])["data"]
+    ran = run_snippets(page, daemon.environment, tmp_path, replace=replace)
+    printed = [snippet.stdout for snippet in ran if snippet.mark not in SET_UP_BY_THE_TEST]
+    assert len(printed) == 4
+    assert '"degrees": 12.5' in printed[1]
+    assert '"status": 404' in printed[2]
+    paged = json.loads(printed[3])["data"]
     assert paged["items"] == [{"date": "2026-01-01", "degrees": 3}]
     assert paged["pagination"]["has_more"] is True
     assert upstream.requests[0].target == "/cities/Oslo.json?unit=celsius"
@@ -143,63 +160,39 @@ def test_how_to_call_a_rest_api_runs_as_it_stands(
 
 
 @pytest.mark.row("D3")
-def test_how_to_use_an_mcp_server_runs_as_it_stands(
-    start_daemon: StartDaemon, tmp_path: Path
-) -> None:
-    page = "docs/howto/use-an-mcp-server.md"
-    content = (ROOT / page).read_text(encoding="utf-8")
-    (text,) = TOML.findall(content)
-    config = tmp_path / "config.toml"
-    environment = {**CLEAN_ENVIRONMENT, "PATH": shell_path(), "FUMEHOOD_CONFIG": str(config)}
-    said: list[Any] = []
-    for language, mark, snippet in snippets(page):
-        assert language == "sh"
-        if mark.strip() == "daemon":
-            assert config.read_text(encoding="utf-8") == text.replace("/srv", str(tmp_path))
+def test_how_to_use_an_mcp_server(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    page, config = "docs/howto/use-an-mcp-server.md", tmp_path / "config.toml"
+    replace = {"/srv": str(tmp_path)}
+    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_CONFIG": str(config)}
+    printed: list[Any] = []
+    for snippet in run_snippets(page, environment, tmp_path, replace=replace):
+        if snippet.mark == "daemon":
+            written = config.read_text(encoding="utf-8")
+            assert written == write_config(page, config, replace)
             environment |= start_daemon(config=str(config)).environment
-            environment["PATH"] = shell_path()
-            continue
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", snippet.replace("/srv", str(tmp_path))],
-            cwd=tmp_path, env=environment, capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, (snippet, done.stderr.decode())
-        said += [json.loads(done.stdout)] if done.stdout.startswith(b"{") else []
-    shown = [json.loads(text) for text in JSON.findall(content)]
-    assert len(shown) == len(said) == 2
-    assert all(is_part_of(*pair) for pair in zip(shown, said, strict=True))
+        elif snippet.stdout.startswith("{"):
+            printed.append(json.loads(snippet.stdout))
+    shown = json_of(page)
+    assert len(shown) == len(printed) == 2
+    assert all(is_part_of(*pair) for pair in zip(shown, printed, strict=True))
 
 
 @pytest.mark.row("T5", "E5")
-def test_page_of_the_tools_for_the_web_runs_as_it_stands(
+def test_reference_of_the_web_tools(
     start_daemon: StartDaemon, tmp_path: Path, upstream: Upstream
 ) -> None:
-    page = "docs/reference/web-tools.md"
-    (text,) = TOML.findall((ROOT / page).read_text(encoding="utf-8"))
+    page, replace = "docs/reference/web-tools.md", {"8765": str(upstream.port)}
     config = tmp_path / "config.toml"
-    config.write_text(text.replace("8765", str(upstream.port)), encoding="utf-8")
+    write_config(page, config, replace)
     html = b"<title>Fume hoods</title><style>p {}</style><p>A <b>fume hood</b> has a sash.</p>"
     upstream.script("/page.html", Reply(body=html, content_type="text/html"))
     hit = {"title": "Fume hoods", "url": "https://example.org/hoods", "description": "A sash."}
     upstream.script("/search", Reply(body=json.dumps({"web": {"results": [hit]}}).encode()))
     daemon = start_daemon(variables={"SEARCH_KEY": "key-of-the-search"}, config=str(config))
-    path = shell_path()
-    said: list[dict[str, Any]] = []
-    for language, mark, snippet in snippets(page):
-        assert language == "sh"
-        if mark.strip() == "daemon":
-            continue
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", snippet.replace("8765", str(upstream.port))],
-            cwd=tmp_path, env={**daemon.environment, "PATH": path}, capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, (snippet, done.stderr.decode())
-        said.append(json.loads(done.stdout)["data"])
-    fetched, found = said
-    shown = JSON.findall(
-        (ROOT / page).read_text(encoding="utf-8").replace("8765", str(upstream.port))
-    )
-    assert fetched == json.loads(shown[0])["data"]
+    _, fetch, search = run_snippets(page, daemon.environment, tmp_path, replace=replace)
+    shown = JSON.findall(read(page).replace("8765", str(upstream.port)))
+    assert json.loads(fetch.stdout)["data"] == json.loads(shown[0])["data"]
+    found = json.loads(search.stdout)["data"]
     assert found["items"] == [{"title": "Fume hoods", "url": hit["url"], "snippet": "A sash."}]
     assert found["pagination"]["has_more"] is True
     assert upstream.requests[1].query == "q=fume%20hood&count=2"
@@ -208,72 +201,46 @@ def test_page_of_the_tools_for_the_web_runs_as_it_stands(
 
 
 @pytest.mark.row("A1")
-def test_how_to_write_a_policy_runs_as_it_stands(start_daemon: StartDaemon, home: Path) -> None:
-    environment = {
-        **CLEAN_ENVIRONMENT,
-        "HOME": str(home),
-        "FUMEHOOD_HOME": str(home),
-        "PATH": shell_path(),
-    }
+def test_how_to_write_a_policy(start_daemon: StartDaemon, home: Path) -> None:
+    environment = {**CLEAN_ENVIRONMENT, "HOME": str(home), "FUMEHOOD_HOME": str(home)}
     ran = 0
-    for language, mark, text in snippets("docs/howto/write-a-policy.md"):
-        assert language == "sh"
-        if mark.strip() == "daemon":
-            assert text.strip() == "fumehood serve"
+    for snippet in run_snippets("docs/howto/write-a-policy.md", environment):
+        if snippet.mark == "daemon":
             start_daemon(policy_file=str(home / "fumehood-rules" / "policy.toml"))
             continue
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=ROOT, env=environment, capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
-        if "wrong.toml" in text:
-            assert "did you mean 'run_shell'?" in done.stderr.decode()
+        if "wrong.toml" in snippet.text:
+            assert "did you mean 'run_shell'?" in snippet.stderr
         ran += 1
     assert ran >= 7
 
 
 @pytest.mark.row("R4", "T5")
-def test_how_to_import_an_openapi_document_runs_as_it_stands(
+def test_how_to_import_an_openapi_document(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, tmp_path: Path, upstream: Upstream
 ) -> None:
-    """Its service is one of ours at another port, which answers with the page's own files."""
-    page = "docs/howto/import-an-openapi-document.md"
-    own = str(upstream.port)
-    (text,) = TOML.findall((ROOT / page).read_text(encoding="utf-8").replace("8765", own))
+    """The upstream answers with the files of the page."""
+    page, replace = "docs/howto/import-an-openapi-document.md", {"8765": str(upstream.port)}
     config = tmp_path / "config.toml"
-    config.write_text(text, encoding="utf-8")
-    environment = {
-        **CLEAN_ENVIRONMENT,
-        "PATH": shell_path(),
-        "FUMEHOOD_TOOLS_DIRECTORY": str(definitions.path),
-    }
-    said: list[str] = []
-    for language, mark, snippet in snippets(page):
-        assert language == "sh"
-        if mark.strip() == "service":
+    text = write_config(page, config, replace)
+    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_TOOLS_DIRECTORY": str(definitions.path)}
+    printed: list[str] = []
+    for snippet in run_snippets(page, environment, tmp_path, replace=replace):
+        if snippet.mark == "service":
             served = tmp_path / "weather-service"
             for path in ("/openapi.yaml", "/v1/cities/Oslo.json"):
                 upstream.script(path, Reply(body=(served / path[1:]).read_bytes()))
-            continue
-        if mark.strip() == "daemon":
-            daemon = start_daemon(
+        elif snippet.mark == "daemon":
+            environment |= start_daemon(
                 variables={"WEATHER_KEY": "key-of-the-weather"},
                 config=str(config), tools_directory=str(definitions.path),
-            )  # fmt: skip
-            environment |= daemon.environment | {"PATH": environment["PATH"]}
-            continue
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", snippet.replace("8765", own)],
-            cwd=tmp_path, env=environment, capture_output=True, timeout=60, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, (snippet, done.stderr)
-        said.append(done.stdout)
-        if mark.strip() == "import":
-            assert text in done.stderr
-            assert "  POST /photos: its body is 'image/jpeg'" in done.stderr
-    shown = [json.loads(text) for text in JSON.findall((ROOT / page).read_text(encoding="utf-8"))]
-    answers = [json.loads(output.partition("\nexit status")[0]) for output in said[2:]]
+            ).environment  # fmt: skip
+        else:
+            printed.append(snippet.stdout)
+        if snippet.mark == "import":
+            assert text in snippet.stderr
+            assert "  POST /photos: its body is 'image/jpeg'" in snippet.stderr
+    shown = json_of(page)
+    answers = [json.loads(output.partition("\nexit status")[0]) for output in printed[2:]]
     assert len(shown) == len(answers) == 2
     assert all(is_part_of(*pair) for pair in zip(shown, answers, strict=True))
     asked = upstream.requests[-1]
@@ -285,21 +252,13 @@ def test_how_to_import_an_openapi_document_runs_as_it_stands(
 def test_how_to_give_the_tools_to_a_model_shows_what_its_snippets_print(
     shared_daemon: Daemon,
 ) -> None:
-    """The page itself is among those that run as they stand."""
     page = "docs/howto/give-the-tools-to-a-model.md"
-    shown = [json.loads(text) for text in JSON.findall((ROOT / page).read_text(encoding="utf-8"))]
-    environment = {**shared_daemon.environment, "PATH": shell_path()}
-    printed = [
-        json.loads(
-            subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", text],
-                env=environment, capture_output=True, timeout=60, check=True,
-            ).stdout
-        )
-        for language, _, text in snippets(page)
-        if language == "sh" and ("curl" in text or "--explain" in text)
-    ]  # fmt: skip
-    answer, losses = printed
+    answer, losses = [
+        json.loads(snippet.stdout)
+        for snippet in run_snippets(page, shared_daemon.environment)
+        if "curl" in snippet.text or "--explain" in snippet.text
+    ]
+    shown = json_of(page)
     assert answer["data"]["messages"] == shown[0]["data"]["messages"]
     envelopes = shown[0]["data"]["envelopes"]
     pairs = list(zip(envelopes, answer["data"]["envelopes"], strict=True))
@@ -308,61 +267,33 @@ def test_how_to_give_the_tools_to_a_model_shows_what_its_snippets_print(
     assert shown[1][0] in losses
 
 
-@pytest.mark.row("T7")
-def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
-    ran = 0
-    for language, _, text in snippets("docs/reference/tool-definition.md"):
-        if language == "python":
-            done = subprocess.run(
-                [PYTHON, "-c", text], cwd=ROOT, env=CLEAN_ENVIRONMENT,
-                capture_output=True, timeout=60,
-            )  # fmt: skip
-            assert done.returncode == 0, (text, done.stderr.decode())
-            ran += 1
-    assert ran >= 2
+@pytest.mark.row("T7", "A6")
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [("docs/reference/tool-definition.md", 2), ("docs/howto/approve-by-webhook.md", 1)],
+)
+def test_python_snippets_run_without_a_daemon(page: str, number: int) -> None:
+    assert len(list(run_snippets(page, CLEAN_ENVIRONMENT))) >= number
 
 
 @pytest.mark.row("D5")
-def test_how_to_watch_in_the_browser_runs_as_it_stands(
-    start_daemon: StartDaemon, home: Path
-) -> None:
+def test_how_to_watch_in_the_browser(start_daemon: StartDaemon, home: Path) -> None:
     credential = make_first_approver(home)
-    daemon = start_daemon()
-    ((language, _, text),) = snippets("docs/howto/watch-in-the-browser.md")
-    assert language == "python"
-    done = subprocess.run(
-        [sys.executable, "-c", text], env=daemon.environment, capture_output=True, timeout=60,
-        text=True, input=f"{credential}\n",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("calculator 0 of 1 calls failed")
-    assert "'execute': " in done.stdout
-    assert "1 of 1 calls would need approval" in done.stdout
-
-
-@pytest.mark.row("A6")
-def test_how_to_check_the_signature_of_a_webhook_runs_as_it_stands() -> None:
-    ((language, _, text),) = snippets("docs/howto/approve-by-webhook.md")
-    assert language == "python"
-    done = subprocess.run(
-        [PYTHON, "-c", text], env=CLEAN_ENVIRONMENT, capture_output=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    page, daemon = "docs/howto/watch-in-the-browser.md", start_daemon()
+    (snippet,) = run_snippets(page, daemon.environment, stdin=f"{credential}\n")
+    assert snippet.stdout.startswith("calculator 0 of 1 calls failed")
+    assert "'execute': " in snippet.stdout
+    assert "1 of 1 calls would need approval" in snippet.stdout
 
 
 @pytest.mark.row("P6", "P7")
 def test_how_to_survive_a_bad_upstream_shows_what_its_snippets_print(tmp_path: Path) -> None:
     page = "docs/howto/survive-a-bad-upstream.md"
-    shown = [json.loads(text) for text in JSON.findall((ROOT / page).read_text(encoding="utf-8"))]
+    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(tmp_path)}
     printed: list[Any] = []
-    for language, _, text in snippets(page):
-        assert language == "python"
-        done = subprocess.run(
-            [PYTHON, "-c", text], cwd=ROOT, capture_output=True, timeout=60,
-            env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(tmp_path)},
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stderr.decode())
-        printed += documents_in(done.stdout.decode())
+    for snippet in run_snippets(page, environment):
+        printed += documents_in(snippet.stdout)
+    shown = json_of(page)
     assert len(shown) == 3
     for document in shown:
         assert any(is_part_of(document, whole) for whole in printed), document
@@ -386,83 +317,48 @@ def is_part_of(part: Any, whole: Any) -> bool:
 
 
 @pytest.mark.row("D1")
-def test_snippets_of_the_clients_run_as_they_stand(administered_daemon: Daemon) -> None:
-    """Each gets a credential on its standard input; those that call need none."""
-    ran = 0
-    for language, _, text in snippets("docs/reference/python-client.md"):
-        assert language == "python"
-        done = subprocess.run(
-            [PYTHON, "-c", text],
-            env=administered_daemon.environment, capture_output=True, timeout=60,
-            input=f"{administered_daemon.credential}\n".encode(),
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stderr.decode())
-        ran += 1
-    assert ran == 4
+def test_python_client_reference(administered_daemon: Daemon) -> None:
+    """Each snippet gets a credential on its standard input; calls need none."""
+    environment, credential = administered_daemon.environment, administered_daemon.credential
+    page = "docs/reference/python-client.md"
+    assert len(list(run_snippets(page, environment, stdin=f"{credential}\n"))) == 4
+
+
+def run_with_credential(
+    page: str, start_daemon: StartDaemon, home: Path, directory: Path
+) -> list[Snippet]:
+    """Run a page's snippets. Its `credential` prints what `approvers init` showed."""
+    command, ran = directory / "credential", []
+    for snippet in run_snippets(page, {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}, directory):
+        if snippet.mark == "daemon":
+            start_daemon()
+            continue
+        if snippet.mark == "init":
+            command.write_text(f"#!/bin/sh\necho {snippet.stdout.strip()}\n")
+            command.chmod(0o700)
+        ran.append(snippet)
+    return ran
 
 
 @pytest.mark.row("R3", "D4")
-def test_how_to_give_an_agent_its_tools_runs_as_it_stands(
+def test_how_to_give_an_agent_its_tools(
     start_daemon: StartDaemon, home: Path, tmp_path: Path
 ) -> None:
-    """`credential` is a command of the reader's; here it prints what `approvers init` showed."""
-    command = tmp_path / "credential"
-    environment = {
-        **CLEAN_ENVIRONMENT,
-        "FUMEHOOD_HOME": str(home),
-        "PATH": f"{tmp_path}:{shell_path()}",
-    }
-    ran = 0
-    for language, mark, text in snippets("docs/howto/give-an-agent-its-tools.md"):
-        assert language == "sh"
-        if mark.strip() == "daemon":
-            assert text.strip() == "fumehood serve"
-            start_daemon()
-            continue
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=tmp_path, env=environment, capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
-        if mark.strip() == "init":
-            command.write_text(f"#!/bin/sh\necho {done.stdout.decode().strip()}\n")
-            command.chmod(0o700)
-        if "10 / 3" in text:
-            assert '"3.33"' in done.stdout.decode()
-        ran += 1
-    assert ran >= 7
+    page = "docs/howto/give-an-agent-its-tools.md"
+    ran = run_with_credential(page, start_daemon, home, tmp_path)
+    assert any("10 / 3" in snippet.text and '"3.33"' in snippet.stdout for snippet in ran)
+    assert len(ran) >= 7
 
 
 @pytest.mark.row("D5")
-def test_how_to_watch_with_prometheus_runs_as_it_stands(
+def test_how_to_watch_with_prometheus(
     start_daemon: StartDaemon, home: Path, tmp_path: Path
 ) -> None:
-    """`credential` prints what `approvers init` showed, as above."""
-    page, command = "docs/howto/watch-with-prometheus.md", tmp_path / "credential"
-    environment = {
-        **CLEAN_ENVIRONMENT,
-        "FUMEHOOD_HOME": str(home),
-        "PATH": f"{tmp_path}:{shell_path()}",
-    }
-    said: list[str] = []
-    for language, mark, text in snippets(page):
-        if mark.strip() == "daemon":
-            start_daemon()
-            continue
-        run = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
-        done = subprocess.run(
-            [*run, text], cwd=tmp_path, env=environment, capture_output=True, timeout=60
-        )
-        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
-        said.append(done.stdout.decode())
-        if mark.strip() == "init":
-            command.write_text(f"#!/bin/sh\necho {said[-1].strip()}\n")
-            command.chmod(0o700)
-    _, _, metrics, alerts, spans = said
+    page = "docs/howto/watch-with-prometheus.md"
+    ran = run_with_credential(page, start_daemon, home, tmp_path)
+    _, _, metrics, alerts, spans = (snippet.stdout for snippet in ran)
     assert 'fumehood_tool_calls_total{code="OK",tool="calculator"} 1.0' in metrics
-    text = (ROOT / page).read_text(encoding="utf-8")
-    (shown,) = [json.loads(found) for found in JSON.findall(text)]
-    answer = json.loads(alerts)
+    (shown,), answer = json_of(page), json.loads(alerts)
     assert is_part_of(shown["data"]["alerts"][0], answer["data"]["alerts"][0])
     assert list(shown["data"]) == list(answer["data"])
     assert '"name": "execute_tool calculator"' in spans
@@ -472,155 +368,86 @@ def test_how_to_watch_with_prometheus_runs_as_it_stands(
             r"^(?:fumehood|process)_\w+", (tmp_path / "fumehood.prom").read_text(), re.MULTILINE
         )
     )
-    named = set(re.findall(r"`(fumehood_\w+)`", text)) - {"fumehood_traces_left_out_total"}
+    named = set(re.findall(r"`(fumehood_\w+)`", read(page))) - {"fumehood_traces_left_out_total"}
     known = {re.sub("_(bucket|count|sum)$", "", name) for name in existing}
     assert len(named) > 12
     assert named <= known | {"fumehood_budget_used_ratio"}
 
 
 @pytest.mark.row("E4")
-def test_how_to_limit_what_agents_spend_runs_as_it_stands(
-    start_daemon: StartDaemon, tmp_path: Path
-) -> None:
-    """With the page's own configuration."""
-    page = "docs/howto/limit-what-agents-spend.md"
-    file = tmp_path / "config.toml"
-    (text,) = TOML.findall((ROOT / page).read_text(encoding="utf-8"))
-    file.write_text(text, encoding="utf-8")
-    daemon = start_daemon(config=str(file))
-    environment = {
-        **daemon.environment, "PATH": shell_path(),
-    }  # fmt: skip
-    said: list[str] = []
-    for language, mark, text in snippets(page):
-        assert language == "sh"
-        if mark.strip() == "daemon":
-            continue  # the fixture has started it
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=tmp_path, env=environment, capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
-        said.append(done.stdout.decode())
-    assert len(said) == 2
-    assert said[0].count("QUOTA_EXCEEDED") == 1
-    assert '"budget": "few-programs"' in said[1]
+def test_how_to_limit_what_agents_spend(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    page, config = "docs/howto/limit-what-agents-spend.md", tmp_path / "config.toml"
+    write_config(page, config)
+    daemon = start_daemon(config=str(config))
+    _, calls, usage = run_snippets(page, daemon.environment, tmp_path)
+    assert calls.stdout.count("QUOTA_EXCEEDED") == 1
+    assert '"budget": "few-programs"' in usage.stdout
     assert "run_restricted_python" in (tmp_path / "usage.csv").read_text(encoding="utf-8")
 
 
 @pytest.mark.row("P5")
-def test_how_to_limit_how_often_tools_run_runs_as_it_stands(
-    start_daemon: StartDaemon, tmp_path: Path
-) -> None:
-    """With the page's own configuration; its envelope has the fields of the real one."""
-    page = "docs/howto/limit-how-often-tools-run.md"
-    file, content = tmp_path / "config.toml", (ROOT / page).read_text(encoding="utf-8")
-    (text,) = TOML.findall(content)
-    file.write_text(text, encoding="utf-8")
-    daemon = start_daemon(config=str(file))
-    environment = {
-        **daemon.environment, "PATH": shell_path(),
-    }  # fmt: skip
-    said: list[str] = []
-    for language, mark, text in snippets(page):
-        assert language == "sh"
-        if mark.strip() == "daemon":
-            continue  # the fixture has started it
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=tmp_path, env=environment, capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
-        said.append(done.stdout.decode())
-    assert len(said) == 2
-    *_, last = re.finditer(r'^\{\s*"success"', said[0], re.MULTILINE)
-    refused = json.loads(said[0][last.start() :])["error"]
-    (shown,) = re.findall(r"^```json\n(.*?)^```$", content, re.MULTILINE | re.DOTALL)
-    promised = json.loads(shown)["error"]
+def test_how_to_limit_how_often_tools_run(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    page, config = "docs/howto/limit-how-often-tools-run.md", tmp_path / "config.toml"
+    write_config(page, config)
+    daemon = start_daemon(config=str(config))
+    _, calls, other = run_snippets(page, daemon.environment, tmp_path)
+    *_, last = re.finditer(r'^\{\s*"success"', calls.stdout, re.MULTILINE)
+    refused = json.loads(calls.stdout[last.start() :])["error"]
+    (shown,) = json_of(page)
+    promised = shown["error"]
     assert refused["details"] == promised["details"]
     words = "Too many calls: the rate limit of calculator allows 1 call in 60 s for each principal."
     assert refused["message"].startswith(words)
     assert promised["message"].startswith(words)
     assert set(promised) <= set(refused)
-    assert "RATE_LIMITED" in said[1]
+    assert "RATE_LIMITED" in other.stdout
 
 
 @pytest.mark.row("S10", "D1")
 @pytest.mark.needs("docker")
 @pytest.mark.usefixtures("python_image")
-def test_how_to_make_an_own_image_runs_as_it_stands(home: Path, tmp_path: Path) -> None:
-    """With a folder in the place of the index, and its only package."""
+def test_how_to_make_an_own_image(home: Path, tmp_path: Path) -> None:
+    """The package index is a directory with one package."""
     write_wheel(tmp_path / "packages", "humanize", "4.1")
     environment = {
         **CLEAN_ENVIRONMENT, **only_from(tmp_path / "packages"), "FUMEHOOD_HOME": str(home),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "PATH": shell_path(),
     }  # fmt: skip
-    ran = []
-    for language, _, text in snippets("docs/howto/make-your-own-image.md"):
-        assert language == "sh"
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=tmp_path, env=environment, capture_output=True, timeout=200,
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stderr.decode())
-        ran.append(done)
-    assert len(ran) == 3
-    assert b'"name": "tools"' in ran[0].stdout
-    assert b"is up to date" in ran[1].stderr
-    assert b"2 removed" in ran[2].stderr
+    page = "docs/howto/make-your-own-image.md"
+    made, again, removed = run_snippets(page, environment, tmp_path, timeout_s=200)
+    assert '"name": "tools"' in made.stdout
+    assert "is up to date" in again.stderr
+    assert "2 removed" in removed.stderr
 
 
 @pytest.mark.needs("docker")
 @pytest.mark.row("B3")
 @pytest.mark.usefixtures("python_image")
-def test_how_to_call_tools_from_a_program_runs_as_it_stands(
-    start_daemon: StartDaemon, tmp_path: Path
-) -> None:
-    daemon = start_daemon()
-    environment = {
-        **daemon.environment, "PATH": shell_path(),
-    }  # fmt: skip
+def test_how_to_call_tools_from_a_program(start_daemon: StartDaemon, tmp_path: Path) -> None:
     page = "docs/howto/call-tools-from-a-program.md"
-    said = []
-    for language, _, text in snippets(page):
-        command = ["bash", "-euo", "pipefail"] if language == "sh" else [PYTHON]
-        done = subprocess.run(
-            [*command, "-c", text], cwd=tmp_path, env=environment, capture_output=True, timeout=120
-        )
-        assert done.returncode == 0, (text, done.stderr.decode())
-        said.append(done.stdout)
-    assert len(said) == 3
-    (shown,) = JSON.findall((ROOT / page).read_text(encoding="utf-8"))
-    assert json.loads(said[0])["data"] == json.loads(shown)
+    environment = start_daemon().environment
+    called, _, _ = run_snippets(page, environment, tmp_path, timeout_s=120)
+    (shown,) = json_of(page)
+    assert json.loads(called.stdout)["data"] == shown
 
 
 @pytest.mark.needs("docker")
 @pytest.mark.row("S6", "S7", "E7")
-def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_notebook_tutorial(start_daemon: StartDaemon, tmp_path: Path) -> None:
     ready_image("python-data")
     data = {"container__images__python": "python-data", "sessions__image": "python-data"}
-    daemon = start_daemon(**data)
-    environment = {
-        **daemon.environment, "PATH": shell_path(),
-    }  # fmt: skip
-    said: list[str] = []
-    for language, mark, text in snippets("docs/tutorial/a-notebook.md"):
-        assert language == "sh"
-        if mark.strip() in ("daemon", "images"):
-            continue  # the fixtures have done it
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=tmp_path, env=environment, capture_output=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
-        said.append(done.stdout.decode() + done.stderr.decode())
-    assert len(said) == 7
-    assert "6 rows" in said[2]
+    environment, page = start_daemon(**data).environment, "docs/tutorial/a-notebook.md"
+    printed = [
+        snippet.stdout + snippet.stderr
+        for snippet in run_snippets(page, environment, tmp_path, timeout_s=120)
+        if snippet.mark not in SET_UP_BY_THE_TEST
+    ]
+    assert len(printed) == 7
+    assert "6 rows" in printed[2]
     assert (tmp_path / "results/figure-1.png").read_bytes().startswith(b"\x89PNG")
-    assert "TIMEOUT" in said[4]
-    assert "value: 6" in said[4]
-    assert "2026-02,north,150" in said[5]
+    assert "TIMEOUT" in printed[4]
+    assert "value: 6" in printed[4]
+    assert "2026-02,north,150" in printed[5]
 
 
 @pytest.mark.row("D6")
@@ -634,10 +461,10 @@ def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path
         "docs/howto/watch-with-prometheus.md",
     ],
 )
-def test_configuration_on_a_page_is_one_that_the_engine_reads(
+def test_configuration_on_a_page_is_valid(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    examples = TOML.findall((ROOT / page).read_text(encoding="utf-8"))
+    examples = TOML.findall(read(page))
     for text in examples:
         file = tmp_path / "config.toml"
         file.write_text(text, encoding="utf-8")
@@ -655,7 +482,7 @@ def test_pages_made_from_the_code_are_up_to_date() -> None:
     assert done.returncode == 0, done.stdout.decode()
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_have_targets() -> None:
     checked = 0
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in LINK.findall(page.read_text(encoding="utf-8")):
@@ -665,7 +492,7 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert checked > 20
 
 
-def test_extras_are_named_as_pip_looks_for_them_and_pages_name_existing_ones() -> None:
+def test_names_of_extras_are_normalized_and_pages_name_existing_extras() -> None:
     """pip 23 compares a normalized name with the one that is written in the package."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     known = set(project["optional-dependencies"])
