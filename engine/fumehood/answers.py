@@ -22,6 +22,9 @@ from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.formats.model import ExportedTools
 from fumehood.identity.model import Agent, Binding
 
+LONGEST_POLL_S = 25.0
+"""The longest wait of one request for changes of approvals."""
+
 
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -40,6 +43,11 @@ class Pagination(_Data):
     has_more: bool
     next_cursor: str | None
     total_count: int | None
+
+    @classmethod
+    def of(cls, page: CallPage | ApprovalPage) -> Pagination:
+        """Return the pagination of a page of the engine's own."""
+        return cls(**page.model_dump(exclude={"items"}))
 
 
 class ToolList(_Data):

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fumehood.http.shares import MAX_CONNECTIONS
+from fumehood.http.peer import MAX_CONNECTIONS
 from support.authority import make_first_approver
 from support.http import Answer, SocketClient
 from support.processes import children_of_guest, guest_of, is_gone

@@ -19,8 +19,8 @@ import pytest
 
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
-from fumehood.http.answers import MAX_BODY_BYTES
-from fumehood.http.shares import MAX_CONNECTIONS, MAX_HELD_BYTES
+from fumehood.http.bodies import MAX_BODY_BYTES
+from fumehood.http.peer import MAX_CONNECTIONS, MAX_HELD_BYTES
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from support.http import SocketClient, connect, read_to_end, split_answer
 from support.wait import wait_until

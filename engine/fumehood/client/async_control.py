@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fumehood.answers import ApprovalChanges
+from fumehood.answers import LONGEST_POLL_S, ApprovalChanges
 from fumehood.approvals.model import Approval, NewDecision, RememberWish
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
@@ -36,8 +36,6 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.session import TURN_S
 from fumehood.identity.model import Agent
 from fumehood.protocol.blob_urls import parse_blob_url
-
-LONGEST_POLL_S = 25.0
 
 
 class AsyncControlClient(AsyncBaseClient, AsyncControlOperations):

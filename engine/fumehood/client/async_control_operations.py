@@ -670,6 +670,22 @@ class AsyncControlOperations:
             ask("GET", field_of("items", tuple[Change, ...]), "changes")
         )
 
+    async def figures(self, hours: int | None = None) -> ToolFiguresList:
+        """Show how the calls of each tool went in the last hours: success and latency.
+
+        Needs `approve` or `admin`. Computed from the call log.
+        """
+        return await self._transport.send(
+            ask("GET", data_of(ToolFiguresList), "figures", query={"hours": hours})
+        )
+
+    async def engine(self) -> EngineSummary:
+        """Show the version, walls, containers, sessions, circuits and running calls.
+
+        Needs `approve` or `admin`.
+        """
+        return await self._transport.send(ask("GET", data_of(EngineSummary), "engine"))
+
     async def usage(
         self,
         by: str | Iterable[str] | None = None,
@@ -708,19 +724,3 @@ class AsyncControlOperations:
         With an approver's or admin credential.
         """
         return await self._transport.send(ask("GET", data_of(AlertList), "alerts"))
-
-    async def figures(self, hours: int | None = None) -> ToolFiguresList:
-        """Show how the calls of each tool went in the last hours: success and latency.
-
-        Needs `approve` or `admin`. Computed from the call log.
-        """
-        return await self._transport.send(
-            ask("GET", data_of(ToolFiguresList), "figures", query={"hours": hours})
-        )
-
-    async def engine(self) -> EngineSummary:
-        """Show the version, walls, containers, sessions, circuits and running calls.
-
-        Needs `approve` or `admin`.
-        """
-        return await self._transport.send(ask("GET", data_of(EngineSummary), "engine"))

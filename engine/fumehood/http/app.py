@@ -6,10 +6,12 @@ documented form, without stack traces or host paths.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache, partial
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fumehood.core.errors import (
@@ -20,29 +22,21 @@ from fumehood.core.errors import (
 )
 from fumehood.core.status import engine_version
 from fumehood.engine import Engine
-from fumehood.http.answers import envelope_response, headers_of
+from fumehood.http.answers import envelope_response, headers_of, stopped
+from fumehood.http.caller import refusal_over_tcp
 from fumehood.http.endpoint import Operation, Respond
-from fumehood.http.loopback import refusal_over_tcp
 from fumehood.http.mcp import MCP_PATH, McpEndpoint
 from fumehood.http.openapi import make_document
 from fumehood.http.peer import Face
 from fumehood.http.routes import (
     about,
-    agents,
     approvals,
-    audit,
     authority,
-    blobs,
-    cache,
     calls,
-    decisions,
-    metrics,
     overview,
-    policy,
     sessions,
     stream,
     tools,
-    usage,
 )
 from fumehood.observe.log import log_fault
 from fumehood.observe.tracing import HEADER, INCOMING
@@ -51,29 +45,20 @@ TRACEPARENT = HEADER.encode()
 
 OPERATIONS = [
     *calls.OPERATIONS,
-    *decisions.OPERATIONS,
     *stream.OPERATIONS,
     *approvals.OPERATIONS,
     *tools.OPERATIONS,
-    *blobs.OPERATIONS,
     *sessions.OPERATIONS,
-    *usage.OPERATIONS,
     *about.OPERATIONS,
 ]
 """Operations of the callers' socket."""
 
 CONTROL_OPERATIONS = [
-    *policy.OPERATIONS,
-    *agents.OPERATIONS,
-    *tools.CONTROL_OPERATIONS,
     *authority.OPERATIONS,
+    *tools.CONTROL_OPERATIONS,
     *approvals.CONTROL_OPERATIONS,
-    *audit.OPERATIONS,
-    *usage.CONTROL_OPERATIONS,
-    *cache.OPERATIONS,
-    *metrics.OPERATIONS,
     *overview.OPERATIONS,
-    *about.OPERATIONS,
+    *about.CONTROL_OPERATIONS,
 ]
 """Operations of the control socket. On the callers' socket they are RESOURCE_NOT_FOUND."""
 
@@ -126,17 +111,23 @@ class Application:
         try:
             response = await self._found(scope)(Request(scope, receive, send))
         except EngineError as error:
-            tool = scope.get("path_params", {}).get("name")
-            response = envelope_response(self.engine.refusal(error, tool=tool))
+            response = self._refuse(error, scope)
+        except asyncio.CancelledError:
+            if not self.engine.is_draining:
+                raise
+            # The time for running requests is over, but the client still gets an answer.
+            response = envelope_response(stopped(self.engine, _tool_of(scope)))
         except Exception as fault:
             self._log(fault)
-            hidden = InternalError("The engine failed internally.")
-            response = envelope_response(self.engine.refusal(hidden))
+            response = self._refuse(InternalError("The engine failed internally."), scope)
         try:
             await response(scope, receive, send)
         except Exception as fault:
             self._log(fault)
             raise  # the response has begun: the server closes the connection
+
+    def _refuse(self, error: EngineError, scope: Scope) -> Response:
+        return envelope_response(self.engine.refusal(error, tool=_tool_of(scope)))
 
     def _found(self, scope: Scope) -> Respond:
         """Find the operation of this address and method.
@@ -162,3 +153,8 @@ class Application:
 
     def _log(self, fault: Exception) -> None:
         log_fault(self.engine.log, "daemon.internal_error", fault)
+
+
+def _tool_of(scope: Scope) -> str | None:
+    name: str | None = scope.get("path_params", {}).get("name")
+    return name

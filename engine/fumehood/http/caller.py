@@ -3,6 +3,10 @@
 Host side. A peer's uid makes it a caller and never more: in single-user mode only the daemon's own
 uid, as a service every user admitted by the socket's group. Invariant: a peer with a credential is
 the credential's principal or nobody, and authority comes from credentials only.
+
+Every user and every web page of this machine can connect to the loopback address (`tcp`).
+Invariant: a request answered there names this server as its host, comes from no page of another
+origin, and has a token with the scope `call`.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from fumehood.engine import Engine
 from fumehood.http.answers import engine_of, headers_of
 from fumehood.identity import approvers, tokens
 from fumehood.identity.principals import require_caller
+from fumehood.protocol.loopback import own_names, why_not_ours
 
 BEARER = "bearer "
-MAX_CREDENTIAL_CHARACTERS = 200
 
 
 def principal_of(request: Request) -> Principal | None:
@@ -100,6 +104,22 @@ def log_refusal(request: Request, event: str, refusal: EngineError) -> None:
     engine.log.warning(event, code=refusal.code, uid=peer.uid, pid=peer.pid)
 
 
+def refusal_over_tcp(request: Request) -> EngineError | None:
+    """Why a request over TCP is not answered; None if it is."""
+    why = why_not_ours(own_names(*request.scope["server"]), request.scope["headers"])
+    if why is not None:
+        return PermissionDenied(why)
+    try:
+        principal = principal_of(request)
+    except Unauthorized as refusal:
+        return refusal
+    if principal is None or Scope.CALL not in principal.scopes:
+        return Unauthorized(
+            "This address needs a token with the scope call, as `authorization: Bearer …`."
+        )
+    return None
+
+
 async def _require(request: Request, *scopes: Scope) -> Principal:
     """Require one of the scopes, and log a refusal."""
     engine = engine_of(request)
@@ -138,8 +158,7 @@ def _credential(request: Request) -> str | None:
     if not found:
         return None
     text: str = found[0].decode("latin-1")
-    too_long = len(text) > MAX_CREDENTIAL_CHARACTERS
-    if len(found) > 1 or too_long or text[: len(BEARER)].lower() != BEARER:
+    if len(found) > 1 or text[: len(BEARER)].lower() != BEARER:
         raise Unauthorized("Send one credential, as `authorization: Bearer …`.")
     return text[len(BEARER) :].strip(" ")
 

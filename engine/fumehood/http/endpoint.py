@@ -6,7 +6,7 @@ method. Parameters are filled by name:
 
 - `engine`, `request`, and `caller`, the principal that the operation requires;
 - a path parameter's name: its text, described by `Annotated[str, "…"]`;
-- `body`: a model, validated from strict JSON; `UploadBody` for a raw body;
+- `body`: a model, validated from strict JSON; `IncomingBody` for a raw body;
 - `query`: a model, validated from the query;
 - `Annotated[…, Given(make)]`: anything else that is looked up from request and caller.
 
@@ -41,9 +41,9 @@ from fumehood.core.errors import (
     UnsupportedMediaType,
 )
 from fumehood.core.identity import Principal
-from fumehood.http.answers import answer, engine_of, parse_body, parse_query, read_json
+from fumehood.http.answers import answer, engine_of
+from fumehood.http.bodies import IncomingBody, parse_body, parse_query, read_json
 from fumehood.http.caller import require_admin, require_approver, require_principal
-from fumehood.http.transfers import UploadBody
 
 Respond = Callable[[Request], Awaitable[Response]]
 Authorize = Callable[[Request], Any]
@@ -297,7 +297,7 @@ class _Signature:
         return FILLS[name]
 
     def _fill_from_content(self, name: str, kind: Any) -> Fill:
-        if kind is UploadBody:
+        if kind is IncomingBody:
             self.takes_upload = True
             return lambda _, upload, __: upload
         if name == "body":
@@ -348,7 +348,7 @@ def _responder(
         return response
 
     async def respond_to_upload(request: Request) -> Response:
-        upload = UploadBody(request)
+        upload = IncomingBody(request)
         try:
             return await respond(request, upload)
         except EngineError:

@@ -1,8 +1,8 @@
-"""The daemon's two sockets: never open to more users than intended.
+"""The daemon's two sockets, and its loopback address: never open to more users than intended.
 
-Host side, before anything listens. For a single user both are private to the owner. As a service
-each is in its own directory, which admits one group. Invariant: a socket is private to its owner
-until its group and mode are set, and no client can connect before that.
+Host side, before anything listens. For a single user both sockets are private to the owner. As a
+service each is in its own directory, which admits one group. Invariant: a socket is private to its
+owner until its group and mode are set, and no client can connect before that.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fumehood.config import Config
+from fumehood.protocol.loopback import listen_on
 from fumehood.storage.directory import (
     PRIVATE_DIRECTORY,
     PRIVATE_FILE,
@@ -81,6 +82,25 @@ def listening(config: Config) -> Iterator[Listeners]:
             places.enter_context(hold_lock(lock, "this socket"))
             made[name] = places.enter_context(private_socket(path, group))
         yield Listeners(**made)
+
+
+@contextmanager
+def listening_on_loopback(config: Config) -> Iterator[list[socket.socket]]:
+    """Listen on the configured address; on none if there is none.
+
+    Raises:
+        StateError: the address cannot be used.
+    """
+    if config.tcp is None:
+        yield []
+        return
+    host, port = config.tcp.rsplit(":", 1)
+    try:
+        listener = listen_on(host, int(port))
+    except OSError as error:
+        raise StateError(f"{config.tcp} cannot be listened on: {error.strerror}.") from None
+    with listener:
+        yield [listener]
 
 
 def sockets_from_systemd() -> Listeners | None:

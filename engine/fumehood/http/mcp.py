@@ -28,7 +28,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import NewSession, SessionStatus
 from fumehood.engine import Engine
-from fumehood.http.answers import SMALL_BODY_BYTES, parse_query, read_raw
+from fumehood.http.bodies import SMALL_BODY_BYTES, parse_query, read_raw
 from fumehood.http.caller import require_principal
 from fumehood.http.peer import Face
 from fumehood.http.routes.stream import HEADERS, KEEP_ALIVE_S, WRITE_DEADLINE_S

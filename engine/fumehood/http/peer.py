@@ -1,18 +1,22 @@
-"""The peer's identity, attested by the kernel and put into every request's scope.
+"""The peer of a connection: its identity, attested by the kernel, and what its user may hold.
 
 Host side, a subclass of uvicorn's protocol, which offers no peer credentials. It also answers
 requests that the HTTP parser refuses and users with too many connections. It keeps a half-closed
 connection open for its response, since a client may stop sending and still wait, but detects a
-client that has closed both directions, so that its stream can end.
+client that has closed both directions, so that its stream can end. Invariant: whatever one user
+holds open, every other user has room, and so has the control socket, even for the same user.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import select
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -21,14 +25,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from fumehood.core.errors import EngineError, InvalidParams, RateLimited
 from fumehood.core.identity import OVERFLOW_UID, Peer
-from fumehood.http.shares import Share, Shares
 
 _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 
 MAX_HEADER_BYTES = 64 * 1024
 
-MAX_JOINED_BYTES = 64 * 1024
-"""Longer bodies are not copied to be sent with their heads."""
+MAX_CONNECTIONS = 1024
+"""Connections of one user to one socket."""
+
+MAX_HELD_BYTES = 128 << 20
+"""Bytes of one user's unfinished bodies: sixteen of the largest."""
 
 RETRY_AFTER_MS = 1000
 
@@ -66,6 +72,50 @@ NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
 """The peer of a connection over TCP."""
 
 
+@dataclass(eq=False, slots=True)
+class Share:
+    """What one user holds."""
+
+    most_connections: int
+    connections: Counter[str] = field(default_factory=Counter)
+    held_bytes: int = 0
+
+    def connect(self, face: str) -> bool:
+        """Count a new connection; return False if that would be too many."""
+        if self.connections[face] >= self.most_connections:
+            return False
+        self.connections[face] += 1
+        return True
+
+    def leave(self, face: str) -> None:
+        """Discount a connection that has ended."""
+        self.connections[face] -= 1
+
+
+class Shares:
+    """The shares of connected users."""
+
+    def __init__(self, most_connections: int) -> None:
+        self._most_connections = most_connections
+        self._by_uid: dict[int, Share] = {}
+
+    def of(self, uid: int) -> Share:
+        """Return a user's share; shares of users without connections are dropped."""
+        share = self._by_uid.get(uid)
+        if share is None:
+            unused = [who for who, held in self._by_uid.items() if not held.connections.total()]
+            for who in unused:
+                del self._by_uid[who]
+            share = self._by_uid[uid] = Share(self._most_connections)
+        return share
+
+
+def most_connections() -> int:
+    """Return half of this process's open files at most: one user never takes them all."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // 2)
+
+
 class _Joining:
     """A transport that sends a response's head and body in one piece.
 
@@ -89,12 +139,7 @@ class _Joining:
     def write(self, data: bytes) -> None:
         """Send the data with what is held, or hold it."""
         if self._flush is not None:
-            waiting = self._take()
-            if len(data) > MAX_JOINED_BYTES:
-                self._transport.write(waiting)
-                self._transport.write(data)
-            else:
-                self._transport.write(waiting + data)
+            self._transport.write(self._take() + data)
         elif data:
             self._waiting = data
             self._flush = self._loop.call_soon(self._send_waiting)

@@ -29,10 +29,8 @@ from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.engine import Engine, Tool
 from fumehood.http.app import Faces
-from fumehood.http.listen import listening
-from fumehood.http.loopback import listening_on_loopback
-from fumehood.http.peer import MAX_HEADER_BYTES, make_protocol
-from fumehood.http.shares import Shares, most_connections
+from fumehood.http.listen import listening, listening_on_loopback
+from fumehood.http.peer import MAX_HEADER_BYTES, Shares, make_protocol, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
 from fumehood.observe.tracing import close_provider, otlp_provider
@@ -45,7 +43,6 @@ LAST_ANSWERS_S = 1
 SAME_MESSAGE_S = 1.0
 UNFINISHED = "Cancel %s running task(s), timeout graceful shutdown exceeded"
 """*Source*: uvicorn's `Server.shutdown`."""
-MAX_MESSAGES = 100
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
@@ -70,7 +67,7 @@ async def serve(
         ConfigError: the socket's path is too long.
     """
     _allow_many_files()
-    manager = ServiceManager.of_this_process()
+    manager = os.environ.pop("NOTIFY_SOCKET", "")  # removed, so that no child can use it
     with ExitStack() as places:
         places.enter_context(_server_messages_to(log))
         state = private_directory(config.state_directory)
@@ -102,7 +99,7 @@ async def serve(
                 gc.freeze()
                 gc.set_threshold(700)  # the usual one, which the command line raised
                 on_ready()
-                manager.tell(READY)
+                tell_manager(manager, READY)
                 await server.serve(sockets=[listeners.engine, listeners.control, *loopback])
                 group.cancel_scope.cancel()
         log.info("daemon.stopped")
@@ -131,7 +128,8 @@ class _ToLog(logging.Handler):
     def __init__(self, log: Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
-        self._last: dict[str, float] = {}
+        self._last: dict[tuple[str, int], float] = {}
+        """The time of the last message of each place in the source."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg == UNFINISHED and isinstance(record.args, tuple):
@@ -142,12 +140,10 @@ class _ToLog(logging.Handler):
         are_numbers = isinstance(record.args, tuple) and all(type(n) is int for n in record.args)
         text = record.getMessage() if are_numbers else str(record.msg)
         message = text.splitlines()[0][:200]
-        now = time.monotonic()
-        if now - self._last.get(message, -math.inf) < SAME_MESSAGE_S:
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        if now - self._last.get(place, -math.inf) < SAME_MESSAGE_S:
             return
-        if len(self._last) > MAX_MESSAGES:
-            self._last.clear()
-        self._last[message] = now
+        self._last[place] = now
         self._log.warning("http.server", message=message)
 
 
@@ -178,7 +174,7 @@ async def _stop_on_signal(
     signals: AsyncIterator[signal.Signals],
     server: uvicorn.Server,
     engine: Engine,
-    manager: ServiceManager,
+    manager: str,
     on_draining: Callable[[int], None],
 ) -> None:
     """Drain, then stop the server. Until then it listens, and new calls are told to wait."""
@@ -188,7 +184,7 @@ async def _stop_on_signal(
             if engine.is_draining:
                 server.force_exit = server.should_exit = True  # a second signal stops at once
                 continue
-            manager.tell(STOPPING)
+            tell_manager(manager, STOPPING)
             engine.drain()
             if engine.running_calls:
                 on_draining(engine.running_calls)
@@ -232,25 +228,15 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
-class ServiceManager:
-    """The service manager (systemd) that is told about readiness and stopping, if any."""
-
-    def __init__(self, address: str | None) -> None:
-        self._address = address
-
-    @classmethod
-    def of_this_process(cls) -> ServiceManager:
-        """Take it from the environment, and remove the variable so that no child can use it."""
-        return cls(os.environ.pop("NOTIFY_SOCKET", None))
-
-    def tell(self, state: str) -> None:
-        """Send one state, without waiting."""
-        if not self._address or self._address[0] not in "/@":
-            return
-        address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.setblocking(False)
-                sender.sendto(state.encode(), address)
-        except OSError:
-            pass  # it has gone; the engine serves without it
+def tell_manager(address: str, state: str) -> None:
+    """Send one state to the service manager at this address, if any, without waiting."""
+    if address[:1] not in ("/", "@"):
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto(
+                state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address
+            )
+    except OSError:
+        pass  # it has gone; the engine serves without it

@@ -22,13 +22,13 @@ from fumehood.answers import Deleted
 from fumehood.core.call import CallBody
 from fumehood.core.errors import EngineError, RateLimited, Unauthorized
 from fumehood.core.tool import ToolType
-from fumehood.http import routes, shares
+from fumehood.http import peer, routes
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import As, Needs, Operation, endpoint
 from fumehood.http.openapi import make_document
+from fumehood.http.peer import MAX_CONNECTIONS, Shares, most_connections
 from fumehood.http.routes import stream
 from fumehood.http.routes.stream import EventsResponse
-from fumehood.http.shares import MAX_CONNECTIONS, Shares, most_connections
 from fumehood.protocol import sse
 from fumehood.testing import FakeWall
 from support.openapi import faults_of
@@ -272,7 +272,7 @@ def test_share_of_a_user_who_holds_nothing_is_forgotten() -> None:
 def test_one_user_never_takes_all_open_files(
     monkeypatch: pytest.MonkeyPatch, files: int, most: int
 ) -> None:
-    monkeypatch.setattr(shares.resource, "getrlimit", lambda _: (files, files))
+    monkeypatch.setattr(peer.resource, "getrlimit", lambda _: (files, files))
     assert most_connections() == most
 
 

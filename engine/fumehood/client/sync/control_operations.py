@@ -660,6 +660,22 @@ class ControlOperations:
         """
         return self._transport.send(ask("GET", field_of("items", tuple[Change, ...]), "changes"))
 
+    def figures(self, hours: int | None = None) -> ToolFiguresList:
+        """Show how the calls of each tool went in the last hours: success and latency.
+
+        Needs `approve` or `admin`. Computed from the call log.
+        """
+        return self._transport.send(
+            ask("GET", data_of(ToolFiguresList), "figures", query={"hours": hours})
+        )
+
+    def engine(self) -> EngineSummary:
+        """Show the version, walls, containers, sessions, circuits and running calls.
+
+        Needs `approve` or `admin`.
+        """
+        return self._transport.send(ask("GET", data_of(EngineSummary), "engine"))
+
     def usage(
         self,
         by: str | Iterable[str] | None = None,
@@ -698,19 +714,3 @@ class ControlOperations:
         With an approver's or admin credential.
         """
         return self._transport.send(ask("GET", data_of(AlertList), "alerts"))
-
-    def figures(self, hours: int | None = None) -> ToolFiguresList:
-        """Show how the calls of each tool went in the last hours: success and latency.
-
-        Needs `approve` or `admin`. Computed from the call log.
-        """
-        return self._transport.send(
-            ask("GET", data_of(ToolFiguresList), "figures", query={"hours": hours})
-        )
-
-    def engine(self) -> EngineSummary:
-        """Show the version, walls, containers, sessions, circuits and running calls.
-
-        Needs `approve` or `admin`.
-        """
-        return self._transport.send(ask("GET", data_of(EngineSummary), "engine"))

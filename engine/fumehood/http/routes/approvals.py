@@ -9,7 +9,6 @@ Invariant: nothing on the callers' socket decides anything.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from fumehood.answers import (
+    LONGEST_POLL_S,
     ApprovalChanges,
     ApprovalList,
     Pagination,
@@ -24,7 +24,6 @@ from fumehood.answers import (
 from fumehood.approvals.channels.webhook import HEADER
 from fumehood.approvals.model import (
     Approval,
-    ApprovalPage,
     ApprovalQuery,
     NewDecision,
     NewEdit,
@@ -47,26 +46,21 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import Engine
-from fumehood.http.answers import parse_body, parse_in_thread, read_raw
+from fumehood.http.bodies import parse_body, parse_in_thread, read_raw
 from fumehood.http.caller import log_refusal, peer_principal_id, require_decider
 from fumehood.http.endpoint import As, Method, Needs, endpoint
 
 ApprovalId = Annotated[str, "The approval's id, `apr_…`."]
 DECIDING = frozenset({ResourceNotFound, IdempotencyConflict, ApprovalExpired, InvalidParams})
-LONGEST_POLL_S = 25.0
 WEBHOOK = Principal("webhook", frozenset({Scope.APPROVE}))
 """The principal of a signed callback."""
 
-ANY = "*"
 _TAG = re.compile(r'"(0|[1-9][0-9]{0,14})"', re.ASCII)
 
 
-def _tag(approval: Approval) -> str:
-    return etag(approval.version)
-
-
 ApprovalAnswer = Annotated[
-    Approval, As("approval", "ApprovalAnswer", "An approval as it is now.", _tag)
+    Approval,
+    As("approval", "ApprovalAnswer", "An approval as it is now.", lambda one: f'"{one.version}"'),
 ]
 RememberedAnswer = Annotated[
     RememberedRule,
@@ -96,7 +90,7 @@ async def list_own_approvals(
 ) -> ApprovalList:
     """List the caller's own approvals, newest first."""
     page = await engine.approvals.list(query, principal=caller)
-    return _page(page)
+    return ApprovalList(items=page.items, pagination=Pagination.of(page))
 
 
 @endpoint(
@@ -133,7 +127,7 @@ async def cancel_approval(
 async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
     """List all approvals, newest first, without their bindings."""
     page = await engine.approvals.list(query)
-    return _page(page)
+    return ApprovalList(items=page.items, pagination=Pagination.of(page))
 
 
 @endpoint(
@@ -271,12 +265,7 @@ async def await_approval_changes(engine: Engine, query: ChangesQuery) -> Approva
     `changes` is a number. Send it back in `after`: the answer comes when the number differs, or
     after `wait` seconds (25 at most).
     """
-    try:
-        changes = await engine.approvals.next_change(query.after, within_s=query.wait)
-    except asyncio.CancelledError:
-        if not engine.is_draining:
-            raise
-        raise ShuttingDown("The engine is stopping. Retry when it runs again.") from None
+    changes = await engine.approvals.next_change(query.after, within_s=query.wait)
     return ApprovalChanges(changes=changes, pending=await engine.approvals.count_pending())
 
 
@@ -339,16 +328,6 @@ async def receive_callback(request: Request, engine: Engine) -> ApprovalAnswer:
     )
 
 
-def _page(page: ApprovalPage) -> ApprovalList:
-    pagination = Pagination(**page.model_dump(exclude={"items"}))
-    return ApprovalList(items=page.items, pagination=pagination)
-
-
-def etag(version: int) -> str:
-    """Return the `ETag` of a version."""
-    return f'"{version}"'
-
-
 def expected_version(request: Request) -> int | None:
     """Return the version that the client has seen, or None if it accepts any (`*`).
 
@@ -362,7 +341,7 @@ def expected_version(request: Request) -> int | None:
             "Send If-Match with the ETag of what you were shown, or `*` for the current version.",
             fields=["If-Match"],
         )
-    if given == [ANY]:
+    if given == ["*"]:
         return None
     match = _TAG.fullmatch(given[0].strip(" \t")) if len(given) == 1 else None
     if match is None:

@@ -1,20 +1,38 @@
-"""`/v1/tokens`, `/v1/approvers` and `/v1/changes`: authority, on the control socket."""
+"""Authority, on the control socket: tokens, approvers, their changes, agents and the policy."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Annotated
 
+from starlette.requests import Request
+
 from fumehood.answers import (
+    AgentDetails,
+    Deleted,
     Whoami,
 )
-from fumehood.core.errors import IdempotencyConflict, InvalidParams, ResourceNotFound
+from fumehood.core.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    ResourceNotFound,
+    ToolDeprecated,
+    ToolDisabled,
+    ToolNotFound,
+)
 from fumehood.core.identity import Principal
 from fumehood.engine import Engine
+from fumehood.http.answers import engine_of
+from fumehood.http.bodies import parse_body
 from fumehood.http.caller import require_authority
-from fumehood.http.endpoint import As, Method, Needs, endpoint
+from fumehood.http.endpoint import As, Given, Method, Needs, endpoint
+from fumehood.http.routes.tools import ToolName
 from fumehood.identity.model import (
+    Agent,
+    AgentFields,
     ApproverInfo,
+    Binding,
+    BindingFields,
     Change,
     MadeApprover,
     MadeToken,
@@ -22,9 +40,8 @@ from fumehood.identity.model import (
     NewToken,
     TokenInfo,
 )
+from fumehood.policy.model import ExplainWish, Explanation, PolicyStatus
 from fumehood.storage import changes
-
-SHOWN_CHANGES = 100
 
 
 @endpoint("GET", "/v1/tokens", Needs.ADMIN, client="tokens.list")
@@ -119,7 +136,7 @@ async def list_changes(
 
     Approvers may see them, too.
     """
-    rows = await engine.database.read(lambda c: changes.list_changes(c, SHOWN_CHANGES))
+    rows = await engine.database.read(lambda c: changes.list_changes(c, 100))
     return tuple(Change.model_validate(row) for row in rows)
 
 
@@ -128,6 +145,179 @@ def _in_utc(moment: datetime | None) -> datetime | None:
         return None if moment is None else moment.astimezone(UTC)
     except OverflowError:  # the first or last hours of the calendar, outside UTC
         raise InvalidParams("expires_at cannot be used.", fields=["expires_at"]) from None
+
+
+AgentAnswer = Annotated[Agent, As("agent", "AgentAnswer", "An agent as it is now.")]
+AgentId = Annotated[str, "An agent's id."]
+
+
+def _known(request: Request, _: Principal) -> Agent:
+    return engine_of(request).agents.get(request.path_params["agent_id"])
+
+
+KnownAgent = Annotated[Agent, Given(_known, {"agent_id": "An agent's id."})]
+
+
+@endpoint("GET", "/v1/agents", Needs.ADMIN, client="agents.list")
+async def list_agents(
+    engine: Engine,
+) -> Annotated[tuple[Agent, ...], As("items", "AgentList", "Every agent by id.")]:
+    """List all agents."""
+    return tuple(engine.agents.all())
+
+
+@endpoint(
+    "POST",
+    "/v1/agents",
+    Needs.ADMIN,
+    errors=[IdempotencyConflict],
+    client=Method("agents.create", renamed={"id": "agent_id"}),
+)
+async def create_agent(engine: Engine, caller: Principal, body: Agent) -> AgentAnswer:
+    """Create an agent."""
+    await engine.agents.create(body, by=caller, now=engine.now())
+    return body
+
+
+@endpoint(
+    "GET", "/v1/agents/{agent_id}", Needs.ADMIN, errors=[ResourceNotFound], client="agents.show"
+)
+async def show_agent(engine: Engine, agent: KnownAgent) -> AgentDetails:
+    """Show one agent with its tools."""
+    return AgentDetails(agent=agent, tools=tuple(engine.agents.bindings(agent.id)))
+
+
+@endpoint("PUT", "/v1/agents/{agent_id}", Needs.ADMIN, errors=[ResourceNotFound], client=None)
+async def replace_agent(
+    engine: Engine, caller: Principal, agent: KnownAgent, body: AgentFields
+) -> AgentAnswer:
+    """Replace all fields of an agent; its tools stay."""
+    return await _change(engine, caller, agent, body, is_whole=True)
+
+
+@endpoint(
+    "PATCH",
+    "/v1/agents/{agent_id}",
+    Needs.ADMIN,
+    errors=[ResourceNotFound],
+    client=Method("agents.update", renamed={"id": "agent_id"}),
+)
+async def update_agent(
+    engine: Engine, caller: Principal, agent: KnownAgent, body: AgentFields
+) -> AgentAnswer:
+    """Change the given fields of an agent; other fields and its tools stay."""
+    return await _change(engine, caller, agent, body, is_whole=False)
+
+
+@endpoint(
+    "DELETE",
+    "/v1/agents/{agent_id}",
+    Needs.ADMIN,
+    errors=[ResourceNotFound],
+    client="agents.delete",
+)
+async def delete_agent(engine: Engine, caller: Principal, agent_id: AgentId) -> Deleted:
+    """Delete an agent and its bindings."""
+    await engine.agents.delete(agent_id, by=caller, now=engine.now())
+    return Deleted(deleted=agent_id)
+
+
+@endpoint(
+    "GET",
+    "/v1/agents/{agent_id}/tools",
+    Needs.ADMIN,
+    errors=[ResourceNotFound],
+    client="agents.bindings",
+)
+async def list_bindings(
+    engine: Engine, agent_id: AgentId
+) -> Annotated[
+    tuple[Binding, ...],
+    As(
+        "items",
+        "BindingList",
+        "An agent's tools in its order, those that are switched off included.",
+    ),
+]:
+    """List an agent's bindings, in the agent's order."""
+    return tuple(engine.agents.bindings(agent_id))
+
+
+@endpoint(
+    "PUT",
+    "/v1/agents/{agent_id}/tools/{tool}",
+    Needs.ADMIN,
+    errors=[ResourceNotFound, ToolNotFound],
+    client="agents.bind",
+)
+async def bind_tool(
+    engine: Engine, agent_id: AgentId, tool: ToolName, caller: Principal, body: BindingFields
+) -> Annotated[Binding, As("binding", "BindingAnswer", "A binding as it is now.")]:
+    """Bind a tool to an agent, or change its binding."""
+    if body.tool not in (None, tool):
+        raise InvalidParams("The tools in the address and in the body differ.", fields=["tool"])
+    binding = parse_body(Binding, {**dict(body), "tool": tool})
+    engine.tool(binding.tool)  # a missing tool cannot be bound
+    await engine.agents.bind(agent_id, binding, by=caller, now=engine.now())
+    return binding
+
+
+@endpoint(
+    "DELETE",
+    "/v1/agents/{agent_id}/tools/{tool}",
+    Needs.ADMIN,
+    errors=[ResourceNotFound],
+    client="agents.unbind",
+)
+async def unbind_tool(
+    engine: Engine, agent_id: AgentId, tool: ToolName, caller: Principal
+) -> Deleted:
+    """Unbind a tool from an agent."""
+    name = tool.partition("@")[0]
+    await engine.agents.unbind(agent_id, name, by=caller, now=engine.now())
+    return Deleted(deleted=name)
+
+
+async def _change(
+    engine: Engine, by: Principal, known: Agent, fields: AgentFields, *, is_whole: bool
+) -> AgentAnswer:
+    if fields.id not in (None, known.id):
+        raise InvalidParams("An agent's id cannot be changed.", fields=["id"])
+    given = fields.model_dump(exclude={"id"}, exclude_unset=not is_whole)
+    agent = parse_body(Agent, {**dict(known), **given})
+    await engine.agents.update(agent, by=by, now=engine.now())
+    return agent
+
+
+@endpoint("GET", "/v1/policy", Needs.APPROVER, authorize=require_authority, client="policy.show")
+async def show_policy(engine: Engine) -> PolicyStatus:
+    """Show the current rules, their version, and how often shadow rules matched.
+
+    Needs `approve` or `admin`.
+    """
+    return engine.policy.status()
+
+
+@endpoint(
+    "POST",
+    "/v1/policy/explain",
+    Needs.APPROVER,
+    authorize=require_authority,
+    errors=[ResourceNotFound, ToolNotFound, ToolDisabled, ToolDeprecated],
+    client="policy.explain",
+)
+async def explain_call(engine: Engine, body: ExplainWish) -> Explanation:
+    """Explain the policy's decision for a call, rule by rule. Nothing is called.
+
+    Needs `approve` or `admin`. Budgets are assumed to suffice.
+    """
+    return engine.policy.explain(body)
+
+
+@endpoint("POST", "/v1/policy/reload", Needs.ADMIN, errors=[InvalidParams], client="policy.reload")
+async def reload_policy(engine: Engine, caller: Principal) -> PolicyStatus:
+    """Reload the policy file. A faulty one is INVALID_PARAMS, and the old rules stay."""
+    return await engine.policy.reload(caller)
 
 
 OPERATIONS = [
@@ -139,4 +329,16 @@ OPERATIONS = [
     remove_approver,
     whoami,
     list_changes,
+    list_agents,
+    create_agent,
+    show_agent,
+    replace_agent,
+    update_agent,
+    delete_agent,
+    list_bindings,
+    bind_tool,
+    unbind_tool,
+    show_policy,
+    explain_call,
+    reload_policy,
 ]

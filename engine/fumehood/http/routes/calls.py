@@ -1,13 +1,17 @@
-"""`POST /v1/tools/{name}/call`, one plain call, and `/v1/calls`: many at once, and the call log."""
+"""Calls: one, many at once, or those of a model's message; the call log and its blobs; decisions.
+
+Blobs are content that was too large for an answer, for the owner of the call only.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import anyio
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +19,7 @@ from fumehood.answers import BatchAnswer, CallAnswer, CallList, Pagination
 from fumehood.approvals.model import Approval
 from fumehood.core.call import BatchBody, CallBody, RawBatch
 from fumehood.core.call_log import CallQuery, CallRecord
+from fumehood.core.decision import Decision, DecisionBody, decided
 from fumehood.core.envelope import Envelope, UsageReport
 from fumehood.core.errors import (
     ERROR_CODES,
@@ -29,18 +34,20 @@ from fumehood.executors.handle import CallHandle
 from fumehood.formats.model import HandleBody, HandledCalls
 from fumehood.http.answers import (
     answer,
+    engine_of,
     envelope_response,
     once_delivered,
     results_response,
-    stopped,
 )
+from fumehood.http.bodies import FileBody, attachment_headers
 from fumehood.http.caller import principal_of
-from fumehood.http.endpoint import Needs, ParsedBy, endpoint
+from fumehood.http.endpoint import ANY_MEDIA, Needs, ParsedBy, endpoint
 from fumehood.http.routes.tools import ToolName
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.batch import Batch
 from fumehood.pipeline.incoming import parse_message
 from fumehood.pipeline.tool_calls import MessageCalls
+from fumehood.storage.blobs import Blob
 
 NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
 NewMessage = Annotated[HandleBody, ParsedBy(parse_message, HandleBody)]
@@ -80,17 +87,11 @@ async def run_plainly(
     """Run a call whose answer, as it is or as `shown`, is one response."""
     handle = CallHandle()
     handle.is_delivered_later = True
-    try:
-        if body.options.cancel_on_disconnect:
-            async with cancelled_with(request, handle):
-                envelope = await engine.run(tool, body, caller, handle)
-        else:
+    if body.options.cancel_on_disconnect:
+        async with cancelled_with(request, handle):
             envelope = await engine.run(tool, body, caller, handle)
-    except asyncio.CancelledError:
-        if not engine.is_draining:
-            raise
-        # The time for running calls is over, but the client still gets an answer.
-        return envelope_response(stopped(engine, tool))
+    else:
+        envelope = await engine.run(tool, body, caller, handle)
     response = envelope_response(envelope if shown is None else shown(envelope))
     if handle.answered_call is None:
         return response
@@ -107,13 +108,8 @@ async def call_tools(
     the calls that run, and no other is begun.
     """
     batch = engine.open_batch(body, caller)
-    try:
-        async with cancelled_with(request, batch):
-            await batch.run()
-    except asyncio.CancelledError:
-        if not engine.is_draining:
-            raise
-        return envelope_response(stopped(engine, None))
+    async with cancelled_with(request, batch):
+        await batch.run()
     return results_response(engine, batch.texts)
 
 
@@ -129,13 +125,8 @@ async def handle_message(
     fails or waits for approval. Disconnecting cancels the calls that run.
     """
     calls = engine.open_message(body, caller)
-    try:
-        async with cancelled_with(request, calls):
-            handled = await calls.run()
-    except asyncio.CancelledError:
-        if not engine.is_draining:
-            raise
-        return envelope_response(stopped(engine, None))
+    async with cancelled_with(request, calls):
+        handled = await calls.run()
     return answer(engine, handled)
 
 
@@ -143,8 +134,7 @@ async def handle_message(
 async def list_calls(engine: Engine, caller: Principal, query: CallQuery) -> CallList:
     """List the caller's own calls, newest first."""
     page = await engine.call_log.page(caller.id, query)
-    pagination = Pagination(**page.model_dump(exclude={"items"}))
-    return CallList(items=page.items, pagination=pagination)
+    return CallList(items=page.items, pagination=Pagination.of(page))
 
 
 @endpoint(
@@ -218,4 +208,84 @@ async def _cancel_when_gone(request: Request, running: CallHandle | Batch | Mess
     running.cancel()
 
 
-OPERATIONS = [call_tool, call_tools, handle_message, list_calls, show_call]
+@endpoint(
+    "POST",
+    "/v1/decisions",
+    Needs.CALLER,
+    authorize=principal_of,
+    errors=CALL_ERRORS,
+    data=Decision,
+    client=None,
+)
+async def decide(
+    request: Request, engine: Engine, body: DecisionBody, caller: Principal | None
+) -> Response:
+    """Decide about a call of a tool that is not this engine's, and run nothing.
+
+    The caller may run the tool only if the decision is `allow`, and then once. A denial is an
+    answer, too; with an error nothing was decided, and the tool must not run.
+    """
+    tool = body.reference
+    return await run_plainly(
+        request, engine, tool, body.call, caller, lambda envelope: decided(envelope, tool)
+    )
+
+
+CHUNK_BYTES = 64 * 1024
+
+
+class BlobQuery(BaseModel):
+    """The query parameters of a blob's address."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    expires: str = Field(description="As in the address that an answer gave.")
+    signature: str = Field(description="The same.")
+
+
+@endpoint(
+    "GET",
+    "/v1/blobs/{blob_id}",
+    Needs.CALLER,
+    errors=[ResourceNotFound],
+    media=ANY_MEDIA,
+    client=None,
+)
+async def get_blob(
+    request: Request,
+    engine: Engine,
+    caller: Principal,
+    blob_id: Annotated[str, "The blob's id, `blob_…`."],
+    query: BlobQuery,
+) -> Response:
+    """Download one of the caller's own blobs.
+
+    Use the address from `url` or `resource_url` of an answer unchanged. It is valid until
+    `expires_at`, and only for the principal that made the call. The response is always an
+    attachment, of the media type that the file name implies.
+    """
+    blob, file = await engine.open_blob(
+        blob_id, caller, expires=query.expires, signature=query.signature
+    )
+    return sent_blob(request, blob, file)
+
+
+def sent_blob(request: Request, blob: Blob, file: BinaryIO) -> Response:
+    """Return a blob as a download, or its headers only for `HEAD`."""
+    headers = attachment_headers(blob.filename, blob.content_type, blob.size)
+    if request.method == "HEAD":
+        file.close()
+        return Response(headers=headers)
+    log = engine_of(request).log
+    return FileBody(
+        _chunks(file), headers, OSError,
+        lambda why: log.warning("blob.download_broke_off", why=why[:200]), file.close,
+    )  # fmt: skip
+
+
+async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+    while chunk := await anyio.to_thread.run_sync(file.read, CHUNK_BYTES):
+        yield chunk
+
+
+OPERATIONS = [call_tool, call_tools, handle_message, list_calls, show_call, decide, get_blob]

@@ -40,7 +40,7 @@ from fumehood.executors.session_files import SessionFiles
 from fumehood.http.answers import engine_of, envelope_response
 from fumehood.http.caller import require_authority
 from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
-from fumehood.http.routes.blobs import BlobQuery, sent_blob
+from fumehood.http.routes.calls import BlobQuery, sent_blob
 from fumehood.http.routes.sessions import SESSION, FileListQuery, file_path, sent_file
 
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
@@ -77,8 +77,7 @@ async def list_all_calls(engine: Engine, query: AllCallsQuery) -> CallList:
     Needs `approve` or `admin`. A page may have fewer items than `limit` and still go on.
     """
     page = await engine.overview.calls(query)
-    pagination = Pagination(**page.model_dump(exclude={"items"}))
-    return CallList(items=page.items, pagination=pagination)
+    return CallList(items=page.items, pagination=Pagination.of(page))
 
 
 @endpoint(

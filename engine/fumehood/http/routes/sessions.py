@@ -40,15 +40,15 @@ from fumehood.executors.program_output import content_type_of
 from fumehood.executors.session_files import FileChanged, SessionFiles, too_large
 from fumehood.executors.workspace_guest import DEFAULT_LIMIT
 from fumehood.http.answers import engine_of
-from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
-from fumehood.http.transfers import (
+from fumehood.http.bodies import (
     FileBody,
-    UploadBody,
+    IncomingBody,
     announced_bytes,
     attachment_headers,
     require_plain_bytes,
     require_room,
 )
+from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 
 ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
@@ -241,7 +241,7 @@ async def get_session_file(
     client=None,
 )
 async def put_session_file(
-    request: Request, files: FilesToWrite, path: FilePath, query: PutQuery, body: UploadBody
+    request: Request, files: FilesToWrite, path: FilePath, query: PutQuery, body: IncomingBody
 ) -> WrittenFile:
     """Write a file; directories are created as needed.
 

@@ -82,12 +82,7 @@ async def stream_tool(
     `/v1/calls/{call_id}/events`.
     """
     call = engine.open_stream(name, body, caller)
-    try:
-        refusal = await call.begun()
-    except asyncio.CancelledError:
-        if not engine.is_draining:
-            raise
-        return envelope_response(stopped(engine, name))
+    refusal = await call.begun()
     if refusal is not None:
         response = envelope_response(refusal)
         return once_delivered(request, response, lambda: engine.delivered(call.live))

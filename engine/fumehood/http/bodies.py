@@ -1,0 +1,348 @@
+"""Bodies of requests and responses: bounded in size, time and memory.
+
+Host side. A request's body is strict JSON, or a file that arrives in pieces; a file as a response
+leaves in pieces. Bodies in transit count against their user's share. Invariants: a client that
+sends slowly, stops or disconnects ends only its own request. A download announces its length;
+whatever was sent is the beginning of one file, and a body that ends early is an error to every
+client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import anyio
+import anyio.to_thread
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fumehood.core.errors import (
+    EngineError,
+    InvalidParams,
+    RateLimited,
+    RequestTooLarge,
+    UnsupportedMediaType,
+)
+from fumehood.core.session import UPLOAD_PIECE_BYTES
+from fumehood.http.answers import Headers
+from fumehood.http.peer import MAX_HELD_BYTES, Share
+from fumehood.pipeline.incoming import validated
+from fumehood.protocol import strict_json
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_DRAINED_BYTES = 64 * 1024 * 1024
+"""Bytes of a refused body that are read and discarded, so that a client that writes before it reads
+gets an answer instead of a broken pipe."""
+
+SMALL_BODY_BYTES = 64 * 1024
+"""Larger bodies are parsed in a thread, so that they do not block other calls."""
+
+PIECE_DEADLINE_S = 60.0
+"""Time for a JSON body, or one piece of an upload; a slower client is refused."""
+
+UPLOAD_DEADLINE_S = 900.0
+"""Time for a whole upload."""
+
+DRAIN_DEADLINE_S = 10.0
+
+HELD_BYTES = 1 << 20
+"""Memory of one download: a piece as read, as sent, and in the server's buffer. It counts against
+the user's share."""
+
+SEND_DEADLINE_S = 60.0
+"""Time for a client to take one piece; a slower one is disconnected."""
+
+
+async def read_json(request: Request) -> Any:
+    """Read and parse the request's body.
+
+    Raises:
+        InvalidParams: not strict JSON; and the errors of `read_raw`.
+    """
+    body = _arrived(request) or await read_raw(request)
+    return parse_json(body) if len(body) <= SMALL_BODY_BYTES else await parse_in_thread(body)
+
+
+async def parse_in_thread(body: bytes) -> Any:
+    """Parse a received body of any size. Raises InvalidParams if it is not strict JSON."""
+    return await anyio.to_thread.run_sync(parse_json, body)
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse a small body. Raises InvalidParams if it is not strict JSON."""
+    try:
+        return strict_json.loads(body)
+    except strict_json.StrictJsonError as error:
+        raise InvalidParams(f"The body cannot be read: {error}.") from None
+
+
+async def read_raw(request: Request) -> bytes:
+    """Read the bytes of a body that is declared as JSON.
+
+    Raises:
+        UnsupportedMediaType: not `application/json`.
+        RequestTooLarge: over 8 MB.
+        InvalidParams: it did not arrive in time, or the client disconnected.
+        RateLimited: the user's unfinished bodies are too large together.
+    """
+    body = _arrived(request)
+    if body is not None:
+        return body
+    return await IncomingBody(request).whole()
+
+
+def _arrived(request: Request) -> bytes | None:
+    """The body, if all of it is here already, as nearly always."""
+    _require_json(request.scope["headers"])
+    body: bytes | None = request.scope["state"]["take_body"]()
+    return body
+
+
+def parse_body(model: type[M], document: Any) -> M:
+    """Validate a body with a model.
+
+    Raises:
+        InvalidParams: naming every invalid field.
+    """
+    if not isinstance(document, dict):
+        raise InvalidParams("The body must be a JSON object.")
+    try:
+        return validated(model, document)
+    except ValidationError as error:
+        raise _wrong("body", error) from None
+
+
+def parse_query(model: type[M], request: Request) -> M:
+    """Validate the query with a model, which converts text to booleans and numbers.
+
+    Raises:
+        InvalidParams: naming every invalid parameter.
+    """
+    given = request.query_params.multi_items()
+    query = dict(given)
+    if len(query) != len(given):
+        raise InvalidParams("A parameter of the query is given twice.")
+    try:
+        return model.model_validate(query)
+    except ValidationError as error:
+        raise _wrong("query", error) from None
+
+
+def _wrong(part: str, error: ValidationError) -> InvalidParams:
+    """Name the invalid fields, at most 20. Faults of the whole body have no path."""
+    fields, words = [], []
+    for fault in error.errors(include_url=False, include_input=False)[:20]:
+        field = ".".join(map(str, fault["loc"]))[:120]
+        said = fault["msg"].removeprefix("Value error, ")  # pydantic's prefix of our own errors
+        fields += [field] if field else []
+        words.append(f"{field}: {said}" if field else said)
+    return InvalidParams(f"The {part} is wrong: {'; '.join(words)}.", fields=fields)
+
+
+def _require_json(headers: Headers) -> None:
+    kinds = []
+    for name, value in headers:
+        if name == b"content-type":
+            kinds.append(value)
+        elif name == b"content-encoding" and value not in (b"", b"identity"):
+            raise UnsupportedMediaType("Send the body as it is, without a content encoding.")
+    if kinds != [b"application/json"] and not (len(kinds) == 1 and _is_json(kinds[0])):
+        raise UnsupportedMediaType("Send the body as application/json in UTF-8.")
+
+
+def _is_json(content_type: bytes) -> bool:
+    kind, _, parameters = content_type.decode("latin-1").partition(";")
+    charset = parameters.replace(" ", "").lower()
+    return kind.strip().lower() == "application/json" and charset in ("", "charset=utf-8")
+
+
+def announced_bytes(request: Request) -> int | None:
+    """Return the announced length, or None."""
+    text = request.headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+def require_plain_bytes(request: Request) -> None:
+    """Raises UnsupportedMediaType if the body has a content encoding."""
+    if request.headers.get("content-encoding", "identity") not in ("", "identity"):
+        raise UnsupportedMediaType("Send the file as it is, without a content encoding.")
+
+
+class IncomingBody:
+    """The body of one request, read once: whole, in pieces, or to discard it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._share: Share = request.scope["state"]["share"]
+        self._held = 0
+        self._is_over = False
+
+    async def whole(self) -> bytes:
+        """Return the body. If it is refused, it is discarded first.
+
+        Raises:
+            RequestTooLarge: over 8 MB.
+            InvalidParams, RateLimited: as `pieces`.
+        """
+        body = bytearray()
+        end = anyio.current_time() + PIECE_DEADLINE_S
+        try:
+            if (announced_bytes(self._request) or 0) > MAX_BODY_BYTES:
+                raise RequestTooLarge("The request is over 8 MB. Send less.")
+            while not self._is_over:
+                body += await self._next_chunk(end)
+                if len(body) > MAX_BODY_BYTES:
+                    raise RequestTooLarge("The request is over 8 MB. Send less.")
+            return bytes(body)
+        except EngineError:
+            body.clear()
+            self._release()
+            await self.drain()
+            raise
+        finally:
+            self._release()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body in pieces of 1 MB, the last one smaller. Close it when done.
+
+        Raises:
+            InvalidParams: it did not arrive in time, or the client disconnected.
+            RateLimited: this user's bodies in progress are too large together.
+        """
+        end = anyio.current_time() + UPLOAD_DEADLINE_S
+        buffer = bytearray()
+        while not self._is_over:
+            try:
+                by = min(end, anyio.current_time() + PIECE_DEADLINE_S)
+                while len(buffer) < UPLOAD_PIECE_BYTES and not self._is_over:
+                    buffer += await self._next_chunk(by)
+                while len(buffer) >= UPLOAD_PIECE_BYTES or (buffer and self._is_over):
+                    piece = bytes(buffer[:UPLOAD_PIECE_BYTES])
+                    del buffer[:UPLOAD_PIECE_BYTES]
+                    yield piece
+            finally:
+                self._release()
+
+    async def drain(self) -> None:
+        """Discard the rest, up to a limit, so that a client that still writes gets an answer."""
+        left = MAX_DRAINED_BYTES
+        end = anyio.current_time() + DRAIN_DEADLINE_S
+        with suppress(InvalidParams):
+            while not self._is_over and left > 0:
+                left -= len(await self._received(end))
+
+    async def _next_chunk(self, by: float) -> bytes:
+        chunk = await self._received(by)
+        if not self._is_over:
+            require_room(self._share, len(chunk))
+            self._share.held_bytes += len(chunk)
+            self._held += len(chunk)
+        return chunk
+
+    def _release(self) -> None:
+        self._share.held_bytes -= self._held
+        self._held = 0
+
+    async def _received(self, by: float) -> bytes:
+        message = None
+        with anyio.move_on_after(max(0.0, by - anyio.current_time())):
+            message = await self._request.receive()
+        if message is None:
+            raise InvalidParams(
+                f"The body did not arrive in time: {PIECE_DEADLINE_S:g} s for a megabyte and "
+                f"{UPLOAD_DEADLINE_S:g} s in all are allowed."
+            )
+        if message["type"] == "http.disconnect":
+            self._is_over = True
+            raise InvalidParams("The connection ended before the body did.")
+        self._is_over = not message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        return chunk
+
+
+def require_room(share: Share, size: int = HELD_BYTES) -> None:
+    """Raises RateLimited if this would exceed what one user's requests may hold."""
+    if share.held_bytes + size > MAX_HELD_BYTES:
+        raise RateLimited(
+            f"This user already has {MAX_HELD_BYTES >> 20} MB of requests in progress. Send fewer "
+            "at a time.",
+            retry_after_ms=1000,
+        )
+
+
+def attachment_headers(path: str, content_type: str, size: int) -> dict[str, str]:
+    """Return headers for an untrusted file: always a download, never cached."""
+    name = quote(path.rpartition("/")[2], safe="")
+    return {
+        "content-type": content_type,
+        "content-length": str(size),
+        "content-disposition": f"attachment; filename*=UTF-8''{name}",
+        "x-content-type-options": "nosniff",
+        "cache-control": "private, no-store",
+    }
+
+
+class FileBody(Response):
+    """A response of known length. If `pieces` raises `broken`, the connection is closed.
+
+    `on_break` receives the reason; `on_end` is called in any case.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        headers: dict[str, str],
+        broken: type[Exception],
+        on_break: Callable[[str], None],
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self._pieces = pieces
+        self._broken = broken
+        self._on_break = on_break
+        self._on_end = on_end
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file. Returning before its end makes the server close the connection."""
+        share: Share = scope["state"]["share"]
+        share.held_bytes += HELD_BYTES
+        try:
+            await self._send(receive, send)
+        finally:
+            share.held_bytes -= HELD_BYTES
+            self._on_end()
+
+    async def _send(self, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with anyio.create_task_group() as group:
+            group.start_soon(_end_with_the_client, receive, group.cancel_scope)
+            try:
+                if await self._send_all(send):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            except self._broken as why:
+                self._on_break(str(why))
+            group.cancel_scope.cancel()
+
+    async def _send_all(self, send: Send) -> bool:
+        async for piece in self._pieces:
+            with anyio.move_on_after(SEND_DEADLINE_S) as waiting:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if waiting.cancelled_caught:
+                self._on_break("the client does not take it")
+                return False
+        return True
+
+
+async def _end_with_the_client(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
