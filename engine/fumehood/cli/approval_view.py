@@ -111,12 +111,6 @@ def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
     return [*lines, Line("AND ANY OTHERS", "warning")] if rule.any_others else lines
 
 
-def one_line(value: str, columns: int) -> str:
-    """Escape untrusted text and cut it to `columns`, for a table."""
-    shown = visible(value)
-    return shown if len(shown) <= columns else shown[: columns - 1] + "…"
-
-
 def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
     yield (
         "tool",

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +28,17 @@ from fumehood.approvals.model import (
     RememberWish,
 )
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath, deadline
+from fumehood.cli.options import (
+    MAX_LISTED,
+    AsJson,
+    ControlSocketPath,
+    CredentialStdin,
+    Limit,
+    deadline,
+    one_line,
+    pages,
+)
+from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.core.json_types import JsonObject
 
@@ -44,7 +55,6 @@ STYLES = {
 }  # fmt: skip
 """The kind of a line → its style."""
 
-MAX_LISTED = 1000
 VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PAGE = 100
 ENDED = frozenset({"approved", "denied", "expired", "cancelled", "done", "failed", "interrupted"})
@@ -72,7 +82,7 @@ def list_approvals(
     state: Annotated[str, typer.Option(help="pending, approved, denied, …, or any.")] = "pending",
     tool: Annotated[str | None, typer.Option(help="Only for this tool.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only for calls made for this agent.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Maximum number to list.")] = 50,
+    limit: Limit = 50,
     mine: Mine = False,
     as_json: AsJson = False,
     credential_stdin: CredentialStdin = False,
@@ -192,27 +202,34 @@ def watch(
         raise typer.Exit(ExitCode.SUCCESS) from None
 
 
-@approvals.command("resolve")
-def resolve(
-    approval_id: ApprovalId,
-    outcome: Annotated[Literal["done", "failed"], typer.Option(help="The outcome that you found.")],
-    note: Annotated[str | None, typer.Option(help="How you know, for the record.")] = None,
-    as_json: AsJson = False,
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Record the outcome of a call that was interrupted when the engine ended. Runs nothing."""
-    with _approving(socket, credential_stdin, as_json=as_json) as client:
-        found = client.approvals.resolve(approval_id, outcome, note=note)
+def _show_outcome(found: Approval, as_json: bool) -> None:
     _show_decided([found], as_json=as_json)
 
 
-@approvals.command("cancel")
-def cancel(approval_id: ApprovalId, as_json: AsJson = False, socket: SocketPath = None) -> None:
-    """Withdraw a call of your own that waits."""
-    with calling(socket, as_json=as_json) as client:
-        found = client.approvals.cancel(approval_id)
-    _show_decided([found], as_json=as_json)
+plain(
+    approvals,
+    "approvals.resolve",
+    "Record the outcome of a call that was interrupted when the engine ended. Runs nothing.",
+    _show_outcome,
+    arguments={
+        "approval_id": ApprovalId,
+        "outcome": Annotated[
+            Literal["done", "failed"], typer.Option(help="The outcome that you found.")
+        ],
+        "note": (
+            Annotated[str | None, typer.Option(help="How you know, for the record.")], None
+        ),
+    },
+    scope=APPROVE,
+)  # fmt: skip
+plain(
+    approvals,
+    "approvals.cancel",
+    "Withdraw a call of your own that waits.",
+    _show_outcome,
+    arguments={"approval_id": ApprovalId},
+    scope=None,
+)
 
 
 _AND_OTHERS = {False: "", True: " and any others"}
@@ -228,10 +245,9 @@ def remembered(
     socket: ControlSocketPath = None,
 ) -> None:
     """List the rules remembered from approvers' decisions."""
-    from fumehood.cli.approval_view import one_line
-    from fumehood.cli.escaping import json_line, visible
     from fumehood.cli.show import wants_json
     from fumehood.cli.tables import Field, show_table
+    from fumehood.core.escaping import json_line, visible
 
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
@@ -254,15 +270,15 @@ def remembered(
     show_table(fields, rows)
 
 
-@approvals.command("forget")
-def forget(
-    rule_id: Annotated[str, typer.Argument(help="The rule's id, as listed by `remembered`.")],
-    credential_stdin: CredentialStdin = False,
-    socket: ControlSocketPath = None,
-) -> None:
-    """Remove a remembered rule: the calls it allowed need approval again."""
-    with _approving(socket, credential_stdin) as client:
-        client.approvals.forget(rule_id)
+plain(
+    approvals,
+    "approvals.forget",
+    "Remove a remembered rule: the calls it allowed need approval again.",
+    arguments={
+        "rule_id": Annotated[str, typer.Argument(help="The rule's id, as listed by `remembered`.")]
+    },
+    scope=APPROVE,
+)
 
 
 def _approving(
@@ -409,13 +425,11 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
 
 def _newest(seen: Any, query: JsonObject, limit: int) -> tuple[list[Approval], bool]:
     found: list[Approval] = []
-    cursor = None
-    while True:
-        page = seen.list(**query, limit=min(PAGE, limit - len(found)), cursor=cursor)
+    for page in pages(partial(seen.list, **query, limit=min(PAGE, limit))):
         found += page.items
-        cursor = page.next_cursor
-        if cursor is None or len(found) >= limit:
-            return found, page.has_more
+        if len(found) >= limit:
+            return found[:limit], page.has_more or len(found) > limit
+    return found, False
 
 
 @contextmanager
@@ -504,9 +518,9 @@ def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
 
 
 def _show_list(found: Sequence[Approval]) -> None:
-    from fumehood.cli.approval_view import ago, one_line
-    from fumehood.cli.escaping import json_line, visible
+    from fumehood.cli.approval_view import ago
     from fumehood.cli.tables import Field, show_table
+    from fumehood.core.escaping import json_line, visible
 
     now = datetime.now(UTC)
     fields = (
@@ -529,8 +543,8 @@ def _show_list(found: Sequence[Approval]) -> None:
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:
     """Print one approval on one line and flush, since a reader may be waiting."""
-    from fumehood.cli.approval_view import one_line, preview_in_words
-    from fumehood.cli.escaping import json_line, visible
+    from fumehood.cli.approval_view import preview_in_words
+    from fumehood.core.escaping import json_line, visible
 
     if as_json:
         line = json.dumps(approval.model_dump(mode="json"))
@@ -550,8 +564,7 @@ def _show_line(approval: Approval, *, as_json: bool) -> None:
 
 def _show_changes(changes: Sequence[Any]) -> None:
     """Show recent authority changes, so that an approver notices misuse of a credential."""
-    from fumehood.cli.approval_view import one_line
-    from fumehood.cli.escaping import visible
+    from fumehood.core.escaping import visible
 
     since = datetime.now(UTC) - CHANGES_SINCE
     fresh = [change for change in changes if change.at >= since][:SHOWN_CHANGES]

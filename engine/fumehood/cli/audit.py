@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fumehood.cli.escaping import say, visible
-from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson, Until, moment
 from fumehood.cli.plain import as_text, plain
-from fumehood.cli.settings import read_config
+from fumehood.cli.reach import read_config
+from fumehood.core.escaping import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

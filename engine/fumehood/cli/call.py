@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.answers import document_of
-from fumehood.cli.escaping import say, visible
-from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
-from fumehood.cli.options import SocketPath, TokenFile
-from fumehood.cli.plain_values import PlainCommand
+from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, require_tool_name, say
+from fumehood.cli.options import (
+    PlainCommand,
+    SocketPath,
+    TokenFile,
+    json_object,
+    one_line,
+    read_bytes,
+)
 from fumehood.cli.reach import call_once, calling
 from fumehood.core.errors import RequiresHumanApproval
+from fumehood.core.escaping import json_line, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.protocol import strict_json
@@ -25,7 +33,10 @@ from fumehood.protocol import strict_json
 if TYPE_CHECKING:
     from fumehood.core.envelope import Envelope
 
-MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
+GROUP = 16
+GROUP_BYTES = 4 * 1024 * 1024
+"""Calls of one request of a batch, and the bytes after which it takes no further one."""
+
 WAIT_AS_LONG_AS_ALLOWED = "allowed"
 SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
 
@@ -134,9 +145,7 @@ def call(
         )  # fmt: skip
         if arguments != "{}" or any(option not in ("", False, None) for option in given):
             fail("--batch goes with --json and --socket only.", ExitCode.USAGE)
-        from fumehood.cli.batch import call_batch
-
-        raise typer.Exit(call_batch(batch, socket, as_json=wants_json(as_json)))
+        raise typer.Exit(_call_batch(batch, socket, as_json=wants_json(as_json)))
     if not tool:
         fail("A tool or --batch FILE is needed: fumehood call TOOL [ARGUMENTS].", ExitCode.USAGE)
     require_tool_name(tool)
@@ -263,42 +272,19 @@ def _options(**given: Any) -> dict[str, Any]:
 
 
 def read_arguments(given: str) -> JsonObject:
-    """Read a strict JSON object from the command line, a file or standard input."""
-    try:
-        raw = _raw(given)
-    except OSError as error:
-        fail(f"The arguments cannot be read: {error.strerror}.", ExitCode.USAGE)
-    if len(raw) > MAX_ARGUMENT_BYTES:
-        fail("The arguments are over 8 MB.", ExitCode.USAGE)
-    try:
-        value = strict_json.loads(raw)
-    except strict_json.StrictJsonError as error:
-        fail(
-            f"The arguments cannot be read: {error}. They are one JSON object in quotes, such as "
-            """'{"expression": "1 + 1"}'.""",
-            ExitCode.USAGE,
-        )
-    if not isinstance(value, dict):
-        fail(
-            'The arguments must be a JSON object, such as {"expression": "1 + 1"}.', ExitCode.USAGE
-        )
-    return value
-
-
-def _raw(given: str) -> bytes:
-    if given == "-":
-        return sys.stdin.buffer.read(MAX_ARGUMENT_BYTES + 1)
-    if given.startswith("@"):
-        with Path(given[1:]).open("rb") as file:
-            return file.read(MAX_ARGUMENT_BYTES + 1)
-    return given.encode("utf-8", "surrogateescape")
+    """Read a strict JSON object from the command line, a file (`@FILE`) or standard input (`-`)."""
+    raw: bytes | str = given
+    if given == "-" or given.startswith("@"):
+        raw = read_bytes(given.removeprefix("@"), "The file of arguments")
+    hint = """ The arguments are one JSON object in quotes, such as '{"expression": "1 + 1"}'."""
+    return json_object(raw, "The arguments", hint)
 
 
 def _call_locally(tool: str, arguments: JsonObject, options: dict[str, Any]) -> Envelope:
     """Run one call in an embedded engine with temporary state; dangerous tools are refused."""
     import anyio
 
-    from fumehood.cli.settings import read_config
+    from fumehood.cli.reach import read_config
     from fumehood.engine import Engine
 
     async def main(home: Path) -> Envelope:
@@ -307,3 +293,111 @@ def _call_locally(tool: str, arguments: JsonObject, options: dict[str, Any]) -> 
 
     with tempfile.TemporaryDirectory(prefix="fumehood-") as home:
         return anyio.run(main, Path(home))
+
+
+# -- many calls ------------------------------------------------------------------------------
+
+
+def _call_batch(file: str, socket: Path | None, *, as_json: bool) -> int:
+    """Make the calls of a file in groups, print an answer per line, and return the exit code."""
+    calls = _read_batch(file)
+    answered, status = 0, ExitCode.SUCCESS
+    try:
+        with calling(socket, is_call=True) as client, _progress(len(calls)) as show:
+            for group in _groups(calls):
+                answers = [document_of(envelope) for envelope in client.batch(group)]
+                pairs = zip(group, answers, strict=True)
+                show([_line(call, answer, as_json=as_json) for call, answer in pairs])
+                answered += len(group)
+                if not all(answer["success"] for answer in answers):
+                    status = ExitCode.TOOL_FAILED
+    except KeyboardInterrupt:
+        print(
+            f"Interrupted: {answered} of {len(calls)} calls are answered above. Some of the next "
+            f"{GROUP} may have ended (fumehood calls list); the others were cancelled.",
+            file=sys.stderr,
+        )
+        raise
+    return status
+
+
+def _read_batch(file: str) -> list[Any]:
+    """Read the calls of a file: a JSON array, or one JSON value per line."""
+    calls = list(_parsed(read_bytes(file, "The file")))
+    if not calls:
+        fail("The file contains no calls.", ExitCode.USAGE)
+    return calls
+
+
+def _parsed(raw: bytes) -> Iterator[Any]:
+    is_array = raw.lstrip().startswith(b"[")
+    for number, line in enumerate([raw] if is_array else raw.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = strict_json.loads(line)
+        except strict_json.StrictJsonError as error:
+            where = "" if is_array else f" in line {number}"
+            fail(
+                f"The calls cannot be read{where}: {error}. They are one JSON array, or one object "
+                'a line, such as {"tool": "calculator", "arguments": {"expression": "1 + 1"}}.',
+                ExitCode.USAGE,
+            )
+        if is_array:
+            yield from value
+        else:
+            yield value
+
+
+def _groups(calls: Iterable[Any]) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    size = 0
+    for call in calls:
+        group.append(call)
+        size += len(strict_json.dumps(call))
+        if len(group) == GROUP or size > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[list[str]], None]]:
+    """Yield a function that prints lines; on a terminal, with a progress bar between them."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    if not console.is_interactive:
+        yield _print
+        return
+    columns = (TextColumn("calls"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
+        task = bar.add_task("calls", total=total)
+
+        def show(lines: list[str]) -> None:
+            bar.stop()  # both streams may share the terminal
+            _print(lines)
+            bar.start()
+            bar.advance(task, len(lines))
+
+        yield show
+
+
+def _print(lines: list[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _line(call: Any, answer: JsonObject, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(answer)
+    error = answer["error"]
+    named = call.get("tool") if isinstance(call, dict) else None
+    tool = answer["metadata"]["tool_name"] or (named if isinstance(named, str) else "?")
+    code = "OK" if error is None else error["code"]
+    said = json_line(answer["data"]) if error is None else error["message"]
+    return f"{visible(code)}  {visible(tool[:80])}  {one_line(said, 100)}"

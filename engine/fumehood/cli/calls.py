@@ -1,4 +1,4 @@
-"""`fumehood calls list|show|answer|cancel|tail`: the call log of the running engine."""
+"""`fumehood calls` and `fumehood cache`: call log and result cache of the running engine."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.escaping import say
-from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.options import AsJson, CallId, OfAgent, OfTool, SocketPath
+from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
+from fumehood.cli.options import (
+    MAX_LISTED,
+    AsJson,
+    CallId,
+    Limit,
+    OfAgent,
+    OfTool,
+    SocketPath,
+    pages,
+)
 from fumehood.cli.options import moment as read_moment
-from fumehood.cli.plain import as_fields, plain
+from fumehood.cli.plain import as_fields, as_text, plain
 from fumehood.cli.reach import calling
 from fumehood.core.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
 
 if TYPE_CHECKING:
+    from fumehood.cache.model import ClearedCache
     from fumehood.client import Client
+
 
 calls = typer.Typer(help="The call log of the running engine.", no_args_is_help=True)
 
-MAX_LISTED = 1000
 POLL_S = 0.5
 
 Since = Annotated[
@@ -39,9 +49,7 @@ def list_calls(
     agent: OfAgent = None,
     tool: OfTool = None,
     code: Code = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Maximum number to list.")] = (
-        DEFAULT_PAGE
-    ),
+    limit: Limit = DEFAULT_PAGE,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
@@ -146,17 +154,14 @@ def _newest(
 ) -> tuple[list[CallRecord], bool]:
     """Fetch the newest records, up to `limit` or a known one; and whether there are more."""
     found: list[CallRecord] = []
-    cursor = None
-    while True:
-        size = min(MAX_PAGE, limit - len(found))
-        page = client.calls(**filters, limit=size, cursor=cursor)
+    for page in pages(partial(client.calls, **filters, limit=min(MAX_PAGE, limit))):
         for record in page.items:
             if record.call_id == known:
                 return found, False
             found.append(record)
-        cursor = page.next_cursor
-        if cursor is None or len(found) >= limit:
-            return found, page.has_more
+        if len(found) >= limit:
+            return found[:limit], page.has_more or len(found) > limit
+    return found, False
 
 
 def _followed(
@@ -185,3 +190,24 @@ def _followed(
         if fresh:
             newest = fresh[0].call_id
             yield from reversed(fresh)
+
+
+cache = typer.Typer(help="The result cache of the running engine.", no_args_is_help=True)
+
+
+plain(
+    cache, "cache.show", "Show its size, hits and misses. Needs a credential with admin.", as_fields
+)
+
+
+@as_text
+def _dropped(done: ClearedCache) -> None:
+    print(f"{done.cleared} answers were dropped.")
+
+
+plain(
+    cache,
+    "cache.clear",
+    "Drop every cached answer, of all principals. Needs a credential with admin.",
+    _dropped,
+)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fumehood.cli.escaping import say, visible
-from fumehood.cli.exits import ExitCode, fail, require_tool_name
-from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.exits import ExitCode, fail, require_tool_name, say
+from fumehood.cli.options import AsJson, SocketPath, read_bytes
 from fumehood.cli.reach import calling
+from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -207,12 +207,10 @@ def _registered(tool: ToolDefinition) -> JsonObject:
 
 
 def _documents(file: Path) -> list[JsonObject]:
-    from fumehood.cli.run import read_bytes
     from fumehood.protocol.files import FileFault
     from fumehood.registry.directory import read_documents
-    from fumehood.sandbox.trusted_files import MAX_FILE_BYTES
 
-    raw = read_bytes(str(file), str(file), MAX_FILE_BYTES)
+    raw = read_bytes(str(file), str(file))
     try:
         return read_documents(file.name, raw)
     except KeyError:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from fumehood.cli.options import AsJson
-from fumehood.cli.settings import read_config, read_control_path, read_socket_path
+from fumehood.cli.reach import read_config, read_control_path, read_socket_path
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ Setting = tuple[KeyPath, Any, str]
 
 
 def _show(places: JsonObject, settings: list[Setting]) -> None:
-    from fumehood.cli.escaping import json_line, visible
     from fumehood.cli.tables import Field, show_table
+    from fumehood.core.escaping import json_line, visible
 
     absent = "" if places["file_is_there"] else " (does not exist)"
     print(f"configuration file  {visible(places['file'])}{absent}")

@@ -14,8 +14,8 @@ import typer
 
 from fumehood.attack.scorecard import Scorecard, Verdict, WallCard
 from fumehood.attack.targets import WALLS, targets_of
-from fumehood.cli.escaping import printable, visible
 from fumehood.cli.exits import ExitCode, fail
+from fumehood.core.escaping import printable, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable

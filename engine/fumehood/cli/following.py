@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from fumehood.cli.escaping import printable, write
+from fumehood.cli.exits import write
 from fumehood.core.envelope import Envelope
+from fumehood.core.escaping import printable
 from fumehood.core.events import (
     ErrorEvent,
     Event,
@@ -158,7 +159,7 @@ def stream_call(
     socket: Path | None, *, stdout: TextIO,
 ) -> Envelope:  # fmt: skip
     """Call a tool, show its events, and return its answer."""
-    from fumehood.cli.settings import find_socket
+    from fumehood.cli.reach import find_socket
 
     path = find_socket(socket)
     return follow(client.stream(tool, arguments, **options), path, stdout=stdout)

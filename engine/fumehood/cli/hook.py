@@ -18,8 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import SocketPath, TokenFile
-from fumehood.cli.plain_values import PlainCommand, PlainGroup
+from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath, TokenFile
 from fumehood.cli.reach import decide_once
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json

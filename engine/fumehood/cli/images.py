@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fumehood.cli.escaping import visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, age
+from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def list_images(as_json: AsJson = False) -> None:
 
 
 def _own_images() -> Path:
-    from fumehood.cli.settings import read_config
+    from fumehood.cli.reach import read_config
 
     return read_config().own_images
 
@@ -185,7 +185,7 @@ def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
 
 def _configured_images() -> list[str]:
     """Return the images of the languages, then that of sessions, without duplicates."""
-    from fumehood.cli.settings import read_config
+    from fumehood.cli.reach import read_config
 
     config = read_config()
     of_languages = config.container.images.model_dump().values()

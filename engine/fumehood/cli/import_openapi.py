@@ -12,7 +12,6 @@ import json
 import os
 import re
 import resource
-import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -23,10 +22,11 @@ from typing import NoReturn
 
 import anyio
 
-from fumehood.cli.escaping import json_document, say, visible
-from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.show import show_json
+from fumehood.client.files import new_file
 from fumehood.core.errors import EngineError
+from fumehood.core.escaping import json_document, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.addresses import is_public
@@ -161,7 +161,9 @@ def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
             wanted = {f"{tool['name']}.json": tool for tool in tools}
             _check_names(wanted, set(files), out, force=force)
             for name, tool in wanted.items():
-                _write(directory, name, json_document(tool))
+                made = new_file(Path(name), replace=True, mode=0o600, directory=directory)
+                with made as file:
+                    file.write(f"{json_document(tool)}\n".encode())
         finally:
             os.close(directory)
     except Untrusted as reason:
@@ -183,19 +185,6 @@ def _check_names(wanted: dict[str, JsonObject], files: set[str], out: Path, *, f
     for tool in wanted.values():
         if tool["name"] in names:
             _refuse(out, f"another file there defines {tool['name']} already; use --prefix")
-
-
-def _write(directory: int, name: str, text: str) -> None:
-    made = f".{name[:100]}-{secrets.token_hex(8)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(made, flags, 0o600, dir_fd=directory)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        os.replace(made, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
-        os.unlink(made, dir_fd=directory)
-        raise
 
 
 def _refuse(out: Path, reason: str) -> NoReturn:

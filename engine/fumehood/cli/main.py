@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from fumehood.cli.exits import ExitCode
-from fumehood.cli.plain_values import PlainCommand, with_plain_values
+from fumehood.cli.options import PlainCommand, PlainGroup
 
 COMMANDS = {
     "serve": "Run the engine as a daemon until SIGTERM or Ctrl-C.",
@@ -37,23 +37,22 @@ COMMANDS = {
 }
 """Name → help line, in the order of `--help`. A test compares them with the commands' own."""
 
+MODULES = {"agents": "authority", "approvers": "authority", "tokens": "authority", "cache": "calls"}
+"""Name → module in this package, if it has another name."""
+
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "rich_markup_mode": None,
 }
 
 
-class CommandsOnDemand(TyperGroup):
+class CommandsOnDemand(PlainGroup):
     """A group that knows names and help lines, and imports a command only to run or complete it."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         for name, line in COMMANDS.items():
             self.add_command(TyperCommand(name, help=line), name)
-
-    def get_params(self, ctx: Any) -> Any:
-        """Return the options, including `--help`."""
-        return with_plain_values(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command named by the first argument."""
@@ -64,7 +63,7 @@ class CommandsOnDemand(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import one command and build it."""
-    module = import_module(f"fumehood.cli.{name}")
+    module = import_module(f"fumehood.cli.{MODULES.get(name, name)}")
     found = getattr(module, name)
     holder = typer.Typer(add_completion=False, **SETTINGS)
     holder.callback()(

@@ -1,21 +1,32 @@
-"""`fumehood mcp`: the engine's tools for a client of the Model Context Protocol."""
+"""`fumehood mcp`: the engine's tools for MCP clients, and the MCP servers that the engine uses.
+
+`add` and `remove` change the tables `[mcp_servers.NAME]` of the configuration file. A running
+daemon keeps the configuration that it started with, so nothing here gives it a server: the
+authority is that of writing the file and restarting the daemon. The rest of the file stays as it
+is, with its comments; a change that would affect more than the one table is refused.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
 import signal
+import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
-from fumehood.cli.escaping import say
-from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import SocketPath
-from fumehood.cli.plain_values import PlainCommand, with_plain_values
-from fumehood.cli.settings import find_socket
+from fumehood.cli.exits import ExitCode, fail, say
+from fumehood.cli.options import PlainCommand, PlainGroup, SocketPath
+from fumehood.cli.reach import find_socket
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol.engine_paths import config_file
+from fumehood.protocol.strict_json import dumps
 
 NEW = "new"
 
@@ -29,14 +40,6 @@ PLACES = {
     "windsurf": ("~/.codeium/windsurf/mcp_config.json", "for all projects"),
 }
 """Clients: the file that the snippet belongs into, and where that is."""
-
-
-class PlainGroup(TyperGroup):
-    """A group whose options need no pydantic: clients start this command for every call."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """Return the options, including `--help`."""
-        return with_plain_values(super().get_params(ctx))
 
 
 mcp = typer.Typer(
@@ -145,19 +148,15 @@ def add(
 
     The daemon reads the file when it starts.
     """
-    from fumehood.cli.mcp_servers import add_server
-
     given = {"command": command, "url": url, "place": place, "image": image, "harmless": harmless}
     pairs = {"env": env, "headers": header}
-    add_server(name, {**given, **{key: _pairs(each or []) for key, each in pairs.items()}})
+    _add_server(name, {**given, **{key: _pairs(each or []) for key, each in pairs.items()}})
 
 
 @mcp.command("remove", cls=PlainCommand)
 def remove(name: Annotated[str, typer.Argument(help="The server's name.")]) -> None:
     """Take an MCP server out of the configuration file."""
-    from fumehood.cli.mcp_servers import remove_server
-
-    remove_server(name)
+    _remove_server(name)
 
 
 def _pairs(words: list[str]) -> dict[str, str]:
@@ -168,13 +167,9 @@ def _pairs(words: list[str]) -> dict[str, str]:
 
 
 def _snippet(client: str, command: str, arguments: list[str]) -> str:
-    from fumehood.protocol.strict_json import dumps
-
     if client == "codex":  # a JSON text is a TOML text, too
         words = ", ".join(dumps(word).decode() for word in arguments)
         return f"[mcp_servers.fumehood]\ncommand = {dumps(command).decode()}\nargs = [{words}]"
-    import json
-
     server: dict[str, Any] = {"command": command, "args": arguments}
     if client in ("claude-code", "vscode"):
         server = {"type": "stdio", **server}
@@ -191,3 +186,100 @@ def _executable() -> str:
 
 def _end(*_: object) -> NoReturn:
     raise SystemExit(0)
+
+
+# -- the configuration file --------------------------------------------------------------
+
+
+NEXT_START = "A daemon reads it when it starts: restart one that runs."
+
+
+def _add_server(name: str, given: JsonObject) -> None:
+    """Append the table of a server to the file."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from fumehood.executors.mcp_settings import AllMcpServers
+
+    server = {key: value for key, value in given.items() if value}
+    try:
+        TypeAdapter(AllMcpServers).validate_python({name: server})
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        fail("; ".join(_fault_words(name, fault) for fault in faults), ExitCode.USAGE)
+    file, text, document = _read_file()
+    servers = document.get("mcp_servers", {})
+    if name in servers:
+        fail(f"{file} has a server {name} already: remove it first.", ExitCode.USAGE)
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    lines = [f"[mcp_servers.{name}]", *(f"{key} = {_toml(server[key])}" for key in server), ""]
+    after = text + gap + "\n".join(lines)
+    _replace(file, after, {**document, "mcp_servers": {**servers, name: server}})
+    but = ", but for those of --harmless" if "harmless" in server else ""
+    say(f"Added {name} to {file}. Its tools, {name}__…, are dangerous{but}. {NEXT_START}")
+
+
+def _remove_server(name: str) -> None:
+    """Take the table of a server out of the file."""
+    file, text, document = _read_file()
+    servers = dict(document.get("mcp_servers", {}))
+    if servers.pop(name, None) is None:
+        fail(f"{file} has no server {name}.", ExitCode.USAGE)
+    own = re.compile(rf"\[\s*mcp_servers\s*\.\s*([\"']?){re.escape(name)}\1\s*[].]")
+    tables = re.split(r"^(?=[ \t]*\[)", text, flags=re.MULTILINE)
+    kept = [_remarks_after(one) if own.match(one.lstrip()) else one for one in tables]
+    _replace(file, "".join(kept), {**document, "mcp_servers": servers})
+    say(f"Removed {name} from {file}. {NEXT_START}")
+
+
+def _remarks_after(table: str) -> str:
+    """The comments at the end of a table, which are about the next one."""
+    found = re.search(r"(?:^[ \t]*(?:#.*)?\n)*\Z", table, re.MULTILINE)
+    return found[0] if found is not None else ""
+
+
+def _read_file() -> tuple[Path, str, JsonObject]:
+    import tomllib
+
+    file = config_file(os.environ).absolute()
+    try:
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        return file, text, tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        fail(f"{file} cannot be read: {error}", ExitCode.USAGE)
+
+
+def _replace(file: Path, text: str, expected: JsonObject) -> None:
+    """Write the file in one step, if the text says what is expected. Owner and mode stay."""
+    import tomllib
+
+    from fumehood.client.files import new_file
+
+    found = None
+    with suppress(ValueError):
+        found = {"mcp_servers": {}, **tomllib.loads(text)}
+    if found != expected:
+        fail(f"{file} has a form that cannot be changed here. Edit it by hand.", ExitCode.USAGE)
+    file = file.resolve()
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with new_file(file, replace=True, mode=0o600) as made:
+            if file.exists():
+                os.fchown(made.fileno(), file.stat().st_uid, file.stat().st_gid)
+                os.fchmod(made.fileno(), stat.S_IMODE(file.stat().st_mode))
+            made.write(text.encode())
+    except OSError as error:
+        fail(f"{file} cannot be written: {error.strerror}.", ExitCode.USAGE)
+
+
+def _fault_words(name: str, fault: Any) -> str:
+    path = ".".join(str(part) for part in fault["loc"] if part not in (name, "[key]"))
+    return f"{path or name}: {fault['msg'].removeprefix('Value error, ')}"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML, of which a text in JSON is a part."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml(key)} = {_toml(each)}' for key, each in value.items())} }}"
+    if isinstance(value, str):
+        return dumps(value).decode()
+    return f"[{', '.join(map(_toml, value))}]"

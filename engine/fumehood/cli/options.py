@@ -1,15 +1,28 @@
-"""Options shared by several commands, and parsing and formatting of times and counts."""
+"""Options shared by several commands, times and counts, and plain values without pydantic.
+
+typer loads pydantic and builds a validator for each parameter, even for plain text, which costs
+several times as much as a call. A `PlainCommand` converts plain values (str, int, float, Path)
+itself. Other values and all errors are left to typer.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from fumehood.cli.exits import ExitCode, fail
+from fumehood.core.escaping import visible
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 CredentialStdin = Annotated[
@@ -40,10 +53,43 @@ OfAgent = Annotated[str | None, typer.Option("--agent", help="Calls made as this
 OfTool = Annotated[
     str | None, typer.Option("--tool", help="Calls of this tool: name or name@version.")
 ]
+MAX_LISTED = 1000
+Limit = Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Maximum number to list.")]
 Until = Annotated[str | None, typer.Option("--until", help="Before this age or time.")]
+
+MAX_INPUT_BYTES = 64 * 1024 * 1024
+"""Bytes of one local file. The engine refuses requests that are too large for it."""
 
 SPAN = re.compile(r"^(\d{1,6})([smhd])$")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def read_bytes(name: str, what: str) -> bytes:
+    """Read a file, or standard input (`-`); otherwise end the command with the reason."""
+    try:
+        if name == "-":
+            raw = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(MAX_INPUT_BYTES + 1)
+    except OSError as error:
+        fail(f"{what} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    if len(raw) > MAX_INPUT_BYTES:
+        fail(f"{what} is over {MAX_INPUT_BYTES >> 20} MB.", ExitCode.USAGE)
+    return raw
+
+
+def json_object(raw: bytes | str, what: str, hint: str = "") -> JsonObject:
+    """Parse a JSON object that a user wrote; `hint` is added to the message if it is not one."""
+    try:
+        value = strict_json.loads(
+            raw if isinstance(raw, bytes) else raw.encode("utf-8", "surrogateescape")
+        )
+    except strict_json.StrictJsonError as error:
+        fail(f"{what} cannot be read: {error}.{hint}", ExitCode.USAGE)
+    if not isinstance(value, dict):
+        fail(f"{what} must be a JSON object.{hint}", ExitCode.USAGE)
+    return value
 
 
 def age(then: datetime, now: datetime) -> str:
@@ -51,6 +97,23 @@ def age(then: datetime, now: datetime) -> str:
     seconds = max(0, int((now - then).total_seconds()))
     unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
     return f"{seconds // UNITS_S[unit]}{unit}"
+
+
+def one_line(value: str, columns: int) -> str:
+    """Escape untrusted text and cut it to `columns`, for a table."""
+    shown = visible(value)
+    return shown if len(shown) <= columns else shown[: columns - 1] + "…"
+
+
+def pages(fetch: Callable[..., Any]) -> Iterator[Any]:
+    """Yield the pages of a list that `fetch` gives for a `cursor`."""
+    cursor = None
+    while True:
+        page = fetch(cursor=cursor)
+        yield page
+        cursor = getattr(page, "pagination", page).next_cursor
+        if cursor is None:
+            return
 
 
 def counted(count: int, noun: str) -> str:
@@ -89,3 +152,45 @@ def _parse(text: str, now: datetime, direction: int) -> datetime | None:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
+
+
+class _PlainParameters:
+    """A command or group whose parameters convert plain values themselves."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, including `--help`, with our converter instead of typer's."""
+        parameters = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "_runtime_param", parameter) is None:  # typer makes it on demand
+                parameter._runtime_param = _PlainValue()
+        return parameters
+
+
+class PlainCommand(_PlainParameters, TyperCommand):
+    """A command that does not load pydantic for plain values."""
+
+
+class PlainGroup(_PlainParameters, TyperGroup):
+    """A group that does not load pydantic for its options."""
+
+
+class _PlainValue:
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Convert a value as typer would."""
+        is_many = param.multiple or param.nargs == -1
+        if value is None:
+            return () if is_many else None
+        wanted = param.type_descriptor
+        if isinstance(value, str) and not is_many and not wanted.is_ranged:
+            if wanted.annotation in (str, int, float):
+                with suppress(ValueError):
+                    return wanted.annotation(value)
+            if wanted.annotation is Path and _is_plain(value):
+                return Path(value)
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param, ctx)
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path does not exist or is readable, which is all that typer checks."""
+    return not os.path.lexists(path) or os.access(path, os.R_OK)

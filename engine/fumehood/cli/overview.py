@@ -13,9 +13,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from fumehood.cli.escaping import say
-from fumehood.cli.reach import caller_token
-from fumehood.cli.settings import find_socket
+from fumehood.cli.exits import say
+from fumehood.cli.reach import caller_token, find_socket
 from fumehood.cli.show import show_json, wants_json
 from fumehood.client.api_request import ApiRequest, DaemonUnavailable, address, query_text
 from fumehood.client.once import send_once

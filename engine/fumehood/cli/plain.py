@@ -42,27 +42,31 @@ def plain(
 ) -> None:
     """Add a command that calls `method`, such as `agents.show`, of a client.
 
-    `words` is the help text. Without `show` nothing is printed. `check` receives the first
-    argument. `scope` is the credential's, or None for the callers' socket. `name` is the command's
-    name if it differs from the method's.
+    `words` is the help text. Without `show` nothing is printed. `arguments` are the method's: a
+    type, or a type with the default of a keyword argument. `check` receives the first argument.
+    `scope` is the credential's, or None for the callers' socket. `name` is the command's name if it
+    differs from the method's.
     """
-    taken = dict(arguments or {})
+    required = {one: kind for one, kind in (arguments or {}).items() if not isinstance(kind, tuple)}
+    optional = {one: kind for one, kind in (arguments or {}).items() if isinstance(kind, tuple)}
 
     def command(socket: Path | None, **given: Any) -> None:
-        values = [given[one] for one in taken]
+        values = [given[one] for one in required]
+        keywords = {one: given[one] for one in optional}
         if check is not None:
             check(values[0])
         as_json, reached = given.get("as_json", False), None
         if scope is not None:
             stdin = given["credential_stdin"]
             reached = controlling(socket, credential_stdin=stdin, as_json=as_json, scope=scope)
-        with reached or calling(socket, as_json=as_json) as client:
-            found = attrgetter(method)(client)(*values)
+        with reached or calling(socket, as_json=as_json, is_payload=show is None) as client:
+            found = attrgetter(method)(client)(*values, **keywords)
         if show is not None:
             show(found, as_json)
 
     kinds: dict[str, tuple[Any, Any]] = {
-        **{one: (kind, inspect.Parameter.empty) for one, kind in taken.items()},
+        **{one: (kind, inspect.Parameter.empty) for one, kind in required.items()},
+        **optional,
         **({"as_json": (AsJson, False)} if show not in (None, as_document) else {}),
         **({"credential_stdin": (CredentialStdin, False)} if scope is not None else {}),
         "socket": (SocketPath if scope is None else ControlSocketPath, None),

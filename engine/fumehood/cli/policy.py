@@ -1,25 +1,47 @@
-"""`fumehood policy`: check, test, explain, show and reload the rules, with or without a daemon."""
+"""`fumehood policy`: check, test, explain, show and reload the rules, with or without a daemon.
+
+Without a daemon, tools registered over the control socket are unknown: they are in its state.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fumehood.cli.escaping import say
-from fumehood.cli.exits import ExitCode, fail, require_tool_name
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, ToolName
+from fumehood.cli.exits import ExitCode, fail, require_tool_name, say
+from fumehood.cli.options import (
+    AsJson,
+    ControlSocketPath,
+    CredentialStdin,
+    ToolName,
+    counted,
+    json_object,
+    read_bytes,
+)
 from fumehood.cli.plain import as_text, plain
-from fumehood.cli.reach import EITHER, controlling
-from fumehood.cli.settings import read_config
+from fumehood.cli.reach import EITHER, controlling, read_config
 from fumehood.cli.show import show_json, wants_json
-from fumehood.core.json_types import JsonObject
-from fumehood.protocol import strict_json
+from fumehood.config import Config
+from fumehood.core.errors import ToolNotFound
+from fumehood.core.tool import ToolDefinition
+from fumehood.pipeline.coerce import coerce
+from fumehood.policy.loader import load_policy, plain_words
+from fumehood.policy.model import CallFacts, ExplainWish, Explanation, Policy, PolicyError, Verdict
+from fumehood.policy.service import PolicyGate
+from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
+from fumehood.registry.directory import ToolDirectory
+from fumehood.registry.discover import discover
+from fumehood.registry.external import ExternalTools
+from fumehood.registry.index import Source, ToolIndex
+from fumehood.registry.secrets import SecretBindings
 
 if TYPE_CHECKING:
-    from fumehood.cli.policy_offline import Offline
     from fumehood.policy.model import Explanation, PolicyStatus
+
 
 policy = typer.Typer(help="The policy: rules that allow, ask or deny calls.", no_args_is_help=True)
 
@@ -42,7 +64,6 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Report all errors in a policy; exit 1 if there are any."""
-    from fumehood.cli.policy_offline import show_checked
 
     policy = _offline(tools_directory).load(_policy_path(file))
     show_checked(policy, as_json=as_json)
@@ -62,7 +83,6 @@ def hold_against(
     as_json: AsJson = False,
 ) -> None:
     """Test a policy with calls and expected decisions; exit 1 if one differs."""
-    from fumehood.cli.policy_offline import show_results
 
     offline = _offline(tools_directory)
     loaded = offline.load(_policy_path(policy_path))
@@ -96,7 +116,7 @@ def explain(
     from fumehood.policy.model import ExplainWish
 
     require_tool_name(tool)
-    given = _json_object(arguments)
+    given = json_object(arguments, "The arguments")
     if file is not None:
         offline = _offline(tools_directory)
         query = ExplainWish(
@@ -159,7 +179,6 @@ plain(
 
 
 def _offline(tools_directory: Path | None) -> Offline:
-    from fumehood.cli.policy_offline import Offline
 
     config = read_config()
     directory = tools_directory if tools_directory is not None else config.tools_directory
@@ -171,16 +190,6 @@ def _policy_path(given: Path | None) -> Path:
     if path is None:
         fail("Name the policy file; the configuration has no policy_file.", ExitCode.USAGE)
     return path.absolute()
-
-
-def _json_object(text: str) -> JsonObject:
-    try:
-        value = strict_json.loads(text.encode("utf-8", "surrogateescape"))
-    except strict_json.StrictJsonError as error:
-        fail(f"The arguments are {error}.", ExitCode.USAGE)
-    if not isinstance(value, dict):
-        fail("The arguments must be a JSON object.", ExitCode.USAGE)
-    return value
 
 
 def _show_explanation(explanation: Explanation, *, as_json: bool) -> None:
@@ -205,3 +214,195 @@ def _show_explanation(explanation: Explanation, *, as_json: bool) -> None:
         for part in rule.parts:
             compared = f" (it is {part.compared})" if part.compared is not None else ""
             say(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}")
+
+
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+
+
+class ExpectedCall(BaseModel):
+    """One call of a test file, with its expected decision."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tool: Annotated[str, Field(max_length=200)]
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    agent: str | None = None
+    principal: str = ""
+    environment: str | None = None
+    over_budget: bool = False
+    expect: Verdict
+    rule: str | None = None
+
+
+_KEYS = sorted(ExpectedCall.model_fields)
+
+
+class Result(BaseModel):
+    """The result of one test call."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int
+    line: int | None
+    tool: str
+    expected: Verdict
+    expected_rule: str | None
+    decided: Verdict
+    rule: str
+    passed: bool
+
+
+class Offline:
+    """The installed and configured tools, and a policy for them."""
+
+    def __init__(
+        self,
+        config: Config,
+        tools_directory: Path | None,
+        warn: Callable[[str], None] = lambda words: _warn(words),
+    ) -> None:
+        self._config = config
+        secrets = SecretBindings(config.secrets, config.rest)
+        self._index = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
+        for fault in discover(self._index, config.host_tools, private=(), web=config.web):
+            warn(f"{fault.entry_point} was left out: {fault.reason}")
+        if tools_directory is not None:
+            contents = ToolDirectory(
+                tools_directory,
+                owner_of=lambda name: self._index.owner(name, but=Source.DIRECTORY),
+                secrets=self._index.secrets,
+            ).load()
+            self._index.replace_source(Source.DIRECTORY, contents.tools)
+            for left_out in contents.faults:
+                warn(f"{left_out.file or tools_directory}: {left_out.reason}")
+
+    def definitions(self) -> Iterable[ToolDefinition]:
+        """Return every version of every tool."""
+        names = [tool.definition.name for tool in self._index]
+        return [one.definition for name in names for one in self._index.versions(name)]
+
+    def load(self, path: Path) -> Policy:
+        """Load the policy; exit with all its errors if there are any."""
+        try:
+            return load_policy(path.absolute(), [*self.definitions(), *self._index.coming])
+        except PolicyError as refused:
+            fail(str(refused), ExitCode.TOOL_FAILED)
+
+    def explain(self, query: ExplainWish, policy: Policy, environment: str | None) -> Explanation:
+        """Explain the decision for one call."""
+        gate = PolicyGate(policy, environment or self._config.environment)
+        try:
+            tool = self._index.get(query.tool).definition
+        except ToolNotFound as error:
+            fail(error.message, ExitCode.USAGE)
+        return gate.explain(
+            CallFacts(
+                tool,
+                _effective(query.arguments, tool),
+                query.principal_id or "",
+                query.agent_id,
+                query.session_id,
+            )
+        )
+
+    def test(self, path: Path, policy: Policy) -> list[Result]:
+        """Decide every call of a test file."""
+        gates: dict[str, PolicyGate] = {}
+        results = []
+        for number, (line, call) in enumerate(_read_calls(path), start=1):
+            environment = call.environment or self._config.environment
+            gate = gates.setdefault(environment, PolicyGate(policy, environment))
+            try:
+                tool = self._index.get(call.tool).definition
+            except ToolNotFound as error:
+                _refuse(path, line, f"call {number}: {error.message}")
+            decision = gate.decide(_facts(call, tool))
+            is_rule = call.rule is None or call.rule == decision.rule
+            results.append(
+                Result(
+                    number=number,
+                    line=line,
+                    tool=call.tool,
+                    expected=call.expect,
+                    expected_rule=call.rule,
+                    decided=decision.verdict,
+                    rule=decision.rule,
+                    passed=decision.verdict is call.expect and is_rule,
+                )
+            )
+        return results
+
+
+def show_checked(policy: Policy, *, as_json: bool) -> None:
+    """Report a valid policy."""
+    if wants_json(as_json):
+        show_json({"version": policy.version, "file": policy.file, "rules": len(policy.rules)})
+        return
+    say(f"{policy.file}: {counted(len(policy.rules), 'rule')}, version {policy.version}")
+
+
+def show_results(results: list[Result], *, as_json: bool) -> None:
+    """Print each call with an unexpected decision, and the number of expected ones."""
+    passed = sum(result.passed for result in results)
+    if wants_json(as_json):
+        items = [result.model_dump(mode="json") for result in results]
+        show_json({"passed": passed, "failed": len(results) - passed, "calls": items})
+        return
+    for result in results:
+        if not result.passed:
+            where = f"line {result.line}" if result.line is not None else f"call {result.number}"
+            wanted = f" by {result.expected_rule}" if result.expected_rule is not None else ""
+            say(
+                f"{where}, {result.tool}: expected {result.expected}{wanted}, decided "
+                f"{result.decided} by {result.rule}"
+            )
+    print(f"{passed} of {len(results)} calls were decided as expected")
+
+
+def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
+    return CallFacts(
+        tool,
+        _effective(call.arguments, tool),
+        call.principal,
+        call.agent,
+        None,
+        lambda: call.over_budget,
+    )
+
+
+def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:
+    """Return arguments as a call would get them: coerced, with the tool's defaults."""
+    return coerce(dict(arguments), tool)[0]
+
+
+def _read_calls(path: Path) -> list[tuple[int | None, ExpectedCall]]:
+    lines: Lines = {}
+    if path.suffix not in SUFFIXES:
+        _refuse(path, None, f"its name must end in one of {', '.join(SUFFIXES)}")
+    try:
+        document = read_values(path.name, read_bytes(str(path), str(path)), lines)
+    except FileFault as fault:
+        _refuse(path, None, str(fault))
+    entries = document.get("calls") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries or len(document) > 1:
+        _refuse(path, None, "it must hold a list 'calls' and nothing else")
+    return [_parsed(path, lines, number, entry) for number, entry in enumerate(entries)]
+
+
+def _parsed(path: Path, lines: Lines, number: int, entry: Any) -> tuple[int | None, ExpectedCall]:
+    try:
+        return line_of(lines, ("calls", number)), ExpectedCall.model_validate(entry)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        line = line_of(lines, ("calls", number, *fault["loc"]))
+        _refuse(path, line, f"call {number + 1}: {where}: {plain_words(fault, _KEYS)}")
+
+
+def _refuse(path: Path, line: int | None, words: str) -> NoReturn:
+    where = f"{path}:{line}" if line is not None else str(path)
+    fail(f"{where}: {one_line(words)}", ExitCode.USAGE)
+
+
+def _warn(words: str) -> None:
+    say(one_line(words), to_stderr=True)

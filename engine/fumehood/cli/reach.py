@@ -1,8 +1,9 @@
-"""How a command reaches the daemon: socket, credential, and the exit code if it is unreachable.
+"""How a command finds the configuration and reaches the daemon: socket, credential, exit codes.
 
 A credential with authority is typed on the terminal or read from standard input, for example from a
 password manager; never from the environment, an argument or a file (DESIGN, "Identity"). A caller's
-token may come from the environment or a file, because it can only call.
+token may come from the environment or a file, because it can only call. Finding a socket reads only
+the part of the configuration that says where it is.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fumehood.cli.escaping import say
-from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.settings import config_fault, find_control_socket, find_socket, read_config
+from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
+from fumehood.protocol.engine_paths import config_file, fitting, read_engine_paths
 
 if TYPE_CHECKING:
     from fumehood.answers import Whoami
     from fumehood.client import Client, ControlClient
+    from fumehood.config import Config
     from fumehood.core.json_types import JsonObject
+
 
 ADMIN = "admin"
 APPROVE = "approve"
@@ -60,7 +62,7 @@ def call_once(
     or_else: str = "", as_json: bool = False, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
     """Make one call, with a client that imports very little."""
-    from fumehood.cli.answers import read_answer
+    from fumehood.cli.exits import read_answer
     from fumehood.client.api_request import call_read_by
     from fumehood.client.once import send_once
 
@@ -79,7 +81,7 @@ def decide_once(
     Raises:
         ValueError: nothing was decided, because no engine answers, or this cannot be asked.
     """
-    from fumehood.cli.answers import read_answer
+    from fumehood.cli.exits import read_answer
     from fumehood.client.api_request import DaemonUnavailable, decision_read_by
     from fumehood.client.once import send_once
 
@@ -227,3 +229,70 @@ def _ending_the_command(
         raise typer.Exit(exit_code_of(refused.envelope)) from None
     except ValueError as error:  # nothing was sent
         fail(str(error), ExitCode.USAGE)
+
+
+def read_config(**overrides: object) -> Config:
+    """Load the configuration, overridden by the command's options."""
+    from fumehood.config import ConfigError, load_config
+
+    try:
+        return load_config(**overrides)
+    except ConfigError as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def config_fault() -> str:
+    """Return all faults of the configuration file, or an empty string; no file has no faults."""
+    if not config_file(os.environ).is_file():
+        return ""
+    from fumehood.config import ConfigError, load_config
+
+    try:
+        load_config()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def read_socket_path(config: Config) -> Path:
+    """Return the socket of a daemon with this configuration."""
+    from fumehood.config import ConfigError
+
+    try:
+        return config.socket_path
+    except ConfigError as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def read_control_path(config: Config) -> Path:
+    """Return the control socket of a daemon with this configuration."""
+    from fumehood.config import ConfigError
+
+    try:
+        return config.control_socket_path
+    except ConfigError as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def find_socket(given: Path | None = None) -> Path:
+    """Return the callers' socket: as given, or by configuration."""
+    try:
+        if given is not None:
+            return fitting(given)
+        if (paths := read_engine_paths(os.environ)) is not None:
+            return paths.socket_path
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
+    return read_socket_path(read_config())
+
+
+def find_control_socket(given: Path | None = None) -> Path:
+    """Return the control socket: as given, or by configuration."""
+    try:
+        if given is not None:
+            return given.absolute()
+        if (paths := read_engine_paths(os.environ)) is not None:
+            return paths.control_socket_path
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
+    return read_control_path(read_config())

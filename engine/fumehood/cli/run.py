@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from fumehood.cli.answers import document_of
 from fumehood.cli.call import say_how_to_approve
-from fumehood.cli.escaping import say, visible, write
-from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.options import SocketPath
+from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
+from fumehood.cli.options import SocketPath, read_bytes
 from fumehood.cli.reach import call_once, calling
 from fumehood.cli.show import for_people, in_options, show_envelope
+from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.workspace_path import path_fault
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 Download = Callable[[str, Callable[[bytes], object]], None]
 """Pass the bytes behind a URL of an answer to a function, piece by piece."""
-
-MAX_BYTES = 8 * 1024 * 1024
 
 NEW = "new"
 """The value of `--session` that makes a session."""
@@ -113,7 +110,6 @@ def run(
         arguments["stdin"] = read_text(stdin, "The program's input")
     if file:
         arguments["files"] = files_to_send(file)
-    _check_size(arguments, source)
     if session == NEW:
         session = _new_session(socket, image, agent, memory, as_json=as_json)
     asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
@@ -173,18 +169,6 @@ def _language(program: str, given: str | None) -> str:
     if given not in LANGUAGES:
         fail(f"--language takes {', '.join(LANGUAGES)}.", ExitCode.USAGE)
     return given
-
-
-def _check_size(arguments: JsonObject, source: str) -> None:
-    files = arguments.get("files", [])
-    texts = [arguments[source], arguments.get("stdin", "")]
-    texts += [file.get("content", file.get("content_base64")) for file in files]
-    if sum(map(len, texts)) > MAX_BYTES:
-        fail(
-            "The program, its input and its files are over 8 MB together; binary files count "
-            "a third more.",
-            ExitCode.USAGE,
-        )
 
 
 def _show(answer: JsonObject, download: Download, *, with_files: bool, with_output: bool) -> None:
@@ -294,26 +278,11 @@ def _saved(
 
 def read_text(name: str, what: str) -> str:
     """Read UTF-8 text from a file, or from standard input (`-`)."""
-    raw = read_bytes(name, what, MAX_BYTES)
+    raw = read_bytes(name, what)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         fail(f"{what} is not UTF-8 at byte {error.start}.", ExitCode.USAGE)
-
-
-def read_bytes(name: str, what: str, max_bytes: int) -> bytes:
-    """Read a file, or standard input (`-`), up to this length; else end with the reason."""
-    try:
-        if name == "-":
-            raw = sys.stdin.buffer.read(max_bytes + 1)
-        else:
-            with Path(name).open("rb") as file:
-                raw = file.read(max_bytes + 1)
-    except OSError as error:
-        fail(f"{what} cannot be read: {error.strerror}.", ExitCode.USAGE)
-    if len(raw) > max_bytes:
-        fail(f"{what} is over {max_bytes >> 20} MB.", ExitCode.USAGE)
-    return raw
 
 
 def files_to_send(given: Iterable[str]) -> list[JsonObject]:
@@ -326,7 +295,7 @@ def files_to_send(given: Iterable[str]) -> list[JsonObject]:
         fault = path_fault(name)
         if fault is not None:
             fail(f"--file {text[:80]!r}: the name in the sandbox {fault}.", ExitCode.USAGE)
-        raw = read_bytes(path, f"--file {text[:80]!r}", MAX_BYTES)
+        raw = read_bytes(path, f"--file {text[:80]!r}")
         try:
             content = {"content": raw.decode("utf-8")}
         except UnicodeDecodeError:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
+from fumehood.client.files import new_file
 from fumehood.core.json_types import JsonObject
 from fumehood.core.workspace_path import path_fault
 
@@ -22,7 +22,6 @@ Write = Callable[[bytes], object]
 Download = Callable[[str, Write], None]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SaveFailed(Exception):
@@ -67,31 +66,18 @@ class Saving:
                 for part in above:
                     parent = _below(parent, part)
                     stack.callback(os.close, parent)
-                with self._new_file(parent, last) as write:
+                made = new_file(Path(last), replace=self._force, directory=parent)
+                with made as file:
                     if "url" in entry:
-                        download(entry["url"], write)
+                        download(entry["url"], file.write)
                     else:
-                        write(base64.b64decode(entry["content_base64"], validate=True))
+                        file.write(base64.b64decode(entry["content_base64"], validate=True))
         except FileExistsError:
             raise SaveFailed("it already exists (--force replaces it).") from None
         except OSError as error:
             raise SaveFailed(f"{error.strerror}.") from None
         except (KeyError, binascii.Error):
             raise SaveFailed("the answer does not hold its content.") from None
-
-    @contextmanager
-    def _new_file(self, parent: int, name: str) -> Iterator[Write]:
-        made = f".fumehood-{secrets.token_hex(8)}" if self._force else name
-        descriptor = os.open(made, _NEW, 0o666, dir_fd=parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                yield file.write
-            if self._force:  # replaces the name itself, not a link's target
-                os.replace(made, name, src_dir_fd=parent, dst_dir_fd=parent)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(made, dir_fd=parent)
-            raise
 
 
 def _below(parent: int, name: str) -> int:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fumehood.cli.escaping import say
-from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import counted
-from fumehood.cli.settings import read_config, read_control_path, read_socket_path
+from fumehood.cli.reach import read_config, read_control_path, read_socket_path
 
 if TYPE_CHECKING:
     from fumehood.config import Config

@@ -10,17 +10,18 @@ import codecs
 import errno
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.escaping import printable, say, visible
-from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.exits import ExitCode, fail, say
+from fumehood.cli.options import AsJson, SocketPath, pages
 from fumehood.cli.plain import Column, as_fields, as_table, plain
 from fumehood.cli.reach import calling
 from fumehood.cli.saving import SaveFailed, Saving
+from fumehood.core.escaping import printable, visible
 
 if TYPE_CHECKING:
     from fumehood.answers import WrittenFile
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 sessions = typer.Typer(
     help="Sessions: files and variables that persist between calls.", no_args_is_help=True
 )
-
-MAX_LISTED = 10_000
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id, sess_….")]
 SESSION = {"session": SessionId}
@@ -136,17 +135,9 @@ def list_files(
     from fumehood.cli.show import show_json, wants_json
     from fumehood.cli.tables import Field, show_table
 
-    items: list[dict[str, Any]] = []
-    cursor = None
     with calling(socket, as_json=as_json) as client:
-        while True:
-            page = client.session_files(
-                session, path, recursive=recursive, limit=100, cursor=cursor
-            )
-            items += [entry.model_dump() for entry in page.items]
-            cursor = page.pagination.next_cursor
-            if cursor is None or len(items) >= MAX_LISTED:
-                break
+        fetch = partial(client.session_files, session, path, recursive=recursive, limit=100)
+        items = [entry.model_dump() for page in pages(fetch) for entry in page.items]
     if wants_json(as_json):
         show_json(items)
     else:
@@ -154,8 +145,6 @@ def list_files(
             Field("path"), Field("kind", drop=2), Field("bytes"), Field("changed", drop=1)
         )  # fmt: skip
         show_table(fields, [_file_columns(entry) for entry in items])
-    if cursor is not None:
-        fail(f"There are more than {len(items)} files.", ExitCode.TOOL_FAILED)
 
 
 @sessions.command("get")
@@ -203,18 +192,24 @@ def put_file(
         print(f"{visible(written.path)}: {written.size} bytes")
 
 
-@sessions.command("rm")
-def remove_file(
-    session: SessionId,
-    path: Annotated[str, typer.Argument(help="The file or directory in the session.")],
-    recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Delete a directory with its contents.")
-    ] = False,
-    socket: SocketPath = None,
-) -> None:
-    """Delete a file, link or directory in a session."""
-    with calling(socket, is_payload=True) as client:
-        client.delete_file(session, path, recursive=recursive)
+plain(
+    sessions,
+    "delete_file",
+    "Delete a file, link or directory in a session.",
+    arguments={
+        "session": SessionId,
+        "path": Annotated[str, typer.Argument(help="The file or directory in the session.")],
+        "recursive": (
+            Annotated[
+                bool,
+                typer.Option("--recursive", "-r", help="Delete a directory with its contents."),
+            ],
+            False,
+        ),
+    },
+    scope=None,
+    name="rm",
+)
 
 
 def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:

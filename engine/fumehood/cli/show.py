@@ -10,8 +10,7 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from fumehood.cli.answers import document_of
-from fumehood.cli.escaping import indented, json_document, json_line, visible
+from fumehood.cli.exits import document_of
 from fumehood.core.errors import (
     ERROR_CODES,
     CallerError,
@@ -23,6 +22,7 @@ from fumehood.core.errors import (
     SandboxUnavailable,
     ShuttingDown,
 )
+from fumehood.core.escaping import indented, json_document, json_line, visible
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fumehood.cli.escaping import printable
+from fumehood.core.escaping import printable
 
 READABLE = 20
 """A cell's readable width in characters; longer cells are folded."""

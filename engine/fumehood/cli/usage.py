@@ -15,10 +15,10 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from fumehood.budgets.model import GROUPS, MAX_ROWS, BudgetStanding, UsageRow, UsageTable
-from fumehood.cli.escaping import visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, CredentialStdin, OfAgent, OfTool, Until, moment
 from fumehood.cli.reach import calling, controlling
+from fumehood.core.escaping import visible
 
 FORMULA_BEGINS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "|", "%")
 """*Source*: OWASP, CSV injection; with the full-width forms that some programs treat the same."""

@@ -17,8 +17,7 @@ import typer
 
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import ControlSocketPath, CredentialStdin
-from fumehood.cli.reach import EITHER, checked_credential
-from fumehood.cli.settings import find_socket
+from fumehood.cli.reach import EITHER, checked_credential, find_socket
 
 if TYPE_CHECKING:
     import socket as sockets

@@ -480,8 +480,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             ValueError, Refused: as `blob`.
         """
         request = _blob(url)
-        with new_file(Path(path)) as write:
-            await self._transport.download(request, write)
+        with new_file(Path(path)) as file:
+            await self._transport.download(request, file.write)
 
     async def download_blob(self, url: str, write: Write) -> None:
         """A blob to `write`, piece by piece, in order. Raises as `blob`, and what `write` does."""
@@ -525,8 +525,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         if not isinstance(target, Path | str):
             await self._transport.download(request, target)
             return
-        with new_file(Path(target)) as write:
-            await self._transport.download(request, write)
+        with new_file(Path(target)) as file:
+            await self._transport.download(request, file.write)
 
 
 def handle_request(

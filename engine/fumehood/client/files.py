@@ -1,16 +1,17 @@
 """Local files that a client sends to an engine or makes from its answers.
 
 Client side. Invariants: a file that is opened by its path is a regular file, so a client never
-waits for a pipe or reads a device without end. A received file is new and whole, or absent: an
-existing file is not touched, and no link is followed.
+waits for a pipe or reads a device without end. A file that is made here is whole or absent, follows
+no link, and replaces an existing one only on request.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -101,17 +102,26 @@ async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIt
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Callable[[bytes], object]]:
-    """A file that is made here; yields what writes to it. It goes again where that fails.
+def new_file(
+    path: Path, *, replace: bool = False, mode: int = 0o666, directory: int | None = None
+) -> Iterator[BinaryIO]:
+    """Create a file, to be written in this context; it is removed again if that fails.
+
+    With `replace` an existing file, or the name of a link, is replaced at the end, in one step.
+    `directory` is the descriptor to which a relative path is relative.
 
     Raises:
-        FileExistsError: something stands there.
+        FileExistsError: something has this name already, without `replace`.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o666)
+    made = path.with_name(f".fumehood-{secrets.token_hex(8)}") if replace else path
+    descriptor = os.open(made, flags, mode, dir_fd=directory)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            yield file.write
+            yield file
+        if replace:
+            os.replace(made, path, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(made, dir_fd=directory)
         raise

@@ -6,14 +6,13 @@ tests, which it gives the recorded answers without an engine.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fumehood.client.files import new_file
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keyword_types import CallKeywords
@@ -76,14 +75,8 @@ def write_golden(path: Path, calls: list[GoldenCall]) -> None:
     The directory may be another's: no name in it is known before, so no link there leads elsewhere.
     """
     text = GoldenFile(calls=tuple(calls)).model_dump_json(indent=2) + "\n"
-    descriptor, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(part).replace(path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    with new_file(path, replace=True, mode=0o600) as file:
+        file.write(text.encode())
 
 
 def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:

@@ -16,12 +16,12 @@ from fumehood.cli.approval_view import (
     MARK,
     ago,
     approval_lines,
-    one_line,
     preview_in_words,
     preview_lines,
     rule_lines,
 )
-from fumehood.cli.escaping import visible
+from fumehood.cli.options import one_line
+from fumehood.core.escaping import visible
 from support.approvals import NOW, approval, rule
 
 pytestmark = pytest.mark.row("A6")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import Config
-from fumehood.cli.doctor import INTERPRETERS, daemon_findings, show_findings
-from fumehood.cli.doctor_checks import CHECKS, Finding
+from fumehood.cli.doctor import CHECKS, INTERPRETERS, Finding, daemon_findings, show_findings
 from fumehood.core.limits import Limit
 from fumehood.core.status import Readiness, StateReadiness
 

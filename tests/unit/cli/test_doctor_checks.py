@@ -13,8 +13,8 @@ import pytest
 from docker.errors import APIError
 
 from fumehood.approvals.settings import WebhookSettings
-from fumehood.cli import doctor_checks
-from fumehood.cli.doctor_checks import (
+from fumehood.cli import doctor
+from fumehood.cli.doctor import (
     CHECKS,
     Finding,
     authority_findings,
@@ -191,12 +191,12 @@ class Engine(ListedImages):
 def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]]:
     """Findings on one engine, by check; on a host with swap and 4 GB free."""
     memory = SimpleNamespace(available=4 << 30)
-    monkeypatch.setattr(doctor_checks.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(doctor_checks, "may_swap", lambda is_local: True if is_local else None)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor, "may_swap", lambda is_local: True if is_local else None)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
 
     def look(engine: Engine, **settings: Any) -> dict[str, Finding]:
-        monkeypatch.setattr(doctor_checks, "open_docker", lambda: engine)
+        monkeypatch.setattr(doctor, "open_docker", lambda: engine)
         settings.setdefault("images", dict.fromkeys(("python", "shell", "javascript"), "python"))
         return {
             finding.check: finding
@@ -250,7 +250,7 @@ def test_what_lacks_is_a_warning_with_its_cure(
 
 
 def test_no_swap_needs_no_limit_on_it(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_checks, "may_swap", lambda is_local: False)
+    monkeypatch.setattr(doctor, "may_swap", lambda is_local: False)
     assert findings(Engine(fresh_row(), SwapLimit=False))["docker: swap"].verdict == "ok"
 
 
@@ -275,8 +275,8 @@ def test_full_memory_and_full_disk_are_warnings(
     findings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, disk = SimpleNamespace(available=100 << 20), SimpleNamespace(free=1 << 20)
-    monkeypatch.setattr(doctor_checks.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda _: disk)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: disk)
     found = findings(Engine(fresh_row()))
     assert found["docker: memory"].verdict == "warning"
     assert found["docker: disk"].verdict == "warning"
@@ -295,7 +295,7 @@ def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
     def refuse() -> None:
         raise failure("It is away.")
 
-    monkeypatch.setattr(doctor_checks, "open_docker", refuse)
+    monkeypatch.setattr(doctor, "open_docker", refuse)
     (finding,) = docker_findings(ContainerSettings(), SessionSettings())
     assert (finding.check, finding.verdict) == ("docker", "warning")
     assert "It is away." in finding.found
@@ -365,7 +365,7 @@ def test_image_of_the_operators_own_is_looked_at_too(
 ) -> None:
     folder = write_image_folder(tmp_path, "mine") / "mine"
     (folder / "requirements.in").write_text("", encoding="utf-8")
-    monkeypatch.setattr(doctor_checks, "open_docker", lambda: Engine(fresh_row()))
+    monkeypatch.setattr(doctor, "open_docker", lambda: Engine(fresh_row()))
     found = docker_findings(
         ContainerSettings(images=LanguageImages(python="mine")),
         SessionSettings(image="mine"),

@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 
 from fumehood import load_config
 from fumehood.cli import images as command
-from fumehood.cli.answers import document_of, read_answer
-from fumehood.cli.exits import exit_code_of
+from fumehood.cli.exits import document_of, exit_code_of, read_answer
 from fumehood.cli.main import COMMANDS, app, load_command
-from fumehood.cli.plain_values import PlainCommand
+from fumehood.cli.options import PlainCommand
 from fumehood.cli.show import show_envelope
 from fumehood.core.envelope import Envelope
 from support.answers import envelope_bytes

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers
 from fumehood.budgets.model import BudgetStanding, Period, Unit, UsageRow, UsageTable
-from fumehood.cli import policy_offline
-from fumehood.cli.escaping import indented, json_document, json_line, json_lines, printable, visible
+from fumehood.cli import policy as policy_command
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
 from fumehood.cli.show import (
@@ -36,6 +35,14 @@ from fumehood.cli.usage import as_cell, show_usage, write_csv
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, UsageReport
 from fumehood.core.errors import EngineError, PermissionDenied
+from fumehood.core.escaping import (
+    indented,
+    json_document,
+    json_line,
+    json_lines,
+    printable,
+    visible,
+)
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import ToolDefinition
 from fumehood.pipeline.approve import waits
@@ -508,7 +515,7 @@ def test_tools_that_cannot_run_now_are_marked(
 def test_one_rule_is_not_counted_as_several(
     count: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_offline, "wants_json", lambda asked: asked)
+    monkeypatch.setattr(policy_command, "wants_json", lambda asked: asked)
     policy = SimpleNamespace(file="policy.toml", rules=(None,) * count, version="v")
-    policy_offline.show_checked(cast("Any", policy), as_json=False)
+    policy_command.show_checked(cast("Any", policy), as_json=False)
     assert capsys.readouterr().out == f"policy.toml: {says}, version v\n"

@@ -9,7 +9,7 @@ import shlex
 import pytest
 import yaml
 
-from fumehood.cli.skill import skill_text
+from fumehood.cli.tools import skill_text
 from fumehood.core.tool import ToolDefinition
 
 pytestmark = pytest.mark.row("T8")

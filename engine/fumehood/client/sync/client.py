@@ -474,8 +474,8 @@ class Client(BaseClient, CallerOperations):
             ValueError, Refused: as `blob`.
         """
         request = _blob(url)
-        with new_file(Path(path)) as write:
-            self._transport.download(request, write)
+        with new_file(Path(path)) as file:
+            self._transport.download(request, file.write)
 
     def download_blob(self, url: str, write: Write) -> None:
         """A blob to `write`, piece by piece, in order. Raises as `blob`, and what `write` does."""
@@ -519,8 +519,8 @@ class Client(BaseClient, CallerOperations):
         if not isinstance(target, Path | str):
             self._transport.download(request, target)
             return
-        with new_file(Path(target)) as write:
-            self._transport.download(request, write)
+        with new_file(Path(target)) as file:
+            self._transport.download(request, file.write)
 
 
 def handle_request(
