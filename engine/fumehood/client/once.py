@@ -1,40 +1,125 @@
-"""One request over a connection of its own, with the standard library alone.
+"""HTTP over a Unix socket with the standard library alone, for processes that must start quickly.
 
-Client side. A command that sends one request and ends would spend most of its time importing
-the HTTP library, which keeps connections and follows events. Invariant: a request is sent once. If
-no connection was made nothing was sent, and `Transport` tries instead, which can say why.
+Client side. The library behind `Client` takes longer to import than a call takes, so commands that
+send one request use `send_once`, and `fumehood mcp` keeps connections of this kind. Invariant: a
+request is sent once. If no connection was made nothing was sent, and `Transport` tries instead,
+which can explain the failure.
 """
 
 from __future__ import annotations
 
-import http.client
+import select
 import socket
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import BinaryIO, TypeVar
 
 from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S, ApiRequest
 
 T = TypeVar("T")
 
+MAX_HEAD_LINE = 64 << 10
+
+
+class Response:
+    """The response to one request. The daemon is trusted, but the response may break off."""
+
+    def __init__(self, reader: BinaryIO) -> None:
+        self._reader = reader
+        status = reader.readline(MAX_HEAD_LINE).split(b" ")
+        if len(status) < 2 or not status[0].startswith(b"HTTP/1."):
+            raise ConnectionError("no response")
+        self.headers: dict[str, str] = {}
+        while (line := reader.readline(MAX_HEAD_LINE)) not in (b"\r\n", b""):
+            name, _, value = line.decode("latin-1").partition(":")
+            self.headers[name.lower()] = value.strip()
+        self.is_stream = self.headers.get("content-type", "").startswith("text/event-stream")
+
+    def read(self) -> bytes:
+        """The whole body. Raises OSError if it breaks off."""
+        if "transfer-encoding" in self.headers:
+            return b"".join(self._chunks())
+        return self._exactly(int(self.headers.get("content-length", 0)))
+
+    def events(self) -> Iterator[bytes]:
+        """The data of each event, which the daemon writes on one line. Raises OSError."""
+        rest = b""
+        for chunk in self._chunks():
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line[6:] for line in lines if line.startswith(b"data: "))
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self._reader.readline(MAX_HEAD_LINE).strip() or b"-1", 16):
+            yield self._exactly(size)
+            self._exactly(2)
+        self._exactly(2)
+
+    def _exactly(self, size: int) -> bytes:
+        body = self._reader.read(size) if size >= 0 else b""
+        if len(body) != size:
+            raise ConnectionError("the response broke off")
+        return body
+
+
+class Connection:
+    """A connection to a daemon's socket. Raises OSError if nothing listens there."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.settimeout(CONNECT_TIMEOUT_S)
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.settimeout(None)  # a call may wait for a human
+        self._reader = self._socket.makefile("rb")
+
+    def ask(
+        self, method: str, address: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> Response:
+        """Send one request; its head and its body leave in one piece. Raises OSError."""
+        lines = [f"{method} {address} HTTP/1.1", "host: fumehood", f"content-length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        return Response(self._reader)
+
+    def limit(self, seconds: float) -> None:
+        """Raise TimeoutError if the daemon sends nothing for this long."""
+        self._socket.settimeout(seconds)
+
+    def is_open(self) -> bool:
+        """Whether the daemon has neither closed it nor sent anything without a request."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def abort(self) -> None:
+        """Close it, also for a thread that reads from it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._socket.close()
+
 
 def send_once(path: Path, request: ApiRequest[T], credential: str | None = None) -> T:
-    """The answer to one request. Raises as a `Client` does."""
+    """Return the answer to one request. Raises as a `Client` does."""
+    headers = dict(request.headers)
     if credential is not None:
-        headers = {**request.headers, "authorization": f"Bearer {credential}"}
-        request = replace(request, headers=headers)
-    connection = _Connection(path, request.work_s + ANSWER_GRACE_S)
+        headers["authorization"] = f"Bearer {credential}"
+    if request.content is not None:
+        headers["content-type"] = "application/json"
     try:
-        connection.connect()
+        connection = Connection(path)
     except OSError:
-        return _explain_or_send(path, request)
+        return _explain_or_send(path, request, credential)
+    connection.limit(request.work_s + ANSWER_GRACE_S)
     try:
-        headers = {"content-type": "application/json"} if request.content is not None else {}
-        connection.request(
-            request.method, request.path, request.content, {**headers, **request.headers}
-        )
-        raw = connection.getresponse().read()
-    except (OSError, http.client.HTTPException) as error:
+        raw = connection.ask(request.method, request.path, headers, request.content or b"").read()
+    except (OSError, ValueError) as error:
         from fumehood.client.exchange import no_answer
 
         raise no_answer(request, path, error) from None
@@ -48,33 +133,9 @@ def send_once(path: Path, request: ApiRequest[T], credential: str | None = None)
         raise no_engine(request, path) from None
 
 
-class _Connection(http.client.HTTPConnection):
-    """To a Unix socket. A request leaves in one piece: a program that is no engine may answer and
-    close before it has read all of it.
-    """
-
-    def __init__(self, path: Path, answer_timeout_s: float) -> None:
-        super().__init__("fumehood")
-        self._path = path
-        self._answer_timeout_s = answer_timeout_s
-        self._unsent = b""
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(CONNECT_TIMEOUT_S)
-        self.sock.connect(str(self._path))
-        self.sock.settimeout(self._answer_timeout_s)
-
-    def send(self, data: Any) -> None:
-        self._unsent += data
-
-    def getresponse(self) -> http.client.HTTPResponse:
-        self.sock.sendall(self._unsent)
-        return super().getresponse()
-
-
-def _explain_or_send(path: Path, request: ApiRequest[T]) -> T:
+def _explain_or_send(path: Path, request: ApiRequest[T], credential: str | None) -> T:
     from fumehood.client.exchange import Endpoint
     from fumehood.client.sync.transport import Transport
 
-    return Transport(Endpoint(path, None, CONNECT_TIMEOUT_S, ANSWER_GRACE_S)).send(request)
+    endpoint = Endpoint(path, credential, CONNECT_TIMEOUT_S, ANSWER_GRACE_S)
+    return Transport(endpoint).send(request)

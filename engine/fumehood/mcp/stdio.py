@@ -10,8 +10,6 @@ connection is closed, which ends the call; nothing but messages is written.
 
 from __future__ import annotations
 
-import select
-import socket
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlencode
 
+from fumehood.client.once import Connection, Response
 from fumehood.core.json_types import JsonObject
 from fumehood.mcp import about
 from fumehood.mcp.messages import (
@@ -43,7 +42,6 @@ from fumehood.protocol import strict_json
 MAX_REQUESTS = 256
 """Requests at once, subscriptions included."""
 
-CONNECT_S = 5.0
 RESTART_S = 3.0
 """How long a daemon that has gone is waited for, before a request fails."""
 
@@ -63,7 +61,6 @@ ANSWER = b'{"jsonrpc":"2.0","id":'
 ANSWER_TO_NOBODY = ANSWER + b"null"
 
 JSON = {"content-type": "application/json"}
-MAX_HEAD_LINE = 64 << 10
 
 LATER = "later"
 """The session of a list whose client has none yet: a list looks no session up."""
@@ -81,96 +78,13 @@ class Unavailable(Exception):
     """No daemon answers, or it makes no session; nothing was sent."""
 
 
-class _Response:
-    """The answer to one request over HTTP, from the daemon: trusted, but it may break off."""
-
-    def __init__(self, reader: BinaryIO) -> None:
-        self._reader = reader
-        status = reader.readline(MAX_HEAD_LINE).split(b" ")
-        if len(status) < 2 or not status[0].startswith(b"HTTP/1."):
-            raise ConnectionError("no response")
-        self.headers: dict[str, str] = {}
-        while (line := reader.readline(MAX_HEAD_LINE)) not in (b"\r\n", b""):
-            name, _, value = line.decode("latin-1").partition(":")
-            self.headers[name.lower()] = value.strip()
-        self.is_stream = self.headers.get("content-type", "").startswith("text/event-stream")
-
-    def read(self) -> bytes:
-        """The whole body. Raises OSError if it breaks off."""
-        if "transfer-encoding" in self.headers:
-            return b"".join(self._chunks())
-        return self._exactly(int(self.headers.get("content-length", 0)))
-
-    def events(self) -> Iterator[bytes]:
-        """The data of each event, which the daemon writes on one line. Raises OSError."""
-        rest = b""
-        for chunk in self._chunks():
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from (line[6:] for line in lines if line.startswith(b"data: "))
-
-    def _chunks(self) -> Iterator[bytes]:
-        while size := int(self._reader.readline(MAX_HEAD_LINE).strip() or b"-1", 16):
-            yield self._exactly(size)
-            self._exactly(2)
-        self._exactly(2)
-
-    def _exactly(self, size: int) -> bytes:
-        body = self._reader.read(size) if size >= 0 else b""
-        if len(body) != size:
-            raise ConnectionError("the response broke off")
-        return body
-
-
-class _Connection:
-    """A connection to a daemon's socket. Raises OSError if there is none."""
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        try:
-            self._socket.settimeout(CONNECT_S)
-            self._socket.connect(str(path))
-        except OSError:
-            self._socket.close()
-            raise
-        self._socket.settimeout(None)  # a call may wait for a human
-        self._reader = self._socket.makefile("rb")
-
-    def ask(
-        self, method: str, address: str, headers: Mapping[str, str], body: bytes = b""
-    ) -> _Response:
-        """Send one request; its head and its body leave in one piece. Raises OSError."""
-        lines = [f"{method} {address} HTTP/1.1", "host: fumehood", f"content-length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        self._socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
-        return _Response(self._reader)
-
-    def limit(self, seconds: float) -> None:
-        """Raise TimeoutError where the daemon says nothing for so long."""
-        self._socket.settimeout(seconds)
-
-    def is_open(self) -> bool:
-        """Whether the daemon has neither closed it nor sent what nobody asked for."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
-
-    def abort(self) -> None:
-        """Close it for the daemon, and for the thread that reads from it."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._reader.close()
-        self._socket.close()
-
-
 @dataclass(eq=False, slots=True)
 class _Flight:
     """One message that the daemon answers: a request, or the answer to a question of its own."""
 
     message: JsonObject
     raw: bytes
-    connection: _Connection | None = None
+    connection: Connection | None = None
     is_cancelled: bool = False
     session: str = ""
     """The client's own session, if its call is made in one."""
@@ -215,7 +129,7 @@ class Bridge:
     _was_there: bool = False
     """Whether the daemon answered the last time."""
     _flights: dict[tuple[str | int, bool], _Flight] = field(default_factory=dict)
-    _idle: list[_Connection] = field(default_factory=list)
+    _idle: list[Connection] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _own_lock: threading.Lock = field(default_factory=threading.Lock)
     _write_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -375,14 +289,14 @@ class Bridge:
                     raise Unavailable(f"{error['code']}: {error['message']}")
             return self._own
 
-    def _initialize(self, connection: _Connection) -> None:
+    def _initialize(self, connection: Connection) -> None:
         """Let the daemon know the client that was answered without it."""
         response = connection.ask("POST", self._address(LATER), JSON, self._unsent)
         self._session = response.headers.get("mcp-session-id", "")
         self._unsent = b""
         response.read()
 
-    def _pass_on(self, response: _Response, flight: _Flight) -> None:
+    def _pass_on(self, response: Response, flight: _Flight) -> None:
         """Write each event as it comes; the last one is the response."""
         is_answered = False
         for event in response.events():
@@ -430,7 +344,7 @@ class Bridge:
             return JSON
         return {**JSON, "mcp-session-id": self._session}
 
-    def _connection(self) -> _Connection:
+    def _connection(self) -> Connection:
         """A kept connection or a new one; a daemon that was there is waited for.
 
         Raises:
@@ -445,7 +359,7 @@ class Bridge:
         deadline = time.monotonic() + (RESTART_S if self._was_there else 0)
         while True:
             try:
-                made = _Connection(self.path)
+                made = Connection(self.path)
                 self._was_there = True
                 return made
             except OSError as error:
@@ -454,7 +368,7 @@ class Bridge:
                     raise Unavailable(not_reached(self.path, error)) from None
             time.sleep(PAUSE_S)
 
-    def _keep(self, connection: _Connection) -> None:
+    def _keep(self, connection: Connection) -> None:
         with self._lock:
             self._idle.append(connection)
 
@@ -466,7 +380,7 @@ class Bridge:
         while True:
             with suppress(OSError, ValueError):
                 headers = {"mcp-session-id": self._session} if self._session else {}
-                response = _Connection(self.path).ask("GET", self._address(LATER), headers)
+                response = Connection(self.path).ask("GET", self._address(LATER), headers)
                 if has_followed:
                     self._write(encode_call(TOOLS_CHANGED))
                 has_followed = response.is_stream
@@ -505,7 +419,7 @@ def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = 
     """
     content = b"" if body is None else strict_json.dumps(body)
     try:
-        connection = _Connection(path)
+        connection = Connection(path)
         try:
             connection.limit(API_S)
             answer = connection.ask(method, address, JSON if content else {}, content).read()
