@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.client.async_client import AsyncClient
+from fumehood.core.errors import ERROR_CODES
 from fumehood.web.guard import Guard, names_of
 from fumehood.web.live import Live
 from fumehood.web.logins import LONGEST_S, Connect, Login, Logins
@@ -29,6 +30,7 @@ from fumehood.web.view import (
     View,
     go,
     in_words,
+    is_name,
     read_form,
 )
 
@@ -36,16 +38,6 @@ HOME = "/inbox"
 MAX_LOGIN_BYTES = 16_384
 """Of a form that anybody on this machine may send."""
 
-STATUSES = {
-    "RESOURCE_NOT_FOUND": 404, "TOOL_NOT_FOUND": 404, "PERMISSION_DENIED": 403,
-    "RATE_LIMITED": 429, "SHUTTING_DOWN": 503,
-}  # fmt: skip
-MEDIA = {
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain",
-}
 LINK_OVER = (
     "This link was used already, or its five minutes are over. Enter a credential, or start "
     "fumehood web again for another link."
@@ -110,7 +102,7 @@ class Console:
 
     def _route(self, address: Address) -> Route:
         async def endpoint(request: Request) -> Response:
-            if not {".", ".."}.isdisjoint(request.path_params.values()):
+            if not all(map(is_name, request.path_params.values())):
                 raise HTTPException(404)
             return await self._guarded(request, address)
 
@@ -139,7 +131,8 @@ class Console:
             if refused.code == "UNAUTHORIZED":
                 await self._end(login)
                 return go(request, "/login")
-            return view.notice(in_words(refused), STATUSES.get(refused.code, 409))
+            known = ERROR_CODES.get(refused.code)
+            return view.notice(in_words(refused), known.http_status if known else 409)
         except Exception:
             traceback.print_exc()
             return view.notice("The console has a fault. Its terminal says more.", 500)
@@ -165,7 +158,7 @@ class Console:
             raise HTTPException(404)
         # Its address changes with its content.
         forever = {"cache-control": "public, max-age=31536000, immutable"}
-        return FileResponse(path, media_type=MEDIA[path.suffix], headers=forever)
+        return FileResponse(path, headers=forever)
 
     async def _login_page(self, request: Request) -> Response:
         token = request.query_params.get("token", "")

@@ -37,7 +37,7 @@ from fumehood.approvals.wording import (
 )
 from fumehood.approvals.wording import ago as words_of_age
 from fumehood.core.escaping import json_line, printable, visible
-from fumehood.web.watching import FILTERS
+from fumehood.web.figures import FILTERS
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"

@@ -35,6 +35,7 @@ of bars are SVG attributes. A page looks again by `hx-trigger="live-approvals fr
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,6 +47,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from fumehood.client.async_client import AsyncClient
 from fumehood.client.async_control import AsyncControlClient
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
+from fumehood.web.guard import SANDBOX
 from fumehood.web.logins import Login
 
 if TYPE_CHECKING:
@@ -56,6 +60,8 @@ MAX_FORM_FIELDS = 2000
 FORM_S = 30.0
 FORM = "application/x-www-form-urlencoded"
 CSRF_HEADER = "x-csrf-token"
+NAME = re.compile(r"[!-.0-~]{1,100}", re.ASCII)
+"""Printable ASCII without spaces and slashes."""
 
 
 class Problem(Exception):
@@ -65,6 +71,11 @@ class Problem(Exception):
         super().__init__(message)
         self.message = message
         self.status = status
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be an id or a name, and would not lead to another address."""
+    return NAME.fullmatch(text) is not None and text not in (".", "..")
 
 
 def in_words(refused: Exception) -> str:
@@ -94,6 +105,16 @@ class Form:
         if not (given.isascii() and given.isdigit() and len(given) < 10):
             raise Problem(f"{name} is not a whole number.")
         return int(given)
+
+    def json(self, name: str) -> JsonObject:
+        """Return a field as a JSON object, empty if it is blank. Raises Problem: it is not one."""
+        try:
+            found = strict_json.loads(self.get(name).strip().encode() or b"{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise Problem(f"The {name} are not a JSON object.")
+        return found
 
 
 class View:
@@ -163,7 +184,7 @@ class View:
             media_type="text/plain; charset=utf-8",
             headers={
                 "content-disposition": f"attachment; filename*=UTF-8''{safe}",
-                "content-security-policy": "sandbox; default-src 'none'",
+                "content-security-policy": SANDBOX,
             },
         )
 

@@ -255,7 +255,10 @@ class _Named:
         self.approvals = control
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._control, name)  # `alerts` is of engines that have some
+        return getattr(self._control, name)
+
+    async def alerts(self) -> Any:
+        return SimpleNamespace(enabled=False, window_seconds=300, alerts=())
 
     async def engine(self) -> EngineSummary:
         return await self._control.engine_summary()
@@ -333,12 +336,12 @@ def test_search_means_what_its_text_looks_like(
 
 def test_search_for_a_call_leads_to_it(browser: Browser) -> None:
     assert browser.get("/calls?q=call_12").headers["location"] == "/calls/call_12"
-    assert browser.get("/calls?q=call_1/../../logout").status_code == 404
+    assert "location" not in browser.get("/calls?q=call_1/../../logout").headers
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/calls/%2e%2e", "/calls/a%0a", "/sessions/%2e%2e", "/sessions/sess_%2e", "/tools/%2e%2e"],
+    ["/calls/%2e%2e", "/calls/a%0a", "/sessions/%2e%2e", "/sessions/%20", "/tools/%2e%2e"],
 )
 def test_id_that_would_lead_elsewhere_is_not_found(
     browser: Browser, told: SimpleNamespace, path: str
@@ -559,7 +562,7 @@ def test_call_is_explained_and_rules_are_tried(browser: Browser, told: SimpleNam
     assert told.asked == [("t", {"a": 1}, {"principal_id": None, "agent_id": "x"})]
     for wrong in ("[1]", "{", "nonsense"):
         found = browser.post("/policy/explain", {"tool": "t", "arguments": wrong})
-        assert "no JSON object" in found.text
+        assert "not a JSON object" in found.text
     tried = browser.post("/policy/try", {"rules": "[[rules]]"})
     require_inert(tried.text)
     assert "at most 3 calls" in tried.text
@@ -576,7 +579,7 @@ def test_health_says_what_is_wrong(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_health_shows_the_alerts_of_an_engine_that_has_them(
+def test_health_shows_the_alerts_unless_they_are_disabled(
     browser: Browser, monkeypatch: pytest.MonkeyPatch, enabled: bool
 ) -> None:
     async def alerts(self: Any) -> Any:
@@ -594,8 +597,7 @@ def test_health_shows_the_alerts_of_an_engine_that_has_them(
         )
         return SimpleNamespace(enabled=enabled, window_seconds=300, alerts=(well, few, firing))
 
-    assert "This engine has no alerts" in browser.get("/health").text
-    monkeypatch.setattr(_Named, "alerts", alerts, raising=False)
+    monkeypatch.setattr(_Named, "alerts", alerts)
     text = browser.get("/health").text
     require_inert(text)
     for words in ("firing", "5 % of calls failed", "The mean is 4 ms."):

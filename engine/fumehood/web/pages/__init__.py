@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fumehood.web.pages import agents, calls, health, inbox, policy, sessions, tools, usage
+from fumehood.web.pages import calls, health, inbox, policy, sessions, tools, usage
 
 PAGES = (
-    inbox.PAGE, calls.PAGE, tools.PAGE, agents.PAGE, sessions.PAGE, usage.PAGE, policy.PAGE,
+    inbox.PAGE, calls.PAGE, tools.PAGE, tools.AGENTS, sessions.PAGE, usage.PAGE, policy.PAGE,
     health.PAGE,
 )  # fmt: skip

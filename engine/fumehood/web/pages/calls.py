@@ -17,9 +17,9 @@ from starlette.responses import Response
 from fumehood.client.api_request import Refused
 from fumehood.core.envelope import Envelope
 from fumehood.core.escaping import json_lines
+from fumehood.web.figures import time_line
 from fumehood.web.guard import SANDBOX
-from fumehood.web.plots import time_line
-from fumehood.web.view import Page, Problem, View, get, in_words, post
+from fumehood.web.view import Page, Problem, View, get, in_words, is_name, post
 
 PAGE_SIZE = 50
 PERIODS = {"": "any time", "1": "last hour", "24": "last day", "168": "last 7 days"}
@@ -36,8 +36,8 @@ PICTURES = {
 async def show(view: View) -> Response:
     """The whole page. A search for one call leads to it."""
     wanted = view.query.get("q").strip()
-    if wanted.startswith("call_"):
-        return view.go(f"/calls/{_name(wanted)}")
+    if wanted.startswith("call_") and is_name(wanted):
+        return view.go(f"/calls/{wanted}")
     return view.render("calls.html", **await _list(view))
 
 
@@ -52,7 +52,7 @@ async def show_list(view: View) -> Response:
 
 async def show_one(view: View) -> Response:
     """One call with everything that is kept of it."""
-    details = await view.control.calls.show(_name(view.path["call_id"]))
+    details = await view.control.calls.show(view.path["call_id"])
     answer = details.envelope
     return view.render(
         "call.html",
@@ -64,7 +64,7 @@ async def show_one(view: View) -> Response:
 
 async def picture(view: View) -> Response:
     """One figure of a call's answer."""
-    details = await view.control.calls.show(_name(view.path["call_id"]))
+    details = await view.control.calls.show(view.path["call_id"])
     found = _pictures(details.envelope)
     entry = {str(number): one for number, one in enumerate(found)}.get(view.path["number"])
     if entry is None:
@@ -84,7 +84,7 @@ async def picture(view: View) -> Response:
 
 async def raw(view: View) -> Response:
     """The envelope, or a text of the answer, whole, as a file."""
-    details = await view.control.calls.show(_name(view.path["call_id"]))
+    details = await view.control.calls.show(view.path["call_id"])
     if details.envelope is None:
         raise Problem("The answer of this call is not shown.", 404)
     part = view.query.get("part")
@@ -97,7 +97,7 @@ async def raw(view: View) -> Response:
 
 async def repeat(view: View) -> Response:
     """Repeat a call as a dry run, and show what it would do."""
-    answer = await view.control.calls.dry_run(_name(view.path["call_id"]))
+    answer = await view.control.calls.dry_run(view.path["call_id"])
     return view.render("call_dry_run.html", answer=answer)
 
 
@@ -141,13 +141,6 @@ def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
     elif wanted:
         query["tool"] = wanted
     return query
-
-
-def _name(text: str) -> str:
-    """An id that can stand in an address. Raises Problem."""
-    if not text.isascii() or not text.replace("_", "").replace("-", "").isalnum():
-        raise Problem("This is not the id of a call.", 404)
-    return text
 
 
 def _output(envelope: Envelope) -> dict[str, Any]:

@@ -7,7 +7,6 @@ is decided or nothing. The engine says who may decide, and this page repeats its
 from __future__ import annotations
 
 import asyncio
-import re
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -29,21 +28,19 @@ from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.web.arguments import ArgumentField, arguments_of, as_sent, errors_of, fields_of
-from fumehood.web.view import Form, Page, Problem, View, get, in_words, post
-from fumehood.web.watching import limits_in_words, money
+from fumehood.web.figures import limits_in_words, money
+from fumehood.web.view import Form, Page, Problem, View, get, in_words, is_name, post
 
 PAGE_SIZE = 50
 MAX_LISTED = 500
 MAX_AT_ONCE = 100
-"""Of one request to the engine."""
+"""Approvals in one request to the engine."""
 
 DECIDED_EACH = 20
 NOT_PENDING = [state for state in ApprovalState if state is not ApprovalState.PENDING]
 MOVED_ON = frozenset({"IDEMPOTENCY_CONFLICT", "APPROVAL_EXPIRED"})
 PERIODS = {"1h": ("1 hour", 1), "8h": ("8 hours", 8), "1d": ("1 day", 24), "7d": ("7 days", 168)}
 SESSION = "session"
-ID = re.compile("apr_[0-9A-Za-z]{1,96}", re.ASCII)
-"""An approval's id. The engine accepts no longer one."""
 
 
 async def show(view: View) -> Response:
@@ -61,7 +58,7 @@ async def show_list(view: View) -> Response:
 
 async def show_one(view: View) -> Response:
     """One approval: beside the list, or alone where only it has to be fetched."""
-    approval = await view.control.approvals.show(_id(view))
+    approval = await view.control.approvals.show(view.path["approval_id"])
     if view.is_part:
         if view.query.get("version") == _mark(approval):
             return view.unchanged()
@@ -72,14 +69,14 @@ async def show_one(view: View) -> Response:
 
 async def show_result(view: View) -> Response:
     """What became of an approval, in brief."""
-    return view.render("inbox_result.html", decided=await view.control.approvals.show(_id(view)))
+    return view.render(
+        "inbox_result.html", decided=await view.control.approvals.show(view.path["approval_id"])
+    )
 
 
 async def approve(view: View) -> Response:
     """Approve one approval as it was shown, or as it was edited in the form before."""
-    arguments = None
-    if view.form.get("arguments"):
-        arguments = _json_object(view.form.get("arguments"))
+    arguments = view.form.json("arguments") if view.form.get("arguments") else None
     return await _decide(
         view,
         NewDecision(
@@ -99,19 +96,19 @@ async def deny(view: View) -> Response:
 
 async def ask_to_deny(view: View) -> Response:
     """The form for the reason of a denial."""
-    approval = await view.control.approvals.show(_id(view))
+    approval = await view.control.approvals.show(view.path["approval_id"])
     return view.render("inbox_deny.html", approval=approval)
 
 
 async def edit(view: View) -> Response:
     """The form for other arguments."""
-    approval = await view.control.approvals.show(_id(view))
+    approval = await view.control.approvals.show(view.path["approval_id"])
     return _edit_form(view, approval, fields_of(approval.arguments, await _schema(view, approval)))
 
 
 async def check_edit(view: View) -> Response:
     """Show the call as it would be with other arguments, or what is wrong with them."""
-    approval = await view.control.approvals.show(_id(view))
+    approval = await view.control.approvals.show(view.path["approval_id"])
     arguments, errors = arguments_of(view.form)
     if not errors:
         try:
@@ -133,7 +130,7 @@ async def check_edit(view: View) -> Response:
 
 async def ask_to_remember(view: View) -> Response:
     """The form for a rule to remember, and the rule as it would be."""
-    approval = await view.control.approvals.show(_id(view))
+    approval = await view.control.approvals.show(view.path["approval_id"])
     chosen = view.query
     scope = chosen.get("scope") or (SESSION if approval.session_id else "1h")
     same = chosen.all("same") if chosen.get("scope") else list(approval.arguments)
@@ -181,7 +178,7 @@ async def resolve(view: View) -> Response:
     if outcome not in ("done", "failed"):
         raise Problem("Choose an outcome.")
     approval = await view.control.approvals.resolve(
-        _id(view),
+        view.path["approval_id"],
         outcome,  # type: ignore[arg-type]
         note=view.form.get("reason").strip() or None,
     )
@@ -190,7 +187,7 @@ async def resolve(view: View) -> Response:
 
 async def raw(view: View) -> Response:
     """One part of an approval, whole, as a file."""
-    approval = await view.control.approvals.show(_id(view))
+    approval = await view.control.approvals.show(view.path["approval_id"])
     name = view.query.get("name")
     parts: dict[str, Any] = {
         "preview": approval.preview,
@@ -254,7 +251,7 @@ async def _decided(view: View) -> tuple[list[Approval], bool]:
 
 async def _decide(view: View, decision: NewDecision) -> Response:
     """Make one decision. Where somebody was first, show what they decided."""
-    approval_id = _id(view)
+    approval_id = view.path["approval_id"]
     one = OneOfSeveral(
         approval_id=approval_id, version=view.form.number("version", 0), decision=decision
     )
@@ -376,30 +373,12 @@ def _make_wish(scope: str, uses: str, same: list[str], now: datetime) -> Remembe
         raise Problem("The number of uses is 1 to 1,000,000.") from None
 
 
-def _id(view: View) -> str:
-    """The approval of an address. Raises Problem: it can be none."""
-    found = view.path["approval_id"]
-    if not ID.fullmatch(found):
-        raise Problem("There is no such approval.", 404)
-    return found
-
-
 def _item(text: str) -> tuple[str, int]:
     """An approval's id and the version that was seen, from `apr_…@3`."""
     name, _, version = text.partition("@")
-    if not ID.fullmatch(name) or not re.fullmatch(r"\d{1,9}", version, re.ASCII):
+    if not is_name(name):
         raise Problem("This is not an approval.")
-    return name, int(version)
-
-
-def _json_object(text: str) -> JsonObject:
-    try:
-        found = strict_json.loads(text.encode())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise Problem("The edited arguments cannot be read. Edit them again.")
-    return found
+    return name, Form([("version", version)]).number("version", 0)
 
 
 def _last_change(approval: Approval) -> datetime:

@@ -7,7 +7,6 @@ from typing import Any
 from starlette.responses import Response
 
 from fumehood.client.api_request import Refused
-from fumehood.protocol import strict_json
 from fumehood.web.view import Page, Problem, View, get, in_words, post
 
 EXAMPLE = '[[rules]]\nid = "ask-for-shell"\ndecision = "ask"\ntools = ["run_shell"]\n'
@@ -23,12 +22,7 @@ async def show(view: View) -> Response:
 async def explain(view: View) -> Response:
     """How the rules decide about a call that is not made."""
     form = view.form
-    try:
-        arguments = strict_json.loads(form.get("arguments").strip().encode() or b"{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        return _answer(view, error="The arguments are no JSON object.")
+    arguments = form.json("arguments")
     try:
         found = await view.control.policy.explain(
             form.get("tool").strip(), arguments,

@@ -5,7 +5,6 @@ A file is hostile in its name, too: it is shown as text, and leaves as a downloa
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from urllib.parse import quote
 
@@ -13,10 +12,9 @@ from starlette.responses import Response
 
 from fumehood.answers import SessionFileList
 from fumehood.client.api_request import Refused
+from fumehood.core.arguments import MAX_LIMIT
 from fumehood.web.view import Page, Problem, View, get, in_words, post
 
-MAX_SHOWN = 200
-MAX_LISTED = 100
 MAX_PREVIEW_BYTES = 200_000
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
 """A file is held in memory while it is sent. Larger ones: `fumehood sessions get`."""
@@ -28,15 +26,12 @@ class _TooLarge(Exception):
 
 async def show(view: View) -> Response:
     """Every session."""
-    sessions = await view.control.sessions.list()
-    return view.render(
-        "sessions.html", sessions=sessions[:MAX_SHOWN], is_cut=len(sessions) > MAX_SHOWN
-    )
+    return view.render("sessions.html", sessions=await view.control.sessions.list())
 
 
 async def show_one(view: View) -> Response:
     """One session with its calls and files; with a file opened where one is chosen."""
-    session = await view.control.sessions.show(_id(view))
+    session = await view.control.sessions.show(view.path["session_id"])
     calls = await view.control.calls.list(session=session.id, limit=20)
     folder, name = view.query.get("folder"), view.query.get("file")
     files: SessionFileList | None = None
@@ -44,7 +39,7 @@ async def show_one(view: View) -> Response:
     may_look = view.login.can_administer and session.state == "active"
     if may_look:
         try:
-            files = await view.control.sessions.files(session.id, folder, limit=MAX_LISTED)
+            files = await view.control.sessions.files(session.id, folder, limit=MAX_LIMIT)
             if name:
                 content = await _content(view, session.id, name, MAX_PREVIEW_BYTES)
                 is_cut = len(content) > MAX_PREVIEW_BYTES
@@ -61,7 +56,7 @@ async def download(view: View) -> Response:
     """One file, as a download."""
     name = view.query.get("file")
     try:
-        content = await _content(view, _id(view), name, MAX_DOWNLOAD_BYTES)
+        content = await _content(view, view.path["session_id"], name, MAX_DOWNLOAD_BYTES)
     except ValueError:
         raise Problem("There is no such file.", 404) from None
     if len(content) > MAX_DOWNLOAD_BYTES:
@@ -71,16 +66,8 @@ async def download(view: View) -> Response:
 
 async def end(view: View) -> Response:
     """End a session with its files."""
-    await view.control.sessions.end(_id(view))
-    return view.go(f"/sessions/{_id(view)}")
-
-
-def _id(view: View) -> str:
-    """The session of an address. Raises Problem: it can be none."""
-    found = view.path["session_id"]
-    if not re.fullmatch("sess_[0-9A-Za-z]{1,100}", found, re.ASCII):
-        raise Problem("There is no such session.", 404)
-    return found
+    ended = await view.control.sessions.end(view.path["session_id"])
+    return view.go(f"/sessions/{ended.id}")
 
 
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:

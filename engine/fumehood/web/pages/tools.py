@@ -1,7 +1,8 @@
-"""The tools: where each runs and why, and how its calls went."""
+"""The tools: where each runs and why, and how its calls went; and the agents with their tools."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.responses import Response
@@ -11,7 +12,6 @@ from fumehood.core.overview import ToolFigures
 from fumehood.core.tool import ToolDefinition
 from fumehood.web.view import Page, Problem, View, get
 
-MAX_SHOWN = 500
 PERIODS = {"24": "last day", "168": "last 7 days"}
 
 
@@ -24,7 +24,7 @@ async def show(view: View) -> Response:
     figures = {one.tool: one for one in found.items}
     tools = [tool async for tool in _tools(view) if not wanted or wanted in _text_of(tool)]
     return view.render(
-        "tools.html", tools=tools[:MAX_SHOWN], is_cut=len(tools) > MAX_SHOWN, figures=figures,
+        "tools.html", tools=tools, figures=figures,
         hours=hours, periods=PERIODS, wanted=wanted, is_partial=found.is_partial,
     )  # fmt: skip
 
@@ -48,6 +48,15 @@ async def show_one(view: View) -> Response:
     )
 
 
+async def show_agents(view: View) -> Response:
+    """Show every agent with its tools. Needs `admin`."""
+    if not view.login.can_administer:
+        return view.render("agents.html", agents=[])
+    show = view.control.agents.show
+    agents = await asyncio.gather(*(show(one.id) for one in await view.control.agents.list()))
+    return view.render("agents.html", agents=agents)
+
+
 async def _tools(view: View) -> Any:
     cursor = None
     while True:
@@ -64,3 +73,4 @@ def _text_of(tool: ToolDefinition) -> str:
 
 
 PAGE = Page("Tools", "/tools", (get("/tools", show), get("/tools/{name}", show_one)))
+AGENTS = Page("Agents", "/agents", (get("/agents", show_agents),))

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
-from fumehood.web.plots import columns_of, share
+from fumehood.web.figures import columns_of, share
 from fumehood.web.view import Page, View, get
 
 PERIODS = {"7": "7 days", "30": "30 days"}
