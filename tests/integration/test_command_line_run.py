@@ -124,8 +124,6 @@ def test_exit_status_follows_the_table(
         (["ok.py", "--stdin", "nothing"], b"cannot be read"),
         (["ok.py", "--file", "nothing"], b"cannot be read"),
         (["ok.py", "--file", "../x=ok.py"], b"'..'"),
-        (["large.py"], b"over 8 MB"),
-        (["ok.py", "--file", "five", "--file", "b=five"], b"over 8 MB"),
         ([], b"Missing argument"),
     ],
 )
@@ -135,12 +133,24 @@ def test_wrong_usage_ends_with_2_and_says_why(
     (run.directory / "text.txt").write_text("1")
     (run.directory / "ok.py").write_text(told(stdout=""))
     (run.directory / "latin.py").write_bytes(b"# \xe4")
-    (run.directory / "large.py").write_bytes(b"#" * (8 * 1024 * 1024 + 1))
-    (run.directory / "five").write_bytes(b"5" * 5_000_000)
     done = run(*options)
     assert (done.returncode, done.stdout) == (2, b"")
     assert words in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [["large.py"], ["ok.py", "--file", "five", "--file", "b=five"]], ids=str
+)
+def test_program_and_files_over_8_mb_are_refused_by_the_engine(
+    run: Runner, options: list[str]
+) -> None:
+    (run.directory / "ok.py").write_text(told(stdout=""))
+    (run.directory / "large.py").write_bytes(b"#" * (8 * 1024 * 1024 + 1))
+    (run.directory / "five").write_bytes(b"5" * 5_000_000)
+    done = run(*options)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"REQUEST_TOO_LARGE: The request is over 8 MB" in done.stderr
 
 
 def test_empty_program_is_refused_by_the_engine(run: Runner) -> None:

@@ -37,7 +37,6 @@ COLOURS = {
     Verdict.ABSENT: "dim",
 }
 SHOWN = {Verdict.HELD: "held", Verdict.FAILED: "FAILED", Verdict.UNTRIED: "not tried"}
-MAX_WHY = 2_000
 
 
 def attack(walls: Sequence[str], runtime: str | None, *, quick: bool, as_json: bool) -> NoReturn:
@@ -178,7 +177,7 @@ def _show_faults(console: Console, cards: Sequence[WallCard]) -> None:
     columns = ("wall", "attack", "it tried to", "why")
     table = Table(*(Column(name, overflow="fold") for name in columns))
     for card, line in wrong:
-        why = printable(f"{line.why} {line.cure}".strip()[:MAX_WHY])
+        why = printable(f"{line.why} {line.cure}".strip())
         style = COLOURS[line.verdict]
         table.add_row(card.name, Text(line.id, style=style), Text(line.tries), Text(why))
     console.print(table)

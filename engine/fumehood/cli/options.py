@@ -64,18 +64,18 @@ SPAN = re.compile(r"^(\d{1,6})([smhd])$")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def read_bytes(name: str, what: str) -> bytes:
+def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
     """Read a file, or standard input (`-`); otherwise end the command with the reason."""
     try:
         if name == "-":
-            raw = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+            raw = sys.stdin.buffer.read(most + 1)
         else:
             with Path(name).open("rb") as file:
-                raw = file.read(MAX_INPUT_BYTES + 1)
+                raw = file.read(most + 1)
     except OSError as error:
         fail(f"{what} cannot be read: {error.strerror}.", ExitCode.USAGE)
-    if len(raw) > MAX_INPUT_BYTES:
-        fail(f"{what} is over {MAX_INPUT_BYTES >> 20} MB.", ExitCode.USAGE)
+    if len(raw) > most:
+        fail(f"{what} is over {most >> 20} MB.", ExitCode.USAGE)
     return raw
 
 
