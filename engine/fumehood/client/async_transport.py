@@ -7,6 +7,7 @@ allows it, and never a third time; a stream that breaks off is resumed by anothe
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, TypeVar
 
@@ -35,7 +36,9 @@ class AsyncTransport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        transport = httpx2.AsyncHTTPTransport(uds=str(endpoint.path))
+        # A Unix socket has no TLS: reading the host's certificate authorities would take 22 ms.
+        no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        transport = httpx2.AsyncHTTPTransport(uds=str(endpoint.path), verify=no_tls)
         self._http = httpx2.AsyncClient(transport=transport, base_url=BASE_URL)
 
     async def send(self, request: ApiRequest[T]) -> T:
