@@ -1,4 +1,4 @@
-"""One daemon for a caller and an approver in each mode, shared by the tests of approval; a browser."""
+"""One daemon per mode with a caller and an approver, shared by the approval tests; a browser."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ calls = 1
 
 @pytest.fixture(scope="session", params=["service" if os.geteuid() == 0 else "single-user"])
 def shared_site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    """Whatever was done with it, its audit log is whole at the end.
+    """The audit log must verify at the end, whatever the tests did.
 
-    With two real users where the machine lets us make them. What is so in both modes alike is
-    tried with one user in `tests/integration/test_approvals.py`.
+    Uses two real users if the machine allows creating them. Behaviour that is the same in both
+    modes is tested with one user in `tests/integration/test_approvals.py`.
     """
     with running_site(
         is_service=request.param == "service", policy=POLICY, extra=BUDGETS
@@ -79,7 +79,7 @@ def shared_site(request: pytest.FixtureRequest) -> Iterator[Site]:
 
 @pytest.fixture
 def site(shared_site: Site) -> Iterator[Site]:
-    """The shared one. What a failed test has left undone does not fail the next."""
+    """The shared site, restored after a failed test so that the next one is unaffected."""
     yield shared_site
     shared_site.go_on()
     if not shared_site.takes_calls():
@@ -97,7 +97,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def person(chromium: Browser) -> Iterator[NewPerson]:
-    """Somebody with a window; whatever breaks the content policy, or throws, fails the test."""
+    """A person with a browser window; a content-policy violation or script error fails the test."""
     from support.browser import Person
 
     people: list[Person] = []

@@ -1,4 +1,4 @@
-"""E5: every page of a tool's list, from the command line and from Python."""
+"""E5: all pages of a tool's list, from the command line and from Python."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ def session(shared_daemon: Daemon, python_image: Image) -> Iterator[str]:
 NAMES = [f"{number:02}.txt" for number in range(FILES)]
 
 
-def test_command_line_prints_each_item_on_a_line(shared_daemon: Daemon, session: str) -> None:
+def test_command_line_all_option_prints_one_item_per_line(
+    shared_daemon: Daemon, session: str
+) -> None:
     given = ["call", "list_files", "--all", "--session", session]
     done = CliRunner().invoke(app, [*given, "--socket", str(shared_daemon.socket)])
     assert done.exit_code == 0, done.output
     assert [json.loads(line)["path"] for line in done.stdout.splitlines()] == NAMES
 
 
-def test_client_fetches_all_pages(shared_daemon: Daemon, session: str) -> None:
+def test_client_fetch_all_returns_items_of_every_page(shared_daemon: Daemon, session: str) -> None:
     with Client(shared_daemon.socket) as client:
         items = client.fetch_all("list_files", {"limit": 4}, session_id=session)
     assert [item["path"] for item in items] == NAMES
@@ -55,7 +57,7 @@ def test_client_fetches_all_pages(shared_daemon: Daemon, session: str) -> None:
         (["list_files", "--all", "--stream"], 2, "--all goes without"),
     ],
 )
-def test_what_is_no_list_is_said(
+def test_all_option_reports_tool_without_pages_and_bad_usage(
     shared_daemon: Daemon, given: list[str], code: int, words: str, tmp_path: Path
 ) -> None:
     done = CliRunner().invoke(app, ["call", *given, "--socket", str(shared_daemon.socket)])

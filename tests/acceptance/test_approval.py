@@ -1,6 +1,6 @@
-"""A call that waits for a human: asked, decided and carried out, through sockets and commands.
+"""Calls that wait for approval: requested, decided and executed, through sockets and commands.
 
-Asked in service mode by two real users, where the machine lets us make them; else by one.
+In service mode with two real users if the machine allows creating them, otherwise with one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from support.wait import wait_until
 
 
 @pytest.mark.row("A1", "A2", "A5", "A6", "D4")
-def test_call_waits_for_a_yes_and_is_carried_out_once_after_it(site: Site) -> None:
+def test_dangerous_call_runs_once_after_approval(site: Site) -> None:
     asked = site.run("caller", "call", "send_mail", '{"to": "ann"}')
     assert asked.returncode == 3
     error = json.loads(asked.stdout)["error"]
@@ -42,7 +42,7 @@ def test_call_waits_for_a_yes_and_is_carried_out_once_after_it(site: Site) -> No
 
 
 @pytest.mark.row("A3")
-def test_edited_call_is_another_call_and_passes_every_check_again(site: Site) -> None:
+def test_edited_arguments_are_validated_and_checked_against_policy_again(site: Site) -> None:
     waiting = site.parked("bea")
     wrong = site.decide(waiting.approval_id, arguments={"to": ["bea"], "text": ""})
     assert wrong.code == "INVALID_PARAMS"
@@ -67,7 +67,7 @@ def test_edited_call_is_another_call_and_passes_every_check_again(site: Site) ->
 
 
 @pytest.mark.row("A3", "A5")
-def test_no_reaches_the_model_with_its_reason_and_answers_the_same_call_at_once(site: Site) -> None:
+def test_denial_reason_reaches_the_caller_and_answers_repeats_at_once(site: Site) -> None:
     waiting = site.parked("cleo", "first")
     said = site.approvals("deny", waiting.approval_id, "--reason", "Cleo asked for silence.")
     assert said.returncode == 0, said.stdout
@@ -86,7 +86,7 @@ def test_no_reaches_the_model_with_its_reason_and_answers_the_same_call_at_once(
 
 
 @pytest.mark.row("A1")
-def test_rule_that_denies_asks_nobody(site: Site) -> None:
+def test_deny_rule_refuses_call_without_asking_for_approval(site: Site) -> None:
     denied = site.mail("eve@rival.example")
     assert denied.code == "PERMISSION_DENIED"
     assert "Rivals get no mail." in denied.body["error"]["message"]
@@ -98,7 +98,7 @@ def test_rule_that_denies_asks_nobody(site: Site) -> None:
 
 
 @pytest.mark.row("A5", "A3")
-def test_answer_comes_by_waiting_by_a_stream_and_by_asking_for_the_call(site: Site) -> None:
+def test_approved_answer_arrives_by_waiting_streaming_and_polling(site: Site) -> None:
     polled = site.parked("dan-3")
     following = [
         site.begin("caller", "call", "send_mail", '{"to": "dan-1"}', "--wait=60"),
@@ -121,7 +121,7 @@ def test_answer_comes_by_waiting_by_a_stream_and_by_asking_for_the_call(site: Si
 
 
 @pytest.mark.row("P3", "A5")
-def test_same_key_hears_the_same_before_during_and_after(site: Site) -> None:
+def test_idempotency_key_maps_to_one_call_before_during_and_after_execution(site: Site) -> None:
     key = {"idempotency_key": f"mail-{site.is_service}"}
     site.hold_back()
     try:
@@ -143,7 +143,7 @@ def test_same_key_hears_the_same_before_during_and_after(site: Site) -> None:
 
 
 @pytest.mark.row("A2", "D4")
-def test_caller_takes_its_own_call_back_and_nobody_elses(site: Site) -> None:
+def test_caller_can_cancel_only_its_own_pending_approval(site: Site) -> None:
     waiting = site.parked("gus")
     address = f"/v1/approvals/{waiting.approval_id}"
     if site.is_service:
@@ -161,7 +161,7 @@ def test_caller_takes_its_own_call_back_and_nobody_elses(site: Site) -> None:
 
 
 @pytest.mark.row("A2", "A6")
-def test_first_of_two_approvers_wins_and_the_other_hears_it(site: Site) -> None:
+def test_first_of_two_racing_decisions_wins_and_the_second_conflicts(site: Site) -> None:
     waiting = site.parked("hal")
     seen = site.show(waiting.approval_id).headers["etag"]
 
@@ -185,7 +185,7 @@ def test_first_of_two_approvers_wins_and_the_other_hears_it(site: Site) -> None:
 
 
 @pytest.mark.row("A2", "A6")
-def test_decision_on_what_is_not_there_any_more_does_nothing(site: Site) -> None:
+def test_stale_unknown_or_repeated_decision_is_refused(site: Site) -> None:
     waiting = site.parked("board-ida")
     seen = site.show(waiting.approval_id).headers["etag"]
     assert site.decide(waiting.approval_id, credential=site.second, match=seen).code is None
@@ -202,7 +202,7 @@ def test_decision_on_what_is_not_there_any_more_does_nothing(site: Site) -> None
 
 
 @pytest.mark.row("A3")
-def test_two_have_to_agree_and_one_of_them_twice_is_not_two(site: Site) -> None:
+def test_quorum_of_two_needs_two_different_approvers(site: Site) -> None:
     waiting = site.parked("board-jim")
     once = site.decide(waiting.approval_id)
     assert once.body["data"]["approval"]["state"] == "pending"
@@ -221,7 +221,7 @@ def test_two_have_to_agree_and_one_of_them_twice_is_not_two(site: Site) -> None:
 
 
 @pytest.mark.row("A3")
-def test_several_are_decided_all_or_none(site: Site) -> None:
+def test_batch_of_decisions_is_atomic(site: Site) -> None:
     several = [site.parked(f"lea-{number}") for number in range(3)]
     ids = [one.approval_id for one in several]
     assert site.decide(ids[2], decision="deny").code is None
@@ -244,7 +244,7 @@ def test_several_are_decided_all_or_none(site: Site) -> None:
 
 
 @pytest.mark.row("A3")
-def test_remembered_yes_is_shown_first_used_up_and_forgotten(site: Site) -> None:
+def test_remembered_approval_is_previewed_limited_by_uses_and_revocable(site: Site) -> None:
     waiting = site.parked("mia", "1")
     until = "2099-01-01T00:00:00Z"
     wish = {"scope": "until", "until": until, "uses": 1}

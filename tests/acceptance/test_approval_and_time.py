@@ -1,4 +1,4 @@
-"""What becomes of a call that waits when time passes, or when the engine ends in between."""
+"""Waiting calls across expiry, restarts and crashes of the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.wait import wait_until
 
 
 @pytest.mark.row("A2")
-def test_what_nobody_answers_expires_which_is_no_denial(site: Site) -> None:
+def test_undecided_approval_expires_without_counting_as_a_denial(site: Site) -> None:
     site.restart(f"{BUDGETS}[approvals]\nexpire_seconds = 1\n")
     try:
         waiting = site.parked("late-1")
@@ -43,7 +43,7 @@ def _rows_of(site: Site, approval_id: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.row("A2", "A5", "P3")
-def test_call_that_waits_survives_the_end_of_the_engine(site: Site) -> None:
+def test_pending_approval_survives_engine_kill(site: Site) -> None:
     key = {"idempotency_key": "kept"}
     waiting = site.parked("kept-1", **key)
     site.kill()
@@ -58,8 +58,8 @@ def test_call_that_waits_survives_the_end_of_the_engine(site: Site) -> None:
 
 
 @pytest.mark.row("A5")
-def test_yes_that_was_not_used_when_the_engine_stopped_is_used_once_it_is_back(site: Site) -> None:
-    """A stopping engine serves the control socket while a call runs, and starts none."""
+def test_approval_given_during_shutdown_is_executed_after_restart(site: Site) -> None:
+    """While a call runs, a stopping engine serves the control socket but starts no call."""
     waiting = site.parked("back-1")
     site.hold_back()
     assert site.process is not None
@@ -80,7 +80,7 @@ def test_yes_that_was_not_used_when_the_engine_stopped_is_used_once_it_is_back(s
 
 
 @pytest.mark.row("A5", "D6")
-def test_approved_call_that_runs_is_let_end_when_the_engine_stops(site: Site) -> None:
+def test_running_approved_call_finishes_before_engine_stops(site: Site) -> None:
     waiting = site.parked("stop-1", "slowly")
     site.hold_back()
     assert site.decide(waiting.approval_id).code is None
@@ -97,7 +97,7 @@ def test_approved_call_that_runs_is_let_end_when_the_engine_stops(site: Site) ->
 
 
 @pytest.mark.row("A5", "P3")
-def test_call_whose_engine_was_killed_is_unknown_until_a_human_resolves_it(site: Site) -> None:
+def test_call_interrupted_by_engine_kill_is_outcome_unknown_until_resolved(site: Site) -> None:
     key = {"idempotency_key": "killed"}
     site.hold_back()
     waiting = site.parked("kill-1", "slowly", **key)

@@ -1,4 +1,4 @@
-"""Nobody says yes to a call of its own: every way there is, refused, and kept in the audit log."""
+"""Self-approval: every route is refused and recorded in the audit log."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from support.wait import wait_until
 
 
 def refusals(site: Site, approval_id: str) -> list[Any]:
-    """What the audit log has of attempts on it."""
+    """Audit rows of the refused decisions on an approval."""
     rows = site.audit_rows("approval.refused")
     return [row for row in rows if row["approval_id"] == approval_id]
 
 
 @pytest.mark.row("A4")
-def test_the_callers_socket_decides_nothing_whoever_asks(site: Site) -> None:
+def test_callers_socket_serves_no_decision_routes_even_to_approvers(site: Site) -> None:
     waiting = site.parked("own-1")
     address = f"/v1/approvals/{waiting.approval_id}"
     for path, body in (
@@ -38,7 +38,7 @@ def test_the_callers_socket_decides_nothing_whoever_asks(site: Site) -> None:
 
 
 @pytest.mark.row("A4", "D4", "A7")
-def test_caller_reaches_no_decision_without_an_approvers_credential(site: Site) -> None:
+def test_decision_without_approver_credential_is_refused_and_audited(site: Site) -> None:
     waiting = site.parked("own-2")
     token = site.do("POST", "/v1/tokens", {"name": "only-calls"})["secret"]
     if site.is_service:  # the door is shut to its uid
@@ -64,7 +64,7 @@ def test_caller_reaches_no_decision_without_an_approvers_credential(site: Site) 
 
 
 @pytest.mark.row("A4", "D4")
-def test_no_token_both_calls_and_approves_and_one_that_approves_calls_nothing(site: Site) -> None:
+def test_token_cannot_have_both_call_and_approve_scopes(site: Site) -> None:
     both = site.ask(
         "approver", "POST", "/v1/tokens", {"name": "b", "scopes": ["call", "approve"]},
         control=True, credential=site.owner,
@@ -82,7 +82,7 @@ def test_no_token_both_calls_and_approves_and_one_that_approves_calls_nothing(si
 
 
 @pytest.mark.row("A4", "D4", "A7")
-def test_user_who_called_is_refused_with_an_approvers_credential_too(site: Site) -> None:
+def test_self_approval_is_refused_even_with_approver_credential(site: Site) -> None:
     asked = site.ask("both", "POST", "/v1/tools/send_mail/call", {"arguments": {"to": "own-5"}})
     waiting = parked(asked)
     if not site.is_service:  # one Unix user is both here, and the credential tells them apart

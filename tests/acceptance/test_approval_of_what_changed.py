@@ -1,4 +1,4 @@
-"""A yes is for what was shown: whatever decides what will happen must be the same at the start."""
+"""An approval covers what was shown: it is void if tool, binding, policy or files have changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.wait import wait_until
 
 
 def refused_as_changed(site: Site, waiting: Parked) -> Any:
-    """What was changed, of an approved call that must not have run."""
+    """Approve a call that must not run, and return the changes reported for it."""
     assert site.decide(waiting.approval_id).code is None
     error = site.answer(waiting.call_id)["error"]
     assert error["code"] == "APPROVAL_EXPIRED"
@@ -24,7 +24,7 @@ def refused_as_changed(site: Site, waiting: Parked) -> Any:
 
 
 @pytest.mark.row("A2")
-def test_tool_whose_code_changed_does_not_run_on_an_old_yes(site: Site) -> None:
+def test_approval_is_void_after_tool_code_changed(site: Site) -> None:
     waiting = site.parked("changed-1")
     file = site.place / "packages" / "mails.py"
     with file.open("a") as code:
@@ -37,7 +37,7 @@ def test_tool_whose_code_changed_does_not_run_on_an_old_yes(site: Site) -> None:
 
 
 @pytest.mark.row("A2", "R3")
-def test_binding_that_changed_does_not_run_on_an_old_yes(site: Site) -> None:
+def test_approval_is_void_after_agent_binding_changed(site: Site) -> None:
     site.do("POST", "/v1/agents", {"id": "clerk", "principals": [site.caller_id]})
     address = "/v1/agents/clerk/tools/send_mail"
     site.do("PUT", address, {"fixed": {"text": "of the clerk"}})
@@ -61,7 +61,7 @@ def test_binding_that_changed_does_not_run_on_an_old_yes(site: Site) -> None:
 
 
 @pytest.mark.row("A1", "A2")
-def test_rule_that_came_after_the_question_ends_the_call_in_spite_of_a_yes(site: Site) -> None:
+def test_deny_rule_added_while_call_waits_overrides_approval(site: Site) -> None:
     forbidden, allowed = site.parked("ruled-1"), site.parked("ruled-2")
     before = site.do("GET", "/v1/policy")["version"]
     more = (
@@ -85,7 +85,7 @@ def test_rule_that_came_after_the_question_ends_the_call_in_spite_of_a_yes(site:
 
 @pytest.fixture
 def session(site: Site) -> Iterator[str]:
-    """A session of the caller's."""
+    """A session owned by the caller."""
     made = site.run("caller", "sessions", "new")
     assert made.returncode == 0, made.stderr
     session_id = made.stdout.strip()
@@ -106,9 +106,7 @@ def write(site: Site, session: str, path: str, content: str, mode: str = "create
 @pytest.mark.needs("docker")
 @pytest.mark.usefixtures("python_image")
 @pytest.mark.row("A2", "A6", "S6")
-def test_files_that_changed_after_the_question_are_not_deleted_on_an_old_yes(
-    site: Site, session: str
-) -> None:
+def test_deletion_approval_is_void_after_previewed_files_changed(site: Site, session: str) -> None:
     for path in ("old/a.txt", "old/b.txt", "keep.txt"):
         write(site, session, path, f"This is {path}.\n")
     asked = {"paths": ["old"], "recursive": True}
@@ -134,7 +132,7 @@ def test_files_that_changed_after_the_question_are_not_deleted_on_an_old_yes(
 @pytest.mark.needs("docker")
 @pytest.mark.usefixtures("python_image")
 @pytest.mark.row("A3", "S6")
-def test_yes_for_a_session_is_shown_before_it_is_kept_and_holds_in_that_session_only(
+def test_approval_remembered_for_session_applies_only_in_that_session(
     site: Site, session: str
 ) -> None:
     waiting = parked(site.mail("sess-1", session_id=session))

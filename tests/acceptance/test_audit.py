@@ -1,4 +1,4 @@
-"""The audit log of a service: whole until a row is changed."""
+"""The audit log verifies until a row is altered or deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.site import Site
 
 
 @pytest.mark.row("A7")
-def test_audit_log_is_whole_until_somebody_changes_a_row(site: Site, tmp_path: Path) -> None:
+def test_audit_verification_detects_altered_and_deleted_rows(site: Site, tmp_path: Path) -> None:
     waiting = site.parked("audited", "a text that is nobody's business")
     assert site.decide(waiting.approval_id).code is None
     assert site.answer(waiting.call_id)["success"]
@@ -51,7 +51,7 @@ def test_audit_log_is_whole_until_somebody_changes_a_row(site: Site, tmp_path: P
 
 
 def copied(site: Site, target: Path) -> Path:
-    """The state of a daemon that runs, as a thief of the disk would have it."""
+    """A copy of a running daemon's state, as someone with access to the disk would take it."""
     target.mkdir(mode=0o700)
     for file in site.state.glob("audit*"):
         shutil.copy2(file, target)
@@ -63,7 +63,7 @@ def copied(site: Site, target: Path) -> Path:
 
 
 def verified(site: Site, state: Path) -> Any:
-    """By root, who may read it."""
+    """Verify a copied state directory as root, which may read it."""
     done = subprocess.run(
         [*site.command, "audit", "verify", "--json"],
         env={**site.environment, "FUMEHOOD_HOME": str(state)},

@@ -1,4 +1,4 @@
-"""What a function gives that no envelope can hold: a clear error wherever it runs, and no harm."""
+"""Function results that an envelope cannot hold: a clear error in every placement, and no harm."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ GIFTS = {
     "set": lambda: {1},
     "set-within": lambda: {"a": frozenset([1])},
     "bytes": lambda: "é".encode(),
-    "number-as-name": lambda: {1: "a"},
+    "integer-key": lambda: {1: "a"},
     "nan": lambda: float("nan"),
     "infinity-within": lambda: {"a": [float("inf")]},
     "set-of-objects": lambda: {object()},
-    "bytes-no-text": lambda: b"\\xff",
-    "bytes-as-name": lambda: {b"\\xff": 1},
-    "half-a-character": lambda: "\\ud800",
+    "undecodable-bytes": lambda: b"\\xff",
+    "bytes-key": lambda: {b"\\xff": 1},
+    "lone-surrogate": lambda: "\\ud800",
     "huge-number": lambda: 10 ** 5000,
     "list-in-itself": lambda: circle(list),
     "object-in-itself": lambda: circle(dict),
@@ -70,20 +70,26 @@ GIFTS = {
     "10000-objects": lambda: nested(dict),
     "object": object,
     "function": lambda: fail,
-    "mute": Mute,
-    "mute-within": lambda: {"a": [Mute()]},
-    "mute-as-name": lambda: {Mute(): 1},
-    "liar-within": lambda: {"a": [Liar()]},
-    "liar": Liar,
+    "repr-raises": Mute,
+    "nested-repr-raises": lambda: {"a": [Mute()]},
+    "key-whose-repr-raises": lambda: {Mute(): 1},
+    "nested-attribute-access-raises": lambda: {"a": [Liar()]},
+    "attribute-access-raises": Liar,
     "too-long": lambda: "x" * (3 << 20),
-    "raises-mute": lambda: fail(MuteError()),
+    "raises-error-whose-repr-raises": lambda: fail(MuteError()),
     "raises-exit": lambda: fail(SystemExit(3)),
-    "raises-odd": lambda: fail(Odd("canary-7d1f")),
+    "raises-base-exception": lambda: fail(Odd("canary-7d1f")),
     "raises-group": lambda: fail(BaseExceptionGroup("canary-7d1f", [Odd()])),
     "own-error": lambda: fail(ToolError("NO_CITY", ValueError("No such city."), details=[1])),
-    "own-error-of-odd-time": lambda: fail(ToolError("NO_CITY", "No.", retry_after_ms="soon")),
-    "own-error-unfit": lambda: fail(ToolError("NO_CITY", "No.", details={"a": nested(list)})),
-    "own-error-mute": lambda: fail(ToolError("NO_CITY", "No.", details={"a": Mute()})),
+    "own-error-with-invalid-retry-time": lambda: fail(
+        ToolError("NO_CITY", "No.", retry_after_ms="soon")
+    ),
+    "own-error-with-too-deep-details": lambda: fail(
+        ToolError("NO_CITY", "No.", details={"a": nested(list)})
+    ),
+    "own-error-with-unprintable-details": lambda: fail(
+        ToolError("NO_CITY", "No.", details={"a": Mute()})
+    ),
 }
 
 @tool(sandboxed=False)
@@ -111,9 +117,9 @@ HIDDEN = "The tool failed internally. Its owner can find the reason in the log"
 
 @dataclass(frozen=True)
 class Gift:
-    """What a function gives, and what becomes of it: data, or a code and words of the message.
+    """A function's result and the expected answer: data, or an error code and message text.
 
-    `in_jail` are the words where its author's failures are told to the caller.
+    `in_jail` is the message text in the jail, where the author's failures reach the caller.
     """
 
     name: str
@@ -128,22 +134,23 @@ TABLE = (
     Gift("set", data={"value": [1]}, code=None),
     Gift("set-within", data={"a": [1]}, code=None),
     Gift("bytes", data={"value": "é"}, code=None),
-    Gift("number-as-name", data={"1": "a"}, code=None),
+    Gift("integer-key", data={"1": "a"}, code=None),
     *map(Gift, (
-        "nan", "infinity-within", "set-of-objects", "bytes-no-text", "bytes-as-name",
-        "half-a-character", "huge-number", "list-in-itself", "object-in-itself", "10000-lists",
-        "10000-objects", "object", "function", "mute", "mute-within", "mute-as-name", "liar-within",
-        "liar",
+        "nan", "infinity-within", "set-of-objects", "undecodable-bytes", "bytes-key",
+        "lone-surrogate", "huge-number", "list-in-itself", "object-in-itself", "10000-lists",
+        "10000-objects", "object", "function", "repr-raises", "nested-repr-raises",
+        "key-whose-repr-raises", "nested-attribute-access-raises", "attribute-access-raises",
     )),
     Gift("too-long", code="OUTPUT_LIMIT_EXCEEDED", says="Ask for less."),
-    Gift("raises-mute", says=HIDDEN, in_jail="The function failed with MuteError"),
+    Gift("raises-error-whose-repr-raises", says=HIDDEN,
+         in_jail="The function failed with MuteError"),
     Gift("raises-exit", says=HIDDEN, in_jail="The function failed with SystemExit"),
-    Gift("raises-odd", says=HIDDEN, in_jail="The function failed with Odd"),
+    Gift("raises-base-exception", says=HIDDEN, in_jail="The function failed with Odd"),
     Gift("raises-group", says=HIDDEN, in_jail="The function failed with BaseExceptionGroup"),
     Gift("own-error", code="NO_CITY", says="No such city.", details={"value": [1]}),
-    Gift("own-error-of-odd-time", code="NO_CITY", says="No."),
-    Gift("own-error-unfit", says=DETAILS_UNFIT),
-    Gift("own-error-mute", says=DETAILS_UNFIT),
+    Gift("own-error-with-invalid-retry-time", code="NO_CITY", says="No."),
+    Gift("own-error-with-too-deep-details", says=DETAILS_UNFIT),
+    Gift("own-error-with-unprintable-details", says=DETAILS_UNFIT),
 )  # fmt: skip
 
 
@@ -166,7 +173,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketClient]:
     ],
 )
 @pytest.mark.parametrize("gift", TABLE, ids=lambda gift: gift.name)
-def test_whatever_a_function_gives_is_data_or_a_clear_error(
+def test_any_function_result_becomes_data_or_a_clear_error(
     client: SocketClient, tool: str, gift: Gift
 ) -> None:
     answer = client.call(tool, {"what": gift.name}).body

@@ -1,4 +1,4 @@
-"""Every fault of a service, against one daemon: a clear error, and nothing of it stays behind.
+"""Every fault of a service, against one daemon: a clear error and no leaked resources.
 
 Each row of the table is a REST tool that may be repeated once, whose service has one fault.
 """
@@ -132,62 +132,63 @@ FAULTS = (
     Fault("port-closed-post", at="closed", is_heard=False, method="POST"),
     Fault("name-unknown", at="unknown", is_heard=False, says="could not be resolved. " + REPEAT),
     Fault("no-tls", at="no-tls", is_heard=False, says="No secure connection"),
-    Fault("certificate-of-another-name", at="tls-other-name", is_heard=False, says=NO_RETRY,
+    Fault("certificate-for-another-name", at="tls-other-name", is_heard=False, says=NO_RETRY,
           retryable=False, retries=0),
-    Fault("certificate-of-nobody", at="tls-unknown", is_heard=False, says=NO_RETRY,
+    Fault("certificate-of-untrusted-issuer", at="tls-unknown", is_heard=False, says=NO_RETRY,
           retryable=False, retries=0),
     late("handshake-without-answer", at="mute", is_heard=False, says="in 0.25 s"),
     # -- addresses -------------------------------------------------------------------------
     not_allowed("private-address", at="private", is_heard=False),
-    not_allowed("name-of-two-addresses", at="mixed", is_heard=False),
+    not_allowed("name-with-public-and-private-address", at="mixed", is_heard=False),
     not_allowed("redirect-to-private-address", redirect("http://127.0.0.1:1/admin")),
     not_allowed("redirect-to-mapped-address", redirect("http://[::ffff:127.0.0.1]:1/admin")),
     refused("redirect-loop", redirect("redirect-loop"), "more than 5 times. Do not retry."),
-    refused("redirect-to-no-http", redirect("ftp://127.0.0.1/")),
+    refused("redirect-to-ftp", redirect("ftp://127.0.0.1/")),
     refused("redirect-of-post", redirect("/fine", 307), method="POST"),
     # -- late ------------------------------------------------------------------------------
     late("no-answer", Reply(held=True)),
     late("no-body", Reply(held_body=True)),
     late("one-byte-a-second", Reply(body=b"{}" * 100, drip_s=1)),
-    late("one-byte-of-the-head-a-second", Reply(raw=b"HTTP/1.1 200 OK\r\n", drip_s=1)),
-    late("informed-without-end", Reply(raw=b"HTTP/1.1 100 Continue\r\n\r\n" * 9, endless=True)),
-    late("late-to-act", Reply(held=True), UNKNOWN, method="POST", retryable=False, retries=0),
+    late("one-header-byte-a-second", Reply(raw=b"HTTP/1.1 200 OK\r\n", drip_s=1)),
+    late("endless-informational-responses",
+         Reply(raw=b"HTTP/1.1 100 Continue\r\n\r\n" * 9, endless=True)),
+    late("timeout-of-post", Reply(held=True), UNKNOWN, method="POST", retryable=False, retries=0),
     # -- broken off ------------------------------------------------------------------------
     Fault("reset", Reply(reset=True)),
-    Fault("reset-to-act", Reply(reset=True), says=UNKNOWN, method="POST", retryable=False, retries=0),
+    Fault("reset-of-post", Reply(reset=True), says=UNKNOWN, method="POST", retryable=False, retries=0),
     Fault("reset-in-the-body", Reply(body=b'{"a": 1}', reset_after=3)),
     Fault("closed-without-answer", Reply(raw=b"")),
-    Fault("shorter-than-its-length", Reply(body=b'{"a": 1}', length=20)),
+    Fault("body-shorter-than-content-length", Reply(body=b'{"a": 1}', length=20)),
     Fault("negative-length", raw("HTTP/1.1 200 OK\ncontent-length: -1\n\n")),
     Fault("two-lengths", raw("HTTP/1.1 200 OK\ncontent-length: 2\ncontent-length: 3\n\n{} ")),
-    Fault("no-chunks", raw("HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\nzz\n")),
+    Fault("invalid-chunk-size", raw("HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\nzz\n")),
     Fault("unfinished-chunks", raw("HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\n5\nab")),
-    Fault("no-http", raw("220 mail.example ready\n")),
+    Fault("not-http", raw("220 mail.example ready\n")),
     Fault("head-too-long", raw("HTTP/1.1 200 OK\nx: " + "a" * 300_000)),
-    Fault("nul-in-the-head", raw("HTTP/1.1 200 OK\nx: \0\ncontent-length: 2\n\n{}")),
-    Fault("gzip-that-is-none", Reply(headers=GZIP)),
+    Fault("nul-in-header", raw("HTTP/1.1 200 OK\nx: \0\ncontent-length: 2\n\n{}")),
+    Fault("invalid-gzip", Reply(headers=GZIP)),
     Fault("gzip-cut-off", Reply(body=gzip.compress(b"{}")[:-4], headers=GZIP)),
-    Fault("gzip-and-more", Reply(body=gzip.compress(b"{}") + b"more", headers=GZIP)),
+    Fault("gzip-with-trailing-bytes", Reply(body=gzip.compress(b"{}") + b"more", headers=GZIP)),
     # -- too much --------------------------------------------------------------------------
     too_long("10-gb", Reply(body=b"a" * MB, endless=True, length=10 << 30, content_type=TEXT)),
     too_long("endless-chunks", Reply(body=b"a" * MB, endless=True, content_type=TEXT)),
     too_long("one-byte-too-many", Reply(body=b"a" * (MB + 1), content_type=TEXT)),
     Fault("nearly-too-long", Reply(body=b"a" * (MB - 200), content_type=TEXT), code=None, retries=0),
-    too_long("bomb", bomb(64)),
-    too_long("packed", packed(b"a" * (MB + 1), content_type=TEXT)),
-    too_long("packed-nothing", Reply(body=EMPTY_BLOCKS, headers=GZIP)),
+    too_long("gzip-bomb", bomb(64)),
+    too_long("gzip-over-limit", packed(b"a" * (MB + 1), content_type=TEXT)),
+    too_long("gzip-of-empty-blocks", Reply(body=EMPTY_BLOCKS, headers=GZIP)),
     refused("endless-error", Reply(400, b"a" * MB, endless=True, content_type=TEXT), CHANGE),
     # -- not understood --------------------------------------------------------------------
-    refused("longer-than-its-length", Reply(body=b'{"a": 1}', length=3), NOT_JSON),
-    refused("half-of-json", Reply(body=b"{"), NOT_JSON),
-    refused("utf-8-that-is-none", Reply(body=b'"\xff"'), NOT_JSON),
+    refused("body-longer-than-content-length", Reply(body=b'{"a": 1}', length=3), NOT_JSON),
+    refused("truncated-json", Reply(body=b"{"), NOT_JSON),
+    refused("invalid-utf-8", Reply(body=b'"\xff"'), NOT_JSON),
     refused("nan", Reply(body=b"[NaN]"), NOT_JSON),
-    refused("name-given-twice", Reply(body=b'{"a": 1, "a": 2}'), NOT_JSON),
+    refused("duplicate-key", Reply(body=b'{"a": 1, "a": 2}'), NOT_JSON),
     refused("10000-levels", Reply(body=b"[" * 10_000 + b"]" * 10_000), NOT_JSON),
     refused("huge-number", Reply(body=b"1" * 5000), NOT_JSON),
-    refused("half-a-character", Reply(body=b'"\\ud800"'), NOT_JSON),
-    refused("packed-unasked", Reply(headers={"content-encoding": "br"})),
-    Fault("text-that-is-none", Reply(body=b"\xff\x00", content_type=TEXT), code=None, retries=0,
+    refused("lone-surrogate", Reply(body=b'"\\ud800"'), NOT_JSON),
+    refused("unsupported-content-encoding", Reply(headers={"content-encoding": "br"})),
+    Fault("undecodable-text", Reply(body=b"\xff\x00", content_type=TEXT), code=None, retries=0,
           data={"content_base64": "/wA=", "content_type": TEXT}),
     Fault("answers-twice", Reply(body=b'{"a": 1}', then=b"HTTP/1.1 200 OK\r\n\r\n"), code=None,
           retries=0, data={"a": 1}),
@@ -197,15 +198,17 @@ FAULTS = (
     refused("not-modified", Reply(304, b"")),
     Fault("other-protocol", raw("HTTP/1.1 101 Switching Protocols\nupgrade: x\nconnection: upgrade\n\n")),
     Fault("failed", Reply(500)),
-    Fault("failed-to-act", Reply(500), says=UNKNOWN, method="POST", retryable=False, retries=0),
+    Fault("server-error-of-post", Reply(500), says=UNKNOWN, method="POST", retryable=False,
+          retries=0),
     Fault("busy", Reply(503, headers={"retry-after": "0"}), retry_after_ms=0),
-    Fault("busy-before-it-acted", Reply(503), method="POST", retries=0),
+    Fault("unavailable-for-post", Reply(503), method="POST", retries=0),
     Fault("busy-for-an-hour", Reply(503, headers={"retry-after": "3600"}), retries=0,
           retry_after_ms=3_600_000),
     Fault("too-often", Reply(429, headers={"retry-after": "3600"}), "RATE_LIMITED", retries=0,
           retry_after_ms=3_600_000, says="too many requests. " + REPEAT),
-    Fault("too-often-to-act", Reply(429), "RATE_LIMITED", method="POST", retries=0),
-    Fault("too-often-until-nonsense", Reply(429, headers={"retry-after": "soon"}), "RATE_LIMITED"),
+    Fault("rate-limited-post", Reply(429), "RATE_LIMITED", method="POST", retries=0),
+    Fault("rate-limited-with-invalid-retry-after", Reply(429, headers={"retry-after": "soon"}),
+          "RATE_LIMITED"),
 )  # fmt: skip
 
 
@@ -358,7 +361,7 @@ def before(looker: Looker, client: SocketClient) -> Held:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_fault_of_a_service_is_a_clear_error_and_leaves_nothing(
+def test_service_fault_is_a_clear_error_and_leaks_nothing(
     fault: Fault, services: Services, client: SocketClient, looker: Looker, before: Held
 ) -> None:
     main, path = services.main, f"/{fault.name}"
@@ -403,7 +406,7 @@ def test_fault_of_a_service_is_a_clear_error_and_leaves_nothing(
     ],
     ids=["reset", "late", "failed", "busy", "too-often", "cut-off"],
 )
-def test_service_that_recovers_is_asked_once_more(
+def test_transient_failure_is_retried_once_and_succeeds(
     first: Reply, services: Services, client: SocketClient
 ) -> None:
     services.main.script("/recovering", first, Reply(body=b'{"now": "well"}'))
@@ -412,7 +415,7 @@ def test_service_that_recovers_is_asked_once_more(
     assert answer["metadata"]["retry_count"] == 1
 
 
-def test_name_that_means_another_address_a_moment_later_reaches_nothing_else(
+def test_dns_rebinding_to_private_address_is_refused(
     services: Services, client: SocketClient
 ) -> None:
     services.rebound.script("/rebound", Reply(body=b'{"here": 3}', headers={"connection": "close"}))
@@ -423,7 +426,7 @@ def test_name_that_means_another_address_a_moment_later_reaches_nothing_else(
 
 
 @pytest.mark.row("R1")
-def test_tool_that_refers_to_a_secret_of_another_is_left_out_by_name(
+def test_tool_referencing_unbound_secret_is_left_out_and_logged(
     services: Services, daemon: Daemon, client: SocketClient
 ) -> None:
     assert client.call("thief").code == "TOOL_NOT_FOUND"

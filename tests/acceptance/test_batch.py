@@ -1,4 +1,4 @@
-"""Many calls at once, through the socket, the client and the command line."""
+"""Batches of calls through the socket, the client and the command line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def codes(answer: Answer) -> list[str]:
     return ["OK" if found["success"] else found["error"]["code"] for found in results]
 
 
-def test_every_call_of_a_batch_has_its_own_envelope_in_order(shared_daemon: Daemon) -> None:
+def test_batch_returns_one_envelope_per_call_in_order(shared_daemon: Daemon) -> None:
     client = shared_daemon.client()
     calls: list[Any] = sums(
         *("10000!" if number % 7 == 3 else f"{number} * 2" for number in range(100))
@@ -79,7 +79,7 @@ def test_every_call_of_a_batch_has_its_own_envelope_in_order(shared_daemon: Daem
         (json.dumps({"calls": [{}] * 1000}).encode(), 200),
     ],
 )  # fmt: skip
-def test_malformed_batch_is_refused_as_a_whole(
+def test_malformed_or_oversized_batch_body_is_refused(
     shared_daemon: Daemon, body: bytes, status: int
 ) -> None:
     client = shared_daemon.client()
@@ -90,7 +90,7 @@ def test_malformed_batch_is_refused_as_a_whole(
         assert answer.code == "INVALID_PARAMS"
 
 
-def test_only_the_call_that_needs_approval_waits_for_it(
+def test_batch_parks_only_the_call_that_needs_approval(
     start_daemon: StartDaemon, home: Path
 ) -> None:
     make_first_approver(home)
@@ -105,7 +105,7 @@ def test_only_the_call_that_needs_approval_waits_for_it(
     client.close()
 
 
-def test_deadline_cancels_what_runs_and_begins_nothing_else(start_daemon: StartDaemon) -> None:
+def test_batch_deadline_cancels_running_call_and_starts_no_other(start_daemon: StartDaemon) -> None:
     client = start_daemon().client()
     answer = post(client, [ENDLESS, *sums("1 + 1")], timeout_seconds=0.5, parallel_tool_calls=False)
     assert codes(answer) == ["CANCELLED", "TIMEOUT"]
@@ -116,7 +116,9 @@ def test_deadline_cancels_what_runs_and_begins_nothing_else(start_daemon: StartD
     client.close()
 
 
-def test_client_that_leaves_takes_its_batch_with_it(start_daemon: StartDaemon) -> None:
+def test_client_disconnect_cancels_running_batch_call_and_skips_the_rest(
+    start_daemon: StartDaemon,
+) -> None:
     daemon = start_daemon(interpreter__timeout_seconds="60")
     endless = {**ENDLESS, "options": {"timeout_seconds": 60}}
     calls = [*sums("1 + 1"), endless, *sums("1 + 2")]
@@ -136,7 +138,9 @@ def test_client_that_leaves_takes_its_batch_with_it(start_daemon: StartDaemon) -
         assert codes == ["OK", "CANCELLED", "OK"]
 
 
-def test_stopped_engine_answers_a_batch_that_runs(start_daemon: StartDaemon) -> None:
+def test_engine_shutdown_answers_running_batch_with_shutting_down(
+    start_daemon: StartDaemon,
+) -> None:
     daemon = start_daemon(drain_seconds="0.2", interpreter__timeout_seconds="60")
     watcher, client = daemon.client(), daemon.client()
     endless = {**ENDLESS, "options": {"timeout_seconds": 60}}
@@ -153,7 +157,7 @@ def test_stopped_engine_answers_a_batch_that_runs(start_daemon: StartDaemon) -> 
 
 
 @pytest.mark.anyio
-async def test_clients_make_batches(shared_daemon: Daemon) -> None:
+async def test_async_and_blocking_clients_return_batch_envelopes(shared_daemon: Daemon) -> None:
     calls = sums("1 + 1", "1 / 0", "3!")
     async with AsyncClient(shared_daemon.socket) as client:
         first, second, third = await client.batch(calls, max_parallel=2)
@@ -181,7 +185,9 @@ def batch(
     return done.returncode, [json.loads(line) for line in lines], done.stderr.decode()
 
 
-def test_command_line_makes_the_calls_of_a_file(shared_daemon: Daemon, tmp_path: Path) -> None:
+def test_command_line_batch_reads_json_lines_and_json_array(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
     many = sums(*(f"{number} + 1" for number in range(150)))
     lines = "\n".join(json.dumps(call) for call in many) + "\n\n"
     status, found, said = batch(shared_daemon, lines)
@@ -193,7 +199,7 @@ def test_command_line_makes_the_calls_of_a_file(shared_daemon: Daemon, tmp_path:
     assert [envelope["success"] for envelope in found] == [True, False, False]
 
 
-def test_interrupted_batch_shows_the_answers_that_it_has(
+def test_interrupted_command_line_batch_prints_answers_received_so_far(
     start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
     daemon = start_daemon(interpreter__timeout_seconds="60")
@@ -223,20 +229,24 @@ def test_interrupted_batch_shows_the_answers_that_it_has(
         ('[{"tool": "a"}', "cannot be read"), ('{"tool": "a", "tool": "b"}', "line 1"),
     ],
 )  # fmt: skip
-def test_file_that_is_no_batch_is_wrong_usage(shared_daemon: Daemon, given: str, says: str) -> None:
+def test_invalid_batch_file_is_a_usage_error(shared_daemon: Daemon, given: str, says: str) -> None:
     status, found, said = batch(shared_daemon, given)
     assert (status, found) == (2, [])
     assert says in said
 
 
 @pytest.mark.parametrize("more", [["calculator"], ["--dry-run"], ["--local"], ["--timeout", "1"]])
-def test_options_of_one_call_do_not_go_with_a_batch(shared_daemon: Daemon, more: list[str]) -> None:
+def test_single_call_option_with_batch_is_a_usage_error(
+    shared_daemon: Daemon, more: list[str]
+) -> None:
     status, found, said = batch(shared_daemon, json.dumps(sums("1")), None, *more)
     assert (status, found) == (2, [])
     assert "--batch goes with" in said
 
 
-def test_on_a_terminal_each_call_is_one_short_line(shared_daemon: Daemon, tmp_path: Path) -> None:
+def test_terminal_batch_output_is_one_sanitized_line_per_call(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
     file = tmp_path / "calls.json"
     file.write_text(
         json.dumps([*sums("1 + 1"), {"tool": "no\u202eth\x1b[2Jing"}]), encoding="utf-8"

@@ -1,4 +1,4 @@
-"""Budgets and usage as people and programs meet them: sockets, command line, restarts, kills."""
+"""Budgets and usage through sockets and the command line, across restarts and kills."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RULE = re.compile(r"^```toml policy\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def budgets(*rules: dict[str, Any]) -> dict[str, str]:
-    """The setting, as the environment has it."""
+    """The setting as an environment variable."""
     return {"budgets": json.dumps([{"period": "total", **rule} for rule in rules])}
 
 
@@ -51,7 +51,7 @@ def standing(client: Client | ControlClient, name: str = "b") -> BudgetStanding:
     return found
 
 
-def test_call_over_its_budget_is_refused_and_told_what_is_left(start_daemon: StartDaemon) -> None:
+def test_call_over_budget_is_refused_with_limit_and_reset_time(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(**budgets({"name": "b", "calls": 2, "period": "day"}))
     http = SocketClient(daemon.socket)
     answers = [http.call("calculator", SUM) for _ in range(3)]
@@ -69,7 +69,7 @@ def test_call_over_its_budget_is_refused_and_told_what_is_left(start_daemon: Sta
     assert refused.body["metadata"]["usage"]["cost"] == "0.000000"
 
 
-def test_tokens_and_budgets_of_some_tools(start_daemon: StartDaemon) -> None:
+def test_token_and_call_budgets_apply_only_to_matching_tools(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(
         **budgets({"name": "b", "tokens": 40, "tools": ["calc*"]}, {"name": "c", "calls": 0,
                                                                    "tools": ["run_*"]})
@@ -89,7 +89,9 @@ def test_tokens_and_budgets_of_some_tools(start_daemon: StartDaemon) -> None:
         assert code(client, expression=" + ".join("1" * 99)) == "QUOTA_EXCEEDED"
 
 
-def test_budget_survives_a_stop_exactly_and_a_kill_strictly(start_daemon: StartDaemon) -> None:
+def test_budget_is_exact_after_stop_and_never_overspent_after_kill(
+    start_daemon: StartDaemon,
+) -> None:
     rules = budgets({"name": "b", "calls": 100})
     first = start_daemon(**rules)
     with Client(first.socket) as client:
@@ -109,7 +111,9 @@ def test_budget_survives_a_stop_exactly_and_a_kill_strictly(start_daemon: StartD
         assert 86 <= left <= 96  # two blocks of five at most
 
 
-def test_everybodys_usage_is_the_administrators(start_daemon: StartDaemon, home: Path) -> None:
+def test_only_administrator_sees_usage_of_all_principals(
+    start_daemon: StartDaemon, home: Path
+) -> None:
     credential = make_first_approver(home)
     daemon = start_daemon(
         **budgets({"name": "b", "calls": 9}, {"name": "each", "per": ["principal"], "calls": 5})
@@ -133,10 +137,10 @@ def test_everybodys_usage_is_the_administrators(start_daemon: StartDaemon, home:
 
 
 @pytest.mark.row("A1", "A3")
-def test_a_rule_turns_an_exceeded_budget_into_a_question(
+def test_over_budget_rule_requests_approval_instead_of_refusing(
     start_daemon: StartDaemon, home: Path
 ) -> None:
-    """With the rule of the how-to page; a yes lets one call pass the limit, and it is counted."""
+    """Uses the rule from the how-to page; an approval lets one call over the limit and is counted."""
     (rule,) = RULE.findall(HOW_TO.read_text(encoding="utf-8"))
     policy = home / "policy.toml"
     policy.write_text(rule, encoding="utf-8")
@@ -163,7 +167,9 @@ def run(daemon: Daemon, *arguments: str, typed: str = "") -> Result:
     return CliRunner(env=environment).invoke(app, ["usage", *arguments], input=typed)
 
 
-def test_usage_on_the_command_line(start_daemon: StartDaemon, home: Path) -> None:
+def test_usage_command_prints_json_csv_and_all_principals(
+    start_daemon: StartDaemon, home: Path
+) -> None:
     credential = make_first_approver(home)
     daemon = start_daemon(**budgets({"name": "b", "calls": 9}))
     with Client(daemon.socket) as client:
@@ -193,7 +199,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "status", "word"), WRONG)
-def test_what_is_wrong_is_said(
+def test_usage_command_with_invalid_options_is_refused_with_message(
     shared_daemon: Daemon, arguments: list[str], status: int, word: str
 ) -> None:
     done = run(shared_daemon, *arguments)
@@ -203,7 +209,7 @@ def test_what_is_wrong_is_said(
         assert done.stdout == ""
 
 
-def test_budget_that_covers_no_tool_is_said_at_the_start(start_daemon: StartDaemon) -> None:
+def test_budget_matching_no_tool_is_logged_at_startup(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(
         **budgets({"name": "typo", "calls": 1, "tools": ["calculater"]},
                   {"name": "good", "calls": 1, "tools": ["calculator"]})
@@ -220,9 +226,7 @@ def test_budget_that_covers_no_tool_is_said_at_the_start(start_daemon: StartDaem
         {"name": "b", "money": "NaN"}, {"name": "b", "calls": 1, "call": 1}, {"name": ";", "calls": 1},
     ],
 )  # fmt: skip
-def test_budget_that_means_nothing_is_refused_at_the_start(
-    start_daemon: StartDaemon, wrong: dict[str, Any]
-) -> None:
+def test_invalid_budget_fails_startup(start_daemon: StartDaemon, wrong: dict[str, Any]) -> None:
     daemon = start_daemon(ready=False, budgets=json.dumps([wrong]))
     assert daemon.process.wait(timeout=30) == 2
     assert "budgets" in daemon.log

@@ -1,4 +1,4 @@
-"""The result cache as people and programs meet it: sockets, command line, restarts."""
+"""The result cache through sockets and the command line, and across restarts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def weather(city: str, note: str = "") -> dict:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where the tool is installed from, and where it says what it does."""
+    """The directory the tool is installed from and records its runs in."""
     metadata = tmp_path / "sky-1.0.dist-info"
     metadata.mkdir()
     (tmp_path / "sky.py").write_text(TOOLS.format(place=str(tmp_path)))
@@ -66,7 +66,7 @@ def command(daemon: Daemon, *arguments: str, typed: str = "") -> Result:
     return CliRunner(env=environment).invoke(app, list(arguments), input=typed)
 
 
-def test_equal_call_is_answered_from_the_cache_until_it_is_cleared(
+def test_equal_call_hits_cache_until_cache_is_cleared(
     start_daemon: StartDaemon, place: Path, home: Path
 ) -> None:
     credential = make_first_approver(home)
@@ -107,7 +107,7 @@ def test_equal_call_is_answered_from_the_cache_until_it_is_cleared(
     client.close()
 
 
-def test_other_principals_and_callers_without_admin(
+def test_cache_is_per_principal_and_managed_only_by_administrators(
     start_daemon: StartDaemon, place: Path, home: Path
 ) -> None:
     credential = make_first_approver(home)
@@ -133,7 +133,7 @@ def test_other_principals_and_callers_without_admin(
     callers.close()
 
 
-def test_equal_calls_at_once_are_one_run_and_errors_are_none_of_the_caches(
+def test_concurrent_equal_calls_run_once_and_errors_are_not_cached(
     start_daemon: StartDaemon, place: Path
 ) -> None:
     daemon = start(start_daemon, place)
@@ -157,7 +157,7 @@ def test_equal_calls_at_once_are_one_run_and_errors_are_none_of_the_caches(
     assert runs(place) == ["Slow", "Atlantis", "Atlantis"]
 
 
-def test_restart_begins_with_an_empty_cache_and_the_bounds_are_settings(
+def test_cache_is_empty_after_restart_and_disabled_by_zero_size(
     start_daemon: StartDaemon, place: Path
 ) -> None:
     for settings in ({}, {"cache__max_mb": "0"}):

@@ -59,7 +59,7 @@ def listed(client: SocketClient, query: str = "") -> list[dict[str, Any]]:
     return answer.body["data"]["items"]
 
 
-def test_call_is_in_the_log_with_what_its_envelope_said(own: SocketClient) -> None:
+def test_call_log_entry_matches_the_envelope(own: SocketClient) -> None:
     envelope = own.calculate("2 + 2", trace_id="mine").body
     (item,) = listed(own)
     assert list(item) == FIELDS
@@ -74,7 +74,9 @@ def test_call_is_in_the_log_with_what_its_envelope_said(own: SocketClient) -> No
     assert shown.body["data"] == {"call": item, "approval": None, "envelope": None}
 
 
-def test_pages_filters_and_what_is_not_logged(own: SocketClient) -> None:
+def test_call_log_pages_and_filters_and_omits_dry_runs_and_malformed_requests(
+    own: SocketClient,
+) -> None:
     calls = [own.calculate(f"{number} / {number % 5}").body for number in range(25)]
     own.calculate("1", dry_run=True)
     own.post("/v1/tools/calculator/call", b"{")
@@ -112,7 +114,7 @@ def test_pages_filters_and_what_is_not_logged(own: SocketClient) -> None:
         ("/", "RESOURCE_NOT_FOUND", None),
     ],
 )
-def test_wrong_question_gets_its_code(
+def test_invalid_call_log_query_is_refused_with_its_error_code(
     client: SocketClient, query: str, code: str, fields: list[str] | None
 ) -> None:
     answer = client.get(f"/v1/calls{query}")
@@ -121,7 +123,7 @@ def test_wrong_question_gets_its_code(
         assert sorted(answer.body["error"]["fields"]) == fields
 
 
-def test_command_line_lists_shows_and_says_what_is_wrong(daemon: Daemon, own: SocketClient) -> None:
+def test_command_line_lists_filters_and_shows_calls(daemon: Daemon, own: SocketClient) -> None:
     ids = [own.calculate(f"1 / {number % 2}").body["metadata"]["call_id"] for number in range(120)]
     records = json.loads(run(daemon, "list").stdout)
     assert [record["call_id"] for record in records] == ids[:-11:-1]
@@ -152,7 +154,7 @@ def test_command_line_lists_shows_and_says_what_is_wrong(daemon: Daemon, own: So
         (["nonsense"], 2),
     ],
 )
-def test_exit_code_says_what_happened(
+def test_calls_command_exit_status_matches_the_outcome(
     shared_daemon: Daemon, arguments: list[str], code: int
 ) -> None:
     answer = run(shared_daemon, *arguments)
@@ -160,7 +162,9 @@ def test_exit_code_says_what_happened(
     assert b"Traceback" not in answer.stderr
 
 
-def test_tail_follows_in_order_and_ends_with_ctrl_c(daemon: Daemon, own: SocketClient) -> None:
+def test_calls_tail_prints_new_calls_in_order_until_interrupted(
+    daemon: Daemon, own: SocketClient
+) -> None:
     ids = [own.calculate("1").body["metadata"]["call_id"] for _ in range(15)]
     with subprocess.Popen(
         [str(FUMEHOOD), "calls", "tail"], env=daemon.environment,
@@ -184,7 +188,7 @@ def test_tail_follows_in_order_and_ends_with_ctrl_c(daemon: Daemon, own: SocketC
     assert seen == more
 
 
-def test_tail_outlives_its_daemon(start_daemon: StartDaemon, home: Path) -> None:
+def test_calls_tail_survives_daemon_restart(start_daemon: StartDaemon, home: Path) -> None:
     before = start_daemon()
     with subprocess.Popen(
         [str(FUMEHOOD), "calls", "tail", "--json"], env=before.environment,
@@ -204,7 +208,7 @@ def test_tail_outlives_its_daemon(start_daemon: StartDaemon, home: Path) -> None
         assert tail.stderr.read() == b""
 
 
-def test_on_a_terminal_calls_are_readable_and_cannot_forge_a_line(
+def test_forged_tool_name_cannot_inject_a_line_into_terminal_output(
     daemon: Daemon, own: SocketClient
 ) -> None:
     forged = quote("x\ncalculator@1.0.0  OK\x1b[2J\u202e", safe="")

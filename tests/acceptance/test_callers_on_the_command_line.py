@@ -1,4 +1,4 @@
-"""Callers with a token on the command line, and the tools that an agent of theirs may use."""
+"""Callers with a token on the command line, and the tools their agents may use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def token_file(token: str, tmp_path: Path) -> Path:
 
 
 def caller_of(daemon: Daemon, *arguments: str, **more: str) -> str:
-    """Whose call it was, by that caller's own call log."""
+    """The principal of a call, according to the caller's own call log."""
     done = run(daemon, *SUM, *arguments, **more)
     assert done.returncode == 0, (done.stdout, done.stderr)
     call_id = json.loads(done.stdout)["metadata"]["call_id"]
@@ -55,7 +55,7 @@ def caller_of(daemon: Daemon, *arguments: str, **more: str) -> str:
 
 
 @pytest.mark.row("T2", "D4")
-def test_token_of_a_variable_or_a_file_is_who_calls(
+def test_token_from_variable_or_file_determines_the_principal(
     administered_daemon: Daemon, token: str, token_file: Path
 ) -> None:
     daemon = administered_daemon
@@ -71,7 +71,7 @@ def test_token_of_a_variable_or_a_file_is_who_calls(
 
 
 @pytest.mark.row("D4")
-def test_what_is_no_token_of_ones_own_is_refused_and_not_shown(
+def test_unsafe_token_source_is_refused_without_printing_the_token(
     administered_daemon: Daemon, token: str, token_file: Path, tmp_path: Path
 ) -> None:
     daemon = administered_daemon
@@ -94,7 +94,7 @@ def test_what_is_no_token_of_ones_own_is_refused_and_not_shown(
 
 
 @pytest.mark.row("D4")
-def test_hook_asks_as_its_token_and_denies_with_a_bad_one(
+def test_hook_uses_its_token_principal_and_denies_with_invalid_token(
     administered_daemon: Daemon, token: str
 ) -> None:
     daemon, given = administered_daemon, json.dumps(HOOKED)
@@ -110,7 +110,7 @@ def test_hook_asks_as_its_token_and_denies_with_a_bad_one(
 
 
 @pytest.mark.row("R2", "R3")
-def test_agent_filter_says_which_tools_it_may_use_and_why_not_the_others(
+def test_agent_filter_lists_allowed_tools_and_reasons_for_left_out_ones(
     administered_daemon: Daemon, token: str
 ) -> None:
     daemon = administered_daemon

@@ -1,4 +1,4 @@
-"""Code mode through the socket, from the command line and from Python: a program calls tools."""
+"""Code mode, where a program calls tools: through the socket, command line and Python."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def arguments(code: str, *tools: str) -> dict[str, Any]:
     return {"code": code, "tools": list(tools)}
 
 
-def test_program_calls_two_tools_and_only_what_it_prints_comes_back(http: SocketClient) -> None:
+def test_program_calls_tools_and_returns_only_its_own_output(http: SocketClient) -> None:
     answer = http.call("run_python", arguments(TWO, "calculator", "run_restricted_python"))
     assert answer.status == 200, answer.body["error"]
     data = answer.body["data"]
@@ -70,7 +70,7 @@ def test_program_calls_two_tools_and_only_what_it_prints_comes_back(http: Socket
     assert one["parent_id"] == call_id
 
 
-def test_failed_call_is_an_exception_that_the_program_may_catch(http: SocketClient) -> None:
+def test_failed_tool_call_raises_catchable_exception_in_program(http: SocketClient) -> None:
     code = (
         "try:\n    tools.calculator('1/0')\n"
         "except tools.ToolError as error:\n    print(error.code, error.retryable)\n"
@@ -85,7 +85,7 @@ def test_failed_call_is_an_exception_that_the_program_may_catch(http: SocketClie
     assert error["details"]["tool_calls"] == {"made": 2, "failed": 2}
 
 
-def test_tools_are_there_in_the_calls_of_a_session_that_ask_for_them(http: SocketClient) -> None:
+def test_session_program_has_tools_only_in_calls_that_request_them(http: SocketClient) -> None:
     body = json.dumps({"image": "python"}).encode()
     session = http.post("/v1/sessions", body).body["data"]["session"]["id"]
 
@@ -106,8 +106,8 @@ def test_tools_are_there_in_the_calls_of_a_session_that_ask_for_them(http: Socke
 
 
 @pytest.mark.row("A1", "A5", "S4")
-def test_program_stands_still_while_a_human_decides_and_no_longer(daemon: Daemon) -> None:
-    """The control has the same limit and computes: it is over while the other one waits."""
+def test_program_time_limit_is_paused_only_while_approval_is_pending(daemon: Daemon) -> None:
+    """The control computes under the same limit and times out while the other one waits."""
     code = (
         "import time\n"
         "print(tools.note(text='waited')['noted'], flush=True)\n"
@@ -143,7 +143,7 @@ def ended_by(envelope: Envelope) -> EndedBy:
     return envelope.metadata.sandbox.ended_by
 
 
-def test_command_line_runs_a_program_with_tools(daemon: Daemon) -> None:
+def test_command_line_runs_program_that_calls_tools(daemon: Daemon) -> None:
     given = json.dumps(arguments("tools.calculator('6 * 7')['value']", "calculator"))
     done = subprocess.run(
         [FUMEHOOD, "call", "run_python", given], env=daemon.environment,
@@ -153,7 +153,7 @@ def test_command_line_runs_a_program_with_tools(daemon: Daemon) -> None:
 
 
 @pytest.mark.anyio
-async def test_embedding_program_runs_a_program_with_tools(
+async def test_embedded_engine_runs_program_that_calls_tools(
     home: Path, python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUMEHOOD_CONTAINER__IMAGES__PYTHON", "python")

@@ -1,7 +1,7 @@
 """Code through the daemon's sockets, up to the container: arguments, limits, registration.
 
-The wall answers as the program says (`support.container`), so what is shown here is the
-engine's part. What a real container does with a program is in `test_run_python.py`.
+The wall is scripted by the program (`support.container`), so these tests cover the engine's
+part only. `test_run_python.py` runs programs in real containers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(http: SocketClient, code: str = told(), options: Any = None, **arguments
 
 
 @pytest.mark.row("S1", "S7", "E7", "E1")
-def test_data_holds_streams_exit_status_value_and_files(http: SocketClient) -> None:
+def test_answer_data_holds_streams_exit_status_value_and_files(http: SocketClient) -> None:
     answer = run(http, told(stdout="out", value={"a": 1}, files={"plot.png": "png"}))
     assert answer.body["data"] == {
         "stdout": "out", "stderr": "", "exit_code": 0, "value": {"a": 1},
@@ -50,7 +50,7 @@ def test_data_holds_streams_exit_status_value_and_files(http: SocketClient) -> N
 
 
 @pytest.mark.row("S4", "E1")
-def test_details_of_a_failure_hold_the_same_fields(http: SocketClient) -> None:
+def test_failure_details_hold_the_same_fields_as_success_data(http: SocketClient) -> None:
     answer = run(http, told(ended_by="memory", stdout="so far", files={"a": "b"}))
     assert (answer.status, answer.code) == (507, "MEMORY_LIMIT_EXCEEDED")
     details = answer.body["error"]["details"]
@@ -62,7 +62,7 @@ def test_details_of_a_failure_hold_the_same_fields(http: SocketClient) -> None:
 
 
 @pytest.mark.row("T2", "P11", "S5")
-def test_options_are_kept_or_refused(http: SocketClient) -> None:
+def test_limits_and_isolation_options_are_applied_or_refused(http: SocketClient) -> None:
     small = run(http, options={"memory_limit_mb": 300, "timeout_seconds": 600}).body["metadata"]
     assert small["sandbox"]["limits"] == {"timeout_seconds": 600, "memory_mb": 256}
     assert "next size" in small["warnings"][0]
@@ -76,7 +76,7 @@ def test_options_are_kept_or_refused(http: SocketClient) -> None:
 
 
 @pytest.mark.row("S1", "T6")
-def test_tool_says_what_it_is_and_the_model_hears_nothing_of_how(http: SocketClient) -> None:
+def test_tool_description_does_not_expose_the_container(http: SocketClient) -> None:
     tool = http.get("/v1/tools/run_python").body["data"]["tool"]
     assert (tool["executor"], tool["sandboxed"], tool["dangerous"]) == ("code:python", True, False)
     assert (tool["read_only"], tool["idempotent"]) == (False, False)

@@ -1,4 +1,4 @@
-"""The gate for tools of others: over the socket, and as a hook of Claude Code."""
+"""The approval gate for external tools: over the socket and as a Claude Code hook."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def decide(site: Site, tool: str, arguments: Any, **more: Any) -> Any:
 
 
 def call_of(command: str, **fields: Any) -> str:
-    """What Claude Code writes to a hook. *Source*: its hooks reference, PreToolUse."""
+    """The input of a Claude Code hook. *Source*: its hooks reference, PreToolUse."""
     document = {
         "session_id": "3f0c5d6e-0000-4000-8000-000000000001",
         "transcript_path": "/home/u/.claude/projects/p/t.jsonl",
@@ -69,7 +69,7 @@ def alone(given: str, *options: str, **environment: str) -> tuple[str, str]:
     )  # fmt: skip
 
 
-def test_decision_waits_for_a_human_and_its_repeat_learns_the_yes_once(site: Site) -> None:
+def test_approved_decision_allows_one_identical_call_only(site: Site) -> None:
     asked = {"command": "make release"}
     first = decide(site, "Bash", asked, context={"cwd": "/p"})
     assert (first["decision"], first["tool"]) == ("pending", "external:Bash")
@@ -94,7 +94,7 @@ def test_decision_waits_for_a_human_and_its_repeat_learns_the_yes_once(site: Sit
     assert rows
 
 
-def test_decision_of_an_unknown_caller_or_a_wrong_request_is_an_error(site: Site) -> None:
+def test_decision_with_forged_token_or_invalid_tool_name_is_refused(site: Site) -> None:
     body = {"tool": "Bash", "arguments": {}}
     refused = site.ask("caller", "POST", "/v1/decisions", body, credential="fht_0_0")
     assert (refused.status, refused.code) == (401, "UNAUTHORIZED")
@@ -102,7 +102,7 @@ def test_decision_of_an_unknown_caller_or_a_wrong_request_is_an_error(site: Site
     assert (wrong.status, wrong.code) == (400, "INVALID_PARAMS")
 
 
-def test_hook_denies_while_a_call_waits_and_allows_it_once_after_the_yes(site: Site) -> None:
+def test_hook_denies_pending_call_and_allows_it_once_after_approval(site: Site) -> None:
     given = call_of("npm publish")
     decision, reason = hooked(site, given)
     assert decision == "deny"
@@ -115,7 +115,7 @@ def test_hook_denies_while_a_call_waits_and_allows_it_once_after_the_yes(site: S
     assert hooked(site, given)[0] == "deny"
 
 
-def test_hook_passes_a_denial_on_with_its_reason(site: Site) -> None:
+def test_hook_reports_denial_with_the_approvers_reason(site: Site) -> None:
     given = call_of("npm unpublish")
     _, reason = hooked(site, given)
     approval_id = next(word for word in reason.split() if word.startswith("apr_"))
@@ -139,19 +139,19 @@ def test_hook_passes_a_denial_on_with_its_reason(site: Site) -> None:
         '{"hook_event_name": ' + "[" * 100_000,
     ],
 )  # fmt: skip
-def test_hook_denies_what_is_no_call(site: Site, given: str) -> None:
+def test_hook_denies_malformed_input(site: Site, given: str) -> None:
     decision, reason = hooked(site, given)
     assert decision == "deny"
     assert reason
 
 
-def test_hook_denies_where_no_engine_answers_and_says_how_to_start_one(home: Path) -> None:
+def test_hook_without_running_engine_denies_and_shows_start_command(home: Path) -> None:
     decision, reason = alone(call_of("ls"), FUMEHOOD_HOME=str(home))
     assert decision == "deny"
     assert "fumehood serve" in reason
 
 
-def test_hook_denies_with_a_wrong_configuration(home: Path) -> None:
+def test_hook_with_invalid_configuration_denies(home: Path) -> None:
     decision, _ = alone(call_of("ls"), FUMEHOOD_CONFIG=str(home / "nowhere"))
     assert decision == "deny"
 
@@ -159,7 +159,7 @@ def test_hook_denies_with_a_wrong_configuration(home: Path) -> None:
 @pytest.mark.parametrize(
     "reply", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", b"\xff" * 100]
 )
-def test_hook_denies_what_another_server_says(home: Path, reply: bytes) -> None:
+def test_hook_denies_on_malformed_server_response(home: Path, reply: bytes) -> None:
     path = home / "engine.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -186,7 +186,7 @@ def test_hook_denies_what_another_server_says(home: Path, reply: bytes) -> None:
     assert process.returncode == 0
 
 
-def test_hook_with_a_wrong_option_ends_with_the_status_that_blocks() -> None:
+def test_hook_with_unknown_option_exits_with_blocking_status() -> None:
     done = subprocess.run(
         [FUMEHOOD, *HOOK, "--wiat", "5"], env=CLEAN_ENVIRONMENT, input=call_of("ls"), text=True,
         capture_output=True, timeout=60,
@@ -195,7 +195,7 @@ def test_hook_with_a_wrong_option_ends_with_the_status_that_blocks() -> None:
 
 
 @pytest.mark.parametrize("output", ["&-", "/dev/full"])
-def test_hook_that_cannot_answer_ends_with_the_status_that_blocks(home: Path, output: str) -> None:
+def test_hook_with_unwritable_stdout_exits_with_blocking_status(home: Path, output: str) -> None:
     command = f'exec "$@" >{output}'
     done = subprocess.run(
         ["sh", "-c", command, "sh", FUMEHOOD, *HOOK], input=call_of("ls"), text=True,
@@ -205,7 +205,7 @@ def test_hook_that_cannot_answer_ends_with_the_status_that_blocks(home: Path, ou
     assert alone(call_of("ls"), FUMEHOOD_HOME=str(home))[0] == "deny"  # the twin: 0, and an answer
 
 
-def test_settings_run_this_command_and_block_where_it_fails(site: Site) -> None:
+def test_printed_settings_run_this_command_and_block_on_failure(site: Site) -> None:
     done = subprocess.run(
         [*site.command, *HOOK, "--wait", "30", "--print-settings"], env=site.environment,
         text=True, capture_output=True, timeout=60, **site._identity("caller"),

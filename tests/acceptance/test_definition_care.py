@@ -1,4 +1,4 @@
-"""Definitions reviewed, compared and held against golden sequences, from the command line."""
+"""Definition lint, compatibility check and golden sequences on the command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(daemon: Daemon, *arguments: str, text: str | None = None) -> tuple[int, 
 
 
 @pytest.mark.row("T9")
-def test_lint_reviews_files_and_served_tools_in_three_formats(
+def test_lint_reviews_files_and_served_tools_as_json_sarif_and_text(
     shared_daemon: Daemon, tmp_path: Path
 ) -> None:
     file = tmp_path / "tools.json"
@@ -64,7 +64,7 @@ def test_lint_reviews_files_and_served_tools_in_three_formats(
 
 
 @pytest.mark.row("T9", "R1")
-def test_a_poisoned_definition_is_flagged_where_it_is_registered_and_shown(
+def test_poisoned_definition_is_flagged_on_registration_and_display(
     administered_daemon: Daemon,
 ) -> None:
     daemon = administered_daemon
@@ -85,7 +85,7 @@ def test_a_poisoned_definition_is_flagged_where_it_is_registered_and_shown(
 
 
 @pytest.mark.row("T10", "T4")
-def test_compat_names_the_callers_that_a_new_version_breaks(
+def test_compat_reports_breaking_change_and_required_version(
     shared_daemon: Daemon, tmp_path: Path
 ) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
@@ -106,7 +106,9 @@ def test_compat_names_the_callers_that_a_new_version_breaks(
 
 
 @pytest.mark.row("T9")
-def test_a_golden_sequence_is_recorded_and_checked(shared_daemon: Daemon, tmp_path: Path) -> None:
+def test_golden_sequence_check_detects_changed_answer_and_arguments(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
     file = tmp_path / "golden.json"
     call = {"tool": "calculator", "arguments": {"expression": "2 + 2"}}
     file.write_text(json.dumps({"calls": [call]}))

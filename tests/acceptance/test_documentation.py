@@ -1,4 +1,4 @@
-"""The documents are true: their snippets run, and what is made from the code is up to date."""
+"""The documentation is true: its snippets run, and generated pages are up to date."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def run_snippets(
         ),
     ],
 )
-def test_snippets_of_a_page_run(page: str, shared_daemon: Daemon) -> None:
+def test_page_snippets_run_against_a_daemon(page: str, shared_daemon: Daemon) -> None:
     ran = list(run_snippets(page, shared_daemon.environment))
     assert len(ran) >= (10 if "tutorial" in page else 1)
 
 
 @pytest.mark.row("R4", "R1", "T7")
-def test_how_to_define_a_tool_in_a_file(
+def test_how_to_define_a_tool_in_a_file_snippets_run(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
     daemon = start_daemon(tools_directory=str(definitions.path))
@@ -132,7 +132,7 @@ def test_how_to_define_a_tool_in_a_file(
 
 
 @pytest.mark.row("T5", "R4")
-def test_how_to_call_a_rest_api(
+def test_how_to_call_a_rest_api_sends_documented_requests(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, tmp_path: Path, upstream: Upstream
 ) -> None:
     page, replace = "docs/howto/call-a-rest-api.md", {"8765": str(upstream.port)}
@@ -160,7 +160,9 @@ def test_how_to_call_a_rest_api(
 
 
 @pytest.mark.row("D3")
-def test_how_to_use_an_mcp_server(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_how_to_use_an_mcp_server_prints_documented_output(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
     page, config = "docs/howto/use-an-mcp-server.md", tmp_path / "config.toml"
     replace = {"/srv": str(tmp_path)}
     environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_CONFIG": str(config)}
@@ -178,7 +180,7 @@ def test_how_to_use_an_mcp_server(start_daemon: StartDaemon, tmp_path: Path) -> 
 
 
 @pytest.mark.row("T5", "E5")
-def test_reference_of_the_web_tools(
+def test_web_tools_reference_prints_documented_output(
     start_daemon: StartDaemon, tmp_path: Path, upstream: Upstream
 ) -> None:
     page, replace = "docs/reference/web-tools.md", {"8765": str(upstream.port)}
@@ -201,7 +203,7 @@ def test_reference_of_the_web_tools(
 
 
 @pytest.mark.row("A1")
-def test_how_to_write_a_policy(start_daemon: StartDaemon, home: Path) -> None:
+def test_how_to_write_a_policy_snippets_run(start_daemon: StartDaemon, home: Path) -> None:
     environment = {**CLEAN_ENVIRONMENT, "HOME": str(home), "FUMEHOOD_HOME": str(home)}
     ran = 0
     for snippet in run_snippets("docs/howto/write-a-policy.md", environment):
@@ -215,10 +217,10 @@ def test_how_to_write_a_policy(start_daemon: StartDaemon, home: Path) -> None:
 
 
 @pytest.mark.row("R4", "T5")
-def test_how_to_import_an_openapi_document(
+def test_how_to_import_an_openapi_document_prints_documented_output(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, tmp_path: Path, upstream: Upstream
 ) -> None:
-    """The upstream answers with the files of the page."""
+    """The upstream serves the files shown on the page."""
     page, replace = "docs/howto/import-an-openapi-document.md", {"8765": str(upstream.port)}
     config = tmp_path / "config.toml"
     text = write_config(page, config, replace)
@@ -249,7 +251,7 @@ def test_how_to_import_an_openapi_document(
 
 
 @pytest.mark.row("T8", "P10")
-def test_how_to_give_the_tools_to_a_model_shows_what_its_snippets_print(
+def test_how_to_give_the_tools_to_a_model_prints_documented_output(
     shared_daemon: Daemon,
 ) -> None:
     page = "docs/howto/give-the-tools-to-a-model.md"
@@ -277,7 +279,9 @@ def test_python_snippets_run_without_a_daemon(page: str, number: int) -> None:
 
 
 @pytest.mark.row("D5")
-def test_how_to_watch_in_the_browser(start_daemon: StartDaemon, home: Path) -> None:
+def test_how_to_watch_in_the_browser_snippet_prints_documented_output(
+    start_daemon: StartDaemon, home: Path
+) -> None:
     credential = make_first_approver(home)
     page, daemon = "docs/howto/watch-in-the-browser.md", start_daemon()
     (snippet,) = run_snippets(page, daemon.environment, stdin=f"{credential}\n")
@@ -287,7 +291,7 @@ def test_how_to_watch_in_the_browser(start_daemon: StartDaemon, home: Path) -> N
 
 
 @pytest.mark.row("P6", "P7")
-def test_how_to_survive_a_bad_upstream_shows_what_its_snippets_print(tmp_path: Path) -> None:
+def test_how_to_survive_a_bad_upstream_prints_documented_output(tmp_path: Path) -> None:
     page = "docs/howto/survive-a-bad-upstream.md"
     environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(tmp_path)}
     printed: list[Any] = []
@@ -317,7 +321,7 @@ def is_part_of(part: Any, whole: Any) -> bool:
 
 
 @pytest.mark.row("D1")
-def test_python_client_reference(administered_daemon: Daemon) -> None:
+def test_python_client_reference_snippets_run(administered_daemon: Daemon) -> None:
     """Each snippet gets a credential on its standard input; calls need none."""
     environment, credential = administered_daemon.environment, administered_daemon.credential
     page = "docs/reference/python-client.md"
@@ -341,7 +345,7 @@ def run_with_credential(
 
 
 @pytest.mark.row("R3", "D4")
-def test_how_to_give_an_agent_its_tools(
+def test_how_to_give_an_agent_its_tools_snippets_run(
     start_daemon: StartDaemon, home: Path, tmp_path: Path
 ) -> None:
     page = "docs/howto/give-an-agent-its-tools.md"
@@ -351,7 +355,7 @@ def test_how_to_give_an_agent_its_tools(
 
 
 @pytest.mark.row("D5")
-def test_how_to_watch_with_prometheus(
+def test_how_to_watch_with_prometheus_names_existing_metrics_and_alerts(
     start_daemon: StartDaemon, home: Path, tmp_path: Path
 ) -> None:
     page = "docs/howto/watch-with-prometheus.md"
@@ -375,7 +379,9 @@ def test_how_to_watch_with_prometheus(
 
 
 @pytest.mark.row("E4")
-def test_how_to_limit_what_agents_spend(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_how_to_limit_what_agents_spend_refuses_call_over_budget(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
     page, config = "docs/howto/limit-what-agents-spend.md", tmp_path / "config.toml"
     write_config(page, config)
     daemon = start_daemon(config=str(config))
@@ -386,7 +392,9 @@ def test_how_to_limit_what_agents_spend(start_daemon: StartDaemon, tmp_path: Pat
 
 
 @pytest.mark.row("P5")
-def test_how_to_limit_how_often_tools_run(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_how_to_limit_how_often_tools_run_prints_documented_error(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
     page, config = "docs/howto/limit-how-often-tools-run.md", tmp_path / "config.toml"
     write_config(page, config)
     daemon = start_daemon(config=str(config))
@@ -406,7 +414,9 @@ def test_how_to_limit_how_often_tools_run(start_daemon: StartDaemon, tmp_path: P
 @pytest.mark.row("S10", "D1")
 @pytest.mark.needs("docker")
 @pytest.mark.usefixtures("python_image")
-def test_how_to_make_an_own_image(home: Path, tmp_path: Path) -> None:
+def test_how_to_make_your_own_image_builds_reuses_and_removes_it(
+    home: Path, tmp_path: Path
+) -> None:
     """The package index is a directory with one package."""
     write_wheel(tmp_path / "packages", "humanize", "4.1")
     environment = {
@@ -423,7 +433,9 @@ def test_how_to_make_an_own_image(home: Path, tmp_path: Path) -> None:
 @pytest.mark.needs("docker")
 @pytest.mark.row("B3")
 @pytest.mark.usefixtures("python_image")
-def test_how_to_call_tools_from_a_program(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_how_to_call_tools_from_a_program_prints_documented_output(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
     page = "docs/howto/call-tools-from-a-program.md"
     environment = start_daemon().environment
     called, _, _ = run_snippets(page, environment, tmp_path, timeout_s=120)
@@ -433,7 +445,9 @@ def test_how_to_call_tools_from_a_program(start_daemon: StartDaemon, tmp_path: P
 
 @pytest.mark.needs("docker")
 @pytest.mark.row("S6", "S7", "E7")
-def test_notebook_tutorial(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_notebook_tutorial_prints_and_saves_documented_output(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
     ready_image("python-data")
     data = {"container__images__python": "python-data", "sessions__image": "python-data"}
     environment, page = start_daemon(**data).environment, "docs/tutorial/a-notebook.md"
@@ -461,7 +475,7 @@ def test_notebook_tutorial(start_daemon: StartDaemon, tmp_path: Path) -> None:
         "docs/howto/watch-with-prometheus.md",
     ],
 )
-def test_configuration_on_a_page_is_valid(
+def test_configuration_examples_of_page_are_valid(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examples = TOML.findall(read(page))
@@ -474,7 +488,7 @@ def test_configuration_on_a_page_is_valid(
 
 
 @pytest.mark.row("E1")
-def test_pages_made_from_the_code_are_up_to_date() -> None:
+def test_generated_reference_pages_are_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/make_reference.py", "--check"],
         cwd=ROOT, capture_output=True, timeout=60,
@@ -482,7 +496,7 @@ def test_pages_made_from_the_code_are_up_to_date() -> None:
     assert done.returncode == 0, done.stdout.decode()
 
 
-def test_links_between_pages_have_targets() -> None:
+def test_relative_links_between_pages_resolve() -> None:
     checked = 0
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in LINK.findall(page.read_text(encoding="utf-8")):

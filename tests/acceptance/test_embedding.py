@@ -1,4 +1,4 @@
-"""An engine inside a Python program, with tools of the program's own."""
+"""An engine embedded in a Python program, with the program's own tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def send_invoice(customer: str, amount: Annotated[Decimal, Field(gt=0)]) -
 
 
 @pytest.mark.row("T7", "R4", "E3", "P1")
-async def test_own_function_runs_beside_the_built_in_tools(home: Path) -> None:
+async def test_embedded_engine_runs_own_function_and_built_in_tools(home: Path) -> None:
     async with Engine(tools=[find_city], config=Config(home=home)) as engine:
         names = [definition.name for definition in engine.tools()]
         assert set(names) >= {"calculator", "find_city", "run_python", "run_restricted_python"}
@@ -56,7 +56,9 @@ async def test_own_function_runs_beside_the_built_in_tools(home: Path) -> None:
 
 
 @pytest.mark.row("A1", "P12")
-async def test_dangerous_tool_never_runs_and_a_dry_run_says_why(home: Path) -> None:
+async def test_dangerous_tool_without_approver_is_refused_and_dry_run_explains_it(
+    home: Path,
+) -> None:
     async with Engine(tools=[send_invoice], config=Config(home=home)) as engine:
         arguments = {"customer": "Ada", "amount": 12.5}
         refused = await engine.call("send_invoice", arguments)
@@ -70,7 +72,7 @@ async def test_dangerous_tool_never_runs_and_a_dry_run_says_why(home: Path) -> N
 
 
 @pytest.mark.row("E2")
-async def test_another_token_counter_can_be_plugged_in(home: Path) -> None:
+async def test_custom_token_counter_is_used_for_usage(home: Path) -> None:
     class Words:
         estimated = False
 
@@ -95,7 +97,7 @@ EXPRESSION_TOOL = {
 
 
 @pytest.mark.row("S2")
-async def test_request_over_the_channels_size_harms_nobody(home: Path) -> None:
+async def test_oversized_guest_request_is_refused_and_guest_survives(home: Path) -> None:
     async with Engine(tools=[EXPRESSION_TOOL], config=Config(home=home)) as engine:
         guest = engine.walls["interpreter"]["guest_pid"]
         envelope = await engine.call("open_calculator", {"expression": "1" + " " * 2_000_000})
@@ -106,7 +108,7 @@ async def test_request_over_the_channels_size_harms_nobody(home: Path) -> None:
 
 
 @pytest.mark.row("S2")
-async def test_arguments_cannot_become_the_guests_own_keys(home: Path) -> None:
+async def test_arguments_cannot_override_guest_protocol_keys(home: Path) -> None:
     async with Engine(tools=[EXPRESSION_TOOL], config=Config(home=home)) as engine:
         for smuggled in (
             {"program": "probe", "attack": "files"},
@@ -119,7 +121,7 @@ async def test_arguments_cannot_become_the_guests_own_keys(home: Path) -> None:
 
 @tool(sandboxed=False, timeout_seconds=0.05)
 async def stubborn() -> str:
-    """Swallow the cancellation and go on."""
+    """Swallow the cancellation and return."""
     try:
         await anyio.sleep_forever()
     except anyio.get_cancelled_exc_class():
@@ -127,7 +129,7 @@ async def stubborn() -> str:
 
 
 @pytest.mark.row("P8")
-async def test_function_that_swallows_its_cancellation_is_still_a_timeout(home: Path) -> None:
+async def test_function_that_swallows_cancellation_is_reported_as_timeout(home: Path) -> None:
     async with Engine(tools=[stubborn], config=Config(home=home)) as engine:
         envelope = await engine.call("stubborn")
         assert envelope.error is not None
@@ -150,7 +152,7 @@ async def fails(number: int) -> None:
 
 
 @pytest.mark.row("E1")
-async def test_tools_own_error_is_bounded_like_its_result(home: Path) -> None:
+async def test_tool_error_is_bounded_in_size_like_a_result(home: Path) -> None:
     async with Engine(tools=[fails], config=Config(home=home)) as engine:
         for number, (_, code) in enumerate(OWN_ERRORS):
             envelope = await engine.call("fails", {"number": number})
@@ -161,7 +163,9 @@ async def test_tools_own_error_is_bounded_like_its_result(home: Path) -> None:
 
 @pytest.mark.row("P11", "S1")
 @pytest.mark.parametrize("option", [{"isolation": "call"}, {"memory_limit_mb": 64}])
-async def test_option_that_the_host_cannot_enforce_is_refused(home: Path, option: dict) -> None:
+async def test_isolation_and_memory_options_are_refused_for_host_functions(
+    home: Path, option: dict
+) -> None:
     async with Engine(tools=[find_city], config=Config(home=home)) as engine:
         envelope = await engine.call("find_city", {"name": "Paris"}, **option)
         assert envelope.error is not None
@@ -169,13 +173,13 @@ async def test_option_that_the_host_cannot_enforce_is_refused(home: Path, option
 
 
 @pytest.mark.row("T2")
-async def test_memory_limit_that_could_never_work_is_refused_at_registration(home: Path) -> None:
+async def test_memory_limit_below_minimum_is_refused_at_registration(home: Path) -> None:
     with pytest.raises(InvalidDefinition, match="at least 16"):
         Engine(tools=[{**EXPRESSION_TOOL, "memory_limit_mb": 8}], config=Config(home=home))
 
 
 @pytest.mark.row("E1")
-async def test_any_name_is_answered_with_an_envelope(home: Path) -> None:
+async def test_invalid_tool_name_is_answered_with_an_error_envelope(home: Path) -> None:
     names: list[Any] = [None, 5, "\ud800", "", "a/b", "x" * 5000]
     async with Engine(config=Config(home=home)) as engine:
         for name in names:
@@ -186,7 +190,7 @@ async def test_any_name_is_answered_with_an_envelope(home: Path) -> None:
 
 
 @pytest.mark.row("P2")
-async def test_thousands_of_keys_are_refused_at_once(home: Path) -> None:
+async def test_thousands_of_unknown_arguments_are_refused_with_a_bounded_error(home: Path) -> None:
     many = {f"k{number}": 1 for number in range(5000)}
     async with Engine(config=Config(home=home)) as engine:
         envelope = await engine.call("calculator", many)

@@ -13,7 +13,7 @@ from support.http import SocketClient
 
 @pytest.mark.needs("curl")
 @pytest.mark.row("D1", "E1")
-def test_curl_gets_the_standard_envelope(shared_daemon: Daemon) -> None:
+def test_curl_call_over_unix_socket_returns_standard_envelope(shared_daemon: Daemon) -> None:
     answer = subprocess.run(
         [
             "curl", "--silent", "--unix-socket", str(shared_daemon.socket),
@@ -43,7 +43,9 @@ def test_command_line_calls_through_the_daemon(shared_daemon: Daemon) -> None:
 
 
 @pytest.mark.row("S4", "E1")
-def test_refused_expression_is_named_and_the_next_call_is_served(client: SocketClient) -> None:
+def test_oversized_power_is_refused_as_policy_violation_and_next_call_succeeds(
+    client: SocketClient,
+) -> None:
     refused = client.calculate("9**9**9")
     assert (refused.status, refused.code) == (403, "SANDBOX_VIOLATION")
     assert refused.body["metadata"]["sandbox"]["ended_by"] == "policy"

@@ -1,4 +1,4 @@
-"""Functions of an installed package: sandboxed ones at once, host ones when they are named."""
+"""Functions of an installed package: sandboxed by default, on the host only if configured."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def variables(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.needs("landlock")
 @pytest.mark.row("S1", "S4", "R4", "E1", "P8")
-def test_functions_through_the_socket(start_daemon: StartDaemon, variables: dict[str, str]) -> None:
+def test_jailed_and_host_functions_run_through_the_socket_within_limits(
+    start_daemon: StartDaemon, variables: dict[str, str]
+) -> None:
     daemon = start_daemon(variables=variables, host_tools="order")
     client = daemon.client()
 
@@ -79,7 +81,7 @@ def test_functions_through_the_socket(start_daemon: StartDaemon, variables: dict
 
 
 @pytest.mark.row("R4")
-def test_host_function_that_nobody_named_stays_disabled(
+def test_host_function_not_listed_in_host_tools_is_disabled(
     start_daemon: StartDaemon, variables: dict[str, str]
 ) -> None:
     client = start_daemon(variables=variables).client()
@@ -89,7 +91,9 @@ def test_host_function_that_nobody_named_stays_disabled(
 
 @pytest.mark.needs("landlock")
 @pytest.mark.row("S1", "D7")
-def test_functions_from_the_command_line(variables: dict[str, str], home: Path) -> None:
+def test_jailed_function_runs_locally_and_doctor_reports_the_jail(
+    variables: dict[str, str], home: Path
+) -> None:
     from conftest import CLEAN_ENVIRONMENT
 
     environment = {**CLEAN_ENVIRONMENT, **variables, "FUMEHOOD_HOME": str(home)}

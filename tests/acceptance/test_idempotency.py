@@ -1,4 +1,4 @@
-"""Calls that are sent twice, through the socket, the command line and the client."""
+"""Repeated calls with an idempotency key, through the socket, command line and client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def sent(client: SocketClient, expression: str, key: str | None = "k") -> tuple[
     return answer.status, answer.body
 
 
-def test_key_outlives_the_daemon(start_daemon: StartDaemon) -> None:
+def test_idempotency_key_replays_after_daemon_kill_and_conflicts_on_other_arguments(
+    start_daemon: StartDaemon,
+) -> None:
     daemon = start_daemon()
     client = daemon.client()
     status, first = sent(client, "1 + 1")
@@ -49,7 +51,7 @@ def test_key_outlives_the_daemon(start_daemon: StartDaemon) -> None:
     client.close()
 
 
-def test_command_line_sends_a_key_and_says_that_nothing_ran_again(shared_daemon: Daemon) -> None:
+def test_command_line_auto_idempotency_key_replays_the_first_answer(shared_daemon: Daemon) -> None:
     def call(*more: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             [str(FUMEHOOD), "call", "calculator", '{"expression": "6 * 7"}', *more],
@@ -65,7 +67,7 @@ def test_command_line_sends_a_key_and_says_that_nothing_ran_again(shared_daemon:
     assert call("--idempotency-key", "").returncode == 1
 
 
-def test_client_and_stream_give_the_stored_answer(shared_daemon: Daemon) -> None:
+def test_client_call_and_stream_replay_the_stored_answer(shared_daemon: Daemon) -> None:
     with Client(shared_daemon.socket) as client:
         first = client.call("calculator", {"expression": "7 * 7"}, idempotency_key="client")
         again = client.call("calculator", {"expression": "7 * 7"}, idempotency_key="client")

@@ -1,4 +1,4 @@
-"""D3: the engine's tools in clients of the Model Context Protocol, through the official library."""
+"""D3: the engine's tools in Model Context Protocol clients, through the official library."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ OWN = ["list_tools", "run_tool"]
 
 @both_ways
 @both_eras
-async def test_client_lists_and_calls_every_tool(
-    shared_daemon: Daemon, way: str, mode: str
-) -> None:
+async def test_mcp_client_lists_and_calls_tools(shared_daemon: Daemon, way: str, mode: str) -> None:
     async with connected(shared_daemon, way, mode) as client:
         assert client.server_info is not None
         assert client.server_info.name == "fumehood"
@@ -64,7 +62,7 @@ async def test_client_lists_and_calls_every_tool(
 
 @both_ways
 @both_eras
-async def test_failures_are_results_that_a_model_can_read(
+async def test_tool_failures_are_error_results_with_code_and_output(
     shared_daemon: Daemon, way: str, mode: str
 ) -> None:
     async with connected(shared_daemon, way, mode) as client:
@@ -87,7 +85,7 @@ async def test_failures_are_results_that_a_model_can_read(
 
 @both_ways
 @both_eras
-async def test_long_text_is_shortened_and_read_whole_by_its_link(
+async def test_long_output_is_truncated_and_readable_through_resource_link(
     shared_daemon: Daemon, way: str, mode: str
 ) -> None:
     async with connected(shared_daemon, way, mode) as client:
@@ -105,7 +103,7 @@ async def test_long_text_is_shortened_and_read_whole_by_its_link(
 
 
 @both_eras
-async def test_tools_of_the_server_itself_find_and_call_the_others(
+async def test_list_tools_and_run_tool_find_and_call_other_tools(
     shared_daemon: Daemon, mode: str
 ) -> None:
     async with connected(shared_daemon, "stdio", mode) as client:
@@ -119,7 +117,7 @@ async def test_tools_of_the_server_itself_find_and_call_the_others(
 
 @both_ways
 @both_eras
-async def test_changed_list_is_told_and_listed_anew(
+async def test_changed_tool_list_notifies_client_and_is_relisted(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, way: str, mode: str
 ) -> None:
     daemon = start_daemon(tools_directory=str(definitions.path))
@@ -172,7 +170,7 @@ def asking() -> Iterator[Daemon]:
         ("approve", "cancel", "REQUIRES_HUMAN_APPROVAL"),
     ],
 )
-async def test_accept_looks_again_and_approves_nothing(
+async def test_elicitation_accept_rechecks_approval_without_granting_it(
     asking: Daemon, way: str, mode: str, decision: str | None, action: Any, code: str | None
 ) -> None:
     text = f"{way} {mode} {decision} {action}"
@@ -202,7 +200,7 @@ async def test_accept_looks_again_and_approves_nothing(
 
 
 @both_eras
-async def test_client_that_cannot_ask_gets_the_ids_of_approval_and_call(
+async def test_client_without_elicitation_gets_approval_and_call_ids(
     asking: Daemon, mode: str
 ) -> None:
     async with connected(asking, "stdio", mode) as client:
@@ -218,7 +216,7 @@ async def test_client_that_cannot_ask_gets_the_ids_of_approval_and_call(
 @both_ways
 @both_eras
 @pytest.mark.parametrize("is_followed", [False, True])
-async def test_repeat_in_another_process_is_the_same_call_until_its_answer_was_fetched(
+async def test_repeat_from_new_process_is_same_call_until_answer_is_fetched(
     asking: Daemon, way: str, mode: str, is_followed: bool
 ) -> None:
     text = f"repeated {way} {mode} {is_followed}"
@@ -248,7 +246,7 @@ def words_of(result: types.CallToolResult) -> str:
     return result.content[0].text
 
 
-async def test_call_waits_for_approval_as_long_as_it_is_told(asking: Daemon) -> None:
+async def test_wait_option_blocks_call_until_approval(asking: Daemon) -> None:
     async with connected(asking, "stdio", MODES[0], "--wait", "30") as client:
         task = asyncio.create_task(client.call_tool("note", {"text": "waited for"}))
         approvals: list[Any] = []
@@ -264,7 +262,7 @@ async def test_call_waits_for_approval_as_long_as_it_is_told(asking: Daemon) -> 
 
 
 @both_eras
-async def test_agent_sees_and_calls_its_own_tools_only(
+async def test_agent_lists_and_calls_only_its_bound_tools(
     start_daemon: StartDaemon, home: Path, mode: str
 ) -> None:
     authority = Authority(home, make_first_approver(home))
@@ -290,7 +288,9 @@ async def test_agent_sees_and_calls_its_own_tools_only(
 
 
 @both_eras
-async def test_progress_of_a_program_is_told_in_order(asking: Daemon, mode: str) -> None:
+async def test_progress_notification_is_sent_for_started_call_only(
+    asking: Daemon, mode: str
+) -> None:
     told: list[tuple[float, str | None]] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -307,7 +307,9 @@ async def test_progress_of_a_program_is_told_in_order(asking: Daemon, mode: str)
 
 
 @both_eras
-async def test_server_outlives_a_crash_of_the_daemon(start_daemon: StartDaemon, mode: str) -> None:
+async def test_mcp_server_survives_daemon_crash_and_restart(
+    start_daemon: StartDaemon, mode: str
+) -> None:
     daemon = start_daemon()
     async with connected(daemon, "stdio", mode) as client:
         first = await client.call_tool("calculator", {"expression": "1"})
@@ -324,7 +326,7 @@ async def test_server_outlives_a_crash_of_the_daemon(start_daemon: StartDaemon, 
 
 
 @both_eras
-async def test_server_that_starts_before_the_daemon_says_so_and_finds_it(
+async def test_mcp_server_started_before_daemon_reports_it_and_connects_later(
     start_daemon: StartDaemon, mode: str
 ) -> None:
     daemon = start_daemon()
@@ -351,7 +353,7 @@ async def test_server_that_starts_before_the_daemon_says_so_and_finds_it(
         assert tools["calculator"].output_schema is not None  # as in the version agreed on before
 
 
-async def test_call_that_a_crash_interrupts_says_that_its_effect_is_unknown(
+async def test_call_interrupted_by_daemon_crash_reports_unknown_effect(
     start_daemon: StartDaemon, home: Path
 ) -> None:
     daemon = start_daemon()
@@ -366,7 +368,7 @@ async def test_call_that_a_crash_interrupts_says_that_its_effect_is_unknown(
 
 
 def _is_running(daemon: Daemon) -> bool:
-    """Whether the daemon has children that compute."""
+    """Whether a child process of the daemon uses CPU time."""
     import psutil
 
     children = psutil.Process(daemon.process.pid).children(recursive=True)
@@ -376,7 +378,7 @@ def _is_running(daemon: Daemon) -> bool:
 @pytest.mark.needs("docker")
 @pytest.mark.usefixtures("python_image")
 @both_eras
-async def test_session_of_its_own_has_files_and_ends_with_the_process(
+async def test_stdio_server_session_has_file_tools_and_ends_with_the_process(
     shared_daemon: Daemon, mode: str
 ) -> None:
     def active() -> list[str]:
@@ -408,7 +410,7 @@ async def test_session_of_its_own_has_files_and_ends_with_the_process(
 @pytest.mark.needs("docker")
 @pytest.mark.usefixtures("python_image")
 @both_eras
-async def test_client_over_http_has_a_session_of_its_own_that_ends_with_its_own(
+async def test_http_clients_get_separate_sessions_that_end_with_the_client(
     shared_daemon: Daemon, mode: str
 ) -> None:
     sessions = "/v1/sessions"
@@ -432,7 +434,7 @@ async def test_client_over_http_has_a_session_of_its_own_that_ends_with_its_own(
     )
 
 
-async def test_session_of_its_own_is_for_versions_that_begin_with_initialize(
+async def test_new_session_requires_initialize_and_forged_session_id_is_refused(
     shared_daemon: Daemon,
 ) -> None:
     query = "?session_id=new"
@@ -454,7 +456,7 @@ async def test_session_of_its_own_is_for_versions_that_begin_with_initialize(
 @pytest.mark.needs("docker")
 @pytest.mark.usefixtures("python_image")
 @both_eras
-async def test_program_reports_progress_and_a_cancelled_one_ends(
+async def test_program_reports_monotonic_progress_and_ends_on_cancellation(
     shared_daemon: Daemon, mode: str
 ) -> None:
     told: list[tuple[float, str | None]] = []
@@ -491,7 +493,7 @@ def free_port() -> int:
 
 
 @both_eras
-async def test_client_with_a_token_uses_the_loopback_address(
+async def test_token_client_calls_over_loopback_tcp_without_control_routes(
     start_daemon: StartDaemon, home: Path, mode: str
 ) -> None:
     token = Authority(home, make_first_approver(home))
@@ -509,7 +511,7 @@ async def test_client_with_a_token_uses_the_loopback_address(
         assert control.status_code == 404
 
 
-async def test_session_that_is_refused_is_told_and_without_containers_there_is_none(
+async def test_refused_session_is_reported_and_skipped_without_containers(
     start_daemon: StartDaemon,
 ) -> None:
     daemon = start_daemon(sessions__max="0")
@@ -524,14 +526,14 @@ async def test_session_that_is_refused_is_told_and_without_containers_there_is_n
         assert result.structured_content["value"] == 42
 
 
-def test_first_answer_comes_without_models_and_libraries(shared_daemon: Daemon) -> None:
+def test_raw_stdio_client_initializes_and_ends_cleanly(shared_daemon: Daemon) -> None:
     with raw_client(shared_daemon) as raw:
         assert raw.initialize()["serverInfo"]["name"] == "fumehood"
         assert raw.end() == 0
 
 
 @pytest.mark.row("D3")
-def test_server_that_is_terminated_ends_without_a_word(shared_daemon: Daemon) -> None:
+def test_terminated_stdio_server_exits_zero_with_empty_stderr(shared_daemon: Daemon) -> None:
     with raw_client(shared_daemon) as raw:
         raw.initialize()
         raw.process.terminate()

@@ -19,7 +19,7 @@ PATIENCE_S = 60
 
 
 def over_stdio(daemon: Daemon) -> list[str]:
-    """The command that it starts; it passes on hardly any variable."""
+    """The server command for the inspector, which passes on hardly any environment variables."""
     return [str(FUMEHOOD), "mcp", "--socket", str(daemon.socket)]
 
 
@@ -41,7 +41,7 @@ def result_of(run: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(run.stdout)
 
 
-def test_inspector_finds_no_error_in_the_tools_and_calls_one(shared_daemon: Daemon) -> None:
+def test_inspector_strict_mode_accepts_tools_and_calls_one(shared_daemon: Daemon) -> None:
     listed = inspect(shared_daemon, over_stdio(shared_daemon), "--method", "tools/list", "--strict")
     names = [tool["name"] for tool in result_of(listed)["tools"]]
     assert {"calculator", "run_python", "list_tools", "run_tool"} <= set(names)
@@ -56,7 +56,7 @@ def test_inspector_finds_no_error_in_the_tools_and_calls_one(shared_daemon: Daem
     )
 
 
-def test_inspector_shows_a_refusal_as_the_result_of_its_tool(shared_daemon: Daemon) -> None:
+def test_inspector_shows_refused_call_as_tool_error_result(shared_daemon: Daemon) -> None:
     wrong = ("--tool-name", "calculator", "--tool-arg", "expression=open('a')")
     ran = inspect(shared_daemon, over_stdio(shared_daemon), "--method", "tools/call", *wrong)
     called = json.loads(ran.stdout)
@@ -64,7 +64,7 @@ def test_inspector_shows_a_refusal_as_the_result_of_its_tool(shared_daemon: Daem
     assert called["content"][0]["text"].startswith("SANDBOX_VIOLATION: ")
 
 
-def test_inspector_calls_over_http_with_a_token_and_not_without(
+def test_inspector_over_http_calls_with_token_and_is_refused_without(
     start_daemon: StartDaemon, home: Path
 ) -> None:
     owner = make_first_approver(home)

@@ -1,4 +1,4 @@
-"""An MCP server's tools through the sockets: listed, approved, streamed, and what they are not."""
+"""Tools of upstream MCP servers through the sockets: listed, called, denied and approved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ TESTER = Path(__file__).parents[1] / "support" / "mcp_upstream" / "tester.py"
 
 
 @pytest.mark.row("D3", "R4", "A1", "S1")
-def test_a_servers_tool_passes_every_gate(start_daemon: StartDaemon, home: Path) -> None:
+def test_upstream_mcp_tool_is_subject_to_policy_validation_and_approval(
+    start_daemon: StartDaemon, home: Path
+) -> None:
     credential = make_first_approver(home)
     server = {"command": [sys.executable, str(TESTER)], "place": "host", "harmless": ["add"]}
     rules = home / "rules.toml"
@@ -63,7 +65,9 @@ def test_a_servers_tool_passes_every_gate(start_daemon: StartDaemon, home: Path)
 
 @pytest.mark.needs("npm")
 @pytest.mark.row("D3")
-def test_tools_of_the_reference_servers_are_called(start_daemon: StartDaemon, home: Path) -> None:
+def test_reference_mcp_servers_tools_are_called_and_gated(
+    start_daemon: StartDaemon, home: Path
+) -> None:
     shared = home / "shared"
     shared.mkdir()
     (shared / "a.txt").write_text("whole\n")

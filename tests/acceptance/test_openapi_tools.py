@@ -1,4 +1,4 @@
-"""From an OpenAPI document to a call: imported, served, called, approved, repeated."""
+"""From an OpenAPI document to a call: import, serve, call, approve and retry."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def call(daemon: Daemon, tool: str, arguments: dict[str, Any]) -> dict[str, Any]
 
 
 @pytest.mark.row("R4", "T5", "T1", "T2", "P6", "A1", "D1")
-def test_document_becomes_tools_that_are_called_approved_and_repeated(
+def test_imported_openapi_tools_are_called_approved_and_retried(
     start_daemon: StartDaemon, home: Path, definitions: DefinitionDirectory, upstream: Upstream
 ) -> None:
     upstream.script("/openapi.yaml", Reply(body=SHOP.encode(), content_type="text/yaml"))
@@ -141,10 +141,10 @@ def test_document_becomes_tools_that_are_called_approved_and_repeated(
 
 
 @pytest.mark.row("R4", "T5")
-def test_imported_tool_waits_for_its_secret_and_its_host(
+def test_imported_tool_needs_operator_configured_secret_and_host(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream, tmp_path: Path
 ) -> None:
-    """A document alone gets no secret of the operator's, and reaches nothing inside."""
+    """A document alone must not obtain an operator's secret or reach an internal host."""
     document = tmp_path / "shop.yaml"
     document.write_text(SHOP.replace("/v1}", f"{upstream.url}/v1}}"), encoding="utf-8")
     made = run(

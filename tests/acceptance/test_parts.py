@@ -1,4 +1,4 @@
-"""T3 through the socket: results in parts, followed, resumed, and without events."""
+"""T3 through the socket: results in parts, streamed, resumed and without events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ tools = [poem, numbers]
 '''
 
 
-def test_parts_are_followed_resumed_and_left_out_on_request(
+def test_result_parts_are_streamed_resumable_and_omitted_if_disabled(
     start_daemon: StartDaemon,
     tmp_path: Path,
     definitions: DefinitionDirectory,

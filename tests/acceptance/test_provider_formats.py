@@ -1,4 +1,4 @@
-"""Provider formats and the loop of an agent, through the socket, the clients and the commands."""
+"""Provider formats and the agent loop, through the socket, the clients and the commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[bytes]:
 @pytest.mark.row("T6", "T8")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_tools_are_exported_over_the_socket_and_by_the_clients(
+def test_socket_and_client_export_equal_tools_without_internal_fields(
     shared_daemon: Daemon, name: str, kind: str
 ) -> None:
     http = shared_daemon.client()
@@ -63,7 +63,7 @@ def test_tools_are_exported_over_the_socket_and_by_the_clients(
 
 
 @pytest.mark.row("T8")
-def test_command_line_exports_and_explains(
+def test_command_line_exports_tools_and_explains_losses(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
     free = {
@@ -100,9 +100,7 @@ def test_command_line_exports_and_explains(
 
 
 @pytest.mark.row("T8")
-def test_calls_in_an_exported_skill_run_as_they_stand(
-    shared_daemon: Daemon, tmp_path: Path
-) -> None:
+def test_commands_in_exported_skill_run_unchanged(shared_daemon: Daemon, tmp_path: Path) -> None:
     done = command(shared_daemon, "--format", "skill", "--out", str(tmp_path / "a" / "skill"))
     assert (done.returncode, done.stdout) == (0, b""), done.stderr
     text = (tmp_path / "a" / "skill" / "SKILL.md").read_text(encoding="utf-8")
@@ -120,7 +118,9 @@ def test_calls_in_an_exported_skill_run_as_they_stand(
 
 @pytest.mark.row("P10")
 @pytest.mark.parametrize("kind", KINDS)
-def test_calls_of_a_librarys_message_are_answered(shared_daemon: Daemon, kind: str) -> None:
+def test_client_handles_tool_calls_of_openai_library_message(
+    shared_daemon: Daemon, kind: str
+) -> None:
     calls = [
         call("calculator", {"expression": "6 * 7", "precision": None}, "1"),
         call("nothing", {}, "2"),
@@ -141,7 +141,7 @@ def test_calls_of_a_librarys_message_are_answered(shared_daemon: Daemon, kind: s
 
 
 @pytest.mark.row("P10", "P11")
-def test_answer_has_an_envelope_for_each_message(shared_daemon: Daemon) -> None:
+def test_tool_calls_answer_has_truncated_message_and_full_envelope(shared_daemon: Daemon) -> None:
     http = shared_daemon.client()
     code = "print('x' * 6000)"
     body = {"format": "openai", "message": message(call("run_restricted_python", {"code": code}))}
@@ -167,7 +167,7 @@ def test_answer_has_an_envelope_for_each_message(shared_daemon: Daemon) -> None:
     ],
     ids=range(9),
 )  # fmt: skip
-def test_malformed_request_is_refused_as_a_whole(
+def test_malformed_tool_calls_request_is_refused(
     shared_daemon: Daemon, body: bytes, status: int
 ) -> None:
     client = shared_daemon.client()
@@ -178,7 +178,7 @@ def test_malformed_request_is_refused_as_a_whole(
         assert answer.code == "INVALID_PARAMS"
 
 
-def test_client_that_leaves_takes_its_calls_with_it(start_daemon: StartDaemon) -> None:
+def test_client_disconnect_cancels_its_running_tool_calls(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(interpreter__timeout_seconds="60")
     endless = call("run_restricted_python", {"code": "while True:\n    pass"}, "1")
     body = json.dumps(
@@ -201,7 +201,7 @@ FINAL = {"role": "assistant", "content": "Done."}
 
 
 class Script:
-    """A model that says what it was told to say, and keeps what it was asked."""
+    """A scripted model that records the messages it receives."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -215,7 +215,7 @@ class Script:
 @pytest.mark.row("P10", "A1")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decision", ["approve", "deny"])
-def test_agent_stops_for_a_human_and_goes_on_with_the_decision(
+def test_agent_run_stops_for_approval_and_resumes_after_decision(
     home: Path, kind: str, decision: str
 ) -> None:
     turn = message(

@@ -1,4 +1,4 @@
-"""Rate limits as people and programs meet them: sockets, command line, restarts, kills."""
+"""Rate limits through sockets and the command line, across restarts and kills."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.row("P5"), *LEAVES_SOCKETS]
 
 SUM = {"expression": "1 + 1"}
 LONG = 86_400
-"""Seconds of a period in which no test regains a call."""
+"""A period in seconds, too long for any test to regain a call."""
 
 PACES = """
 from fumehood import tool
@@ -37,7 +37,7 @@ async def act() -> int:
 
 
 def rates(*rules: dict[str, Any]) -> dict[str, str]:
-    """The setting, as the environment has it."""
+    """The setting as an environment variable."""
     return {
         "rate_limits": json.dumps(
             [{"tool": "calculator", "period_seconds": LONG, **rule} for rule in rules]
@@ -52,13 +52,13 @@ def code(client: Client, **options: Any) -> str:
 
 
 def stored(daemon: Daemon) -> int:
-    """When the only count is free again, as the database has it."""
+    """The stored time at which the only counter is free again."""
     with closing(sqlite3.connect(f"file:{daemon.home}/state.db?mode=ro", uri=True)) as database:
         ((free_at,),) = database.execute("SELECT free_at FROM rate_limits")
     return int(free_at)
 
 
-def test_call_over_its_limit_is_told_when_to_come_again(start_daemon: StartDaemon) -> None:
+def test_call_over_rate_limit_is_refused_with_retry_after(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(**rates({"limit": 2}))
     http = SocketClient(daemon.socket)
     answers = [http.call("calculator", SUM) for _ in range(3)]
@@ -77,7 +77,9 @@ def test_call_over_its_limit_is_told_when_to_come_again(start_daemon: StartDaemo
     http.close()
 
 
-def test_the_limit_of_a_definition_is_enforced(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_rate_limit_in_tool_definition_is_enforced(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
     metadata = tmp_path / "paces-1.0.dist-info"
     metadata.mkdir()
     (tmp_path / "paces.py").write_text(PACES)
@@ -93,7 +95,7 @@ def test_the_limit_of_a_definition_is_enforced(start_daemon: StartDaemon, tmp_pa
     http.close()
 
 
-def test_limits_of_principals_are_apart_and_name_nobody(
+def test_per_principal_limits_are_separate_and_do_not_leak_other_names(
     start_daemon: StartDaemon, home: Path
 ) -> None:
     credential = make_first_approver(home)
@@ -113,7 +115,7 @@ def test_limits_of_principals_are_apart_and_name_nobody(
         assert "other" not in json.dumps(refused.error.details)
 
 
-def test_limit_survives_a_stop_and_a_kill(start_daemon: StartDaemon) -> None:
+def test_rate_limit_count_survives_stop_and_kill(start_daemon: StartDaemon) -> None:
     rules = rates({"limit": 3})
     first = start_daemon(**rules)
     with Client(first.socket) as client:
@@ -131,7 +133,7 @@ def test_limit_survives_a_stop_and_a_kill(start_daemon: StartDaemon) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_call_may_wait_for_its_turn(start_daemon: StartDaemon) -> None:
+async def test_call_over_burst_waits_if_max_wait_is_configured(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(
         **rates({"limit": 50, "burst": 1, "period_seconds": 1, "max_wait_seconds": 60})
     )
@@ -140,7 +142,7 @@ async def test_a_call_may_wait_for_its_turn(start_daemon: StartDaemon) -> None:
             assert (await client.call("calculator", SUM)).success
 
 
-def test_dry_run_command_line_and_configuration_show_the_limits(
+def test_rate_limit_is_shown_by_dry_run_command_line_and_configuration(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definitions.put("weather.json", {"tools": [rest_document(name="weather", rate_limit=7)]})

@@ -1,4 +1,4 @@
-"""E8: secrets do not leave the engine: in results, streams, errors, stored answers and the log."""
+"""E8: secrets are redacted in results, streams, errors and stored answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.clients import LEAVES_SOCKETS
 pytestmark = [pytest.mark.row("E8"), *LEAVES_SOCKETS]
 
 KEY = "AKIA" + "IOSFODNN7EXAMPLE"
-"""In two parts, so that no scanner takes it for a real one."""
+"""An example key, written in two parts so that no secret scanner reports it."""
 SAID = f"'AKIA' + '{KEY[4:]}'"
 
 
@@ -28,7 +28,7 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def test_key_in_a_result_is_replaced_and_counted(client: Client) -> None:
+def test_key_in_result_is_redacted_and_counted(client: Client) -> None:
     program = f"print('the key', {SAID})\n{{'key': {SAID}, 'who': 'customer 123456'}}"
     envelope = client.call("run_restricted_python", {"code": program})
     assert envelope.data["stdout"] == "the key [redacted]\n"
@@ -37,13 +37,13 @@ def test_key_in_a_result_is_replaced_and_counted(client: Client) -> None:
     assert envelope.metadata.redacted == 5  # `value_repr` has two of them, too
 
 
-def test_harmless_twin_stays_and_nothing_is_counted(client: Client) -> None:
+def test_harmless_twin_text_is_not_redacted(client: Client) -> None:
     envelope = client.call("run_restricted_python", {"code": "'customer 12345, AKIA'"})
     assert envelope.data["value"] == "customer 12345, AKIA"
     assert "redacted" not in envelope.model_dump(mode="json")["metadata"]
 
 
-def test_key_in_an_error_is_replaced(client: Client) -> None:
+def test_key_in_error_is_redacted(client: Client) -> None:
     envelope = client.call("run_restricted_python", {"code": f"raise ValueError({SAID})"})
     assert envelope.error is not None
     assert "[redacted]" in envelope.error.message
@@ -51,7 +51,7 @@ def test_key_in_an_error_is_replaced(client: Client) -> None:
     assert envelope.metadata.redacted >= 2
 
 
-def test_stored_answer_holds_no_key_either(client: Client) -> None:
+def test_replayed_stored_answer_is_redacted(client: Client) -> None:
     options: dict[str, Any] = {"idempotency_key": "once"}
     for _ in range(2):
         envelope = client.call("run_restricted_python", {"code": SAID}, **options)
@@ -59,7 +59,7 @@ def test_stored_answer_holds_no_key_either(client: Client) -> None:
     assert envelope.data["value"] == "[redacted]"
 
 
-def test_control_without_redaction_the_key_is_there(start_daemon: StartDaemon) -> None:
+def test_control_key_is_returned_if_redaction_is_disabled(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(redaction__common_keys="false")
     with Client(daemon.socket) as client:
         envelope = client.call("run_restricted_python", {"code": SAID})
@@ -67,7 +67,7 @@ def test_control_without_redaction_the_key_is_there(start_daemon: StartDaemon) -
 
 
 @pytest.mark.needs("docker")
-def test_key_that_is_printed_in_pieces_never_shows_in_the_stream(
+def test_key_printed_in_pieces_is_redacted_in_the_stream(
     shared_daemon: Daemon, python_image: Image
 ) -> None:
     code = (

@@ -1,4 +1,4 @@
-"""A running engine's registry and agents, as an administrator and an agent's owner use them."""
+"""Registry and agents of a running engine, used by an administrator and an agent's owner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEATHER = {
 
 
 class Admin:
-    """Somebody with the owner's credential, at the control socket and the command line."""
+    """An administrator with the owner's credential, on the control socket and command line."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -72,7 +72,7 @@ def names(answer: Answer) -> list[str]:
 
 
 @pytest.mark.row("R1")
-def test_registered_tool_is_seen_at_once_and_after_a_restart(admin: Admin, start_daemon) -> None:
+def test_registered_tool_is_listed_at_once_and_after_restart(admin: Admin, start_daemon) -> None:
     daemon: Daemon = start_daemon()
     client = daemon.client()
     assert admin.ask("POST", "/v1/tools", WEATHER).status == 200
@@ -90,7 +90,7 @@ def test_registered_tool_is_seen_at_once_and_after_a_restart(admin: Admin, start
 
 
 @pytest.mark.row("R1")
-def test_tool_that_is_switched_off_stays_off_until_it_is_switched_on(
+def test_disabled_tool_stays_disabled_across_restart_until_enabled(
     admin: Admin, start_daemon
 ) -> None:
     daemon: Daemon = start_daemon()
@@ -117,7 +117,7 @@ def test_tool_that_is_switched_off_stays_off_until_it_is_switched_on(
         ("POST", "/v1/tools/calculator/deactivate", None),
     ],
 )
-def test_caller_cannot_change_the_registry(
+def test_caller_without_credential_cannot_change_the_registry(
     method: str, path: str, body: Any, shared_daemon: Daemon
 ) -> None:
     content = b"" if body is None else json.dumps(body).encode()
@@ -131,7 +131,9 @@ def test_caller_cannot_change_the_registry(
 
 
 @pytest.mark.row("R2", "R3")
-def test_agent_sees_its_tools_in_order_without_what_is_fixed(admin: Admin, start_daemon) -> None:
+def test_agent_lists_its_tools_in_order_without_fixed_parameters(
+    admin: Admin, start_daemon
+) -> None:
     daemon: Daemon = start_daemon()
     me = f"uid:{os.getuid()}"
     admin.ask("POST", "/v1/tools", WEATHER)

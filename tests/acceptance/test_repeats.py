@@ -1,4 +1,4 @@
-"""A caller that died and asks again, as frameworks do: one human, one action."""
+"""A crashed caller that repeats its call, as frameworks do: one approval, one execution."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ pytestmark = pytest.mark.row("A2", "A5")
 
 
 def asked_for(site: Site, to: str) -> list[dict[str, Any]]:
-    """Every approval that was ever asked for this receiver, newest first."""
+    """All approvals requested for this receiver, newest first."""
     answer = site.ask("caller", "GET", "/v1/approvals?tool=send_mail&limit=100")
     return [one for one in answer.body["data"]["items"] if one["arguments"]["to"] == to]
 
 
 def begun(site: Site, to: str, *options: str) -> tuple[subprocess.Popen[str], str]:
-    """A caller's process that waits for its answer, and what it waits for."""
+    """A caller process that waits for its answer, and the id of its approval."""
     process = site.begin("caller", "call", "send_mail", json.dumps({"to": to}), "--wait", *options)
     wait_until(lambda: asked_for(site, to))
     return process, asked_for(site, to)[0]["id"]
 
 
 @pytest.mark.parametrize("how", ["plain", "stream"])
-def test_caller_killed_while_it_waited_gets_its_answer_when_it_asks_again(
-    site: Site, how: str
-) -> None:
+def test_repeat_after_caller_was_killed_gets_the_approved_answer(site: Site, how: str) -> None:
     to = f"rita-{how}"
     process, approval_id = begun(site, to, *(["--stream"] if how == "stream" else []))
     process.kill()
@@ -49,8 +47,7 @@ def test_caller_killed_while_it_waited_gets_its_answer_when_it_asks_again(
 
 
 @pytest.mark.parametrize("how", ["plain", "stream"])
-def test_caller_that_got_its_answer_asks_anew(site: Site, how: str) -> None:
-    """The harmless twin."""
+def test_twin_repeat_after_answer_was_received_needs_new_approval(site: Site, how: str) -> None:
     to = f"rosa-{how}"
     process, approval_id = begun(site, to, *(["--stream"] if how == "stream" else []))
     assert site.decide(approval_id).code is None
@@ -60,7 +57,7 @@ def test_caller_that_got_its_answer_asks_anew(site: Site, how: str) -> None:
     assert site.done(to) == ["begun", "sent"]
 
 
-def test_control_call_that_says_it_is_new_is_asked_and_done_again(site: Site) -> None:
+def test_control_new_call_option_requests_approval_and_runs_again(site: Site) -> None:
     first = site.parked("rolf")
     second = site.parked("rolf", new_call=True)
     assert second.approval_id != first.approval_id
@@ -70,7 +67,7 @@ def test_control_call_that_says_it_is_new_is_asked_and_done_again(site: Site) ->
     assert site.done("rolf") == ["begun", "sent"] * 2
 
 
-def test_engine_killed_while_a_call_waits_knows_its_repeat(site: Site) -> None:
+def test_repeat_after_engine_kill_maps_to_the_same_pending_call(site: Site) -> None:
     first = site.parked("ruth")
     site.kill()
     site.start()
@@ -85,7 +82,7 @@ def test_engine_killed_while_a_call_waits_knows_its_repeat(site: Site) -> None:
     assert site.done("ruth") == ["begun", "sent"]
 
 
-def test_repeat_on_the_command_line_names_the_call_that_has_the_answer(site: Site) -> None:
+def test_command_line_repeat_names_the_original_call_unless_new(site: Site) -> None:
     first = site.parked("roy")
     again = site.run("caller", "call", "send_mail", '{"to": "roy", "text": ""}')
     assert again.returncode == 3
@@ -94,7 +91,7 @@ def test_repeat_on_the_command_line_names_the_call_that_has_the_answer(site: Sit
     assert first.approval_id not in new.stdout
 
 
-def test_answer_looked_up_is_fetched_and_that_of_another_caller_is_nobodys(site: Site) -> None:
+def test_fetched_answer_ends_repeat_window_and_callers_are_separate(site: Site) -> None:
     first = site.parked("rob")
     token = site.do("POST", "/v1/tokens", {"name": "robs", "scopes": ["call"]})["secret"]
     other = site.call("send_mail", {"to": "rob", "text": ""}, credential=token)

@@ -1,4 +1,4 @@
-"""T2 through the socket: a tool with `requires_auth` is for callers with a token."""
+"""T2 through the socket: a tool with `requires_auth` accepts only callers with a token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from upstream import Upstream
 pytestmark = pytest.mark.row("T2")
 
 
-def test_tool_that_requires_a_token_is_called_with_one_only(
+def test_tool_with_requires_auth_refuses_callers_without_valid_token(
     start_daemon: StartDaemon, home: Path, definitions: DefinitionDirectory, upstream: Upstream
 ) -> None:
     document = rest_document(endpoint=f"{upstream.url}/now", requires_auth=True)

@@ -1,4 +1,4 @@
-"""REST tools through the sockets: defined, called, approved, and their secrets kept."""
+"""REST tools through the sockets: defined, called, approved, without leaking secrets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def definition(upstream: Upstream, **fields: Any) -> dict[str, Any]:
 
 
 def start(start_daemon: StartDaemon, upstream: Upstream, **settings: str) -> Daemon:
-    """A daemon that may reach the service, with one secret for one tool."""
+    """Start a daemon that may reach the service, with one secret for one tool."""
     secret = {"env": "WEATHER_KEY", "tools": ["get_weather"], "hosts": ["127.0.0.1"]}
     return start_daemon(
         variables={"WEATHER_KEY": SECRET},
@@ -58,7 +58,7 @@ def run(daemon: Daemon, *arguments: str, credential: str | None = None) -> str:
 
 
 @pytest.mark.row("T5", "R4", "E8")
-def test_tool_of_a_file_is_called_and_its_secret_shows_nowhere(
+def test_rest_tool_secret_is_sent_upstream_but_never_shown_or_stored(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream
 ) -> None:
     definitions.put("weather.json", definition(upstream, headers=HEADERS))
@@ -94,7 +94,7 @@ def test_tool_of_a_file_is_called_and_its_secret_shows_nowhere(
 
 
 @pytest.mark.row("T5", "R1")
-def test_registered_tool_is_called_and_one_with_a_foreign_secret_is_refused(
+def test_registering_tool_with_unbound_secret_is_refused(
     start_daemon: StartDaemon, home: Path, upstream: Upstream
 ) -> None:
     credential = make_first_approver(home)
@@ -126,7 +126,7 @@ def test_registered_tool_is_called_and_one_with_a_foreign_secret_is_refused(
 
 
 @pytest.mark.row("T5", "A1", "A5")
-def test_dangerous_tool_waits_for_a_yes_and_asks_its_service_once(
+def test_dangerous_rest_tool_sends_one_request_after_approval(
     start_daemon: StartDaemon, home: Path, definitions: DefinitionDirectory, upstream: Upstream
 ) -> None:
     credential = make_first_approver(home)
@@ -161,7 +161,7 @@ def in_pages(request: Received) -> Reply:
 
 
 @pytest.mark.row("T5", "E5", "R4")
-def test_command_line_walks_over_the_pages_of_a_service(
+def test_command_line_all_option_fetches_every_upstream_page(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream
 ) -> None:
     upstream.script("/cities/Oslo/now", in_pages)
@@ -182,7 +182,7 @@ def test_command_line_walks_over_the_pages_of_a_service(
 
 
 @pytest.mark.row("T5", "E8")
-def test_secret_of_the_keyring_is_sent_and_shown_nowhere(
+def test_keyring_secret_is_sent_upstream_but_never_shown(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream, tmp_path: Path
 ) -> None:
     keyring = FileKeyring(tmp_path / "keyring.json")

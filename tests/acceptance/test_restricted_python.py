@@ -1,4 +1,4 @@
-"""Restricted programs through the daemon's socket, and from the command line."""
+"""Restricted programs through the daemon's socket and from the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PRINTED = " apple 3\n  pear 1\n"
 
 
 @pytest.mark.row("S2", "S1", "E1")
-def test_program_answers_with_value_text_and_output(client: SocketClient) -> None:
+def test_restricted_program_returns_value_repr_and_stdout(client: SocketClient) -> None:
     body = client.run(PROGRAM).body
     assert body["data"] == {"value": 4, "value_repr": "4", "stdout": PRINTED}
     sandbox = body["metadata"]["sandbox"]
@@ -42,7 +42,7 @@ def test_program_answers_with_value_text_and_output(client: SocketClient) -> Non
 
 
 @pytest.mark.row("S4", "E1")
-def test_failed_program_gets_what_it_needs_to_be_mended(client: SocketClient) -> None:
+def test_failed_program_reports_exception_line_traceback_and_stdout(client: SocketClient) -> None:
     answer = client.run("print('start')\ndef half(x):\n    return 1 / x\nhalf(0)")
     assert (answer.status, answer.code) == (500, "EXECUTION_ERROR")
     error = answer.body["error"]
@@ -56,7 +56,7 @@ def test_failed_program_gets_what_it_needs_to_be_mended(client: SocketClient) ->
 
 
 @pytest.mark.row("S2")
-def test_refusal_says_what_is_missing_and_where(client: SocketClient) -> None:
+def test_refused_import_names_module_and_line(client: SocketClient) -> None:
     answer = client.run("import os\nos.getcwd()")
     assert (answer.status, answer.code) == (403, "SANDBOX_VIOLATION")
     assert "'os' cannot be imported here" in answer.body["error"]["message"]
@@ -65,7 +65,7 @@ def test_refusal_says_what_is_missing_and_where(client: SocketClient) -> None:
 
 
 @pytest.mark.row("S4", "P8", "P11")
-def test_endless_program_is_ended_and_the_next_one_served(client: SocketClient) -> None:
+def test_endless_program_times_out_and_next_call_succeeds(client: SocketClient) -> None:
     answer = client.run("print('lost')\nwhile True: pass", timeout_seconds=0.3)
     assert (answer.status, answer.code) == (504, "TIMEOUT")
     details = answer.body["error"]["details"]
@@ -75,7 +75,7 @@ def test_endless_program_is_ended_and_the_next_one_served(client: SocketClient) 
 
 
 @pytest.mark.row("S4", "P11")
-def test_memory_option_is_what_is_enforced(client: SocketClient) -> None:
+def test_memory_limit_option_is_enforced(client: SocketClient) -> None:
     code = "print('kept')\nx = bytearray(40 * 10**6)\nlen(x)"
     assert client.run(code).body["data"]["value"] == 40_000_000
     answer = client.run(code, memory_limit_mb=32)
@@ -84,7 +84,7 @@ def test_memory_option_is_what_is_enforced(client: SocketClient) -> None:
 
 
 @pytest.mark.row("S4")
-def test_memory_used_up_bit_by_bit_is_named_too(client: SocketClient) -> None:
+def test_gradual_memory_exhaustion_is_reported_as_memory_limit(client: SocketClient) -> None:
     code = "print('kept')\nx = []\nwhile True: x.append(str(len(x)) * 50)"
     answer = client.run(code, memory_limit_mb=16, timeout_seconds=20)
     assert answer.code == "MEMORY_LIMIT_EXCEEDED"
@@ -92,7 +92,7 @@ def test_memory_used_up_bit_by_bit_is_named_too(client: SocketClient) -> None:
 
 
 @pytest.mark.row("S4", "E1")
-def test_flood_of_output_keeps_its_beginning(client: SocketClient) -> None:
+def test_output_over_limit_is_refused_and_its_beginning_kept(client: SocketClient) -> None:
     answer = client.run("n = 0\nwhile True:\n    n += 1\n    print(n)")
     assert (answer.status, answer.code) == (413, "OUTPUT_LIMIT_EXCEEDED")
     details = answer.body["error"]["details"]
@@ -101,7 +101,7 @@ def test_flood_of_output_keeps_its_beginning(client: SocketClient) -> None:
 
 
 @pytest.mark.row("P2")
-def test_code_must_be_given_and_nothing_else(client: SocketClient) -> None:
+def test_missing_oversized_or_unknown_argument_is_refused(client: SocketClient) -> None:
     answer = client.call("run_restricted_python", {"stdin": "x"})
     assert answer.code == "INVALID_PARAMS"
     assert sorted(answer.body["error"]["fields"]) == ["code", "stdin"]
@@ -109,7 +109,7 @@ def test_code_must_be_given_and_nothing_else(client: SocketClient) -> None:
 
 
 @pytest.mark.row("S2", "D1")
-def test_command_line_runs_a_program_through_the_daemon(shared_daemon: Daemon) -> None:
+def test_command_line_runs_restricted_program_through_the_daemon(shared_daemon: Daemon) -> None:
     done = subprocess.run(
         [str(FUMEHOOD), "call", "run_restricted_python", "-"],
         env=shared_daemon.environment, input=json.dumps({"code": PROGRAM}).encode(),
@@ -126,7 +126,9 @@ def test_command_line_runs_a_program_through_the_daemon(shared_daemon: Daemon) -
 
 
 @pytest.mark.row("S2", "D1")
-def test_command_line_runs_a_program_without_a_daemon(shared_daemon: Daemon, home) -> None:
+def test_command_line_local_option_runs_restricted_program_without_daemon(
+    shared_daemon: Daemon, home
+) -> None:
     done = subprocess.run(
         [str(FUMEHOOD), "call", "run_restricted_python", '{"code": "[n * n for n in range(4)]"}', "--local"],
         env={**shared_daemon.environment, "FUMEHOOD_HOME": str(home)},

@@ -1,4 +1,4 @@
-"""P6 and P7 through the socket: what a caller and its followers see of a failing service."""
+"""P6 and P7 through the socket: retries, fallbacks and circuits as callers see them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ tools = [rate, pay, rate_of_today, rate_of_yesterday]
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with these tools."""
+    """A daemon with the bank tools."""
     variables = install(tmp_path_factory.mktemp("packages"), "bank", BANK)
     host_tools = "rate,pay,rate_of_today,rate_of_yesterday"
     with running_daemon(variables, host_tools=host_tools, log_format="json") as running:
@@ -64,7 +64,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.mark.row("P6", "P11", "D2")
-def test_tool_that_fails_twice_is_retried_and_its_followers_see_it(daemon: Daemon) -> None:
+def test_retries_of_idempotent_tool_are_counted_streamed_and_logged(daemon: Daemon) -> None:
     client = daemon.client()
     logged = daemon.log.count('"event":"call.retrying"')
     answer = client.call("rate", {"currency": "CHF"}).body
@@ -89,7 +89,7 @@ def test_tool_that_fails_twice_is_retried_and_its_followers_see_it(daemon: Daemo
 
 
 @pytest.mark.row("P6", "P7")
-def test_tool_that_may_have_acted_runs_once_and_a_fallback_answers_for_another(
+def test_non_idempotent_tool_is_not_retried_and_fallback_answers_for_failed_tool(
     daemon: Daemon,
 ) -> None:
     client = daemon.client()
@@ -109,7 +109,7 @@ def test_tool_that_may_have_acted_runs_once_and_a_fallback_answers_for_another(
 
 
 @pytest.mark.row("P6", "D2")
-def test_command_line_shows_retries_beside_the_answer(daemon: Daemon) -> None:
+def test_command_line_stream_prints_retries_on_stderr(daemon: Daemon) -> None:
     done = subprocess.run(
         [FUMEHOOD, "call", "--stream", "rate", '{"currency": "DKK"}'],
         env=daemon.environment, capture_output=True, timeout=60, check=True,
@@ -120,7 +120,7 @@ def test_command_line_shows_retries_beside_the_answer(daemon: Daemon) -> None:
 
 
 @pytest.mark.row("P7", "D7")
-def test_circuit_of_a_failing_service_opens_is_shown_beside_its_tool_and_closes_again(
+def test_circuit_opens_after_failures_is_shown_and_closes_after_recovery(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, upstream: Upstream
 ) -> None:
     definitions.put_tools("weather.json", "weather", endpoint=f"{upstream.url}/now")

@@ -18,7 +18,7 @@ METADATA = [
 
 
 @pytest.mark.row("E1", "E2", "E3")
-def test_envelope_has_every_key_of_the_contract(client: SocketClient) -> None:
+def test_success_envelope_has_every_key_of_the_contract(client: SocketClient) -> None:
     body = client.calculate("2 + 2").body
     assert list(body) == KEYS
     metadata = body["metadata"]
@@ -54,7 +54,7 @@ def test_error_envelope_has_empty_data_and_every_required_key(client: SocketClie
 
 
 @pytest.mark.row("P1")
-def test_coercion_is_named_in_the_warnings(client: SocketClient) -> None:
+def test_coerced_and_clamped_arguments_are_reported_as_warnings(client: SocketClient) -> None:
     body = client.call("calculator", {"expression": "2 / 3", "precision": "2"}).body
     assert body["data"] == {"value": 0.67, "text": "0.67"}
     assert body["metadata"]["warnings"] == ["precision: a string was read as integer"]
@@ -64,14 +64,14 @@ def test_coercion_is_named_in_the_warnings(client: SocketClient) -> None:
 
 
 @pytest.mark.row("P2")
-def test_every_offending_parameter_is_named(client: SocketClient) -> None:
+def test_every_invalid_parameter_is_named_in_the_error(client: SocketClient) -> None:
     answer = client.call("calculator", {"expr": "1", "precision": []})
     assert answer.code == "INVALID_PARAMS"
     assert sorted(answer.body["error"]["fields"]) == ["expr", "expression", "precision"]
 
 
 @pytest.mark.row("P8", "P11", "S4", "T2")
-def test_timeout_option_ends_the_work_and_names_itself(client: SocketClient) -> None:
+def test_timeout_option_is_enforced_and_reported_in_details(client: SocketClient) -> None:
     answer = client.calculate("pow(7, 10**4200, 10**4200 + 7)", timeout_seconds=0.2)
     assert (answer.status, answer.code) == (504, "TIMEOUT")
     error, sandbox = answer.body["error"], answer.body["metadata"]["sandbox"]
@@ -82,7 +82,7 @@ def test_timeout_option_ends_the_work_and_names_itself(client: SocketClient) -> 
 
 
 @pytest.mark.row("T2", "P11")
-def test_limits_are_never_over_the_walls_ceiling(client: SocketClient) -> None:
+def test_requested_limits_are_capped_at_the_walls_ceiling(client: SocketClient) -> None:
     body = client.calculate("1 + 1", timeout_seconds=3600, memory_limit_mb=4096).body
     limits = body["metadata"]["sandbox"]["limits"]
     assert limits == {"timeout_seconds": 30.0, "memory_mb": 256}
@@ -93,7 +93,7 @@ def test_limits_are_never_over_the_walls_ceiling(client: SocketClient) -> None:
 
 
 @pytest.mark.row("S2")
-def test_fresh_process_can_be_asked_for_and_is_reported(client: SocketClient) -> None:
+def test_isolation_option_runs_call_in_fresh_process(client: SocketClient) -> None:
     sandbox = client.calculate("1 + 1", isolation="call").body["metadata"]["sandbox"]
     assert sandbox["isolation"] == "call"
     again = client.calculate("1 + 1").body["metadata"]["sandbox"]
@@ -101,7 +101,7 @@ def test_fresh_process_can_be_asked_for_and_is_reported(client: SocketClient) ->
 
 
 @pytest.mark.row("P12", "S1")
-def test_dry_run_explains_the_placement_and_computes_nothing(client: SocketClient) -> None:
+def test_dry_run_reports_placement_and_limits_without_running(client: SocketClient) -> None:
     body = client.calculate("9**9**9", dry_run=True).body
     assert body["data"]["would_run"] is True
     assert body["data"]["placement"]["kind"] == "interpreter"
@@ -113,13 +113,13 @@ def test_dry_run_explains_the_placement_and_computes_nothing(client: SocketClien
 
 
 @pytest.mark.row("D5")
-def test_trace_id_is_taken_over(client: SocketClient) -> None:
+def test_callers_trace_id_is_kept_in_metadata(client: SocketClient) -> None:
     body = client.calculate("1", trace_id="my-trace.1").body
     assert body["metadata"]["trace_id"] == "my-trace.1"
 
 
 @pytest.mark.row("P11", "E6")
-def test_texts_are_shortened_to_the_callers_own_limit(client: SocketClient) -> None:
+def test_max_length_option_truncates_texts_and_links_the_full_output(client: SocketClient) -> None:
     code = "print('x' * 500); raise ValueError('y' * 300)"
     whole = client.run("print('x' * 500)").body
     short = client.run("print('x' * 500)", max_length=100, return_summary=False).body
@@ -139,7 +139,7 @@ def test_texts_are_shortened_to_the_callers_own_limit(client: SocketClient) -> N
 
 
 @pytest.mark.row("T1", "R4")
-def test_registry_is_readable_over_http(client: SocketClient) -> None:
+def test_tools_are_listed_and_shown_over_http(client: SocketClient) -> None:
     listed = client.get("/v1/tools?limit=100").body
     assert list(listed) == KEYS
     assert listed["data"]["pagination"]["total_count"] == len(listed["data"]["items"]) >= 1
@@ -151,7 +151,7 @@ def test_registry_is_readable_over_http(client: SocketClient) -> None:
 
 
 @pytest.mark.row("D1")
-def test_openapi_document_names_every_address_and_resolves(client: SocketClient) -> None:
+def test_openapi_document_lists_every_path_and_its_references_resolve(client: SocketClient) -> None:
     document = client.get("/v1/openapi.json").body
     assert document["openapi"].startswith("3.1")
     assert set(document["paths"]) == {
@@ -174,7 +174,7 @@ def test_openapi_document_names_every_address_and_resolves(client: SocketClient)
 
 
 @pytest.mark.row("E3")
-def test_resources_are_priced_where_configured(start_daemon: StartDaemon) -> None:
+def test_cpu_time_is_priced_if_configured(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(prices__cpu_second="1000", prices__currency="EUR")
     client = daemon.client()
     body = client.calculate("pow(7, 10**1000, 10**1000 + 7)").body
@@ -185,7 +185,7 @@ def test_resources_are_priced_where_configured(start_daemon: StartDaemon) -> Non
 
 
 @pytest.mark.row("S4")
-def test_configured_default_limit_is_what_is_enforced(start_daemon: StartDaemon) -> None:
+def test_configured_default_timeout_is_enforced(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(interpreter__timeout_seconds="0.2")
     client = daemon.client()
     answer = client.calculate("pow(7, 10**4200, 10**4200 + 7)")
@@ -225,7 +225,9 @@ EXACT = {
 
 @pytest.mark.row("S2", "E1")
 @pytest.mark.parametrize(("expression", "expected"), EXACT.items(), ids=EXACT)
-def test_calculator_is_exact(client: SocketClient, expression: str, expected: tuple) -> None:
+def test_calculator_returns_exact_value_type_and_text(
+    client: SocketClient, expression: str, expected: tuple
+) -> None:
     body = client.calculate(expression).body
     assert body["success"], body["error"]
     assert (body["data"]["value"], body["data"]["text"]) == expected

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.needs("docker")
 
 @pytest.fixture(scope="module")
 def daemon(python_image: Image) -> Iterator[Daemon]:
-    """A daemon of its own: what is shared by others may not be of this image."""
+    """A separate daemon, because the shared one may use another image."""
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     running = wait_until_ready(launch(directory))
     yield running
@@ -61,7 +61,7 @@ def error(http: SocketClient, code: str, **given: Any) -> Any:
 
 
 @pytest.mark.row("S1", "S3", "S7", "E1")
-def test_program_answers_with_streams_status_value_and_files(http: SocketClient) -> None:
+def test_container_program_returns_streams_status_value_and_files(http: SocketClient) -> None:
     code = (
         "import sys\nprint('out')\nprint('err', file=sys.stderr)\n"
         "open('made.txt', 'w').write('content')\n[1, {'a': None}]"
@@ -79,7 +79,7 @@ def test_program_answers_with_streams_status_value_and_files(http: SocketClient)
 
 
 @pytest.mark.row("S3")
-def test_program_is_nobody_in_particular_and_alone(http: SocketClient) -> None:
+def test_container_program_runs_unprivileged_without_network(http: SocketClient) -> None:
     code = (
         "import os, socket\n"
         "def tried(action):\n"
@@ -101,7 +101,9 @@ def test_program_is_nobody_in_particular_and_alone(http: SocketClient) -> None:
 
 
 @pytest.mark.row("S7", "E7")
-def test_files_and_input_go_in_and_only_what_changed_comes_back(http: SocketClient) -> None:
+def test_input_files_and_stdin_are_passed_and_only_changed_files_returned(
+    http: SocketClient,
+) -> None:
     files = [
         {"path": "data/in.csv", "content": "1,2\nä"},
         {"path": "raw", "content_base64": base64.b64encode(b"\0\xff").decode()},
@@ -118,7 +120,7 @@ def test_files_and_input_go_in_and_only_what_changed_comes_back(http: SocketClie
 
 
 @pytest.mark.row("E7", "D4")
-def test_large_file_and_long_output_are_whole_at_their_addresses(http: SocketClient) -> None:
+def test_large_file_and_long_output_are_downloadable_in_full(http: SocketClient) -> None:
     code = "open('big', 'wb').write(b'x' * 3_000_000)\nprint('y' * 500_000)"
     found = data(http, code)
     (entry,) = found["files"]
@@ -128,14 +130,14 @@ def test_large_file_and_long_output_are_whole_at_their_addresses(http: SocketCli
 
 
 @pytest.mark.row("S7", "E6")
-def test_value_that_is_long_is_whole_at_its_address(http: SocketClient) -> None:
+def test_long_value_is_downloadable_in_full(http: SocketClient) -> None:
     found = data(http, "list(range(5000))")
     assert found["value"] is None
     assert http.get(found["resource_url"]).body == list(range(5000))
 
 
 @pytest.mark.row("S4", "E1")
-def test_exception_brings_the_programs_own_traceback(http: SocketClient) -> None:
+def test_exception_reports_only_the_programs_own_traceback(http: SocketClient) -> None:
     said = error(http, "print('so far')\ndef half(x):\n    return 1 / x\nhalf(0)")
     assert said["code"] == "EXECUTION_ERROR"
     assert said["message"] == "The program failed: ZeroDivisionError: division by zero (line 3)."
@@ -158,7 +160,7 @@ def test_exception_brings_the_programs_own_traceback(http: SocketClient) -> None
         ("while True: print('x' * 1000)", "OUTPUT_LIMIT_EXCEEDED", "output"),
     ],
 )
-def test_every_ending_has_its_name_and_the_next_call_is_unharmed(
+def test_each_failed_ending_has_its_error_code_and_next_call_succeeds(
     http: SocketClient, code: str, expected: str, ended_by: str
 ) -> None:
     said = error(http, "print('kept')\n" + code)
@@ -178,7 +180,7 @@ def test_every_ending_has_its_name_and_the_next_call_is_unharmed(
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\ntime.sleep(600)",
     ],
 )
-def test_time_ends_a_program_with_all_that_it_started(http: SocketClient, code: str) -> None:
+def test_timeout_kills_program_and_all_its_processes(http: SocketClient, code: str) -> None:
     said = error(http, "print('kept', flush=True)\n" + code, timeout_seconds=1)
     assert said["code"] == "TIMEOUT"
     assert said["details"]["limit"]["timeout_seconds"] == 1
@@ -200,7 +202,7 @@ def test_time_ends_a_program_with_all_that_it_started(http: SocketClient, code: 
         ),
     ],
 )
-def test_limit_that_refuses_is_named(http: SocketClient, limit: str, code: str) -> None:
+def test_resource_limit_that_was_hit_is_named(http: SocketClient, limit: str, code: str) -> None:
     answer = run(http, code, memory_limit_mb=128)
     body = answer.body["error"]["details"] if answer.body["error"] else answer.body["data"]
     assert limit in body["limits_hit"], answer.body
@@ -211,7 +213,7 @@ def test_limit_that_refuses_is_named(http: SocketClient, limit: str, code: str) 
 
 @pytest.mark.row("S5")
 @pytest.mark.parametrize("isolation", [None, "container_per_call"])
-def test_nothing_passes_from_one_call_to_the_next(
+def test_no_state_leaks_from_one_call_to_the_next(
     http: SocketClient, isolation: str | None
 ) -> None:
     options = {} if isolation is None else {"isolation": isolation}
@@ -238,7 +240,7 @@ def test_nothing_passes_from_one_call_to_the_next(
         ("2**60", "1152921504606846976"),
     ],
 )
-def test_value_that_json_cannot_hold_is_shown_only(
+def test_value_not_representable_in_json_is_returned_as_repr_only(
     http: SocketClient, code: str, shown: str
 ) -> None:
     found = data(http, code)
@@ -246,14 +248,14 @@ def test_value_that_json_cannot_hold_is_shown_only(
 
 
 @pytest.mark.row("S3", "P2")
-def test_program_of_five_megabytes_runs_or_says_why_not(http: SocketClient) -> None:
+def test_five_megabyte_program_runs_and_empty_or_nul_code_is_refused(http: SocketClient) -> None:
     assert data(http, "#" * (5 * 1024 * 1024 - 5) + "\n1+1")["value"] == 2
     assert error(http, "")["code"] == "INVALID_PARAMS"
     assert error(http, "print('a\0')")["code"] == "INVALID_PARAMS"
 
 
 @pytest.mark.row("S3", "P2")
-def test_longest_path_that_is_allowed_is_one_that_can_be_opened(http: SocketClient) -> None:
+def test_file_path_of_maximum_length_works_and_longer_is_refused(http: SocketClient) -> None:
     path = "/".join(["d" * 203] * 20 + ["f" * 4])
     assert len(path) == MAX_PATH_BYTES
     code = f"open({path!r}, 'a').write('!')\nlen(open({path!r}).read())"
@@ -265,13 +267,13 @@ def test_longest_path_that_is_allowed_is_one_that_can_be_opened(http: SocketClie
 
 
 @pytest.mark.row("S3", "E1")
-def test_output_that_is_no_text_is_replaced_and_goes_on(http: SocketClient) -> None:
+def test_undecodable_output_byte_is_replaced(http: SocketClient) -> None:
     found = data(http, "import sys\nsys.stdout.buffer.write(b'a\\xffb\\x1b[0m\\0')\nNone")
     assert found["stdout"] == "a\ufffdb\x1b[0m\0"
 
 
 @pytest.mark.row("S3", "E7")
-def test_names_and_kinds_of_files_lead_nowhere(http: SocketClient) -> None:
+def test_symlink_fifo_and_undecodable_name_are_left_out_of_files(http: SocketClient) -> None:
     code = (
         "import os\nos.symlink('/etc/passwd', 'link')\nos.mkfifo('fifo')\n"
         "os.makedirs('d/e')\nopen('d/e/f', 'w').write('deep')\nos.chmod('d', 0)\n"
@@ -283,7 +285,7 @@ def test_names_and_kinds_of_files_lead_nowhere(http: SocketClient) -> None:
 
 
 @pytest.mark.row("S7", "D1", "E7")
-def test_command_line_runs_a_script_and_saves_its_files(daemon: Daemon, tmp_path: Path) -> None:
+def test_run_command_runs_script_and_saves_its_files(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import sys\nprint(open('in.txt').read(), sys.stdin.read())\n"
         "open('out.bin', 'wb').write(bytes(2_000_000))\n6 * 7"
@@ -300,7 +302,7 @@ def test_command_line_runs_a_script_and_saves_its_files(daemon: Daemon, tmp_path
 
 
 @pytest.mark.row("D1", "S7")
-def test_how_to_run_python_runs_as_it_stands(daemon: Daemon, tmp_path: Path) -> None:
+def test_how_to_run_python_snippets_run_unchanged(daemon: Daemon, tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "howto" / "run-python.md"
     fence = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     ran = []

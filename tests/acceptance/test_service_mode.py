@@ -1,4 +1,4 @@
-"""A service with real users: two callers side by side, and what each of them cannot reach.
+"""Service mode with real users: isolation between two callers and their approvers.
 
 The daemon runs as a user of its own, callers and approvers are groups. Everything is asked
 over the sockets by processes of those users, and looked at from outside by root.
@@ -43,13 +43,13 @@ MEMBERS = {
     "mallory": [],
 }
 WORK = "pow(7, 10**900, 10**900 + 7)"
-"""Under a tenth of a second of computing: enough for the kernel's accounts to show it, and far
-from the second after which a resident is replaced, on a busy machine too."""
+"""An expression that computes for under 0.1 s: visible in the kernel's CPU accounting, and far below
+the second after which a resident process is replaced, even on a busy machine."""
 
 
 @dataclass
 class Service:
-    """A running service and everybody around it."""
+    """A running service with its users and groups."""
 
     installation: Installation
     place: Path
@@ -73,7 +73,7 @@ class Service:
     def ask(
         self, who: str, method: str, address: str, *, control: bool = False, **more: Any
     ) -> Any:
-        """As this user; an `Answer`, or an error number."""
+        """Send a request as this user; return an `Answer`, or an error number."""
         socket = self.control_socket if control else self.engine_socket
         return self.installation.ask_as(self.users[who], socket, method, address, **more)
 
@@ -87,7 +87,7 @@ class Service:
         return answer
 
     def do(self, method: str, address: str, body: Any = None) -> Any:
-        """As an approver with the owner's credential; it must succeed."""
+        """Send a request that must succeed, as an approver with the owner's credential."""
         answer = self.ask("carol", method, address, control=True, body=body, credential=self.owner)
         assert answer.code is None, answer.body["error"]
         return answer.body["data"]
@@ -128,7 +128,7 @@ def service() -> Iterator[Service]:
 
 
 def _prepare(place: Path, prefix: str, users: dict[str, User]) -> dict[str, str]:
-    """What a unit file does: directories of the engine's own, and a configuration of root's."""
+    """Do what a unit file does: create the engine's directories and a configuration owned by root."""
     engine = users["engine"]
     for name, mode in (("run", 0o711), ("state", 0o700)):
         (place / name).mkdir()
@@ -172,7 +172,7 @@ def _found(path: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.row("D1", "D4")
-def test_directories_and_sockets_let_in_exactly_whom_they_should(service: Service) -> None:
+def test_directories_and_sockets_have_restrictive_owners_and_modes(service: Service) -> None:
     engine = service.users["engine"]
     callers, approvers = service.gids["callers"], service.gids["approvers"]
     run = service.place / "run"
@@ -201,7 +201,7 @@ REACHES = {
 
 @pytest.mark.row("D1", "D4", "A4")
 @pytest.mark.parametrize("who", REACHES)
-def test_each_socket_can_be_reached_by_its_group_only(service: Service, who: str) -> None:
+def test_each_socket_is_reachable_only_by_its_group(service: Service, who: str) -> None:
     for control, expected in zip((False, True), REACHES[who], strict=True):
         answer = service.ask(who, "GET", "/v1/health", control=control)
         if expected is None:
@@ -242,7 +242,9 @@ print(json.dumps(done))
 
 @pytest.mark.row("D1", "D4")
 @pytest.mark.parametrize("who", ["alice", "carol", "dave", "mallory"])
-def test_nobody_can_put_a_socket_in_the_place_of_the_engines(service: Service, who: str) -> None:
+def test_users_cannot_replace_or_tamper_with_the_engines_sockets(
+    service: Service, who: str
+) -> None:
     user = service.users[who]
     with tempfile.TemporaryDirectory(prefix="fhs-", dir="/tmp") as outside:
         Path(outside).chmod(0o711)
@@ -277,7 +279,7 @@ except OSError as error:
 
 @pytest.mark.row("D4")
 @pytest.mark.parametrize("who", ["alice", "carol", "dave", "mallory"])
-def test_the_state_is_nobodys_to_read(service: Service, who: str) -> None:
+def test_engine_state_and_environment_are_unreadable_to_users(service: Service, who: str) -> None:
     state = service.place / "state" / "state.db"
     for path in (state, Path(f"/proc/{service.process.pid}/environ")):
         found = service.installation.run_as(service.users[who], READ, json.dumps(str(path)))
@@ -291,7 +293,7 @@ def test_the_state_is_nobodys_to_read(service: Service, who: str) -> None:
 
 @pytest.fixture(scope="module")
 def agents(service: Service) -> dict[str, str]:
-    """One agent for each caller; bob has no name in the configuration, so he is his uid."""
+    """One agent per caller; bob has no name in the configuration, so his principal is his uid."""
     principals = {"alice": "alice", "bob": f"uid:{service.users['bob'].uid}"}
     for who, principal in principals.items():
         service.do("POST", "/v1/agents", {"id": f"of-{who}", "principals": [principal]})
@@ -300,7 +302,7 @@ def agents(service: Service) -> dict[str, str]:
 
 
 @pytest.mark.row("D4", "R3")
-def test_each_caller_speaks_for_its_own_agent_and_learns_nothing_of_the_others(
+def test_other_callers_agent_is_indistinguishable_from_unknown_agent(
     service: Service, agents: dict[str, str]
 ) -> None:
     for who, other in (("alice", "bob"), ("bob", "alice")):
@@ -314,7 +316,7 @@ def test_each_caller_speaks_for_its_own_agent_and_learns_nothing_of_the_others(
 
 
 @pytest.mark.row("D4")
-def test_each_caller_sees_its_own_calls_only(service: Service) -> None:
+def test_other_callers_calls_are_indistinguishable_from_unknown_calls(service: Service) -> None:
     calls = {who: service.call(who).body["metadata"]["call_id"] for who in ("alice", "bob")}
     for who, other in (("alice", "bob"), ("bob", "alice")):
 
@@ -333,7 +335,9 @@ def test_each_caller_sees_its_own_calls_only(service: Service) -> None:
 
 
 @pytest.mark.row("D4", "R3")
-def test_an_agent_follows_its_principal(service: Service, agents: dict[str, str]) -> None:
+def test_agent_access_follows_its_configured_principals(
+    service: Service, agents: dict[str, str]
+) -> None:
     bob = f"uid:{service.users['bob'].uid}"
     service.do("POST", "/v1/agents", {"id": "moving", "principals": ["alice"]})
     service.do("PUT", "/v1/agents/moving/tools/calculator", {})
@@ -348,7 +352,7 @@ def test_an_agent_follows_its_principal(service: Service, agents: dict[str, str]
 
 
 @pytest.mark.row("D4", "R3")
-def test_a_token_is_its_own_principal_whoever_brings_it(
+def test_token_is_its_own_principal_regardless_of_uid_until_revoked(
     service: Service, agents: dict[str, str]
 ) -> None:
     made = service.do("POST", "/v1/tokens", {"name": "job", "agents": [agents["bob"]]})
@@ -364,7 +368,7 @@ def test_a_token_is_its_own_principal_whoever_brings_it(
 
 
 def _cpu_by_process(service: Service) -> dict[tuple[int, float], float]:
-    """CPU seconds of every process of the guest, as the kernel counts them."""
+    """CPU seconds of every guest process, as accounted by the kernel."""
     found = {}
     for child in children_of_guest(guest_of(service.process.pid)):
         try:
@@ -376,7 +380,7 @@ def _cpu_by_process(service: Service) -> dict[tuple[int, float], float]:
 
 
 def _served_by(service: Service, who: str, **options: Any) -> tuple[int, float]:
-    """The process that computed a call of this caller."""
+    """The process that computed a call from this caller."""
     before = _cpu_by_process(service)
     answer = service.call(who, WORK, **options)
     assert answer.code is None
@@ -387,7 +391,7 @@ def _served_by(service: Service, who: str, **options: Any) -> tuple[int, float]:
 
 
 @pytest.mark.row("D4", "S2", "S5")
-def test_callers_never_share_a_process_and_each_keeps_its_own(
+def test_callers_and_agents_never_share_a_resident_process(
     service: Service, agents: dict[str, str]
 ) -> None:
     served = {
@@ -406,7 +410,7 @@ def test_callers_never_share_a_process_and_each_keeps_its_own(
 
 
 @pytest.mark.row("D4", "A4")
-def test_being_in_the_group_of_approvers_is_no_authority(service: Service) -> None:
+def test_approvers_group_membership_alone_grants_no_authority(service: Service) -> None:
     for who in ("carol", "dave"):
         for method, address in (("GET", "/v1/tokens"), ("POST", "/v1/approvers")):
             body = {"name": "intruder", "scopes": ["admin"]} if method == "POST" else None
@@ -420,13 +424,13 @@ def test_being_in_the_group_of_approvers_is_no_authority(service: Service) -> No
 
 
 @pytest.mark.row("D4", "A4")
-def test_an_approvers_credential_calls_nothing_even_where_its_holder_may(service: Service) -> None:
+def test_approver_credential_is_rejected_for_calls(service: Service) -> None:
     assert service.call("dave").code is None
     assert service.call("dave", credential=service.owner).code == "UNAUTHORIZED"
 
 
 @pytest.mark.row("D4")
-def test_a_user_whom_the_kernel_cannot_name_is_nobody(service: Service) -> None:
+def test_overflow_uid_is_rejected_as_unauthenticated(service: Service) -> None:
     body = {"arguments": {"expression": "1 + 1"}}
     ended = {}
     for uid in (NOBODY, NOBODY - 1):
@@ -443,7 +447,7 @@ def test_a_user_whom_the_kernel_cannot_name_is_nobody(service: Service) -> None:
 
 
 def _fails(service: Service, config: str, directory: Path | None = None) -> str:
-    """What `serve` says as the engine's user with a configuration that cannot work."""
+    """The error output of `serve`, run as the engine's user with an invalid configuration."""
     engine = service.users["engine"]
     home = Path(tempfile.mkdtemp(prefix="fhs-", dir="/tmp"))
     try:
@@ -469,7 +473,7 @@ BASE = 'mode = "service"\nhome = "{home}"\n'
 
 
 @pytest.mark.row("D1")
-def test_what_is_missing_for_a_service_is_said_with_its_cure(service: Service) -> None:
+def test_missing_group_or_membership_fails_startup_with_remedy(service: Service) -> None:
     run = '[service]\nrun_directory = "{run}"\n'
     for group, words in (
         ("fht-no-such-group", "groupadd --system fht-no-such-group"),
@@ -483,7 +487,7 @@ def test_what_is_missing_for_a_service_is_said_with_its_cure(service: Service) -
 
 
 @pytest.mark.row("D1", "D4")
-def test_a_directory_that_somebody_else_could_change_is_not_used(service: Service) -> None:
+def test_run_directory_replaceable_by_another_user_is_refused(service: Service) -> None:
     run = '[service]\nrun_directory = "{run}"\n'
     alice, state = service.users["alice"], service.place / "state"
     kept = sorted(path.name for path in state.iterdir())
@@ -517,13 +521,13 @@ sys.stdin.read()
 
 
 def _is_served(service: Service, who: str) -> bool:
-    """Not: refused, or the connection was closed before the request was written."""
+    """False if refused, or if the connection was closed before the request was written."""
     answer = service.ask(who, "GET", "/v1/tools")
     return isinstance(answer, Answer) and answer.code is None
 
 
 @pytest.mark.row("D4")
-def test_a_caller_who_holds_all_its_connections_keeps_out_itself_only(service: Service) -> None:
+def test_caller_holding_all_connections_blocks_only_itself(service: Service) -> None:
     program = [service.installation.command[0], "-c", HOLD, str(service.engine_socket)]
     holding = subprocess.Popen(
         [*program, str(MAX_CONNECTIONS)], cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -543,7 +547,7 @@ def test_a_caller_who_holds_all_its_connections_keeps_out_itself_only(service: S
 
 
 @pytest.mark.row("D6")
-def test_a_stopped_service_leaves_no_socket_and_no_process() -> None:
+def test_stopped_service_leaves_no_socket_or_process() -> None:
     with running_service() as service:
         assert service.call("alice").body["data"]["value"] == 2
         family = [guest_of(service.process.pid), *children_of_guest(guest_of(service.process.pid))]

@@ -1,4 +1,4 @@
-"""D5: metrics as a Prometheus client reads them, traces as a collector gets them, alerts, logs."""
+"""D5: metrics for Prometheus, traces for a collector, alerts and logs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ tools = ["{tool}"]
 
 
 def scrape(daemon: Daemon) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Every sample of `/metrics`, by its name and the values of its labels."""
+    """All samples of `/metrics`, keyed by name and label values."""
     answer = ask(daemon.control, "GET", "/metrics", credential=daemon.credential)
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -55,7 +55,7 @@ def scrape(daemon: Daemon) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def approve(daemon: Daemon, tool: str) -> None:
-    """Approve the one call of a tool that waits."""
+    """Approve a tool's only pending call."""
     with ControlClient(daemon.control, credential=daemon.credential) as control:
         wait_until(lambda: control.approvals.list(state="pending", tool=tool).items)
         (waiting,) = control.approvals.list(state="pending", tool=tool).items
@@ -64,7 +64,7 @@ def approve(daemon: Daemon, tool: str) -> None:
 
 @pytest.fixture
 def policy(tmp_path: Path) -> str:
-    """Rules that ask for two tools."""
+    """Rules that require approval for two tools."""
     path = tmp_path / "policy.toml"
     tools = ("run_python", "run_restricted_python")
     path.write_text("".join(POLICY.format(id=f"ask-{n}", tool=t) for n, t in enumerate(tools)))
@@ -84,7 +84,7 @@ def daemon(home: Path, start_daemon: StartDaemon, policy: str) -> Daemon:
 # -- metrics --------------------------------------------------------------------------------
 
 
-def test_metrics_say_what_happened(daemon: Daemon) -> None:
+def test_metrics_count_calls_by_code_and_match_the_call_log(daemon: Daemon) -> None:
     client = daemon.client()
     for _ in range(3):
         client.calculate("1 + 1")
@@ -124,7 +124,7 @@ def test_metrics_say_what_happened(daemon: Daemon) -> None:
     client.close()
 
 
-def test_names_that_callers_make_up_are_one_series(daemon: Daemon) -> None:
+def test_unknown_tool_names_share_one_metric_series(daemon: Daemon) -> None:
     calls = [{"tool": f"made_up_{number}"} for number in range(1000)]
     client = daemon.client()
     answer = client.post("/v1/calls", json.dumps({"calls": calls}).encode())
@@ -139,7 +139,9 @@ def test_names_that_callers_make_up_are_one_series(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/alerts"])
-def test_only_authority_reads_them(daemon: Daemon, path: str) -> None:
+def test_metrics_and_alerts_require_admin_authority_on_control_socket(
+    daemon: Daemon, path: str
+) -> None:
     with ControlClient(daemon.control, credential=daemon.credential) as control:
         caller = control.tokens.new("caller").secret
         admin = control.tokens.new("admin", scopes=["admin"]).secret
@@ -161,7 +163,7 @@ def test_only_authority_reads_them(daemon: Daemon, path: str) -> None:
 NAME = re.compile(r"\b(?:fumehood|process)_[a-z0-9_]+")
 
 
-def test_rules_and_dashboard_name_only_metrics_that_exist(daemon: Daemon) -> None:
+def test_alert_rules_and_dashboard_use_only_existing_metrics(daemon: Daemon) -> None:
     client = daemon.client()
     client.calculate("1 + 1")
     client.close()
@@ -191,7 +193,7 @@ def test_rules_and_dashboard_name_only_metrics_that_exist(daemon: Daemon) -> Non
 # -- alerts ---------------------------------------------------------------------------------
 
 
-def test_alert_is_shown_logged_and_sent_signed(
+def test_alert_is_listed_logged_and_sent_as_signed_webhook(
     home: Path, start_daemon: StartDaemon, tmp_path: Path, upstream: Upstream
 ) -> None:
     secret = tmp_path / "secret"
@@ -237,7 +239,7 @@ def test_alert_is_shown_logged_and_sent_signed(
 
 
 class Collector:
-    """A collector of OpenTelemetry's, as far as it takes spans over HTTP."""
+    """An OpenTelemetry collector, reduced to receiving spans over HTTP."""
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
@@ -248,7 +250,7 @@ class Collector:
         return {"OTEL_EXPORTER_OTLP_ENDPOINT": self.upstream.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
 
     def spans(self, trace_id: str = TRACE) -> dict[str, Any]:
-        """The spans of a trace, by their ids."""
+        """The spans of a trace, keyed by id."""
         found = {}
         for request in self.upstream.requests:
             if request.path == "/v1/traces":
@@ -259,7 +261,7 @@ class Collector:
         return {key: span for key, span in found.items() if span.trace_id.hex() == trace_id}
 
     def call(self, name: str, trace_id: str = TRACE) -> Any:
-        """The one span of this name, once it is there."""
+        """The only span with this name, once it has arrived."""
 
         def named() -> list[Any]:
             return [s for s in self.spans(trace_id).values() if s.name == name]
@@ -289,7 +291,7 @@ PROGRAM = "import os\nprint(os.environ['TRACEPARENT'], 'canary-of-the-result')  
 
 
 @pytest.mark.needs("docker")
-def test_trace_of_an_approved_container_call_is_one_tree_across_a_restart(
+def test_trace_of_approved_container_call_is_one_tree_across_restart(
     home: Path, start_daemon: StartDaemon, policy: str, collector: Collector, python_image: Image
 ) -> None:
     credential = make_first_approver(home)
@@ -349,7 +351,7 @@ def test_trace_of_an_approved_container_call_is_one_tree_across_a_restart(
     client.close()
 
 
-def test_context_comes_in_by_option_and_mcp_and_goes_out_to_rest(
+def test_trace_context_is_read_from_option_and_mcp_and_sent_to_rest(
     start_daemon: StartDaemon, definitions: DefinitionDirectory, collector: Collector,
     upstream: Upstream,
 ) -> None:  # fmt: skip
@@ -393,7 +395,7 @@ def test_context_comes_in_by_option_and_mcp_and_goes_out_to_rest(
     client.close()
 
 
-def test_collector_that_is_away_delays_neither_calls_nor_the_end(
+def test_unreachable_collector_delays_neither_calls_nor_shutdown(
     start_daemon: StartDaemon,
 ) -> None:
     with running_upstream() as gone:
@@ -411,7 +413,7 @@ def test_collector_that_is_away_delays_neither_calls_nor_the_end(
 # -- logs -----------------------------------------------------------------------------------
 
 
-def test_every_line_about_a_call_has_its_trace_id(daemon: Daemon) -> None:
+def test_every_log_event_about_a_call_has_its_trace_id(daemon: Daemon) -> None:
     client = daemon.client()
     call_in_trace(client, "calculator", {"expression": "1 + 1"})
     client.call("nothing", {}, trace_id="my-trace")

@@ -1,4 +1,4 @@
-"""S8: what a program prints is seen while it runs, however it prints, and it can be ended."""
+"""S8: program output is streamed while the program runs, and the program can be cancelled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OUTPUT_KB = 64 * 1024
 
 @pytest.fixture(scope="module")
 def daemon(python_image: Image) -> Iterator[Daemon]:
-    """A daemon of its own, whose programs may print more than usual."""
+    """A separate daemon whose programs may print more than the default."""
     with running_daemon(container__output_kb=str(OUTPUT_KB)) as running:
         yield running
 
@@ -41,7 +41,7 @@ def follow(daemon: Daemon, code: str, **options: Any) -> Any:
 
 
 def sleeps_inside(daemon: Daemon) -> bool:
-    """Whether `sleep` runs in one of this daemon's containers, by Docker's word."""
+    """Whether `sleep` runs in one of this daemon's containers, according to Docker."""
     commands: list[str] = []
     with contextlib.closing(open_docker(timeout_s=30)) as docker:
         for one in containers_of(f"fumehood.pid={daemon.process.pid}"):
@@ -49,8 +49,8 @@ def sleeps_inside(daemon: Daemon) -> bool:
     return "sleep 60" in commands
 
 
-def test_output_is_seen_while_the_program_runs_and_the_program_can_be_ended(daemon: Daemon) -> None:
-    """The program would go on for a minute: whatever is seen of it, is seen before its end."""
+def test_output_is_streamed_while_program_runs_and_cancel_kills_it(daemon: Daemon) -> None:
+    """The program would run for a minute, so any output received arrived before its end."""
     with follow(daemon, "print('warm')") as stream:
         assert stream.data()[-1][0] == "tool_result"
     code = (
@@ -77,7 +77,7 @@ def test_output_is_seen_while_the_program_runs_and_the_program_can_be_ended(daem
         assert stream.data()[-1][1]["data"]["stdout"] == "after\n"
 
 
-def test_character_is_never_cut_however_it_is_printed(daemon: Daemon) -> None:
+def test_utf8_character_printed_bytewise_is_never_split(daemon: Daemon) -> None:
     text = "ä€🙂\n" * 30
     code = (
         f"import os, time\nfor byte in {text!r}.encode():\n    os.write(1, bytes([byte]))\n"
@@ -96,7 +96,7 @@ def test_character_is_never_cut_however_it_is_printed(daemon: Daemon) -> None:
 
 
 @pytest.mark.row("D1")
-def test_how_to_follow_a_call_runs_as_it_stands(daemon: Daemon, tmp_path: Path) -> None:
+def test_how_to_stream_output_snippets_run_unchanged(daemon: Daemon, tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "howto" / "stream-output.md"
     fence = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     ran = []
@@ -125,7 +125,7 @@ def test_how_to_follow_a_call_runs_as_it_stands(daemon: Daemon, tmp_path: Path) 
     )
 
 
-def test_two_followed_programs_at_once_are_kept_apart(daemon: Daemon) -> None:
+def test_streams_of_concurrent_programs_do_not_mix(daemon: Daemon) -> None:
     with (
         follow(daemon, "print('a' * 200_000)") as one,
         follow(daemon, "print('b' * 200_000)") as other,
@@ -137,7 +137,7 @@ def test_two_followed_programs_at_once_are_kept_apart(daemon: Daemon) -> None:
 
 
 @pytest.mark.row("E6")
-def test_long_output_costs_the_daemon_no_memory_and_is_whole_at_its_address(daemon: Daemon) -> None:
+def test_long_output_is_not_held_in_memory_and_downloadable_in_full(daemon: Daemon) -> None:
     size = 40 << 20
     code = f"line = 'ä' * 511 + '\\n'\nfor _ in range({size} // 1023):\n    print(line, end='')"
     process = psutil.Process(daemon.process.pid)
@@ -168,7 +168,7 @@ def test_long_output_costs_the_daemon_no_memory_and_is_whole_at_its_address(daem
 
 
 @pytest.mark.needs("landlock")
-def test_progress_of_a_function_in_the_jail_is_told_while_it_runs(
+def test_progress_of_jailed_and_host_functions_is_streamed(
     start_daemon: Any, tmp_path: Path
 ) -> None:
     installed = install(tmp_path / "packages", "work", WORK)

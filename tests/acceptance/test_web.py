@@ -1,4 +1,4 @@
-"""The web console in a real browser: people log in, look, and decide; what an agent writes is inert."""
+"""The web console in a real browser: login, inbox and decisions; agent-written text is inert."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.wait import wait_until
 pytestmark = [pytest.mark.row("A6"), pytest.mark.needs("browser")]
 
 TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-"""After them, what was answered before is on the page."""
+"""Script that waits two frames, after which earlier responses have been rendered."""
 SCRIPT = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
@@ -67,7 +67,7 @@ def owner(person: NewPerson, console: Console, daemon: Daemon) -> Page:
 
 
 def ask(daemon: Daemon, text: str, **arguments: Any) -> str:
-    """The approval of a call that waits."""
+    """Make a call that waits, and return its approval id."""
     with Client(daemon.socket) as client:
         answer = client.call("note", {"text": text, **arguments})
     assert answer.error is not None
@@ -76,7 +76,7 @@ def ask(daemon: Daemon, text: str, **arguments: Any) -> str:
 
 
 def answer_of(daemon: Daemon, approval_id: str) -> Envelope:
-    """The answer of a call that was decided."""
+    """The answer to a decided call."""
     with Client(daemon.socket) as client:
         call = client.approvals.show(approval_id).call_id
         wait_until(lambda: client.call_state(call).envelope is not None)
@@ -92,7 +92,7 @@ def show(page: Page, approval_id: str) -> None:
 
 
 def wait_for_state(page: Page, state: str) -> None:
-    """Of the call that was decided, which stands above the next one, if one waits."""
+    """Wait for the state of the decided call, which is shown above the next one if there is one."""
     expect(page.locator(":is(.result, .approval) .badge").first).to_have_text(state)
 
 
@@ -103,7 +103,7 @@ def approve(page: Page) -> None:
     page.keyboard.press("y")
 
 
-def test_link_of_the_terminal_logs_in_once(person: NewPerson, daemon: Daemon) -> None:
+def test_terminal_login_link_works_only_once(person: NewPerson, daemon: Daemon) -> None:
     with running_console(daemon) as console:
         first, second = person(), person()
         first.page.goto(console.link)
@@ -119,7 +119,7 @@ def test_link_of_the_terminal_logs_in_once(person: NewPerson, daemon: Daemon) ->
         expect(first.page).to_have_url(f"{console.address}/login")
 
 
-def test_new_call_appears_by_itself_and_is_approved_from_the_keyboard(
+def test_new_call_appears_without_reload_and_is_approved_by_keyboard(
     owner: Page, daemon: Daemon
 ) -> None:
     approval = ask(daemon, "by keyboard")
@@ -137,7 +137,9 @@ def test_new_call_appears_by_itself_and_is_approved_from_the_keyboard(
     expect(owner.locator(".votes")).to_contain_text("approver:owner")
 
 
-def test_next_call_opens_below_the_result_of_a_decision(owner: Page, daemon: Daemon) -> None:
+def test_next_call_opens_below_decision_result_with_buttons_briefly_disabled(
+    owner: Page, daemon: Daemon
+) -> None:
     older, middle, newer = (ask(daemon, text) for text in ("the older", "the middle", "the newer"))
     show(owner, middle)
     owner.evaluate("""document.body.addEventListener("htmx:afterSettle", () => {
@@ -161,7 +163,7 @@ def test_next_call_opens_below_the_result_of_a_decision(owner: Page, daemon: Dae
     expect(owner.locator(".result")).to_have_count(0)
 
 
-def test_dangerous_call_needs_a_second_key(owner: Page, daemon: Daemon) -> None:
+def test_dangerous_call_needs_confirmation_key_to_approve(owner: Page, daemon: Daemon) -> None:
     approval = ask(daemon, "asked twice")
     show(owner, approval)
     owner.keyboard.press("y")  # no question is open
@@ -178,7 +180,7 @@ def test_dangerous_call_needs_a_second_key(owner: Page, daemon: Daemon) -> None:
     assert ran(daemon)[-1] == "'asked twice' 1"
 
 
-def test_dangerous_call_is_approved_without_script_in_two_steps(
+def test_dangerous_call_is_approved_in_two_steps_without_javascript(
     person: NewPerson, console: Console, daemon: Daemon
 ) -> None:
     approval = ask(daemon, "without script")
@@ -196,7 +198,7 @@ def test_dangerous_call_is_approved_without_script_in_two_steps(
         without.close()
 
 
-def test_empty_pane_follows_the_list(owner: Page, daemon: Daemon) -> None:
+def test_empty_pane_heading_follows_the_pending_count(owner: Page, daemon: Daemon) -> None:
     count = owner.locator("#list .count")
     before = int(count.inner_text())
     heading = owner.locator("#detail h2")
@@ -213,7 +215,7 @@ def test_empty_pane_follows_the_list(owner: Page, daemon: Daemon) -> None:
     expect(heading).not_to_have_text(re.compile(f"^{before + 2} "))
 
 
-def test_key_for_the_next_call_does_not_decide_the_one_that_is_still_shown(
+def test_approve_key_while_next_call_loads_does_not_decide_shown_call(
     owner: Page, daemon: Daemon
 ) -> None:
     skipped, meant = ask(daemon, "skipped"), ask(daemon, "meant")
@@ -235,7 +237,7 @@ def test_key_for_the_next_call_does_not_decide_the_one_that_is_still_shown(
 
 
 @pytest.mark.parametrize("late", ["a click", "an update"])
-def test_late_answer_does_not_take_the_place_of_what_was_opened_meanwhile(
+def test_late_response_does_not_replace_the_call_opened_meanwhile(
     owner: Page, daemon: Daemon, late: str
 ) -> None:
     left, opened = ask(daemon, f"left by {late}"), ask(daemon, f"opened after {late}")
@@ -260,9 +262,7 @@ def test_late_answer_does_not_take_the_place_of_what_was_opened_meanwhile(
     assert ran(daemon)[-1] == f"'opened after {late}' 1"
 
 
-def test_result_is_fetched_again_after_a_change_during_its_update(
-    owner: Page, daemon: Daemon
-) -> None:
+def test_result_is_refetched_after_change_during_its_update(owner: Page, daemon: Daemon) -> None:
     decided, _ = ask(daemon, "decided"), ask(daemon, "shown below it")
     show(owner, decided)
     approve(owner)
@@ -280,7 +280,7 @@ def test_result_is_fetched_again_after_a_change_during_its_update(
     wait_for_state(owner, "done")
 
 
-def test_spaces_are_seen(owner: Page, daemon: Daemon) -> None:
+def test_argument_whitespace_is_shown_exactly(owner: Page, daemon: Daemon) -> None:
     text = " rm a  b "
     show(owner, ask(daemon, text))
     assert owner.locator(".argument code").first.inner_text() == f'"{text}"'
@@ -288,7 +288,7 @@ def test_spaces_are_seen(owner: Page, daemon: Daemon) -> None:
     wait_for_state(owner, "done")
 
 
-def test_argument_that_somebody_writes_is_given(owner: Page, daemon: Daemon) -> None:
+def test_editing_an_omitted_argument_marks_it_as_given(owner: Page, daemon: Daemon) -> None:
     show(owner, ask(daemon, "once"))
     owner.keyboard.press("e")
     expect(owner.locator("[name='text:text']")).to_be_focused()
@@ -297,7 +297,9 @@ def test_argument_that_somebody_writes_is_given(owner: Page, daemon: Daemon) -> 
     expect(owner.locator("[name='given:times']")).to_be_checked()
 
 
-def test_enter_denies_and_shift_enter_begins_a_line(owner: Page, daemon: Daemon) -> None:
+def test_enter_denies_and_shift_enter_inserts_line_break_in_reason(
+    owner: Page, daemon: Daemon
+) -> None:
     approval = ask(daemon, "denied by a key")
     show(owner, approval)
     owner.keyboard.press("d")
@@ -313,7 +315,7 @@ def test_enter_denies_and_shift_enter_begins_a_line(owner: Page, daemon: Daemon)
 
 
 @pytest.mark.parametrize("key", ["a", "d"])
-def test_key_with_a_selection_decides_on_nothing_alone(
+def test_decision_key_with_selection_requires_confirmation(
     owner: Page, daemon: Daemon, key: str
 ) -> None:
     first, second = (ask(daemon, f"{name} with {key}") for name in ("the first", "the second"))
@@ -334,7 +336,7 @@ def test_key_with_a_selection_decides_on_nothing_alone(
     expect(owner.locator("#detail")).to_contain_text("2 denied")
 
 
-def test_several_are_decided_together(owner: Page, daemon: Daemon) -> None:
+def test_selected_calls_are_approved_together(owner: Page, daemon: Daemon) -> None:
     names = [f"one of several {number}" for number in range(3)]
     asked = [ask(daemon, name) for name in names]
     for approval in asked[:2]:
@@ -353,7 +355,7 @@ def test_several_are_decided_together(owner: Page, daemon: Daemon) -> None:
     expect(owner.locator("#selection")).to_be_hidden()
 
 
-def test_decision_of_another_person_arrives_by_itself(
+def test_decision_by_another_approver_appears_without_reload(
     owner: Page, person: NewPerson, console: Console, daemon: Daemon, bob: str
 ) -> None:
     approval = ask(daemon, "seen by two")
@@ -384,8 +386,7 @@ def test_hostile_text_is_inert_on_every_view(owner: Page, daemon: Daemon, text: 
     assert ran(daemon)[-1] == f"{text!r} 1"
 
 
-def test_breach_of_the_content_policy_is_noticed(person: NewPerson, console: Console) -> None:
-    """The control: what the other tests rely on."""
+def test_control_content_policy_violation_is_detected(person: NewPerson, console: Console) -> None:
     somebody = person()
     page = somebody.open(f"{console.address}/login")
     page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=alert(1)>')")
@@ -396,8 +397,10 @@ def test_breach_of_the_content_policy_is_noticed(person: NewPerson, console: Con
     somebody.complaints.clear()
 
 
-def test_page_of_another_site_can_do_nothing(owner: Page, console: Console, daemon: Daemon) -> None:
-    """In the browser that is logged in; what the server itself refuses is in tests/unit/web."""
+def test_cross_site_request_cannot_approve_a_call(
+    owner: Page, console: Console, daemon: Daemon
+) -> None:
+    """In the logged-in browser; the server's own refusals are tested in tests/unit/web."""
     approval = ask(daemon, "from elsewhere")
     elsewhere = owner.context.new_page()
     elsewhere.goto("about:blank")
@@ -409,7 +412,7 @@ def test_page_of_another_site_can_do_nothing(owner: Page, console: Console, daem
     assert not any("from elsewhere" in line for line in ran(daemon))
 
 
-def test_expired_login_leads_to_the_login_page(
+def test_expired_session_redirects_to_login_page(
     owner: Page, console: Console, daemon: Daemon
 ) -> None:
     owner.context.clear_cookies()
@@ -417,7 +420,7 @@ def test_expired_login_leads_to_the_login_page(
     owner.wait_for_url("**/login")
 
 
-def test_page_recovers_by_itself_when_the_engine_comes_back(person: NewPerson, home: Path) -> None:
+def test_page_recovers_without_reload_after_engine_restart(person: NewPerson, home: Path) -> None:
     place = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     try:
         with approving_daemon(place) as before:
@@ -441,7 +444,7 @@ def test_page_recovers_by_itself_when_the_engine_comes_back(person: NewPerson, h
         shutil.rmtree(place, ignore_errors=True)
 
 
-def test_page_says_after_a_minute_how_to_start_what_is_gone(person: NewPerson) -> None:
+def test_page_shows_start_command_after_engine_is_away_for_a_minute(person: NewPerson) -> None:
     place = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     try:
         with approving_daemon(place) as daemon:
@@ -467,7 +470,7 @@ def test_page_says_after_a_minute_how_to_start_what_is_gone(person: NewPerson) -
 @pytest.mark.parametrize(
     ("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide-light", "narrow-dark"]
 )
-def test_axe_finds_nothing(
+def test_inbox_pages_pass_axe_accessibility_check(
     person: NewPerson, console: Console, daemon: Daemon, size: tuple[int, int], scheme: str
 ) -> None:
     approval = ask(daemon, f"looked at by axe\n{scheme}{size}")

@@ -1,4 +1,4 @@
-"""The console's pages that watch, in a real browser: they open, follow the engine, and stay inert."""
+"""The console's monitoring pages in a real browser: they open, update live and stay inert."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ prefix = "2"
 
 @dataclass
 class House:
-    """A daemon in which something has happened, and a console in front of it."""
+    """A daemon with recorded activity, and a console connected to it."""
 
     daemon: Daemon
     console: Console
@@ -84,7 +84,7 @@ def owner(person: NewPerson, house: House) -> Page:
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
-def test_each_page_opens_and_axe_finds_nothing(
+def test_each_page_opens_and_passes_axe_accessibility_check(
     person: NewPerson, house: House, size: tuple[int, int], scheme: str
 ) -> None:
     page = person(size=size, scheme=scheme).log_in(house.console, house.daemon.credential)
@@ -104,7 +104,7 @@ def test_each_page_opens_and_axe_finds_nothing(
     assert found == []
 
 
-def test_live_list_grows_by_itself(owner: Page, house: House) -> None:
+def test_live_call_list_adds_only_matching_calls(owner: Page, house: House) -> None:
     owner.goto(house.address("/calls?tool=calculator&hours=24"))
     rows = owner.locator("table.calls tbody tr")
     before = rows.count()
@@ -115,7 +115,7 @@ def test_live_list_grows_by_itself(owner: Page, house: House) -> None:
     expect(rows).to_have_count(before + 1)
 
 
-def test_filters_and_search_work(owner: Page, house: House) -> None:
+def test_call_list_filters_and_search_find_matching_calls(owner: Page, house: House) -> None:
     owner.goto(house.address("/calls"))
     owner.fill("#code", "execution_error")
     owner.click("text=Filter")
@@ -132,7 +132,7 @@ def test_filters_and_search_work(owner: Page, house: House) -> None:
     expect(owner.locator(".arguments")).to_contain_text("2 + 2")
 
 
-def test_call_is_repeated_as_a_dry_run(owner: Page, house: House) -> None:
+def test_call_page_repeats_call_as_dry_run(owner: Page, house: House) -> None:
     owner.goto(house.address(f"/calls/{house.asked_call}"))
     owner.click("text=Run again as a dry run")
     expect(owner.locator("#dry-run .banner")).to_contain_text("REQUIRES_HUMAN_APPROVAL")
@@ -141,7 +141,7 @@ def test_call_is_repeated_as_a_dry_run(owner: Page, house: House) -> None:
     assert faults_of(owner) == []
 
 
-def test_hostile_answer_is_text_and_a_table(owner: Page, house: House) -> None:
+def test_hostile_answer_is_rendered_as_inert_text_and_table(owner: Page, house: House) -> None:
     owner.goto(house.address(f"/calls/{house.kept_call}"))
     expect(owner.locator("main pre").first).to_contain_text(SCRIPT)
     expect(owner.locator("main td", has_text=SCRIPT)).to_be_visible()
@@ -169,7 +169,9 @@ def test_file_with_script_is_shown_as_text_and_downloaded(
     assert again.value.path().read_bytes() == content
 
 
-def test_session_file_named_like_an_attack_is_only_a_name(owner: Page, house: House) -> None:
+def test_session_file_with_hostile_name_is_rendered_as_inert_text(
+    owner: Page, house: House
+) -> None:
     owner.goto(house.address(f"/sessions/{house.session}"))
     link = owner.locator("td a", has_text="onerror")
     expect(link.first).to_contain_text("\\u{202e}gnp.<img src=x")
@@ -179,7 +181,7 @@ def test_session_file_named_like_an_attack_is_only_a_name(owner: Page, house: Ho
     assert "\u202e" not in owner.inner_text("body")
 
 
-def test_policy_explains_and_tries(owner: Page, house: House) -> None:
+def test_policy_page_explains_decisions_and_tries_new_rules(owner: Page, house: House) -> None:
     owner.goto(house.address("/policy"))
     owner.fill("#tool", "calculator")
     owner.fill("#arguments", '{"expression": "2 * 2"}')
@@ -194,7 +196,7 @@ def test_policy_explains_and_tries(owner: Page, house: House) -> None:
     assert faults_of(owner) == []
 
 
-def test_administrator_ends_a_session(owner: Page, house: House) -> None:
+def test_administrator_ends_session_and_change_is_recorded(owner: Page, house: House) -> None:
     with Client(house.daemon.socket) as client:
         session = client.create_session(memory_mb=128).id
     owner.goto(house.address(f"/sessions/{session}"))
@@ -205,7 +207,9 @@ def test_administrator_ends_a_session(owner: Page, house: House) -> None:
         assert control.changes()[0].action == "session.end"
 
 
-def test_approver_without_admin_sees_calls_and_no_files(person: NewPerson, house: House) -> None:
+def test_approver_without_admin_scope_sees_no_files_or_usage(
+    person: NewPerson, house: House
+) -> None:
     with ControlClient(house.daemon.control, credential=house.daemon.credential) as control:
         secret = control.approvers.add("carol").secret
     page = person().log_in(house.console, secret)

@@ -48,7 +48,7 @@ def call(
 
 
 @pytest.mark.row("S7", "E7")
-def test_command_answers_with_streams_status_and_files(http: SocketClient) -> None:
+def test_shell_command_returns_streams_status_and_files(http: SocketClient) -> None:
     data = call(
         http, "run_shell",
         command="sort -u - | tee out.txt; echo warn >&2; jq -r .a in.json", stdin="b\na\nb\n",
@@ -62,7 +62,7 @@ def test_command_answers_with_streams_status_and_files(http: SocketClient) -> No
 
 
 @pytest.mark.row("S7")
-def test_failed_command_shows_its_status_and_what_it_said(http: SocketClient) -> None:
+def test_failed_command_reports_exit_status_stdout_and_stderr(http: SocketClient) -> None:
     error = call(http, "run_shell", command="echo out; ls nothing; exit 7")
     assert error["code"] == "EXECUTION_ERROR"
     assert (error["details"]["exit_code"], error["details"]["stdout"]) == (7, "out\n")
@@ -71,21 +71,23 @@ def test_failed_command_shows_its_status_and_what_it_said(http: SocketClient) ->
 
 @pytest.mark.row("S7")
 @pytest.mark.parametrize("command", ["read x < /dev/tty", "stty raw", "vi a 2>&1 >&2 || stty -a"])
-def test_command_that_wants_a_terminal_ends_and_hears_why(http: SocketClient, command: str) -> None:
+def test_command_requiring_a_terminal_fails_with_explanation(
+    http: SocketClient, command: str
+) -> None:
     error = call(http, "run_shell", command=command)
     assert error["code"] == "EXECUTION_ERROR"
     assert "no terminal is available" in error["message"]
 
 
 @pytest.mark.row("S7", "S2")
-def test_command_that_waits_for_ever_is_told_what_it_was_doing(http: SocketClient) -> None:
+def test_timeout_of_blocked_command_reports_waiting_not_computing(http: SocketClient) -> None:
     error = call(http, "run_shell", {"timeout_seconds": 1.5}, command="mkfifo p; cat p")
     assert (error["code"], error["details"]["ended_by"]) == ("TIMEOUT", "wall_time")
     assert "waiting, not computing" in error["message"]
 
 
 @pytest.mark.row("S7")
-def test_javascript_answers_with_its_value_and_files(http: SocketClient) -> None:
+def test_javascript_returns_value_stdout_and_files(http: SocketClient) -> None:
     data = call(
         http, "run_javascript",
         code="require('fs').writeFileSync('a.txt', 'x');\nconsole.log('out');\n({a: [1, null]})",
@@ -95,7 +97,7 @@ def test_javascript_answers_with_its_value_and_files(http: SocketClient) -> None
 
 
 @pytest.mark.row("S7", "E1")
-def test_what_javascript_throws_is_told_like_an_exception_of_python(http: SocketClient) -> None:
+def test_javascript_exception_has_the_same_fields_as_python(http: SocketClient) -> None:
     error = call(http, "run_javascript", code="const a = 1;\nnull.x;")
     assert error["code"] == "EXECUTION_ERROR"
     exception = error["details"]["exception"]
@@ -105,7 +107,7 @@ def test_what_javascript_throws_is_told_like_an_exception_of_python(http: Socket
 
 
 @pytest.mark.row("S6")
-def test_variables_and_files_live_on_from_call_to_call(session: Session) -> None:
+def test_session_keeps_variables_and_files_between_calls(session: Session) -> None:
     first = session.python("x = 41\nheld = b'x' * 20_000_000\nopen('a.txt', 'w').write('written')")
     assert first["session"]["state"] == "kept"
     # Of its own: what every child begins with is not counted.
@@ -120,7 +122,7 @@ def test_variables_and_files_live_on_from_call_to_call(session: Session) -> None
 
 
 @pytest.mark.row("S6")
-def test_killed_call_takes_back_its_variables_and_says_so(session: Session) -> None:
+def test_timed_out_session_call_rolls_back_variables_but_not_files(session: Session) -> None:
     session.python("x = 'before'")
     answer = session.http.call(
         "run_python", {"code": "x = 'after'\nopen('left', 'w').write('1')\nwhile True: pass"},
@@ -133,7 +135,7 @@ def test_killed_call_takes_back_its_variables_and_says_so(session: Session) -> N
 
 
 @pytest.mark.row("S6")
-def test_tools_on_files_see_what_programs_left(session: Session) -> None:
+def test_file_tools_read_list_and_write_files_shared_with_programs(session: Session) -> None:
     session.shell("mkdir d; printf 'eins\\nzwei\\n' > d/a.txt; head -c 300 /dev/urandom > b.bin")
     read = session.call("read_file", path="d/a.txt", offset=5).body["data"]
     assert (read["content"], read["size"], read["has_more"]) == ("zwei\n", 10, False)
@@ -150,7 +152,7 @@ def test_tools_on_files_see_what_programs_left(session: Session) -> None:
 
 
 @pytest.mark.row("S6", "T2")
-def test_deleting_as_a_tool_needs_a_human_and_by_its_owner_none(session: Session) -> None:
+def test_delete_tool_needs_approval_but_owner_deletes_directly(session: Session) -> None:
     session.shell("touch a b c")
     refused = session.call("delete_files", paths=["a"])
     assert refused.code == "REQUIRES_HUMAN_APPROVAL"
@@ -160,7 +162,7 @@ def test_deleting_as_a_tool_needs_a_human_and_by_its_owner_none(session: Session
 
 
 @pytest.mark.row("S6")
-def test_file_that_is_sent_belongs_to_the_sessions_programs(session: Session) -> None:
+def test_uploaded_file_is_owned_and_writable_by_session_programs(session: Session) -> None:
     content = os.urandom(2_500_000)
     assert session.files("PUT", "/d/in.bin", content).status == 200
     assert session.python(
@@ -172,7 +174,7 @@ def test_file_that_is_sent_belongs_to_the_sessions_programs(session: Session) ->
 
 
 @pytest.mark.row("S6")
-def test_session_of_another_language_says_which_it_has(session: Session) -> None:
+def test_session_without_the_language_refuses_the_call(session: Session) -> None:
     answer = session.call("run_javascript", code="1")
     assert (answer.code, answer.body["error"]["fields"]) == (
         "INVALID_PARAMS", ["options.session_id"],
@@ -180,7 +182,7 @@ def test_session_of_another_language_says_which_it_has(session: Session) -> None
 
 
 @pytest.mark.row("S6")
-def test_ended_session_is_gone_with_its_files(daemon: Daemon) -> None:
+def test_ended_session_refuses_calls_and_file_access(daemon: Daemon) -> None:
     session = Session(daemon, image="python", memory_mb=128)
     session.shell("touch a")
     session.http.request("DELETE", f"/v1/sessions/{session.id}")
@@ -192,7 +194,7 @@ def test_ended_session_is_gone_with_its_files(daemon: Daemon) -> None:
 
 @pytest.mark.row("S6", "D1")
 @pytest.mark.parametrize("page", ["keep-a-session", "files-in-and-out"])
-def test_how_tos_of_sessions_run_as_they_stand(daemon: Daemon, tmp_path: Path, page: str) -> None:
+def test_session_how_to_snippets_run_unchanged(daemon: Daemon, tmp_path: Path, page: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / "howto" / f"{page}.md").read_text()
     snippets = re.findall(r"^```(sh|python)( daemon)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     environment = {
