@@ -1,4 +1,4 @@
-"""A yes meets a disk that fails, a caller who takes the call back, or an engine that stops."""
+"""Approved calls under failure: a full disk, a cancellation race, an engine that shuts down."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ TMPFS_BYTES = 4 * 1024 * 1024
 
 @dataclass
 class Disk:
-    """Stands before each commit, by the hook that tests have."""
+    """Fail or block chosen commits, through the database's test hook."""
 
     is_full: bool = False
     spares: int = 0
-    """Commits that are still let through once it is full."""
+    """Commits that still succeed after the disk is full."""
     refused: int = 0
     number: int = 0
     stops_at: int = 0
-    """The commit that waits until `may_go`."""
+    """Number of the commit that blocks until `may_go` is set."""
     may_go: threading.Event = field(default_factory=threading.Event)
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -63,7 +63,7 @@ class Disk:
 
 @dataclass
 class World:
-    """An engine with its users, and what they were told."""
+    """An engine, its database, its disk and one user."""
 
     home: Path
     engine: Engine
@@ -90,7 +90,7 @@ class World:
 
 
 async def until(condition: Callable[[], object] | Callable[[], Awaitable[object]]) -> None:
-    """Bounded, and for a condition."""
+    """Wait until the condition holds, at most 20 seconds."""
     with anyio.fail_after(20):
         while True:
             holds = condition()
@@ -101,7 +101,7 @@ async def until(condition: Callable[[], object] | Callable[[], Awaitable[object]
 
 @dataclass
 class Gate:
-    """Where a tool waits until a test lets it through."""
+    """Blocks a tool until the test sets `may_go`."""
 
     entered: asyncio.Event = field(default_factory=asyncio.Event)
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -137,11 +137,11 @@ async def world(home: Path) -> AsyncIterator[World]:
 
 
 @pytest.mark.row("D6")
-@pytest.mark.parametrize("what", ["the budget's mark", "the yes"])
-async def test_disk_is_full_when_a_yes_is_used_up_nothing_runs_and_the_yes_stays(
+@pytest.mark.parametrize("what", ["reserve budget", "consume approval"])
+async def test_full_disk_while_consuming_an_approval_runs_nothing_and_keeps_the_approval(
     world: World, what: str
 ) -> None:
-    if what == "the yes":  # then its budget's mark is far enough already
+    if what == "consume approval":  # then its budget's mark is far enough already
         await world.user.ask("before", "note")
     before = world.acted
     approval_id = await world.user.ask("a")
@@ -160,7 +160,7 @@ async def test_disk_is_full_when_a_yes_is_used_up_nothing_runs_and_the_yes_stays
 
 
 @pytest.mark.row("D6")
-async def test_disk_is_full_when_a_call_ends_its_answer_is_kept_once_there_is_room(
+async def test_full_disk_at_call_end_stores_the_answer_once_space_is_free(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fumehood.approvals.requests.RETRY_S", 0.02)
@@ -180,7 +180,7 @@ async def test_disk_is_full_when_a_call_ends_its_answer_is_kept_once_there_is_ro
 
 
 @pytest.mark.row("D6")
-async def test_disk_is_full_when_a_call_is_asked_for_nobody_is_promised_anything(
+async def test_full_disk_at_call_request_is_internal_error_and_leaves_nothing_pending(
     world: World,
 ) -> None:
     world.disk.is_full = True
@@ -212,7 +212,9 @@ def fill(filler: Path) -> None:
 
 @pytest.mark.needs("root")
 @pytest.mark.row("D6")
-async def test_disk_that_is_really_full_when_a_yes_is_used_up(small_disk: Path) -> None:
+async def test_full_tmpfs_while_consuming_an_approval_runs_nothing_and_keeps_the_approval(
+    small_disk: Path,
+) -> None:
     await anyio.to_thread.run_sync(prepare, small_disk)
     async with world_in(small_disk) as world:
         approval_id = await world.user.ask("a")
@@ -237,7 +239,7 @@ async def test_disk_that_is_really_full_when_a_yes_is_used_up(small_disk: Path) 
 # ── a caller who takes the call back ─────────────────────────────────────────────────────────
 
 
-async def test_cancelled_while_it_is_being_kept_nobody_can_approve_it(world: World) -> None:
+async def test_call_cancelled_while_its_request_is_stored_cannot_be_approved(world: World) -> None:
     live = CallHandle()
     body = CallBody(arguments={"label": "a"})
     with writer_held(world.database):
@@ -255,7 +257,7 @@ async def test_cancelled_while_it_is_being_kept_nobody_can_approve_it(world: Wor
     assert world.acted == 0
 
 
-async def test_cancelled_while_its_yes_is_used_up_it_never_acts(home: Path) -> None:
+async def test_call_cancelled_while_its_approval_is_consumed_never_runs(home: Path) -> None:
     await anyio.to_thread.run_sync(prepare, home)
     async with world_in(home) as world:
         await world.user.ask("before", "note")
@@ -281,7 +283,9 @@ async def test_cancelled_while_its_yes_is_used_up_it_never_acts(home: Path) -> N
         assert world.acted == 1
 
 
-async def test_cancelled_while_it_runs_it_has_an_end_and_the_desk_goes_on(home: Path) -> None:
+async def test_approved_call_cancelled_while_running_fails_and_later_approvals_still_run(
+    home: Path,
+) -> None:
     await anyio.to_thread.run_sync(prepare, home)
     gate = Gate()
     async with world_in(home, gate) as world:
@@ -297,7 +301,9 @@ async def test_cancelled_while_it_runs_it_has_an_end_and_the_desk_goes_on(home: 
         assert world.acted == 1
 
 
-async def test_cancelled_in_the_moment_of_its_yes_it_acts_or_is_cancelled(world: World) -> None:
+async def test_cancellation_racing_approval_either_runs_the_call_or_cancels_it(
+    world: World,
+) -> None:
     """Whoever is first: both are told the same, and the desk goes on."""
     for number in range(10):
         approval_id = await world.user.ask(f"a{number}")
@@ -315,7 +321,7 @@ async def test_cancelled_in_the_moment_of_its_yes_it_acts_or_is_cancelled(world:
 # ── an engine that stops ─────────────────────────────────────────────────────────────────────
 
 
-async def test_engine_that_drains_waits_for_calls_that_were_approved(home: Path) -> None:
+async def test_draining_engine_waits_for_running_approved_calls(home: Path) -> None:
     await anyio.to_thread.run_sync(prepare, home)
     gate = Gate()
     async with world_in(home, gate) as world:
@@ -333,7 +339,7 @@ async def test_engine_that_drains_waits_for_calls_that_were_approved(home: Path)
         assert await world.state(approval_id) is ApprovalState.DONE
 
 
-async def test_yes_that_comes_to_its_place_as_the_engine_drains_is_good_at_the_next_start(
+async def test_approval_not_yet_started_when_engine_drains_runs_after_restart(
     home: Path,
 ) -> None:
     await anyio.to_thread.run_sync(prepare, home)
@@ -353,7 +359,9 @@ async def test_yes_that_comes_to_its_place_as_the_engine_drains_is_good_at_the_n
 
 
 @pytest.mark.row("E4")
-async def test_call_that_is_cut_short_as_the_engine_stops_counts_in_its_budget(home: Path) -> None:
+async def test_approved_call_interrupted_by_engine_stop_counts_against_its_budget(
+    home: Path,
+) -> None:
     await anyio.to_thread.run_sync(prepare, home)
     gate = Gate()
     async with world_in(home, gate) as world:

@@ -1,4 +1,4 @@
-"""Approvals through a real daemon: both sockets, both clients, the command line, the webhook."""
+"""Approvals on a real daemon: both sockets, both clients, the command line and the webhook."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def control(kind: str, daemon: Daemon) -> Iterator[Any]:
 
 
 def asked(caller: Any, text: str, **options: Any) -> Any:
-    """A call that waits; its error."""
+    """Make a call that waits for approval; return its approval id."""
     envelope = caller.call("note", {"text": text}, **options)
     assert envelope.error is not None
     assert envelope.error.code == "REQUIRES_HUMAN_APPROVAL", envelope.error
@@ -70,13 +70,13 @@ def asked(caller: Any, text: str, **options: Any) -> Any:
 
 
 def answer_of(caller: Any, call_id: str) -> Any:
-    """The call's answer, once it is there."""
+    """Wait for the call's answer."""
     wait_until(lambda: caller.call_state(call_id).envelope is not None)
     return caller.call_state(call_id).envelope
 
 
 def valid(control: Any) -> list[Any]:
-    """The remembered rules that have not been taken back."""
+    """The remembered rules that have not been forgotten."""
     return [rule for rule in control.approvals.remembered() if rule.removed_at is None]
 
 
@@ -85,7 +85,7 @@ def times(daemon: Daemon, text: str) -> int:
 
 
 @pytest.mark.row("A5", "A2")
-def test_call_runs_once_after_the_yes_and_its_answer_is_found(
+def test_approved_call_runs_once_and_its_answer_can_be_fetched(
     daemon: Daemon, caller: Any, control: Any, kind: str
 ) -> None:
     approval_id = asked(caller, f"yes-{kind}")
@@ -103,7 +103,7 @@ def test_call_runs_once_after_the_yes_and_its_answer_is_found(
 
 
 @pytest.mark.row("A3")
-def test_denied_call_never_runs_and_the_model_is_told_why(
+def test_denied_call_never_runs_and_its_error_carries_the_reason(
     daemon: Daemon, caller: Any, control: Any, kind: str
 ) -> None:
     approval_id = asked(caller, f"no-{kind}")
@@ -115,7 +115,9 @@ def test_denied_call_never_runs_and_the_model_is_told_why(
     assert times(daemon, f"no-{kind}") == 0
 
 
-def test_own_approvals_are_listed_for_their_caller(caller: Any, kind: str) -> None:
+def test_caller_lists_its_own_approvals_without_binding_or_approvers(
+    caller: Any, kind: str
+) -> None:
     approval_id = asked(caller, f"list-{kind}")
     page = caller.approvals.list(state="pending", limit=1)
     assert [one.id for one in page.items] == [approval_id]
@@ -125,7 +127,7 @@ def test_own_approvals_are_listed_for_their_caller(caller: Any, kind: str) -> No
 
 
 @pytest.mark.row("R3")
-def test_caller_is_not_shown_what_its_agents_configuration_fixes(
+def test_caller_does_not_see_arguments_fixed_by_the_agent_binding(
     caller: Any, control: Any, kind: str
 ) -> None:
     agent = f"fixed-{kind}"
@@ -143,7 +145,7 @@ def test_caller_is_not_shown_what_its_agents_configuration_fixes(
     caller.approvals.cancel(approval_id)
 
 
-def test_next_change_is_waited_for(caller: Any, control: Any, kind: str) -> None:
+def test_next_change_blocks_until_an_approval_changes(caller: Any, control: Any, kind: str) -> None:
     before = control.approvals.next_change()
     assert control.approvals.next_change(before, wait_s=0) == before
     approval_id = asked(caller, f"change-{kind}")
@@ -152,7 +154,7 @@ def test_next_change_is_waited_for(caller: Any, control: Any, kind: str) -> None
 
 
 @pytest.mark.row("A3")
-def test_remembered_rule_is_shown_before_it_is_saved_and_can_be_forgotten(
+def test_remembered_rule_is_previewed_before_saving_and_can_be_forgotten(
     daemon: Daemon, caller: Any, control: Any, kind: str
 ) -> None:
     from datetime import UTC, datetime, timedelta
@@ -196,7 +198,7 @@ def administer(daemon: Daemon, *arguments: str) -> Any:
 
 
 def call(daemon: Daemon, text: str, *more: str) -> tuple[str, str]:
-    """A call that waits: its id and the approval's."""
+    """Make a call that waits for approval; return the call id and the approval id."""
     done = run(daemon, "call", "note", json.dumps({"text": text}), *more)
     assert done.exit_code == 3, done.output
     envelope = json.loads(done.stdout)
@@ -206,7 +208,7 @@ def call(daemon: Daemon, text: str, *more: str) -> tuple[str, str]:
 
 
 def at_the_terminal(daemon: Daemon, *arguments: str) -> Person:
-    """Somebody who has typed the credential, where no echo shows it."""
+    """A person at a terminal who has entered the credential at a prompt without echo."""
     person = Person(daemon.environment, *arguments)
     person.reads("Credential: ")
     person.types(daemon.credential)
@@ -214,7 +216,7 @@ def at_the_terminal(daemon: Daemon, *arguments: str) -> Person:
 
 
 @pytest.mark.row("A5")
-def test_script_approves_and_the_answer_is_fetched(daemon: Daemon) -> None:
+def test_command_line_script_approves_a_call_and_fetches_its_answer(daemon: Daemon) -> None:
     call_id, approval_id = call(daemon, "script")
     assert administer(daemon, "approvals", "list")[0]["id"] == approval_id
     assert administer(daemon, "approvals", "show", approval_id)["state"] == "pending"
@@ -253,8 +255,8 @@ def test_denial_edit_and_cancel_from_the_command_line(daemon: Daemon) -> None:
     assert [times(daemon, text) for text in ("cli-no", "cli-edit", "cli-cancel")] == [0, 0, 0]
 
 
-def test_several_are_approved_only_as_they_were_looked_at(daemon: Daemon) -> None:
-    """The control: with the versions that they have, the same command approves them."""
+def test_bulk_approve_with_one_stale_version_approves_none(daemon: Daemon) -> None:
+    """Control: the same command with the current versions approves both."""
     ids = [call(daemon, text)[1] for text in ("several-1", "several-2")]
     stale = run(
         daemon, "approvals", "approve", f"{ids[0]}@1", f"{ids[1]}@2", "--yes", "--credential-stdin"
@@ -267,7 +269,7 @@ def test_several_are_approved_only_as_they_were_looked_at(daemon: Daemon) -> Non
     wait_until(lambda: [times(daemon, f"several-{n}") for n in (1, 2)] == [1, 1])
 
 
-def test_person_is_not_asked_about_what_waits_for_no_yes(daemon: Daemon) -> None:
+def test_approve_of_decided_or_stale_approval_fails_without_prompting(daemon: Daemon) -> None:
     _, over = call(daemon, "over")
     administer(daemon, "approvals", "deny", over)
     _, open_one = call(daemon, "still-open")
@@ -306,7 +308,7 @@ def test_person_is_not_asked_about_what_waits_for_no_yes(daemon: Daemon) -> None
         (["forget", "rul_0"], 1, "RESOURCE_NOT_FOUND"),
     ],
 )
-def test_command_that_cannot_be_carried_out_says_why(
+def test_invalid_approvals_command_fails_with_its_reason(
     daemon: Daemon, arguments: list[str], code: int, says: str
 ) -> None:
     done = run(daemon, "approvals", *arguments, "--credential-stdin")
@@ -314,7 +316,7 @@ def test_command_that_cannot_be_carried_out_says_why(
     assert says in done.output
 
 
-def test_wait_takes_a_time_or_none(daemon: Daemon) -> None:
+def test_wait_option_accepts_positive_seconds_or_no_value(daemon: Daemon) -> None:
     _, approval_id = call(daemon, "wait-short", "--wait=0.2")
     run(daemon, "approvals", "cancel", approval_id)
     for wrong in ("--wait=soon", "--wait=0", "--wait=-1", "--wait=inf"):
@@ -324,7 +326,7 @@ def test_wait_takes_a_time_or_none(daemon: Daemon) -> None:
 
 
 @pytest.mark.row("A5")
-def test_call_that_waits_gets_its_answer_when_a_person_says_yes(daemon: Daemon) -> None:
+def test_call_with_wait_returns_its_answer_after_terminal_approval(daemon: Daemon) -> None:
     waiting = subprocess.Popen(
         [str(FUMEHOOD), "call", "note", '{"text": "wait"}', "--wait"],
         env=daemon.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -350,7 +352,7 @@ def test_call_that_waits_gets_its_answer_when_a_person_says_yes(daemon: Daemon) 
 NASTY = 'a\x1b[2J\x1b]0;owned\x07\u202egnp.exe\u200b\n\narguments\n  text: "harmless"\r' + "x" * 300
 
 
-def test_person_sees_every_character_and_decides_nothing_with_another_word(daemon: Daemon) -> None:
+def test_approve_prompt_escapes_control_characters_and_accepts_only_yes(daemon: Daemon) -> None:
     _, approval_id = call(daemon, NASTY)
     person = at_the_terminal(daemon, "approvals", "approve", approval_id)
     shown = person.reads("Type yes: ")
@@ -369,7 +371,7 @@ def test_person_sees_every_character_and_decides_nothing_with_another_word(daemo
     administer(daemon, "approvals", "deny", approval_id)
 
 
-def test_reason_of_a_denial_is_not_obeyed_by_the_caller_s_terminal(daemon: Daemon) -> None:
+def test_denial_reason_is_escaped_on_the_callers_terminal(daemon: Daemon) -> None:
     call_id, approval_id = call(daemon, "nasty-reason")
     administer(daemon, "approvals", "deny", approval_id, "--reason", "no\x1b[2J\u202eX")
     person = Person(daemon.environment, "calls", "answer", call_id)
@@ -380,7 +382,7 @@ def test_reason_of_a_denial_is_not_obeyed_by_the_caller_s_terminal(daemon: Daemo
     assert "nothing ran" in person.seen
 
 
-def test_approver_is_told_what_will_go_and_that_the_session_ended(tmp_path: Path) -> None:
+def test_approver_sees_files_to_be_deleted_and_that_the_session_ended(tmp_path: Path) -> None:
     with running_scripted_daemon(approver=True) as daemon:
         session = run(daemon, "sessions", "new", "--memory", "128").stdout.strip()
         (daemon.home / "workspaces" / session).mkdir(parents=True)
@@ -403,7 +405,7 @@ def test_approver_is_told_what_will_go_and_that_the_session_ended(tmp_path: Path
         assert "Its session ended before anybody decided" in person.seen
 
 
-def test_watch_shows_what_comes_and_what_becomes_of_it(daemon: Daemon) -> None:
+def test_watch_shows_new_approvals_and_their_decisions(daemon: Daemon) -> None:
     person = at_the_terminal(daemon, "approvals", "watch")
     _, approval_id = call(daemon, "watched")
     person.reads(f"{approval_id}  pending")
@@ -417,7 +419,7 @@ def test_watch_shows_what_comes_and_what_becomes_of_it(daemon: Daemon) -> None:
 
 
 @pytest.mark.row("A2", "A5")
-def test_what_waits_survives_a_restart_and_runs_once_after_it(home: Path) -> None:
+def test_pending_approval_survives_a_killed_daemon_and_runs_once_after_approval(home: Path) -> None:
     with approving_daemon(home) as before:
         call_id, approval_id = call(before, "restart")
         before.process.kill()
@@ -430,7 +432,7 @@ def test_what_waits_survives_a_restart_and_runs_once_after_it(home: Path) -> Non
 
 
 @pytest.mark.row("A5")
-def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
+def test_call_interrupted_by_crash_is_resolved_by_an_approver_and_never_rerun(
     home: Path,
 ) -> None:
     with approving_daemon(home) as before:
@@ -469,7 +471,7 @@ def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
         assert times(after, "held") == 1
 
 
-def test_engine_that_stops_does_not_wait_for_who_watches(home: Path) -> None:
+def test_stopping_engine_ends_long_polls_of_approval_changes(home: Path) -> None:
     with approving_daemon(home) as daemon:
         answers: list[Answer] = []
         now = ask(daemon.control, "GET", "/v1/approvals/changes", None, daemon.credential)
@@ -485,13 +487,13 @@ def test_engine_that_stops_does_not_wait_for_who_watches(home: Path) -> None:
 
 
 def is_watched(daemon: Daemon) -> bool:
-    """Whether somebody is connected to the control socket: the poll is its only request."""
+    """Whether a client is connected to the control socket; the long poll is its only request."""
     connections = Path("/proc/net/unix").read_text(encoding="utf-8")
     return connections.count(str(daemon.control)) > 1
 
 
 class Hook(http.server.BaseHTTPRequestHandler):
-    """Takes messages once it is told to."""
+    """Webhook receiver that accepts messages unless `refuses` is set."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -509,7 +511,7 @@ class Hook(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -559,7 +561,7 @@ def call_back(daemon: Daemon, body: Any, signature: str | None = None) -> Answer
 
 
 @pytest.mark.row("A5")
-def test_webhook_is_told_and_its_signed_answer_runs_the_call_once(home: Path) -> None:
+def test_webhook_receives_approval_and_its_signed_decision_runs_the_call_once(home: Path) -> None:
     from datetime import UTC, datetime
 
     with receiver() as hook, hooked(home, hook) as daemon:
@@ -589,7 +591,7 @@ def test_webhook_is_told_and_its_signed_answer_runs_the_call_once(home: Path) ->
         assert sorted(told) == ["approval.created", "approval.decided", "approval.ended"]
 
 
-def test_receiver_cannot_make_the_messages_longer_by_cookies(home: Path) -> None:
+def test_webhook_ignores_cookies_set_by_the_receiver(home: Path) -> None:
     with receiver() as hook, hooked(home, hook) as daemon:
         for number in range(3):
             call(daemon, f"told {number}")
@@ -597,7 +599,7 @@ def test_receiver_cannot_make_the_messages_longer_by_cookies(home: Path) -> None
         assert hook.cookies[:1] + hook.cookies[-1:] == [None, None]
 
 
-def test_message_that_was_not_taken_is_sent_after_a_restart(home: Path) -> None:
+def test_undelivered_webhook_message_is_resent_after_restart(home: Path) -> None:
     with receiver() as hook:
         hook.refuses = True
         with hooked(home, hook) as before:
@@ -610,10 +612,10 @@ def test_message_that_was_not_taken_is_sent_after_a_restart(home: Path) -> None:
 
 
 @pytest.mark.row("A7")
-def test_anchors_that_the_webhook_was_told_find_what_was_cut_with_the_file_of_anchors(
+def test_audit_anchors_sent_to_webhook_reveal_truncation_despite_deleted_anchor_file(
     home: Path,
 ) -> None:
-    """With the control: without them nothing is found, because those beside it were cut, too."""
+    """Control: without them the cut goes unnoticed, because the local anchors were removed as well."""
     with receiver() as hook:
         with hooked(home, hook) as daemon:
             for number in range(3):
@@ -632,7 +634,7 @@ def test_anchors_that_the_webhook_was_told_find_what_was_cut_with_the_file_of_an
     assert "missing at the end" in found.output
 
 
-def test_one_who_may_only_approve_decides_and_administers_nothing(daemon: Daemon) -> None:
+def test_approve_scope_reads_approvals_but_cannot_administer(daemon: Daemon) -> None:
     with client_of("blocking", daemon.control, control=True, credential=daemon.credential) as owner:
         secret = owner.approvers.add("only-approves").secret
     _, approval_id = call(daemon, "scopes")

@@ -1,4 +1,4 @@
-"""What a yes is for is done where it was to be done: the image and the runtime are part of it."""
+"""An approval is bound to its image and runtime: if either changes, it expires."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _over(engine: Engine, approval_id: str) -> Approval:
 @pytest.mark.parametrize(
     ("changed", "ends"),
     [
-        pytest.param({}, ApprovalState.DONE, id="nothing"),
+        pytest.param({}, ApprovalState.DONE, id="unchanged"),
         pytest.param({"images": {"python": "python-data"}}, ApprovalState.EXPIRED, id="image"),
         pytest.param(
             {"runtime": "runsc"}, ApprovalState.EXPIRED, id="runtime",
@@ -47,7 +47,7 @@ async def _over(engine: Engine, approval_id: str) -> Approval:
         ),
     ],
 )  # fmt: skip
-async def test_yes_for_one_place_is_no_yes_for_another(
+async def test_approval_expires_if_image_or_runtime_changed_since_the_request(
     home: Path, changed: dict[str, Any], ends: ApprovalState
 ) -> None:
     """The program's definition, arguments and limits stay what they were."""

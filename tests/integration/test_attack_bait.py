@@ -1,4 +1,4 @@
-"""The bait of `doctor --attack`: what is done to it is seen, and nothing of it is left."""
+"""The bait of `doctor --attack`: tampering with it is detected, and it cleans up after itself."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def bait() -> Iterator[Bait]:
         yield bait
 
 
-def test_untouched_bait_has_lost_nothing(bait: Bait) -> None:
+def test_untouched_bait_reports_no_losses(bait: Bait) -> None:
     assert bait.losses("an answer with the knock is none: " + bait.knock) == []
 
 
-def test_knock_at_any_listener_is_heard_and_told_once(bait: Bait) -> None:
+def test_knock_on_any_bait_listener_is_reported_exactly_once(bait: Bait) -> None:
     knock = bait.knock.encode()
     for address in [LOOPBACK, *bait.addresses]:
         with socket.create_connection((address, bait.port), timeout=5) as caller:
@@ -36,13 +36,13 @@ def test_knock_at_any_listener_is_heard_and_told_once(bait: Bait) -> None:
     assert bait.losses("") == ["it reached the host's listener on an abstract socket"]
 
 
-def test_stranger_who_does_not_know_the_knock_is_not_taken_for_an_attack(bait: Bait) -> None:
+def test_connection_without_the_secret_knock_is_not_reported(bait: Bait) -> None:
     with socket.create_connection((LOOPBACK, bait.port), timeout=5) as caller:
         caller.sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert bait.losses("") == []
 
 
-def test_word_is_told_to_no_program_and_noticed_in_an_answer(bait: Bait) -> None:
+def test_secret_word_never_enters_attack_code_and_is_detected_in_answers(bait: Bait) -> None:
     facts = "@FILE@ @DIRECTORY@ @PORT@ @ADDRESSES@ @ABSTRACT@ @KNOCK@ @PID@ @MARK@"
     filled = bait.fill(facts)
     assert bait.word not in filled
@@ -51,7 +51,7 @@ def test_word_is_told_to_no_program_and_noticed_in_an_answer(bait: Bait) -> None
     assert bait.word in os.environ[VARIABLE]
 
 
-def test_changed_file_and_ended_process_are_told_and_put_back(bait: Bait) -> None:
+def test_changed_file_and_killed_process_are_reported_and_restored(bait: Bait) -> None:
     bait.file.write_text("x")
     assert bait.losses("") == ["the bait's directory was changed"]
     (bait.directory / "left").mkdir()
@@ -63,7 +63,7 @@ def test_changed_file_and_ended_process_are_told_and_put_back(bait: Bait) -> Non
     assert bait.file.read_text() == bait.word
 
 
-def test_nothing_of_it_is_left() -> None:
+def test_closed_bait_leaves_no_directory_variable_process_or_listener() -> None:
     with Bait() as bait:
         process = psutil.Process(bait.process.pid)
     assert not bait.directory.exists()
@@ -73,7 +73,7 @@ def test_nothing_of_it_is_left() -> None:
         assert caller.connect_ex((LOOPBACK, bait.port)) != 0
 
 
-def test_processes_are_seen_by_their_name_and_below_their_parent(bait: Bait) -> None:
+def test_processes_are_found_by_name_and_by_parent(bait: Bait) -> None:
     pid = bait.process.pid
     assert pid in below(os.getpid())
     assert named(status_of(pid)["Name"]).count(pid) == 1
@@ -81,7 +81,7 @@ def test_processes_are_seen_by_their_name_and_below_their_parent(bait: Bait) -> 
     assert below(None) == []
 
 
-def test_process_without_a_filter_is_not_taken_for_a_sealed_one(bait: Bait) -> None:
+def test_process_without_seccomp_filter_is_not_seen_as_sealed(bait: Bait) -> None:
     looks = 0
 
     def find() -> list[int]:

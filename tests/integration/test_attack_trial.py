@@ -1,4 +1,4 @@
-"""One attack's verdict: held only where all three parts are as they must be."""
+"""One attack's verdict: held only if the attack, its twin and the checks from outside agree."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def tried(
     return await try_one(attack, Target("container", "any", is_gvisor), standing, bait)
 
 
-async def test_refused_attack_with_a_twin_that_passes_has_held(bait: Bait) -> None:
+async def test_refused_attack_with_passing_twin_is_held(bait: Bait) -> None:
     line = await tried(bait)
     assert (line.verdict, line.ended, line.twin, line.why) == (
         Verdict.HELD, "exception:PermissionError", "ok", "",
@@ -60,21 +60,21 @@ async def test_refused_attack_with_a_twin_that_passes_has_held(bait: Bait) -> No
     assert line.seen == ("the bait is untouched",)
 
 
-async def test_attack_that_ends_otherwise_has_not_held(bait: Bait) -> None:
+async def test_attack_with_unexpected_ending_is_failed(bait: Bait) -> None:
     line = await tried(bait, attacked=POLICY)
     assert line.verdict is Verdict.FAILED
     assert line.why == "it ended as policy and not as exception:PermissionError"
     assert (await tried(bait, attacked=FOUR)).verdict is Verdict.FAILED
 
 
-async def test_wall_that_refuses_the_twin_too_has_not_held(bait: Bait) -> None:
+async def test_refused_twin_is_failed(bait: Bait) -> None:
     for twin in (REFUSED, POLICY, RunEnding(EndedBy.OK, "call", result={"value": 5})):
         line = await tried(bait, twin=twin)
         assert line.verdict is Verdict.FAILED
         assert "it also refuses harmless programs" in line.why
 
 
-async def test_wall_that_serves_nobody_after_the_attack_has_not_held(bait: Bait) -> None:
+async def test_wall_unavailable_after_attack_is_failed_and_before_it_is_untried(bait: Bait) -> None:
     def gone() -> RunEnding:
         raise SandboxUnavailable("It is gone.")
 
@@ -84,19 +84,19 @@ async def test_wall_that_serves_nobody_after_the_attack_has_not_held(bait: Bait)
     assert (before.verdict, before.why, before.ended) == (Verdict.UNTRIED, "It is gone.", None)
 
 
-async def test_answer_with_the_word_of_the_bait_is_a_failure(bait: Bait) -> None:
+async def test_answer_containing_the_bait_secret_is_failed(bait: Bait) -> None:
     leaky = replace(REFUSED, stderr=f"see: {bait.word}")
     assert "the word that only the host knows" in (await tried(bait, attacked=leaky)).why
 
 
-async def test_limit_that_refused_nothing_is_a_failure_where_it_should_have(bait: Bait) -> None:
+async def test_attack_not_hitting_its_expected_limit_is_failed(bait: Bait) -> None:
     floods = replace(OPENS, expected=raises("PermissionError", hits="disk"))
     assert (await tried(bait, attack=floods)).verdict is Verdict.FAILED
     hit = replace(REFUSED, limits_hit=("disk",))
     assert (await tried(bait, attack=floods, attacked=hit)).verdict is Verdict.HELD
 
 
-async def test_guest_that_is_another_one_afterwards_is_a_failure(bait: Bait) -> None:
+async def test_replaced_guest_process_is_failed(bait: Bait) -> None:
     attack = replace(OPENS, looks=(Look.UNBROKEN,))
     pids = iter([7, 8])
     line = await tried(bait, attack=attack, guest_pid=lambda: next(pids))
@@ -105,13 +105,13 @@ async def test_guest_that_is_another_one_afterwards_is_a_failure(bait: Bait) -> 
     assert (line.verdict, line.seen[0]) == (Verdict.HELD, "the guest is the same process")
 
 
-async def test_what_had_to_be_there_before_makes_it_untried(bait: Bait) -> None:
+async def test_attack_with_failed_setup_is_untried(bait: Bait) -> None:
     attack = replace(OPENS, before="before")
     line = await tried(bait, attack=attack, twin=POLICY)
     assert (line.verdict, line.ended) == (Verdict.UNTRIED, None)
 
 
-async def test_runtime_with_a_published_limit_is_held_to_that_and_says_so(bait: Bait) -> None:
+async def test_gvisor_specific_ending_is_held_on_gvisor_and_failed_elsewhere(bait: Bait) -> None:
     attack = replace(OPENS, on_gvisor=OnGvisor("It differs.", ends("policy")))
     line = await tried(bait, attack=attack, attacked=POLICY, is_gvisor=True)
     assert (line.verdict, line.differs, line.expected) == (

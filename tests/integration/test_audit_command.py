@@ -1,4 +1,4 @@
-"""`fumehood audit`, the control socket and the program that verifies elsewhere, on a real chain."""
+"""`fumehood audit`, the audit API and the standalone verifier, on a real chain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.row("A7")
 
 @pytest.fixture
 def chain(home: Path) -> Path:
-    """A state directory with a chain that nobody writes to; 20 rows, two keys, two anchors."""
+    """A state directory with an audit chain at rest: 20 rows, two keys, two anchors."""
     make_chain(home)
     return home
 
@@ -59,14 +59,14 @@ def export_to(path: Path, state: Path, *arguments: str) -> list[dict[str, object
 
 
 def elsewhere(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """With nothing of ours, nothing installed, and none of our environment."""
+    """Run a program without fumehood, installed packages or environment variables."""
     return subprocess.run(
         [sys.executable, "-I", "-S", str(program), *map(str, arguments)],
         capture_output=True, text=True, timeout=60, env={}, cwd="/",
     )  # fmt: skip
 
 
-def test_verify_tells_what_it_found_and_ends_with_it(chain: Path) -> None:
+def test_verify_reports_findings_and_exits_1_for_a_removed_row(chain: Path) -> None:
     done = audit(chain, "verify")
     assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
@@ -78,14 +78,14 @@ def test_verify_tells_what_it_found_and_ends_with_it(chain: Path) -> None:
     assert [(found["problem"], found["seq"]) for found in told["findings"]] == [("removed", 6)]
 
 
-def test_it_is_said_where_a_cut_end_could_not_be_found(chain: Path) -> None:
+def test_verify_warns_that_truncation_is_undetectable_without_anchors(chain: Path) -> None:
     assert "No anchor" not in audit(chain, "verify").stderr
     (chain / "audit-anchors.jsonl").unlink()
     run_sql(chain, "DELETE FROM audit")
     assert "No anchor was compared" in audit(chain, "verify").stderr
 
 
-def test_anchor_from_elsewhere_counts_where_the_own_ones_are_gone(chain: Path) -> None:
+def test_external_anchor_reveals_truncation_if_local_anchors_are_gone(chain: Path) -> None:
     kept = chain / "elsewhere.jsonl"
     (chain / "audit-anchors.jsonl").rename(kept)
     run_sql(chain, "DELETE FROM audit WHERE seq > 12")
@@ -95,10 +95,10 @@ def test_anchor_from_elsewhere_counts_where_the_own_ones_are_gone(chain: Path) -
     assert json.loads(done.stdout)["findings"][0]["problem"] == "cut"
 
 
-def test_copy_of_a_key_counts_where_the_own_one_was_swapped_with_the_chain(
+def test_key_copy_reveals_a_chain_replaced_together_with_its_keys(
     chain: Path, tmp_path: Path
 ) -> None:
-    """Whoever writes a chain of his own under a key of his own is found out by our copy."""
+    """A chain forged under a new key verifies locally, but not against the copied key."""
     copies = [str(shutil.copy(path, tmp_path)) for path in chain.glob("audit*.key")]
     keys = [part for copy in copies for part in ("--key", copy)]
     assert audit(chain, "verify", *keys).exit_code == 0
@@ -123,7 +123,7 @@ def test_copy_of_a_key_counts_where_the_own_one_was_swapped_with_the_chain(
         (("--part",), 2, "--export"),
     ],
 )
-def test_what_cannot_be_read_is_said(
+def test_unreadable_verify_input_is_reported_without_traceback(
     chain: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     done = audit(chain, "verify", *(part.format(home=chain) for part in arguments))
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_said(
     assert "Traceback" not in done.stderr
 
 
-def test_state_that_is_not_there_is_not_made(home: Path) -> None:
+def test_audit_commands_do_not_create_a_missing_state(home: Path) -> None:
     for command in ("verify", "export"):
         done = audit(home, command)
         assert done.exit_code == 4
@@ -140,7 +140,7 @@ def test_state_that_is_not_there_is_not_made(home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-def test_copies_of_keys_and_an_export_are_enough_without_a_state(
+def test_export_verifies_with_key_copies_and_no_state_directory(
     chain: Path, tmp_path: Path
 ) -> None:
     exported = tmp_path / "audit.jsonl"
@@ -153,7 +153,7 @@ def test_copies_of_keys_and_an_export_are_enough_without_a_state(
     assert "Set FUMEHOOD_HOME" in done.stderr
 
 
-def test_ages_are_understood_as_elsewhere(chain: Path, tmp_path: Path) -> None:
+def test_export_accepts_relative_ages_and_rejects_others(chain: Path, tmp_path: Path) -> None:
     assert export_to(tmp_path / "new", chain, "--since", "1h") == []
     assert len(export_to(tmp_path / "old", chain, "--until", "10m")) == 20
     done = audit(chain, "export", "--since", "banana")
@@ -161,7 +161,7 @@ def test_ages_are_understood_as_elsewhere(chain: Path, tmp_path: Path) -> None:
     assert "an age (30s, 10m, 1h, 7d)" in done.stderr
 
 
-def test_export_is_verified_elsewhere_by_a_program_that_needs_nothing_of_ours(
+def test_standalone_verifier_accepts_an_export_and_rejects_tampered_ones(
     chain: Path, tmp_path: Path
 ) -> None:
     place, exported = tmp_path / "verifier", tmp_path / "audit.jsonl"
@@ -192,9 +192,7 @@ def test_export_is_verified_elsewhere_by_a_program_that_needs_nothing_of_ours(
         assert ours == 1, name
 
 
-def test_part_of_the_chain_is_exported_by_time_and_verified_as_a_part(
-    chain: Path, tmp_path: Path
-) -> None:
+def test_time_range_export_verifies_only_with_the_part_option(chain: Path, tmp_path: Path) -> None:
     exported = tmp_path / "part.jsonl"
     rows = export_to(
         exported, chain, "--since", "2026-01-01T00:00:03+00:00", "--until", "2026-01-01T00:00:08Z"
@@ -207,14 +205,14 @@ def test_part_of_the_chain_is_exported_by_time_and_verified_as_a_part(
     assert audit(chain, "export", "--since", "yesterday").exit_code == 2
 
 
-def test_older_engine_s_state_is_read_after_a_start(chain: Path) -> None:
+def test_verify_of_older_schema_asks_to_start_the_engine_once(chain: Path) -> None:
     run_sql(chain, "PRAGMA user_version = 3")
     done = audit(chain, "verify")
     assert done.exit_code == 4
     assert "Start this one once" in done.stderr
 
 
-def test_running_engine_is_verified_from_outside_anchored_in_its_log_and_given_a_new_key(
+def test_running_engine_rotates_its_key_verifies_and_anchors_its_chain_in_the_log(
     daemon: Daemon, control: ControlClient, tmp_path: Path
 ) -> None:
     control.agents.create("clerk")
@@ -246,7 +244,7 @@ def test_running_engine_is_verified_from_outside_anchored_in_its_log_and_given_a
     assert told["anchored_to"] == told["rows"] == len(rows_of(daemon.home))
 
 
-def test_killed_engine_leaves_a_chain_that_is_intact(daemon: Daemon) -> None:
+def test_killed_engine_leaves_an_intact_chain(daemon: Daemon) -> None:
     client = daemon.client()
     for _ in range(20):
         client.calculate("1 + 1")
@@ -259,7 +257,9 @@ def test_killed_engine_leaves_a_chain_that_is_intact(daemon: Daemon) -> None:
     assert json.loads(done.stdout)["rows"] >= 22
 
 
-def test_chain_is_nobody_s_to_see_without_admin(daemon: Daemon, control: ControlClient) -> None:
+def test_audit_api_requires_admin_scope_on_the_control_socket(
+    daemon: Daemon, control: ControlClient
+) -> None:
     approver = control.approvers.add("olga", scopes=["approve"]).secret
     caller = control.tokens.new("robot").secret
     for credential, code in (
@@ -281,7 +281,9 @@ def test_chain_is_nobody_s_to_see_without_admin(daemon: Daemon, control: Control
     client.close()
 
 
-def test_secrets_are_not_in_the_log_nor_in_the_export(daemon: Daemon, tmp_path: Path) -> None:
+def test_audit_key_and_credential_never_appear_in_log_or_export(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     secret = (daemon.home / "audit.key").read_text().strip()
     rows = export_to(tmp_path / "x", daemon.home)
     assert rows
@@ -291,7 +293,7 @@ def test_secrets_are_not_in_the_log_nor_in_the_export(daemon: Daemon, tmp_path: 
     assert daemon.credential not in (tmp_path / "x").read_text()
 
 
-def test_reader_that_leaves_ends_an_export_quietly(chain: Path) -> None:
+def test_export_into_a_closed_pipe_exits_1_without_traceback(chain: Path) -> None:
     connection = sqlite3.connect(chain / "state.db")
     with connection:
         connection.executemany(

@@ -1,4 +1,4 @@
-"""SIGKILL around every commit: the audit chain goes on whole, under the key it announced."""
+"""SIGKILL around every commit: the audit chain stays intact, under an announced key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCENARIOS = "support.crash_scenarios"
 
 
 @pytest.mark.row("D6")
-def test_writer_keeps_at_every_point_what_it_has_promised(home: Path) -> None:
+def test_database_killed_at_any_commit_keeps_every_acknowledged_row(home: Path) -> None:
     points = []
     for crash in crash_at_every_point(f"{SCENARIOS}:three_writes", home, CLEAN_ENVIRONMENT):
         database = open_database(crash.home / "state.db")
@@ -34,7 +34,7 @@ def test_writer_keeps_at_every_point_what_it_has_promised(home: Path) -> None:
 
 
 @pytest.mark.row("D6")
-def test_control_a_promise_before_its_commit_is_found_broken(home: Path) -> None:
+def test_control_acknowledgement_before_commit_is_detected_as_lost(home: Path) -> None:
     broken = []
     for crash in crash_at_every_point(f"{SCENARIOS}:liar", home, CLEAN_ENVIRONMENT):
         database = open_database(crash.home / "state.db")
@@ -44,12 +44,12 @@ def test_control_a_promise_before_its_commit_is_found_broken(home: Path) -> None
     assert broken == ["before-1", "before-2", "before-3"]
 
 
-def test_scenario_that_fails_by_itself_fails_the_test(home: Path) -> None:
+def test_crash_harness_fails_on_a_scenario_error(home: Path) -> None:
     with pytest.raises(AssertionError, match="failed with status"):
         list(crash_at_every_point(f"{SCENARIOS}:fails", home, CLEAN_ENVIRONMENT))
 
 
-def test_prepared_state_is_there_for_each_run(home: Path) -> None:
+def test_crash_harness_prepares_the_state_for_each_run(home: Path) -> None:
     def prepare(place: Path) -> None:
         database = open_database(place / "state.db")
         append(database, 1)
@@ -62,7 +62,7 @@ def test_prepared_state_is_there_for_each_run(home: Path) -> None:
 
 
 @pytest.mark.row("A7")
-def test_chain_is_whole_at_every_point_and_goes_on(home: Path) -> None:
+def test_chain_with_key_rotations_killed_at_any_commit_stays_intact(home: Path) -> None:
     """Rotations among them: whichever key is next, it is there and the chain has announced it."""
     points = 0
     for crash in crash_at_every_point(f"{SCENARIOS}:rotations", home, CLEAN_ENVIRONMENT):
@@ -83,10 +83,10 @@ def test_chain_is_whole_at_every_point_and_goes_on(home: Path) -> None:
 
 
 @pytest.mark.row("A7")
-def test_rotation_cut_short_between_its_steps_is_ended_at_the_next_start(
+def test_interrupted_key_rotation_is_completed_at_the_next_start(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Announced, but `audit.key` is still the old one: what a kill there leaves."""
+    """The state a kill leaves there: the new key is announced, but `audit.key` is still the old one."""
     from support import audit
 
     database = open_database(home / "state.db")
@@ -106,7 +106,7 @@ def test_rotation_cut_short_between_its_steps_is_ended_at_the_next_start(
 
 
 @pytest.mark.row("A7")
-def test_key_that_was_made_and_never_announced_is_not_used(home: Path) -> None:
+def test_unannounced_key_is_never_used(home: Path) -> None:
     from fumehood.audit.keys import keep_key, new_key
 
     database = open_database(home / "state.db")

@@ -1,4 +1,4 @@
-"""Blobs through the daemon: to their owner, whole, as attachments, and over a restart."""
+"""Blobs served by a daemon: owner only, complete, as attachments, persistent over a restart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGE = 3_000_000
 
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[Daemon]:
-    """A daemon whose containers answer as the program says."""
+    """A daemon whose fake containers answer as scripted by the program text."""
     with running_scripted_daemon() as daemon:
         yield daemon
 
@@ -46,7 +46,7 @@ def run(http: SocketClient, **script: Any) -> Any:
     return answer.body["data"]
 
 
-def test_large_file_comes_from_its_address_as_an_attachment(http: SocketClient) -> None:
+def test_large_file_is_served_from_its_url_as_an_attachment(http: SocketClient) -> None:
     (entry,) = run(http, files={'plots/a b".html': LARGE})["files"]
     assert entry["content_type"] == "text/html"
     answer = http.get(entry["url"])
@@ -60,14 +60,14 @@ def test_large_file_comes_from_its_address_as_an_attachment(http: SocketClient) 
     assert head.headers["content-length"] == str(LARGE)
 
 
-def test_name_of_a_file_cannot_add_a_header(http: SocketClient) -> None:
+def test_filename_with_crlf_cannot_inject_a_response_header(http: SocketClient) -> None:
     (entry,) = run(http, files={"a\r\nset-cookie: x\n": LARGE})["files"]
     answer = http.get(entry["url"])
     assert answer.status == 200
     assert "set-cookie" not in answer.headers
 
 
-def test_failed_program_keeps_its_output_too(http: SocketClient) -> None:
+def test_failed_programs_output_and_files_are_kept_as_blobs(http: SocketClient) -> None:
     script = told(ended_by="exit", exit_code=2, stdout="a" * 50_000, files={"big": LARGE})
     answer = http.call("run_python", {"code": script})
     details = answer.body["error"]["details"]
@@ -81,7 +81,7 @@ def test_failed_program_keeps_its_output_too(http: SocketClient) -> None:
     [("expires=", "expires=9"), ("signature=", "signature=0"), ("blob_", "blob_0"),
      ("?", "?a=b&"), ("?expires", "?"), ("&signature=", "&s="), ("blob_", "%2e%2e%2fblobs.key")],
 )  # fmt: skip
-def test_altered_address_leads_nowhere(http: SocketClient, change: tuple[str, str]) -> None:
+def test_altered_blob_url_is_refused(http: SocketClient, change: tuple[str, str]) -> None:
     (entry,) = run(http, files={"big": LARGE})["files"]
     answer = http.get(entry["url"].replace(*change, 1))
     assert answer.code in ("RESOURCE_NOT_FOUND", "INVALID_PARAMS")
@@ -89,7 +89,7 @@ def test_altered_address_leads_nowhere(http: SocketClient, change: tuple[str, st
 
 
 @pytest.mark.row("D4")
-def test_blob_of_another_principal_is_not_found_even_with_its_whole_address(
+def test_blob_of_another_principal_is_not_found_even_with_its_full_url(
     start_daemon: StartDaemon, home: Path
 ) -> None:
     with running_scripted_daemon(approver=True) as daemon:
@@ -111,7 +111,9 @@ def test_blob_of_another_principal_is_not_found_even_with_its_whole_address(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_clients_fetch_save_and_pass_on(kind: str, scripted: Daemon, tmp_path: Path) -> None:
+def test_clients_fetch_save_and_stream_blobs_and_refuse_foreign_urls(
+    kind: str, scripted: Daemon, tmp_path: Path
+) -> None:
     with client_of(kind, scripted.socket) as client:
         (entry,) = client.call("run_python", {"code": told(files={"a": LARGE})}).data["files"]
         assert client.blob(entry["url"]) == b"x" * LARGE
@@ -134,7 +136,7 @@ def test_clients_fetch_save_and_pass_on(kind: str, scripted: Daemon, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_clients_read_a_long_text_whole(kind: str, scripted: Daemon) -> None:
+def test_clients_read_truncated_output_and_values_whole(kind: str, scripted: Daemon) -> None:
     texts = {"stdout": "ä" * 50_000, "stderr": "short"}
     value = list(range(5000))
     with client_of(kind, scripted.socket) as client:
@@ -152,7 +154,7 @@ def test_clients_read_a_long_text_whole(kind: str, scripted: Daemon) -> None:
 
 
 @pytest.mark.row("D6")
-def test_blobs_outlive_a_killed_daemon_and_nothing_else_stays(home: Path) -> None:
+def test_blobs_survive_a_killed_daemon_and_partial_files_are_removed(home: Path) -> None:
     with running_scripted_daemon(home) as daemon:
         http = daemon.client()
         url = run(http, files={"a": LARGE})["files"][0]["url"]
@@ -170,7 +172,7 @@ def test_blobs_outlive_a_killed_daemon_and_nothing_else_stays(home: Path) -> Non
         assert len(os.listdir(home / "blobs")) == 1
 
 
-def test_expired_blob_says_so(home: Path) -> None:
+def test_expired_blob_is_not_found_with_its_reason(home: Path) -> None:
     with running_scripted_daemon(home, blobs_kept_hours="0.0001") as daemon:
         http = daemon.client()
         url = run(http, files={"a": LARGE})["files"][0]["url"]
@@ -182,7 +184,7 @@ def test_expired_blob_says_so(home: Path) -> None:
         http.close()
 
 
-def test_engine_that_has_no_room_says_so_and_goes_on(home: Path) -> None:
+def test_blob_over_the_principals_share_is_not_kept_and_calls_still_succeed(home: Path) -> None:
     with running_scripted_daemon(home, blobs_kept_mb="5") as daemon:
         http = daemon.client()
         (entry,) = run(http, files={"a": LARGE})["files"]
@@ -193,7 +195,7 @@ def test_engine_that_has_no_room_says_so_and_goes_on(home: Path) -> None:
         http.close()
 
 
-def test_newest_output_is_kept_however_much_a_principal_had_kept_before(home: Path) -> None:
+def test_newest_output_evicts_the_principals_oldest_blobs(home: Path) -> None:
     with running_scripted_daemon(home, blobs_kept_mb="8") as daemon:
         http = daemon.client()
         urls = [run(http, files={"a": LARGE})["files"][0]["url"] for _ in range(3)]
@@ -203,7 +205,7 @@ def test_newest_output_is_kept_however_much_a_principal_had_kept_before(home: Pa
         http.close()
 
 
-def test_blobs_of_a_session_go_with_it(home: Path) -> None:
+def test_blobs_of_a_session_are_deleted_when_it_ends(home: Path) -> None:
     with running_scripted_daemon(home) as daemon, Client(daemon.socket) as client:
         script = {"code": told(files={"a": LARGE}, stdout="b" * 50_000)}
         session = client.create_session()
@@ -219,7 +221,7 @@ def test_blobs_of_a_session_go_with_it(home: Path) -> None:
         assert client.blob(outside["resource_url"]) == b"b" * 50_000
 
 
-def test_client_that_leaves_in_the_middle_takes_no_descriptor_with_it(scripted: Daemon) -> None:
+def test_aborted_blob_download_leaks_no_file_descriptor(scripted: Daemon) -> None:
     http = scripted.client()
     (entry,) = run(http, files={"a": 20_000_000})["files"]
     http.close()
@@ -248,7 +250,7 @@ def test_client_that_leaves_in_the_middle_takes_no_descriptor_with_it(scripted: 
     again.close()
 
 
-def test_place_that_others_may_enter_is_not_used_and_the_daemon_serves_all_the_same(
+def test_world_readable_blob_directory_is_not_used_and_calls_still_succeed(
     home: Path,
 ) -> None:
     (home / "blobs").mkdir()

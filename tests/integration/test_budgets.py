@@ -1,4 +1,4 @@
-"""Budgets in a file: kept over starts and kills, pruned when they are over for long."""
+"""Persistent budgets: exact after a stop, never overspent after a kill, pruned when old."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def left(budgets: Budgets) -> list[int | str]:
     return [standing.left for standing in budgets.standings()]
 
 
-async def test_after_a_stop_in_order_exactly_what_was_spent_is_gone(reopen: Reopen) -> None:
+async def test_budget_after_clean_stop_is_reduced_by_exactly_what_was_spent(reopen: Reopen) -> None:
     rule = BudgetRule(
         name="b", period=Period.TOTAL, per=("agent",), calls=100, tokens=1000, money=Decimal("2.5")
     )
@@ -69,8 +69,8 @@ async def test_after_a_stop_in_order_exactly_what_was_spent_is_gone(reopen: Reop
     assert left(again) == [97, 979, "2.199997"]
 
 
-async def test_after_a_stop_nothing_that_was_taken_back_is_gone(reopen: Reopen) -> None:
-    """Also what was given back without anybody waiting for it."""
+async def test_budget_after_clean_stop_has_released_reservations_back(reopen: Reopen) -> None:
+    """Includes amounts that are released without an awaited write."""
     database = reopen()
     for _ in range(30):
         budgets = budgets_on(database, a_total(3))
@@ -80,7 +80,7 @@ async def test_after_a_stop_nothing_that_was_taken_back_is_gone(reopen: Reopen) 
     assert left(budgets_on(database, a_total(3))) == [3]
 
 
-async def test_after_a_crash_what_was_reserved_ahead_is_gone_too(reopen: Reopen) -> None:
+async def test_budget_after_crash_also_loses_the_block_reserved_ahead(reopen: Reopen) -> None:
     rule = BudgetRule(name="b", period=Period.TOTAL, tokens=1000)
     budgets = budgets_on(reopen(), rule)
     await use(budgets, 100)
@@ -88,7 +88,7 @@ async def test_after_a_crash_what_was_reserved_ahead_is_gone_too(reopen: Reopen)
     assert left(again) == [1000 - 100 - 1000 // BLOCKS]
 
 
-async def test_a_day_that_the_start_did_not_look_for_is_found_when_it_is_asked_for(
+async def test_counter_of_an_earlier_day_is_loaded_on_demand(
     reopen: Reopen,
 ) -> None:
     rule, clock = BudgetRule(name="b", tokens=10), HandClock()
@@ -103,8 +103,8 @@ async def test_a_day_that_the_start_did_not_look_for_is_found_when_it_is_asked_f
 
 
 @pytest.mark.row("D6")
-def test_killed_at_any_moment_a_budget_is_never_overspent(home: Path) -> None:
-    """One budget, one process after the other, each killed while calls run, until it is used up."""
+def test_budget_killed_at_random_moments_is_never_overspent(home: Path) -> None:
+    """One budget, spent by successive processes that are each killed while calls run."""
     chance = random.Random(SEED)
     taken, lives = 0, 0
     while lives < MAX_LIVES:
@@ -120,7 +120,9 @@ def test_killed_at_any_moment_a_budget_is_never_overspent(home: Path) -> None:
 
 
 @pytest.mark.row("D6")
-async def test_killed_at_every_commit_what_ran_is_counted_and_little_else(home: Path) -> None:
+async def test_budget_killed_at_every_commit_counts_all_calls_and_bounded_reserve(
+    home: Path,
+) -> None:
     points = []
     for crash in crash_at_every_point(
         "support.budget_scenarios:spending", home, CLEAN_ENVIRONMENT
@@ -145,8 +147,8 @@ async def test_killed_at_every_commit_what_ran_is_counted_and_little_else(home: 
     assert len(points) >= 10
 
 
-async def test_control_a_mark_that_is_lowered_by_hand_lets_it_be_overspent(reopen: Reopen) -> None:
-    """The twin of the kills: without the mark the next life would spend it again."""
+async def test_control_lowering_the_reserved_mark_allows_overspending(reopen: Reopen) -> None:
+    """Twin of the kills: without the reserved mark the next process spends the budget again."""
     database = reopen()
     await use(budgets_on(database, RULE), LIMIT)
     with pytest.raises(QuotaExceeded):
@@ -165,7 +167,7 @@ async def rows_of(database: Database) -> set[tuple[str, str]]:
     )
 
 
-async def test_days_and_sessions_go_after_a_month_and_totals_stay(reopen: Reopen) -> None:
+async def test_prune_removes_old_day_and_session_counters_and_keeps_totals(reopen: Reopen) -> None:
     database, clock = reopen(), HandClock()
     rules = [
         BudgetRule(name="day", calls=9),
@@ -186,7 +188,7 @@ async def test_days_and_sessions_go_after_a_month_and_totals_stay(reopen: Reopen
     assert await budgets.prune(clock.moment) == 0
 
 
-async def test_many_old_rows_go_in_small_transactions(reopen: Reopen) -> None:
+async def test_prune_removes_more_rows_than_one_transaction_deletes(reopen: Reopen) -> None:
     database, clock = reopen(), HandClock()
     budgets = budgets_on(database, BudgetRule(name="b", per=("principal",), calls=9), clock=clock)
     count = DELETED_AT_ONCE + 10
@@ -201,8 +203,8 @@ async def test_many_old_rows_go_in_small_transactions(reopen: Reopen) -> None:
     assert total == 0
 
 
-async def test_a_mark_is_never_lowered_by_a_later_lower_one(reopen: Reopen) -> None:
-    """Two writes of one counter may come in either order."""
+async def test_reserved_mark_is_never_lowered_by_a_later_write(reopen: Reopen) -> None:
+    """Two writes of one counter may arrive in either order."""
     database = reopen()
     budgets = budgets_on(database, a_total(100))
     await budgets.reserve(spender(), takes(calls=60))
@@ -216,9 +218,7 @@ async def test_a_mark_is_never_lowered_by_a_later_lower_one(reopen: Reopen) -> N
 
 
 @pytest.mark.parametrize("text", ["-1", "NaN", "Infinity", "1e", "", "x"])
-async def test_a_row_that_no_engine_wrote_is_refused_at_the_start(
-    reopen: Reopen, text: str
-) -> None:
+async def test_invalid_counter_amount_is_refused_at_start(reopen: Reopen, text: str) -> None:
     database = reopen()
     await use(budgets_on(database, a_total(5)), 0)
     await database.write(

@@ -1,4 +1,4 @@
-"""Budgets on the way of a call: reserved before it runs, settled whatever becomes of it."""
+"""Budgets in an engine: reserved before a call runs, settled however it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVER: dict[str, Any] = {"name": "b", "period": "total"}
 
 
 def limited(home: Path, wall: FakeWall | None = None, **limits: Any) -> Engine:
-    """An engine with one budget, whose calculator runs nothing."""
+    """An engine with one budget and a fake wall for the calculator."""
     budgets = (BudgetRule(**{**EVER, **limits}),)
     config = Config(home=home, budgets=budgets, prices=Prices(currency="CHF"))
     return Engine(config=config, interpreter=wall or FakeWall())
@@ -39,7 +39,7 @@ def standing(engine: Engine) -> BudgetStanding:
     return found
 
 
-async def test_of_calls_at_once_only_those_run_that_the_budget_has_room_for(home: Path) -> None:
+async def test_concurrent_calls_never_exceed_the_budget(home: Path) -> None:
     wall = FakeWall()
     async with limited(home, wall, calls=7) as engine:
         codes: list[str] = []
@@ -58,7 +58,7 @@ async def test_of_calls_at_once_only_those_run_that_the_budget_has_room_for(home
         assert used.currency == "CHF"
 
 
-async def test_a_dry_run_a_wrong_call_and_a_lack_of_walls_take_nothing(home: Path) -> None:
+async def test_dry_run_invalid_call_and_unavailable_isolation_spend_no_budget(home: Path) -> None:
     async with limited(home, calls=1) as engine:
         assert code(await engine.call("calculator", SUM, dry_run=True)) == "OK"
         assert code(await engine.call("calculator", {})) == "INVALID_PARAMS"
@@ -68,7 +68,7 @@ async def test_a_dry_run_a_wrong_call_and_a_lack_of_walls_take_nothing(home: Pat
         assert code(await engine.call("calculator", SUM)) == "QUOTA_EXCEEDED"
 
 
-async def test_a_call_that_its_caller_ends_counts_and_holds_nothing_afterwards(home: Path) -> None:
+async def test_cancelled_call_is_counted_and_releases_its_reservation(home: Path) -> None:
     began = anyio.Event()
 
     async def meanwhile(*_: Any) -> None:
@@ -92,7 +92,7 @@ async def test_a_call_that_its_caller_ends_counts_and_holds_nothing_afterwards(h
         assert (standing(engine).spent, standing(engine).held) == (1, 0)
 
 
-async def test_a_call_whose_task_is_cancelled_from_outside_holds_nothing(home: Path) -> None:
+async def test_call_with_cancelled_task_is_counted_and_releases_its_reservation(home: Path) -> None:
     began = anyio.Event()
 
     async def meanwhile(*_: Any) -> None:
@@ -108,7 +108,7 @@ async def test_a_call_whose_task_is_cancelled_from_outside_holds_nothing(home: P
         assert (standing(engine).spent, standing(engine).held) == (1, 0)
 
 
-async def test_a_fault_of_the_engine_after_the_run_counts_and_holds_nothing(home: Path) -> None:
+async def test_internal_error_after_the_run_releases_its_reservation(home: Path) -> None:
     def broken(run: Any) -> Any:
         raise RuntimeError("a bug")
 

@@ -1,6 +1,6 @@
-"""When a request is sent again: connections that are dropped before, in and after a request.
+"""Which requests clients retry if a connection drops before, during or after them.
 
-The other side is a server that does as it is told, so that each moment can be hit.
+The peer is a scripted server, so that each moment can be hit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def path(home: Path) -> Path:
 
 @pytest.fixture
 def envelope(home: Path) -> bytes:
-    """An answer to a call."""
+    """A successful call's envelope as bytes."""
 
     async def call() -> bytes:
         async with bench(home) as made:
@@ -43,9 +43,9 @@ def envelope(home: Path) -> bytes:
 
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that learns that its connection is closed only when it uses it.
+    """A client that detects a closed connection only on use.
 
-    As in the race: the daemon closes just after the client has looked.
+    Simulates the race in which the daemon closes just after the client's check.
     """
     for backend in ("sync", "anyio"):
         monkeypatch.setattr(f"httpcore2._backends.{backend}.is_socket_readable", lambda _: False)
@@ -56,7 +56,7 @@ def post(client: Any) -> Any:
 
 
 @pytest.mark.row("D1")
-def test_connection_that_was_closed_meanwhile_is_made_anew(
+def test_idle_connection_closed_by_the_daemon_is_reopened(
     kind: str, path: Path, envelope: bytes
 ) -> None:
     with (
@@ -72,7 +72,7 @@ def test_connection_that_was_closed_meanwhile_is_made_anew(
 
 @pytest.mark.row("D1")
 @pytest.mark.usefixtures("blind")
-def test_call_whose_head_could_not_be_sent_is_sent_again(
+def test_call_whose_request_head_was_not_sent_is_retried(
     kind: str, path: Path, envelope: bytes
 ) -> None:
     with (
@@ -87,10 +87,10 @@ def test_call_whose_head_could_not_be_sent_is_sent_again(
 
 @pytest.mark.row("D1")
 @pytest.mark.usefixtures("blind")
-def test_call_on_a_half_closed_connection_is_not_sent_again(
+def test_call_on_a_half_closed_connection_is_not_retried(
     kind: str, path: Path, envelope: bytes
 ) -> None:
-    """The other side sends no more, but may still read: the call may have run."""
+    """The peer sends nothing more but may still read, so the call may have run."""
     with (
         scripted_server(path, envelope, ["answer", "half_close", "read"], ["answer"]) as server,
         client_of(kind, path) as client,
@@ -105,7 +105,7 @@ def test_call_on_a_half_closed_connection_is_not_sent_again(
 
 @pytest.mark.row("D1")
 @pytest.mark.parametrize("first", [["read"], ["answer", "read"]], ids=["new", "kept"])
-def test_call_that_was_read_and_not_answered_is_not_sent_again(
+def test_call_read_but_not_answered_is_not_retried(
     kind: str, path: Path, envelope: bytes, first: list[str]
 ) -> None:
     with (
@@ -122,8 +122,8 @@ def test_call_that_was_read_and_not_answered_is_not_sent_again(
 
 
 @pytest.mark.row("D1")
-def test_question_that_was_read_and_not_answered_is_asked_once_more(kind: str, path: Path) -> None:
-    """Twin: a GET changes nothing, so it may arrive twice."""
+def test_get_read_but_not_answered_is_retried_once(kind: str, path: Path) -> None:
+    """Twin: a GET changes nothing, so it is safe to repeat."""
     with (
         scripted_server(path, HEALTHY, ["read"], ["answer"]) as server,
         client_of(kind, path) as client,
@@ -133,7 +133,7 @@ def test_question_that_was_read_and_not_answered_is_asked_once_more(kind: str, p
 
 
 @pytest.mark.row("D1")
-def test_question_is_not_asked_a_third_time(kind: str, path: Path) -> None:
+def test_get_is_not_retried_twice(kind: str, path: Path) -> None:
     with (
         scripted_server(path, HEALTHY, ["read"], ["read"], ["answer"]) as server,
         client_of(kind, path) as client,
@@ -145,7 +145,7 @@ def test_question_is_not_asked_a_third_time(kind: str, path: Path) -> None:
 
 
 @pytest.mark.row("D1")
-def test_answer_that_does_not_come_is_not_waited_for_without_end(
+def test_call_without_answer_times_out_as_may_have_acted(
     kind: str, path: Path, envelope: bytes
 ) -> None:
     with (
@@ -161,7 +161,9 @@ def test_answer_that_does_not_come_is_not_waited_for_without_end(
 
 @pytest.mark.row("D1")
 @pytest.mark.parametrize("body", [b"<hi>", b"{}", b"[]", b"\xff", b'{"status": "fine"}'], ids=repr)
-def test_stranger_on_the_socket_is_named(kind: str, path: Path, body: bytes) -> None:
+def test_foreign_server_on_the_socket_is_reported_as_not_fumehood(
+    kind: str, path: Path, body: bytes
+) -> None:
     with (
         scripted_server(path, body, ["answer"] * 3) as server,
         client_of(kind, path) as client,
@@ -176,9 +178,7 @@ BLOB = f"/v1/blobs/blob_{'0' * 32}?expires=1&signature={'f' * 64}"
 
 
 @pytest.mark.row("E7")
-def test_blob_whose_connection_was_dropped_before_its_first_byte_is_asked_for_again(
-    kind: str, path: Path
-) -> None:
+def test_blob_download_dropped_before_its_first_byte_is_retried(kind: str, path: Path) -> None:
     with (
         scripted_server(path, b"content", ["answer", "read"], ["answer"]) as server,
         client_of(kind, path) as client,
@@ -189,10 +189,10 @@ def test_blob_whose_connection_was_dropped_before_its_first_byte_is_asked_for_ag
 
 
 @pytest.mark.row("E7")
-def test_blob_that_ends_before_its_end_is_none_and_leaves_no_file(
+def test_truncated_blob_download_fails_without_retry_and_leaves_no_file(
     kind: str, path: Path, home: Path
 ) -> None:
-    """What has been handed on cannot be taken back, so it is not begun anew either."""
+    """Bytes already passed on cannot be recalled, so the download is not restarted either."""
     with (
         scripted_server(path, b"content", ["cut"]) as server,
         client_of(kind, path) as client,

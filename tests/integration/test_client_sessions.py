@@ -1,4 +1,4 @@
-"""Sessions and their files by both clients: what goes in comes out, and what is no file does not."""
+"""Sessions and their files through both clients: files round-trip, non-regular files are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def session(client: Any) -> Iterator[str]:
     client.end_session(made.id)
 
 
-def test_session_is_made_and_ended(client: Any) -> None:
+def test_session_is_created_listed_and_ended(client: Any) -> None:
     made = client.create_session(image="node", idle_seconds=60)
     assert (made.state, made.image, made.calls) == ("active", "node", 0)
     assert client.session(made.id).id == made.id
@@ -51,7 +51,9 @@ def test_session_is_made_and_ended(client: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["bytes", "path", "file", "stream"])
-def test_file_goes_from_wherever_it_is(client: Any, session: str, tmp_path: Path, how: str) -> None:
+def test_file_is_uploaded_from_every_source_type_and_downloaded_unchanged(
+    client: Any, session: str, tmp_path: Path, how: str
+) -> None:
     content = os.urandom(2 * MB + 3)
     here = tmp_path / "here"
     here.write_bytes(content)
@@ -73,7 +75,7 @@ def test_file_goes_from_wherever_it_is(client: Any, session: str, tmp_path: Path
     assert b"".join(pieces) == content
 
 
-def test_list_is_paged(client: Any, session: str) -> None:
+def test_session_file_list_is_paged(client: Any, session: str) -> None:
     for number in range(3):
         client.put_file(session, f"d/{number}", b"x")
     first = client.session_files(session, "d", limit=2)
@@ -83,8 +85,10 @@ def test_list_is_paged(client: Any, session: str) -> None:
     assert client.session_files(session, recursive=True).items == ()
 
 
-def test_what_is_no_plain_file_is_not_sent(client: Any, session: str, tmp_path: Path) -> None:
-    """A pipe would keep the caller waiting; nothing is there afterwards."""
+def test_upload_of_anything_but_a_regular_file_is_refused(
+    client: Any, session: str, tmp_path: Path
+) -> None:
+    """Reading a FIFO would block the caller; a refused upload creates nothing."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for source in (pipe, tmp_path, Path("/dev/zero")):
@@ -97,7 +101,7 @@ def test_what_is_no_plain_file_is_not_sent(client: Any, session: str, tmp_path: 
     assert client.session_files(session).items == ()
 
 
-def test_nothing_is_left_where_a_download_fails(client: Any, session: str, tmp_path: Path) -> None:
+def test_failed_download_leaves_no_file(client: Any, session: str, tmp_path: Path) -> None:
     with pytest.raises(Refused):
         client.download_file(session, "nothing", tmp_path / "target")
     assert os.listdir(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Both clients against a real daemon: every method, restarts, a daemon that dies."""
+"""Both clients against a real daemon: every method, restarts and a killed daemon."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def control(kind: str, administered_daemon: Daemon) -> Iterator[Any]:
 
 
 @pytest.mark.row("D1")
-def test_callers_methods_give_typed_answers(client: Any) -> None:
+def test_caller_methods_return_typed_answers(client: Any) -> None:
     answer = client.call("calculator", {"expression": "1/3"}, trace_id="mine")
     assert answer.data["value"] == 1 / 3
     assert answer.metadata.trace_id == "mine"
@@ -64,7 +64,7 @@ def test_callers_methods_give_typed_answers(client: Any) -> None:
 
 @pytest.mark.row("D1")
 @pytest.mark.anyio
-async def test_clients_answer_as_the_engine_itself_does(
+async def test_client_answers_equal_those_of_an_embedded_engine(
     engine: Engine, administered_daemon: Daemon
 ) -> None:
     def without_what_differs(envelope: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ async def test_clients_answer_as_the_engine_itself_does(
 
 
 @pytest.mark.row("D1", "T1")
-def test_tool_that_does_not_exist_is_refused_by_name(client: Any) -> None:
+def test_unknown_tool_is_refused_with_its_name(client: Any) -> None:
     with pytest.raises(Refused) as caught:
         client.tool("nothing")
     assert caught.value.code == "TOOL_NOT_FOUND"
@@ -101,7 +101,7 @@ def test_tool_that_does_not_exist_is_refused_by_name(client: Any) -> None:
 
 
 @pytest.mark.row("R3", "D1")
-def test_agents_are_made_changed_and_removed(kind: str, control: Any, client: Any) -> None:
+def test_agents_are_created_bound_updated_and_deleted(kind: str, control: Any, client: Any) -> None:
     name = f"clerk-{kind}"
     mine = f"uid:{os.getuid()}"
     agent = control.agents.create(name, description="Adds.", principals=[mine])
@@ -134,7 +134,9 @@ def test_agents_are_made_changed_and_removed(kind: str, control: Any, client: An
 
 
 @pytest.mark.row("R1", "D1")
-def test_tools_are_registered_switched_and_removed(kind: str, control: Any, client: Any) -> None:
+def test_tools_are_registered_replaced_disabled_and_removed(
+    kind: str, control: Any, client: Any
+) -> None:
     name = f"weather_{kind}"
     document = {
         "name": name, "type": "REST", "description": "Get the weather.", "method": "GET",
@@ -157,7 +159,7 @@ def test_tools_are_registered_switched_and_removed(kind: str, control: Any, clie
 
 
 @pytest.mark.row("D6", "D1")
-def test_calls_are_listed_and_found(kind: str, client: Any) -> None:
+def test_calls_are_listed_and_found_by_id(kind: str, client: Any) -> None:
     made = client.call("calculator", {"expression": "1"}, trace_id=f"logged-{kind}")
     page = client.calls(tool="calculator", limit=1)
     assert page.items[0].call_id == made.metadata.call_id
@@ -168,7 +170,7 @@ def test_calls_are_listed_and_found(kind: str, client: Any) -> None:
 
 
 @pytest.mark.row("D4", "D1")
-def test_token_is_made_used_and_revoked(
+def test_token_is_created_used_and_revoked(
     kind: str, control: Any, administered_daemon: Daemon
 ) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
@@ -210,7 +212,7 @@ def test_control_client_without_admin_is_refused(
 
 @pytest.mark.row("D1", "D6")
 @pytest.mark.parametrize("ending", ["stop", "kill"])
-def test_client_goes_on_after_the_daemon_was_started_anew(
+def test_client_reconnects_after_a_daemon_restart(
     kind: str, start_daemon: StartDaemon, ending: str
 ) -> None:
     daemon = start_daemon()
@@ -230,7 +232,7 @@ def test_client_goes_on_after_the_daemon_was_started_anew(
 
 
 @pytest.mark.row("D1")
-def test_daemon_that_dies_in_a_call_leaves_it_open_whether_it_ran(
+def test_daemon_killed_during_a_call_is_reported_as_may_have_acted(
     start_daemon: StartDaemon,
 ) -> None:
     daemon = start_daemon(log_level="debug")
@@ -256,7 +258,7 @@ def test_daemon_that_dies_in_a_call_leaves_it_open_whether_it_ran(
 
 @pytest.mark.row("P8", "D1")
 @pytest.mark.anyio
-async def test_cancelled_call_ends_the_waiting_and_not_the_work(
+async def test_cancelling_an_async_call_stops_waiting_but_not_the_call(
     start_daemon: StartDaemon,
 ) -> None:
     daemon = start_daemon(log_level="debug")
@@ -276,14 +278,14 @@ async def test_cancelled_call_ends_the_waiting_and_not_the_work(
 
 @pytest.mark.row("D1")
 @pytest.mark.anyio
-async def test_one_client_serves_many_calls_at_once(administered_daemon: Daemon) -> None:
+async def test_one_async_client_serves_many_concurrent_calls(administered_daemon: Daemon) -> None:
     async with AsyncClient(administered_daemon.socket) as client:
         calls = (client.call("calculator", {"expression": f"{n} + 1"}) for n in range(200))
         answers = await asyncio.gather(*calls)
     assert [answer.data["value"] for answer in answers] == list(range(1, 201))
 
 
-def test_socket_that_nobody_made_is_no_daemon(kind: str, home: Path) -> None:
+def test_missing_socket_is_daemon_unavailable(kind: str, home: Path) -> None:
     with client_of(kind, home / "engine.sock") as client:
         followed = lambda: next(iter(client.stream("calculator")))  # noqa: E731
         for ask in (client.health, client.tools, lambda: client.call("calculator"), followed):

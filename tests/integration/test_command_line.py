@@ -1,4 +1,4 @@
-"""The command line: exit codes, strict arguments, what goes to which stream."""
+"""The command line: exit codes, strict arguments, output streams."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(daemon: Daemon, *arguments: str, stdin: bytes = b"", **environment: str)
         (["tools", "list"], 0),
     ],
 )
-def test_exit_code_says_what_happened(
+def test_exit_code_distinguishes_success_refusal_and_usage_error(
     shared_daemon: Daemon, arguments: list[str], code: int
 ) -> None:
     answer = run(shared_daemon, *arguments)
@@ -59,14 +59,14 @@ def test_exit_code_says_what_happened(
 
 
 @pytest.mark.row("D1")
-def test_arguments_that_are_no_json_get_an_example(shared_daemon: Daemon) -> None:
+def test_non_json_arguments_are_refused_with_an_example(shared_daemon: Daemon) -> None:
     answer = run(shared_daemon, "call", "calculator", "5+5")
     assert answer.returncode == 2
     assert b"""such as '{"expression": "1 + 1"}'.""" in answer.stderr
 
 
 @pytest.mark.row("D1")
-def test_no_daemon_is_exit_code_4_and_says_how_to_start_one(
+def test_missing_daemon_exits_4_and_names_the_start_command(
     home: Path, shared_daemon: Daemon
 ) -> None:
     answer = run(shared_daemon, "call", "calculator", "{}", FUMEHOOD_HOME=str(home))
@@ -77,10 +77,10 @@ def test_no_daemon_is_exit_code_4_and_says_how_to_start_one(
 
 @pytest.mark.row("D1")
 @pytest.mark.parametrize("command", [["call", "calculator", "{}"], ["policy", "show"]])
-def test_mere_caller_of_a_service_is_told_whom_to_ask_where_it_does_not_run(
+def test_missing_service_exits_4_and_names_systemctl(
     home: Path, shared_daemon: Daemon, command: list[str]
 ) -> None:
-    """The twin is `test_no_daemon_is_exit_code_4_and_says_how_to_start_one`."""
+    """The twin is `test_missing_daemon_exits_4_and_names_the_start_command`."""
     file = home / "config.toml"
     file.write_text(f'mode = "service"\n[service]\nrun_directory = "{home}/run"\n')
     more = ["--credential-stdin"] if command[0] == "policy" else []
@@ -95,21 +95,23 @@ def test_mere_caller_of_a_service_is_told_whom_to_ask_where_it_does_not_run(
 
 
 @pytest.mark.row("D1")
-def test_seconds_after_wait_are_told_where_they_belong(shared_daemon: Daemon) -> None:
+def test_wait_seconds_without_equals_sign_are_refused_with_the_correct_form(
+    shared_daemon: Daemon,
+) -> None:
     answer = run(shared_daemon, "call", "calculator", "--wait", "60s", "{}")
     assert answer.returncode == 2
     assert b"equals sign: --wait=" in b" ".join(answer.stderr.split())
 
 
 @pytest.mark.row("D1")
-def test_wait_without_a_value_stands_anywhere(shared_daemon: Daemon) -> None:
+def test_wait_option_without_value_is_accepted_in_any_position(shared_daemon: Daemon) -> None:
     for arguments in (["--wait", '{"expression": "2"}'], ['{"expression": "2"}', "--wait"]):
         answer = run(shared_daemon, "call", "calculator", *arguments)
         assert answer.returncode == 0, answer.stderr
 
 
 @pytest.mark.row("D1")
-def test_arguments_come_from_a_file_and_from_standard_input(
+def test_arguments_are_read_from_a_file_or_standard_input(
     shared_daemon: Daemon, tmp_path: Path
 ) -> None:
     file = tmp_path / "arguments.json"
@@ -120,7 +122,9 @@ def test_arguments_come_from_a_file_and_from_standard_input(
 
 
 @pytest.mark.row("P11")
-def test_debug_needs_the_configuration_too(shared_daemon: Daemon, home: Path) -> None:
+def test_debug_info_requires_both_the_option_and_the_configuration(
+    shared_daemon: Daemon, home: Path
+) -> None:
     call = ["call", "calculator", '{"expression": "1"}', "--debug"]
     refused = run(shared_daemon, *call)
     assert "debug_info" not in json.loads(refused.stdout)
@@ -131,7 +135,7 @@ def test_debug_needs_the_configuration_too(shared_daemon: Daemon, home: Path) ->
 
 
 @pytest.mark.row("T1", "T2")
-def test_tools_list_and_show_give_whole_definitions(shared_daemon: Daemon) -> None:
+def test_tools_list_and_show_print_complete_definitions(shared_daemon: Daemon) -> None:
     listed = json.loads(run(shared_daemon, "tools", "list").stdout)
     shown = json.loads(run(shared_daemon, "tools", "show", "calculator").stdout)
     assert {**shown, "source": "builtin", "can_run_now": True} in listed
@@ -143,7 +147,7 @@ def test_tools_list_and_show_give_whole_definitions(shared_daemon: Daemon) -> No
 
 
 @pytest.mark.row("D7")
-def test_doctor_finds_this_host_fit(administered_daemon: Daemon) -> None:
+def test_doctor_passes_on_this_host(administered_daemon: Daemon) -> None:
     answer = run(administered_daemon, "doctor")
     findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
     assert answer.returncode == 0, answer.stdout
@@ -160,7 +164,7 @@ def test_doctor_finds_this_host_fit(administered_daemon: Daemon) -> None:
 
 
 @pytest.mark.row("D7", "D4")
-def test_doctor_beside_an_engine_that_has_nobody_to_ask_warns_and_names_the_way_out(
+def test_doctor_warns_about_an_engine_without_approvers_and_names_the_cure(
     shared_daemon: Daemon,
 ) -> None:
     answer = run(shared_daemon, "doctor")
@@ -170,7 +174,9 @@ def test_doctor_beside_an_engine_that_has_nobody_to_ask_warns_and_names_the_way_
 
 
 @pytest.mark.row("D7")
-def test_doctor_names_the_cure_for_what_is_missing(shared_daemon: Daemon, tmp_path: Path) -> None:
+def test_doctor_names_the_cure_for_an_open_state_directory(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir(mode=0o755)
     open_to_all.chmod(0o755)
@@ -183,10 +189,10 @@ def test_doctor_names_the_cure_for_what_is_missing(shared_daemon: Daemon, tmp_pa
 
 
 @pytest.mark.row("D7")
-def test_doctor_shows_each_finding_with_its_reason_on_one_line(
+def test_doctor_prints_each_finding_with_its_reason_on_one_line(
     shared_daemon: Daemon, tmp_path: Path
 ) -> None:
-    """`fumehood doctor | grep approvers` is what people type."""
+    """Keeps `fumehood doctor | grep approvers` useful."""
     file = tmp_path / "config.toml"
     file.write_text("drain_seconds = 5\n")
     answer = run(shared_daemon, "doctor", FUMEHOOD_CONFIG=str(file))
@@ -199,7 +205,7 @@ def test_doctor_shows_each_finding_with_its_reason_on_one_line(
 
 
 @pytest.mark.row("D1")
-def test_on_a_terminal_the_answer_is_readable_and_cannot_move_the_cursor(
+def test_answer_on_a_terminal_is_human_readable(
     shared_daemon: Daemon,
 ) -> None:
     status, shown = on_a_terminal(
@@ -222,7 +228,7 @@ def test_on_a_terminal_the_answer_is_readable_and_cannot_move_the_cursor(
         (["calculator", r'{"\u001b[2Jx\u202e": "1"}', "--json"], r"\u001b[2Jx\u202e"),
     ],
 )
-def test_words_of_a_refusal_are_not_obeyed_by_a_terminal(
+def test_control_characters_in_a_refusal_are_escaped_on_a_terminal(
     shared_daemon: Daemon, arguments: list[str], says: str
 ) -> None:
     environment = {**shared_daemon.environment, "NO_COLOR": "1"}
@@ -237,7 +243,7 @@ def test_words_of_a_refusal_are_not_obeyed_by_a_terminal(
 
 
 @pytest.mark.row("D1", "D7")
-def test_stranger_on_the_socket_is_named_by_every_command(
+def test_foreign_server_on_the_socket_is_reported_by_every_command(
     home: Path, shared_daemon: Daemon
 ) -> None:
     program = (
@@ -265,7 +271,7 @@ def test_stranger_on_the_socket_is_named_by_every_command(
         stranger.communicate(timeout=30)
 
 
-def test_wrong_configuration_file_is_told_by_a_command_that_the_engine_answers(
+def test_invalid_configuration_warns_but_does_not_fail_a_daemon_command(
     shared_daemon: Daemon, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.toml"

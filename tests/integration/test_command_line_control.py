@@ -1,4 +1,4 @@
-"""Commands that administer, the socket they are told, and what they look like on 80 columns."""
+"""Administration commands: refusals, credentials, the --socket option, output on 80 columns."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ pytestmark = [*LEAVES_SOCKETS]
 
 
 def run(daemon: Daemon, *arguments: str, elsewhere: Path | None = None) -> Result:
-    """A command; with `elsewhere` only its options can tell it where the daemon is."""
+    """Run a command; with `elsewhere`, only its options can locate the daemon."""
     home = daemon.home if elsewhere is None else elsewhere
     environment = {"FUMEHOOD_HOME": str(home), "XDG_RUNTIME_DIR": None}
     return CliRunner(env=environment).invoke(app, arguments, input=f"{daemon.credential}\n")
 
 
 def administer(daemon: Daemon, *arguments: str) -> str:
-    """What a command that needs the credential prints."""
+    """Run a command with the credential and return its output."""
     done = run(daemon, *arguments, "--credential-stdin")
     assert done.exit_code == 0, done.stderr
     return done.stdout
 
 
 def lines_on_a_terminal(daemon: Daemon, *arguments: str) -> list[str]:
-    """The lines that a person sees on a terminal of 80 columns."""
+    """The lines shown on a terminal of 80 columns."""
     status, shown = on_a_terminal(daemon.environment, *arguments, typed=f"{daemon.credential}\n")
     assert status in (0, 1)
     return shown.splitlines()
 
 
 @pytest.mark.row("R3", "D4")
-def test_agents_tokens_and_approvers_are_administered(administered_daemon: Daemon) -> None:
+def test_commands_administer_agents_tokens_and_approvers(administered_daemon: Daemon) -> None:
     daemon = administered_daemon
     administer(daemon, "agents", "create", "cli-clerk", "--principal", "token:cli-robot")
     administer(daemon, "agents", "bind", "cli-clerk", "calculator", "--fixed", '{"precision": 2}')
@@ -94,7 +94,7 @@ def test_agents_tokens_and_approvers_are_administered(administered_daemon: Daemo
         ),
     ],
 )
-def test_refusal_has_its_exit_code_and_its_words(
+def test_refused_administration_command_has_its_exit_code_and_message(
     administered_daemon: Daemon, arguments: list[str], code: int, says: str
 ) -> None:
     done = run(administered_daemon, *arguments, "--credential-stdin")
@@ -111,7 +111,7 @@ def test_refusal_has_its_exit_code_and_its_words(
         (["tool", "day"], 0, ""),
     ],
 )
-def test_usage_is_grouped_by_words_that_are_named_where_one_is_wrong(
+def test_usage_rejects_unknown_or_repeated_group_keys_by_name(
     administered_daemon: Daemon, by: list[str], code: int, says: str
 ) -> None:
     done = run(administered_daemon, "usage", *(part for one in by for part in ("--by", one)))
@@ -130,7 +130,7 @@ def test_usage_is_grouped_by_words_that_are_named_where_one_is_wrong(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_without_a_credential_the_scope_that_is_needed_is_named(
+def test_command_without_credential_names_the_required_scope(
     administered_daemon: Daemon, arguments: list[str], scope: str
 ) -> None:
     done = run(administered_daemon, *arguments)
@@ -140,7 +140,7 @@ def test_without_a_credential_the_scope_that_is_needed_is_named(
 
 @pytest.mark.row("D1", "D4")
 @pytest.mark.parametrize("arguments", [["approvers", "list"], ["approvals", "list"]], ids=" ".join)
-def test_where_no_daemon_runs_nobody_is_asked_for_a_credential(
+def test_command_without_daemon_exits_4_before_prompting_for_a_credential(
     administered_daemon: Daemon, home: Path, arguments: list[str]
 ) -> None:
     environment = {**administered_daemon.environment, "FUMEHOOD_HOME": str(home)}
@@ -174,7 +174,7 @@ def test_wrong_credential_changes_nothing(administered_daemon: Daemon) -> None:
     ],
     ids=" ".join,
 )
-def test_socket_option_names_the_callers_socket(
+def test_socket_option_selects_the_callers_socket(
     administered_daemon: Daemon, home: Path, arguments: list[str]
 ) -> None:
     daemon = administered_daemon
@@ -189,7 +189,7 @@ def test_socket_option_names_the_callers_socket(
 
 
 @pytest.mark.row("D1", "D4")
-def test_socket_option_names_the_control_socket(administered_daemon: Daemon, home: Path) -> None:
+def test_socket_option_selects_the_control_socket(administered_daemon: Daemon, home: Path) -> None:
     daemon = administered_daemon
     asked = ["agents", "list", "--credential-stdin"]
     there = run(daemon, *asked, "--socket", str(daemon.control), elsewhere=home)
@@ -201,7 +201,9 @@ def test_socket_option_names_the_control_socket(administered_daemon: Daemon, hom
 
 
 @pytest.mark.row("D1")
-def test_tables_fit_80_columns_and_keep_what_is_needed(administered_daemon: Daemon) -> None:
+def test_tables_fit_80_columns_without_truncating_ids_and_names(
+    administered_daemon: Daemon,
+) -> None:
     daemon = administered_daemon
     administer(daemon, "agents", "create", "wide-clerk", "--description", "It adds. " * 40)
     administer(daemon, "tokens", "new", "wide-robot", "--agent", "wide-clerk", "--expires", "30d")
@@ -226,7 +228,7 @@ def test_tables_fit_80_columns_and_keep_what_is_needed(administered_daemon: Daem
 
 
 @pytest.mark.row("D1")
-def test_refusal_on_a_terminal_says_nothing_of_a_call(administered_daemon: Daemon) -> None:
+def test_refused_administration_on_a_terminal_mentions_no_call(administered_daemon: Daemon) -> None:
     shown = lines_on_a_terminal(
         administered_daemon, "agents", "show", "nobody", "--credential-stdin"
     )
@@ -236,8 +238,8 @@ def test_refusal_on_a_terminal_says_nothing_of_a_call(administered_daemon: Daemo
 
 
 @pytest.mark.row("D6")
-def test_serve_without_standard_error_says_so_and_exits_4(home: Path) -> None:
-    """Its descriptor would be the next file's, and the log would go into that file."""
+def test_serve_with_closed_stderr_exits_4_and_creates_nothing(home: Path) -> None:
+    """Otherwise the next opened file would get descriptor 2 and receive the log."""
     done = subprocess.run(
         ["sh", "-c", f"exec '{FUMEHOOD}' serve 2>&-"],
         env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)},

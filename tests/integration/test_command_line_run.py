@@ -1,4 +1,4 @@
-"""`fumehood run`: streams as they are, exit status by the table, files below one directory."""
+"""`fumehood run`: unchanged streams, exit status table, files saved below one directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scripted() -> Iterator[Daemon]:
 
 
 class Runner:
-    """`fumehood run` in a directory of its own."""
+    """Runs `fumehood run` in its own directory."""
 
     def __init__(self, daemon: Daemon, directory: Path) -> None:
         self.daemon = daemon
@@ -47,7 +47,7 @@ def run(scripted: Daemon, tmp_path: Path) -> Runner:
     return Runner(scripted, tmp_path)
 
 
-def test_program_speaks_on_its_own_streams_byte_by_byte(run: Runner) -> None:
+def test_program_output_is_passed_through_byte_for_byte(run: Runner) -> None:
     done = run(stdout="ä\x1b[31mred\r\n\0", stderr="warn\n", value=[1])
     assert done.returncode == 0
     assert done.stdout == "ä\x1b[31mred\r\n\0".encode()
@@ -60,7 +60,7 @@ def test_long_output_is_printed_whole(run: Runner) -> None:
     assert done.stderr.startswith(b"err" * 50_000)
 
 
-def test_on_a_terminal_what_a_program_wrote_can_change_nothing(run: Runner) -> None:
+def test_control_characters_in_program_output_are_escaped_on_a_terminal(run: Runner) -> None:
     (run.directory / "program.py").write_text(told(stdout="\x1b]0;owned\x07\x1b[2J\u202eok\n"))
     status, shown = on_a_terminal(
         run.daemon.environment, "run", "program.py", cwd=run.directory, term="xterm"
@@ -81,7 +81,7 @@ FAILURE = {
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("stderr", ["", TRACEBACK + "\n"])
-def test_failed_program_shows_its_traceback_once_and_ends_with_1(run: Runner, stderr: str) -> None:
+def test_failed_program_prints_its_traceback_once_and_exits_1(run: Runner, stderr: str) -> None:
     done = run(ended_by="exception", failure=FAILURE, stdout="so far\n", stderr=stderr)
     assert done.returncode == 1
     assert done.stdout == b"so far\n"
@@ -103,7 +103,7 @@ def test_failed_program_shows_its_traceback_once_and_ends_with_1(run: Runner, st
     ],
     ids=str,
 )
-def test_exit_status_follows_the_table(
+def test_run_exit_status_follows_the_documented_table(
     run: Runner, script: dict[str, Any], code: int, words: bytes
 ) -> None:
     done = run(**script)
@@ -127,9 +127,7 @@ def test_exit_status_follows_the_table(
         ([], b"Missing argument"),
     ],
 )
-def test_wrong_usage_ends_with_2_and_says_why(
-    run: Runner, options: list[str], words: bytes
-) -> None:
+def test_wrong_usage_exits_2_with_its_reason(run: Runner, options: list[str], words: bytes) -> None:
     (run.directory / "text.txt").write_text("1")
     (run.directory / "ok.py").write_text(told(stdout=""))
     (run.directory / "latin.py").write_bytes(b"# \xe4")
@@ -161,14 +159,14 @@ def test_empty_program_is_refused_by_the_engine(run: Runner) -> None:
     assert b"code is empty" in done.stderr
 
 
-def test_without_a_daemon_it_ends_with_4(run: Runner, home: Path) -> None:
+def test_run_without_a_daemon_exits_4(run: Runner, home: Path) -> None:
     (run.directory / "a.py").write_text("1")
     done = run("a.py", "--socket", str(home / "none.sock"))
     assert done.returncode == 4
     assert b"fumehood serve" in done.stderr
 
 
-def test_program_input_and_files_come_from_where_they_were_named(run: Runner) -> None:
+def test_program_stdin_and_files_are_read_from_the_named_sources(run: Runner) -> None:
     (run.directory / "data").mkdir()
     (run.directory / "data" / "in.csv").write_text("1,2")
     (run.directory / "raw").write_bytes(b"\xff\0")
@@ -190,7 +188,7 @@ def test_program_input_and_files_come_from_where_they_were_named(run: Runner) ->
     assert [entry["filename"] for entry in data["files"]] == ["new"]
 
 
-def test_options_of_the_call_are_passed_on(run: Runner) -> None:
+def test_timeout_memory_and_agent_options_reach_the_engine(run: Runner) -> None:
     done = run("--timeout", "2", "--memory", "300", "--json", stdout="")
     limits = json.loads(done.stdout)["metadata"]["sandbox"]["limits"]
     assert limits == {"timeout_seconds": 2, "memory_mb": 256}
@@ -199,22 +197,22 @@ def test_options_of_the_call_are_passed_on(run: Runner) -> None:
     assert b"RESOURCE_NOT_FOUND" in refused.stderr
 
 
-def test_program_from_standard_input_is_python_unless_said_otherwise(run: Runner) -> None:
+def test_program_from_standard_input_defaults_to_python(run: Runner) -> None:
     done = run("-", stdin=told(stdout="out\n").encode())
     assert (done.returncode, done.stdout) == (0, b"out\n")
 
 
-def test_value_of_several_lines_begins_on_its_own(run: Runner) -> None:
+def test_multi_line_value_starts_on_its_own_line(run: Runner) -> None:
     done = run(result={"value": None, "has_value": True, "value_repr": "   a  b\n0  1  2"})
     assert done.stderr == b"value:\n   a  b\n0  1  2\n"
 
 
-def test_files_are_named_where_nobody_keeps_them(run: Runner) -> None:
+def test_files_not_saved_are_listed_with_the_save_option(run: Runner) -> None:
     done = run(files={"a.txt": "abc", "b": 2_000_000})
     assert done.stderr == b"files: a.txt (3 bytes), b (2000000 bytes). To save them: --save DIR\n"
 
 
-def test_files_that_did_not_come_back_are_told_of_and_not_counted_as_saved(run: Runner) -> None:
+def test_files_left_out_are_warned_about_and_fail_a_save(run: Runner) -> None:
     done = run(files={"a": "b"}, files_left_out=2)
     assert done.returncode == 0
     assert (
@@ -227,7 +225,7 @@ def test_files_that_did_not_come_back_are_told_of_and_not_counted_as_saved(run: 
     assert (run.directory / "out" / "a").read_text() == "b"
 
 
-def test_files_are_saved_below_the_directory_small_and_large(run: Runner) -> None:
+def test_small_and_large_files_are_saved_below_the_directory(run: Runner) -> None:
     done = run("--save", "out/here", files={"a.txt": "abc", "deep/er/b": 2_000_000, "empty": ""})
     assert done.returncode == 0, done.stderr
     here = run.directory / "out" / "here"
@@ -237,7 +235,7 @@ def test_files_are_saved_below_the_directory_small_and_large(run: Runner) -> Non
     assert (here / "a.txt").stat().st_mode & 0o111 == 0
 
 
-def test_file_that_is_there_is_left_alone_unless_it_is_forced(run: Runner) -> None:
+def test_existing_file_is_not_overwritten_without_force(run: Runner) -> None:
     (run.directory / "a.txt").write_text("mine")
     done = run("--save", ".", files={"a.txt": "theirs", "b.txt": "theirs"})
     assert done.returncode == 1
@@ -248,13 +246,13 @@ def test_file_that_is_there_is_left_alone_unless_it_is_forced(run: Runner) -> No
     assert (run.directory / "a.txt").read_text() == "theirs"
 
 
-def test_files_of_a_program_that_failed_are_saved_too(run: Runner) -> None:
+def test_files_of_a_failed_program_are_saved(run: Runner) -> None:
     done = run("--save", "out", ended_by="exit", exit_code=1, files={"a": "b"})
     assert done.returncode == 1
     assert (run.directory / "out" / "a").read_text() == "b"
 
 
-def test_new_session_is_made_from_the_image_and_named_for_the_next_command(run: Runner) -> None:
+def test_session_new_creates_a_session_from_the_image_and_prints_its_id(run: Runner) -> None:
     done = run("--session", "new", "--image", "python", stdout="made\n")
     assert (done.returncode, done.stdout) == (0, b"made\n"), done.stderr
     session = re.findall(rb"sess_[0-9a-f]+", done.stderr)[0].decode()

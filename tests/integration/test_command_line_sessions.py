@@ -1,4 +1,4 @@
-"""`fumehood sessions`: files between a session and here, over nothing that was there."""
+"""`fumehood sessions`: session lifecycle and file transfer that overwrites nothing by default."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scripted() -> Iterator[Daemon]:
 
 
 class Shell:
-    """`fumehood` in a directory of its own, and one session."""
+    """Runs `fumehood` in its own directory, with one session."""
 
     def __init__(self, daemon: Daemon, directory: Path) -> None:
         self.daemon = daemon
@@ -66,7 +66,7 @@ def test_session_is_listed_shown_and_ended(shell: Shell) -> None:
     assert shell("new", "--memory", "1").returncode == 1
 
 
-def test_file_goes_in_and_comes_back_as_it_is(shell: Shell) -> None:
+def test_file_round_trips_through_a_session_unchanged(shell: Shell) -> None:
     content = os.urandom(1_500_000)
     (shell.directory / "in.bin").write_bytes(content)
     put = shell("put", shell.session, "in.bin", "d/a.bin")
@@ -82,13 +82,13 @@ def test_file_goes_in_and_comes_back_as_it_is(shell: Shell) -> None:
     assert (shell.directory / "new/b").read_bytes() == content
 
 
-def test_standard_input_is_a_file_that_needs_a_name(shell: Shell) -> None:
+def test_put_from_standard_input_requires_a_target_name(shell: Shell) -> None:
     assert shell("put", shell.session, "-", stdin=b"\0piped").returncode == 2
     assert shell("put", shell.session, "-", "a", stdin=b"\0piped").returncode == 0
     assert (shell.root / "a").read_bytes() == b"\0piped"
 
 
-def test_nothing_that_was_there_is_replaced_without_force(shell: Shell) -> None:
+def test_get_does_not_overwrite_an_existing_file_without_force(shell: Shell) -> None:
     (shell.root / "a").write_bytes(b"theirs")
     (shell.directory / "a").write_bytes(b"mine")
     refused = shell("get", shell.session, "a")
@@ -99,7 +99,7 @@ def test_nothing_that_was_there_is_replaced_without_force(shell: Shell) -> None:
     assert (shell.directory / "a").read_bytes() == b"theirs"
 
 
-def test_link_here_is_not_written_through(shell: Shell) -> None:
+def test_get_never_writes_through_a_local_symlink(shell: Shell) -> None:
     (shell.root / "a").write_bytes(b"theirs")
     victim = shell.directory / "victim"
     victim.write_bytes(b"mine")
@@ -110,7 +110,7 @@ def test_link_here_is_not_written_through(shell: Shell) -> None:
     assert not (shell.directory / "a").is_symlink()
 
 
-def test_what_is_no_plain_file_is_not_sent(shell: Shell) -> None:
+def test_put_of_anything_but_a_regular_file_is_refused(shell: Shell) -> None:
     os.mkfifo(shell.directory / "pipe")
     (shell.directory / "real").write_bytes(b"secret")
     (shell.directory / "link").symlink_to("real")
@@ -124,7 +124,7 @@ def test_what_is_no_plain_file_is_not_sent(shell: Shell) -> None:
     assert shell("put", shell.session, "real", "a").returncode == 0  # the twin
 
 
-def test_path_that_leads_anywhere_else_is_wrong_usage(shell: Shell) -> None:
+def test_path_outside_the_workspace_is_a_usage_error(shell: Shell) -> None:
     (shell.directory / "a").write_bytes(b"")
     for path in ("../a", "/etc/passwd", "a/../b", "a//b"):
         assert shell("put", shell.session, "a", path).returncode == 2, path
@@ -132,7 +132,9 @@ def test_path_that_leads_anywhere_else_is_wrong_usage(shell: Shell) -> None:
         assert shell("rm", shell.session, path).returncode == 2, path
 
 
-def test_file_goes_only_as_it_is_said(shell: Shell) -> None:
+def test_rm_of_directory_requires_recursive_and_put_create_refuses_existing_file(
+    shell: Shell,
+) -> None:
     (shell.root / "d").mkdir()
     (shell.root / "d/a").touch()
     assert shell("rm", shell.session, "d").returncode == 1
@@ -144,7 +146,7 @@ def test_file_goes_only_as_it_is_said(shell: Shell) -> None:
     assert shell("put", shell.session, "x").returncode == 0
 
 
-def test_list_shows_everything_whatever_it_is_called(shell: Shell) -> None:
+def test_file_list_includes_names_with_control_characters(shell: Shell) -> None:
     names = ["a\nb", "‮fdp.exe", "\x1b]0;owned\x07"]
     for name in names:
         (shell.root / name).touch()
@@ -162,7 +164,7 @@ def shown_to_a_person(shell: Shell, *arguments: str) -> str:
     return shown
 
 
-def test_on_a_terminal_no_name_and_no_file_can_change_anything(shell: Shell) -> None:
+def test_filenames_and_contents_are_escaped_on_a_terminal(shell: Shell) -> None:
     (shell.root / "\x1b]0;owned\x07\nforged").write_text("\x1b[2J\u202eok\n")
     (shell.root / "a").write_text("\x1b[2J\u202eok\n")
     shown = shown_to_a_person(shell, "files", shell.session)
@@ -173,14 +175,14 @@ def test_on_a_terminal_no_name_and_no_file_can_change_anything(shell: Shell) -> 
     assert shown.strip() == "\\u{001b}[2J\\u{202e}ok"
 
 
-def test_list_on_a_terminal_tells_times_as_distances(shell: Shell) -> None:
+def test_session_list_on_a_terminal_shows_relative_times(shell: Shell) -> None:
     head, _, *rows = [line.split() for line in shown_to_a_person(shell, "list").split("\n")[1:]]
     assert head == ["session", "state", "image", "age", "ends"]
     (own,) = [row for row in rows if row[:1] == [shell.session]]
     assert re.fullmatch(r"active python .+ in \d+ [mh]", " ".join(own[1:]))
 
 
-def test_new_session_says_on_a_terminal_what_it_runs_and_how_to_use_it(shell: Shell) -> None:
+def test_new_session_on_a_terminal_prints_its_languages_and_usage(shell: Shell) -> None:
     made, said = shown_to_a_person(shell, "new").splitlines()
     assert "python" in said
     assert "--session ID" in said
@@ -199,7 +201,7 @@ def test_new_session_says_on_a_terminal_what_it_runs_and_how_to_use_it(shell: Sh
         ("a.py", ("--language", "javascript"), "run_javascript"),
     ],
 )
-def test_program_runs_in_the_language_of_its_name(
+def test_program_language_follows_file_extension_or_option(
     shell: Shell, name: str, options: tuple[str, ...], tool: str
 ) -> None:
     (shell.directory / name).write_text(told(stdout="out\n"))
@@ -211,7 +213,7 @@ def test_program_runs_in_the_language_of_its_name(
 
 
 @pytest.mark.row("S7")
-def test_program_in_no_known_language_is_wrong_usage(shell: Shell) -> None:
+def test_unknown_language_is_a_usage_error(shell: Shell) -> None:
     (shell.directory / "a.rb").write_text("1")
     done = shell("a.rb", command="run")
     assert done.returncode == 2

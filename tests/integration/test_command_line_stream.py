@@ -1,4 +1,4 @@
-"""`--stream` and `calls cancel`: what runs is seen while it runs, and can be ended."""
+"""`--stream` and `calls cancel`: live output and cancellation of a running call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Any:
-    """Writes a program that tells what it is told to, and names its file."""
+    """Write a scripted program and return its path."""
 
     def write(*tells: Any, **script: Any) -> str:
         path = tmp_path / "program.py"
@@ -50,14 +50,14 @@ def fumehood(daemon: Daemon, *words: str) -> Any:
 RED = "ä\x1b[31mred\r\n\0"
 
 
-def test_program_speaks_on_its_own_streams_as_it_is(daemon: Daemon, program: Any) -> None:
+def test_streamed_output_is_passed_through_unchanged(daemon: Daemon, program: Any) -> None:
     path = program(["stdout", RED], ["progress", 50, "half"], ["stderr", "warn\n"], value=[1])
     done = fumehood(daemon, "run", "--stream", path)
     assert (done.returncode, done.stdout) == (0, RED.encode())
     assert done.stderr == b"warn\nvalue: [1]\n"
 
 
-def test_json_stays_one_document_on_stdout(daemon: Daemon, program: Any) -> None:
+def test_streamed_run_with_json_prints_one_document_on_stdout(daemon: Daemon, program: Any) -> None:
     path = program(["stdout", "out\n"], ["stderr", "err\n"], value=4)
     arguments = json.dumps({"code": Path(path).read_text()})
     for words in (("run", "--json", path), ("call", "run_python", arguments)):
@@ -67,7 +67,9 @@ def test_json_stays_one_document_on_stdout(daemon: Daemon, program: Any) -> None
         assert (done.returncode, done.stderr) == (0, b"out\nerr\n")
 
 
-def test_on_a_terminal_nothing_a_program_says_can_change_it(daemon: Daemon, program: Any) -> None:
+def test_streamed_output_and_progress_are_escaped_on_a_terminal(
+    daemon: Daemon, program: Any
+) -> None:
     path = program(
         ["stdout", "a\x1b[2J\n"],
         ["progress", 50, "\x1b[2Jhalf\r[red]"],
@@ -86,8 +88,8 @@ def test_on_a_terminal_nothing_a_program_says_can_change_it(daemon: Daemon, prog
     assert "\x1b]0;" not in seen
 
 
-def test_words_of_progress_are_no_markup(daemon: Daemon, program: Any) -> None:
-    """A backslash before a bracket undoes an escape; a closing tag alone is an error of rich's."""
+def test_progress_message_is_not_interpreted_as_rich_markup(daemon: Daemon, program: Any) -> None:
+    """A backslash before a bracket undoes rich's escape, and a lone closing tag makes rich raise."""
     path = program(
         ["progress", 50, "\\[link=http://evil.example]here"], ["progress", 60, "\\[/red]end"]
     )
@@ -101,13 +103,13 @@ def test_words_of_progress_are_no_markup(daemon: Daemon, program: Any) -> None:
     assert "\\[/red]end" in seen
 
 
-def test_bar_does_not_wipe_out_a_line_that_is_not_over(daemon: Daemon, program: Any) -> None:
+def test_progress_bar_does_not_erase_an_unfinished_line(daemon: Daemon, program: Any) -> None:
     path = program(["stdout", "question? "], ["progress", 50, "half"], ["stdout", "yes\n"])
     _, seen = on_a_terminal(daemon.environment, "run", "--stream", path, term="xterm", columns=100)
     assert "question? yes\r\n" in seen
 
 
-def test_failure_has_its_exit_status_and_its_words(daemon: Daemon, program: Any) -> None:
+def test_failed_streamed_call_has_its_exit_status_and_message(daemon: Daemon, program: Any) -> None:
     done = fumehood(
         daemon, "run", "--stream", program(["stdout", "x"], ended_by="exit", exit_code=3)
     )
@@ -118,7 +120,9 @@ def test_failure_has_its_exit_status_and_its_words(daemon: Daemon, program: Any)
     assert fumehood(daemon, "call", "--stream", "--local", "calculator").returncode == 2
 
 
-def test_interrupt_cancels_the_call_and_shows_its_answer(daemon: Daemon, program: Any) -> None:
+def test_interrupting_a_stream_cancels_the_call_and_prints_its_answer(
+    daemon: Daemon, program: Any
+) -> None:
     process = subprocess.Popen(
         [str(FUMEHOOD), "run", "--stream", program(["stdout", "so far\n"], waits=True)],
         env=daemon.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -132,7 +136,7 @@ def test_interrupt_cancels_the_call_and_shows_its_answer(daemon: Daemon, program
     assert b"CANCELLED" in err
 
 
-def test_running_call_is_cancelled_by_its_id(daemon: Daemon, program: Any) -> None:
+def test_calls_cancel_ends_a_running_call_by_its_id(daemon: Daemon, program: Any) -> None:
     code = Path(program(waits=True)).read_text()
     with streaming(daemon.socket, "run_python", {"code": code}) as stream:
         events = stream.events()

@@ -1,4 +1,4 @@
-"""The container wall on a real Docker: what is left behind, and what happens when Docker fails."""
+"""The container wall on a real Docker: hardening, cleanup, and behaviour when Docker fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support.wait import DEADLINE_S, wait_until
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker")]
 
 SLOW_START_S = 60.0
-"""A busy host, several containers at once."""
+"""Deadline for container starts on a busy host, several at once, in seconds."""
 
 READY = {"op": "ready", "enforces": {limit.value: True for limit in Limit}, "faults": []}
 EATS_MEMORY = f"""
@@ -48,11 +48,11 @@ hoard = []
 while True:
     hoard.append(b"x" * (8 << 20))
 """
-"""A guest whose first process itself runs out of memory: then nobody inside can say so."""
+"""A guest whose first process runs out of memory, so that only Docker can report it."""
 
 
 class Bench:
-    """A wall of its own engine, and the events that it told."""
+    """A wall with its own engine id, and the events it logged."""
 
     def __init__(self, image: Image, environment: dict[str, str], **settings: Any) -> None:
         self.owner = secrets.token_hex(16)
@@ -113,7 +113,7 @@ def _quick_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.row("S3", "S5")
-async def test_program_runs_and_its_container_is_as_hardened_as_it_was_specified(
+async def test_container_runs_a_program_and_has_every_specified_hardening(
     python_image: Image,
 ) -> None:
     async with bench(python_image) as made:
@@ -149,7 +149,7 @@ async def test_program_runs_and_its_container_is_as_hardened_as_it_was_specified
 
 
 @pytest.mark.row("S5")
-async def test_each_domain_has_its_own_container_and_keeps_it(python_image: Image) -> None:
+async def test_each_trust_domain_keeps_its_own_container(python_image: Image) -> None:
     async with bench(python_image) as made:
         for who in ("uid:1", "uid:2", "uid:1"):
             assert (await made.run(who=who)).ended_by is EndedBy.OK
@@ -158,7 +158,7 @@ async def test_each_domain_has_its_own_container_and_keeps_it(python_image: Imag
 
 
 @pytest.mark.row("S4", "P8")
-async def test_program_that_does_not_end_is_ended_and_the_next_call_is_unharmed(
+async def test_endless_program_is_ended_by_wall_time_and_the_next_call_succeeds(
     python_image: Image,
 ) -> None:
     async with bench(python_image) as made:
@@ -168,14 +168,14 @@ async def test_program_that_does_not_end_is_ended_and_the_next_call_is_unharmed(
 
 
 @pytest.mark.row("S4")
-async def test_container_that_is_lost_to_memory_is_told_as_memory(python_image: Image) -> None:
+async def test_container_killed_by_oom_ends_as_memory(python_image: Image) -> None:
     command = ("/usr/bin/python3", "-I", "-S", "-c", EATS_MEMORY)
     async with bench(python_image, making=Making(command)) as made:
         assert (await made.run()).ended_by is EndedBy.MEMORY
 
 
 @pytest.mark.row("S4")
-async def test_container_that_somebody_kills_is_lost_and_not_called_memory(
+async def test_container_killed_from_outside_ends_as_sandbox_lost(
     python_image: Image,
 ) -> None:
     async with bench(python_image) as made:
@@ -197,7 +197,7 @@ async def test_container_that_somebody_kills_is_lost_and_not_called_memory(
 
 @pytest.mark.row("S9")
 @pytest.mark.usefixtures("_quick_deadlines")
-async def test_docker_that_falls_silent_is_an_error_in_time_and_heals_when_it_speaks(
+async def test_hanging_docker_is_unavailable_in_time_and_recovers(
     python_image: Image, home: Path
 ) -> None:
     with DockerProxy(home / "docker.sock") as docker:
@@ -213,7 +213,7 @@ async def test_docker_that_falls_silent_is_an_error_in_time_and_heals_when_it_sp
 
 @pytest.mark.row("S9")
 @pytest.mark.usefixtures("_quick_deadlines")
-async def test_docker_that_dies_in_the_middle_loses_the_run_and_heals_when_it_is_back(
+async def test_docker_connection_cut_during_a_run_loses_the_run_and_recovers(
     python_image: Image, home: Path
 ) -> None:
     with DockerProxy(home / "docker.sock") as docker:
@@ -240,7 +240,7 @@ def status_of(pid: int) -> str:
 
 
 def owner_of(daemon: Daemon) -> str:
-    """The owner's label of a daemon's containers."""
+    """The owner label of a daemon's containers."""
     (label,) = {
         one["Config"]["Labels"]["fumehood.owner"]
         for one in containers_of(f"fumehood.pid={daemon.process.pid}")
@@ -261,7 +261,7 @@ def call_python(daemon: Daemon, code: str = "2 + 2", **options: Any) -> dict[str
 @pytest.mark.row("S9")
 @pytest.mark.usefixtures("python_image")
 @pytest.mark.parametrize("moment", ["idle", "starting"])
-def test_engine_that_is_killed_leaves_no_container_after_its_next_start(
+def test_killed_engines_containers_are_reaped_at_its_next_start(
     moment: str, start_daemon: StartDaemon, home: Path
 ) -> None:
     (home / "other").mkdir(mode=0o700)
@@ -287,7 +287,7 @@ def test_engine_that_is_killed_leaves_no_container_after_its_next_start(
 
 @pytest.mark.row("S9")
 @pytest.mark.usefixtures("python_image")
-def test_guest_of_a_dead_engine_ends_by_itself(start_daemon: StartDaemon) -> None:
+def test_guest_of_a_killed_engine_exits_by_itself(start_daemon: StartDaemon) -> None:
     killed = start_daemon()
     assert call_python(killed)["success"]
     label = f"fumehood.pid={killed.process.pid}"
@@ -300,7 +300,7 @@ def test_guest_of_a_dead_engine_ends_by_itself(start_daemon: StartDaemon) -> Non
 
 
 @pytest.mark.row("S9", "D7")
-def test_engine_without_docker_serves_all_else_and_says_once_what_is_missing(
+def test_engine_without_docker_serves_other_walls_and_logs_the_cure_once(
     start_daemon: StartDaemon, home: Path
 ) -> None:
     daemon = start_daemon(variables={"DOCKER_HOST": f"unix://{home}/nobody.sock"})
@@ -325,7 +325,7 @@ def test_engine_without_docker_serves_all_else_and_says_once_what_is_missing(
 @pytest.mark.row("S9")
 @pytest.mark.needs("root")
 @pytest.mark.usefixtures("_quick_deadlines")
-async def test_docker_that_is_restarted_is_an_error_and_then_serves_again(
+async def test_docker_restart_loses_the_run_and_later_calls_succeed(
     python_image: Image, home: Path
 ) -> None:
     with OwnDocker(home) as docker:
@@ -356,7 +356,7 @@ NOT_BUILT = (
 
 @pytest.mark.row("S9", "S10")
 @pytest.mark.needs("root")
-def test_call_right_after_its_image_is_built_succeeds_in_an_engine_that_started_without_images(
+def test_engine_started_without_images_serves_a_call_right_after_the_build(
     python_image: Image, start_daemon: StartDaemon, home: Path
 ) -> None:
     (home / "docker").mkdir()
@@ -381,7 +381,7 @@ def test_call_right_after_its_image_is_built_succeeds_in_an_engine_that_started_
 
 @pytest.mark.row("S9")
 @pytest.mark.needs("root")
-def test_engine_that_nobody_calls_becomes_ready_when_its_image_is_built(
+def test_idle_engine_becomes_ready_after_its_image_is_built(
     python_image: Image, start_daemon: StartDaemon, home: Path
 ) -> None:
     (home / "docker").mkdir()
@@ -395,7 +395,7 @@ def test_engine_that_nobody_calls_becomes_ready_when_its_image_is_built(
 
 @pytest.mark.row("S9")
 @pytest.mark.needs("root")
-def test_call_right_after_docker_was_restarted_succeeds(
+def test_call_right_after_a_docker_restart_succeeds(
     python_image: Image, start_daemon: StartDaemon, home: Path
 ) -> None:
     (home / "docker").mkdir()
@@ -413,14 +413,14 @@ def test_call_right_after_docker_was_restarted_succeeds(
 
 
 def start_on(docker: OwnDocker, start_daemon: StartDaemon) -> Daemon:
-    """A daemon on this Docker, which needs the image `python` alone to run Python."""
+    """A daemon on this Docker that needs only the image `python` to run Python."""
     return start_daemon(
         variables={"DOCKER_HOST": docker.address, "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"}
     )
 
 
 def container_of(daemon: Daemon) -> dict[str, Any]:
-    """What the daemon says of its container wall to anybody."""
+    """The container wall as `/v1/ready` reports it."""
     client = daemon.client()
     try:
         wall: dict[str, Any] = client.get("/v1/ready").body["walls"]["container"]

@@ -1,4 +1,4 @@
-"""The container wall over a fake Docker: up, down, and up again by itself."""
+"""The container wall over a fake Docker: availability, recovery, guests and held containers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def not_built(image: str) -> ImageMissing:
 
 @dataclass(frozen=True)
 class Found:
-    """As much of an image as the wall needs."""
+    """The parts of an image that the wall uses."""
 
     id: str
     languages: tuple[str, ...] = ("python", "shell")
@@ -107,7 +107,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def only_calls_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wall itself looks later than any test takes."""
+    """Disable the wall's periodic check, so that only calls check Docker."""
     monkeypatch.setattr(wall, "FIRST_LOOK_DELAY_S", 3600.0)
 
 
@@ -123,7 +123,7 @@ async def bench(**settings: Any) -> AsyncIterator[Bench]:
         group.cancel_scope.cancel()
 
 
-async def test_run_in_a_container_and_nothing_left_after_the_wall_is_left() -> None:
+async def test_wall_runs_a_program_and_removes_its_containers_on_exit() -> None:
     async with bench() as made:
         ending = await made.run()
         assert (ending.ended_by, ending.isolation) == (EndedBy.OK, "call")
@@ -133,7 +133,7 @@ async def test_run_in_a_container_and_nothing_left_after_the_wall_is_left() -> N
     assert sorted(made.docker.removed) == ["fumehood-eeeeeeee-1", "fumehood-eeeeeeee-2"]
 
 
-async def test_second_call_of_a_domain_uses_the_same_container() -> None:
+async def test_second_call_of_a_trust_domain_reuses_its_container() -> None:
     async with bench() as made:
         await made.run()
         await made.run()
@@ -141,7 +141,7 @@ async def test_second_call_of_a_domain_uses_the_same_container() -> None:
         assert len(made.docker.bodies) == 2
 
 
-async def test_labels_and_image_are_those_of_this_engine() -> None:
+async def test_container_body_has_the_engines_labels_image_and_runtime() -> None:
     async with bench(runtime="runc", cpus=0.5) as made:
         await made.run()
         (body,) = made.docker.bodies
@@ -152,7 +152,7 @@ async def test_labels_and_image_are_those_of_this_engine() -> None:
         assert body["HostConfig"]["NanoCpus"] == 500_000_000
 
 
-async def test_lazy_wall_asks_docker_for_nothing_before_the_first_call() -> None:
+async def test_lazy_wall_sends_nothing_to_docker_before_the_first_call() -> None:
     async with bench(eager=False) as made:
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
@@ -163,7 +163,7 @@ async def test_lazy_wall_asks_docker_for_nothing_before_the_first_call() -> None
         assert (await made.run()).ended_by is EndedBy.OK
 
 
-async def test_predecessor_s_containers_are_gone_when_the_wall_is_up() -> None:
+async def test_predecessors_orphaned_containers_are_reaped_at_start() -> None:
     labels = {"fumehood.engine": "d" * 32, "fumehood.owner": "o" * 32, "fumehood.deadline": "0"}
     left = Listed("x", "fumehood-dddddddd-1", "running", labels)
     async with bench(docker={"containers": {"x": left}}) as made:
@@ -173,7 +173,7 @@ async def test_predecessor_s_containers_are_gone_when_the_wall_is_up() -> None:
 
 
 @pytest.mark.parametrize("failure", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
-async def test_wall_without_docker_says_why_once_and_heals_when_it_is_there(
+async def test_wall_without_docker_logs_the_reason_once_and_recovers(
     failure: type[DockerError],
 ) -> None:
     async with bench(docker={"failing": failure("/var/run/secret.sock")}) as made:
@@ -193,7 +193,7 @@ async def test_wall_without_docker_says_why_once_and_heals_when_it_is_there(
         assert (await made.run()).ended_by is EndedBy.OK
 
 
-async def test_missing_images_leave_the_wall_up_and_the_next_call_after_a_build_succeeds(
+async def test_missing_image_refuses_calls_until_it_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
@@ -220,7 +220,7 @@ async def test_missing_images_leave_the_wall_up_and_the_next_call_after_a_build_
         assert made.told("container.available") == [{"images": {"python": "sha256:2"}}]
 
 
-async def test_wall_that_a_call_has_found_down_becomes_ready_by_itself() -> None:
+async def test_wall_found_down_by_a_call_recovers_by_itself() -> None:
     async with bench() as made:
         await made.until(lambda: made.wall.status.is_ready)
         made.docker.failing = DockerNotRunning("away")
@@ -230,7 +230,7 @@ async def test_wall_that_a_call_has_found_down_becomes_ready_by_itself() -> None
         await made.until(lambda: made.wall.status.is_ready)
 
 
-async def test_first_call_after_docker_is_back_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_call_after_docker_returns_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     only_calls_look(monkeypatch)
     async with bench(docker={"failing": DockerNotRunning("away")}) as made:
         with pytest.raises(SandboxUnavailable, match="Containers are unavailable; nothing ran"):
@@ -240,7 +240,7 @@ async def test_first_call_after_docker_is_back_succeeds(monkeypatch: pytest.Monk
         assert held.lost is None
 
 
-async def test_silence_of_docker_is_an_error_in_time_and_remembered_for_a_moment(
+async def test_docker_timeout_is_cached_so_later_calls_fail_without_asking(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
@@ -255,7 +255,7 @@ async def test_silence_of_docker_is_an_error_in_time_and_remembered_for_a_moment
         assert made.docker.asked == ["info"]
 
 
-async def test_call_that_comes_during_a_look_gets_one_that_begins_after_it(
+async def test_call_arriving_during_a_docker_check_gets_a_newer_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
@@ -287,7 +287,7 @@ async def test_call_that_comes_during_a_look_gets_one_that_begins_after_it(
         assert made.docker.asked.count("info") == looks + 2
 
 
-async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_answered(
+async def test_thousand_concurrent_calls_share_one_docker_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
@@ -310,7 +310,7 @@ async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_ans
         assert made.docker.asked.count("info") == looks + 1
 
 
-async def test_call_that_is_cancelled_leaves_the_look_to_the_others(
+async def test_cancelled_call_does_not_cancel_the_shared_docker_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
@@ -335,7 +335,7 @@ async def test_call_that_is_cancelled_leaves_the_look_to_the_others(
         assert endings == [EndedBy.OK]
 
 
-async def test_image_that_is_removed_while_a_call_runs_ends_nothing_and_refuses_the_next(
+async def test_image_removed_during_a_run_spares_the_run_and_refuses_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     may_end = anyio.Event()
@@ -371,7 +371,7 @@ async def test_image_that_is_removed_while_a_call_runs_ends_nothing_and_refuses_
         assert [body["Image"] for body in made.docker.bodies] == ["sha256:1", "sha256:2"]
 
 
-async def test_host_that_cannot_limit_memory_has_no_container_wall() -> None:
+async def test_host_without_memory_limits_has_no_container_wall() -> None:
     async with bench() as made:
         made.docker.info_answer["MemoryLimit"] = False
         with pytest.raises(SandboxUnavailable, match="cannot limit memory"):
@@ -379,7 +379,7 @@ async def test_host_that_cannot_limit_memory_has_no_container_wall() -> None:
         assert made.docker.bodies == []
 
 
-async def test_warning_of_docker_s_means_that_nothing_runs() -> None:
+async def test_docker_warning_about_a_limit_prevents_the_start() -> None:
     async with bench(docker={"warnings": ("No swap limit support",)}) as made:
         with pytest.raises(SandboxUnavailable, match="lack a required limit"):
             await made.run()
@@ -387,7 +387,7 @@ async def test_warning_of_docker_s_means_that_nothing_runs() -> None:
 
 
 @pytest.mark.parametrize("least_warm", [0, 1])
-async def test_container_that_lacks_a_limit_runs_nothing_and_the_wall_says_which(
+async def test_container_lacking_a_limit_is_refused_and_the_wall_reports_the_limit(
     least_warm: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wall, "LOOK_AGAIN_S", 0.01)
@@ -409,7 +409,7 @@ async def test_container_that_lacks_a_limit_runs_nothing_and_the_wall_says_which
 
 
 @pytest.mark.parametrize("how", ["falls silent", "ends", "speaks nonsense"])
-async def test_guest_that_does_not_start_is_unavailable_and_removed(
+async def test_guest_failing_to_start_is_unavailable_and_its_containers_are_removed(
     how: str,
 ) -> None:
     async def bad(guest: FakeGuest) -> None:
@@ -427,7 +427,7 @@ async def test_guest_that_does_not_start_is_unavailable_and_removed(
         assert (await made.run()).ended_by is EndedBy.OK
 
 
-async def test_words_of_docker_s_stay_in_the_log_and_the_next_call_tries_again() -> None:
+async def test_docker_error_text_stays_in_the_log_and_the_next_call_retries() -> None:
     failing = DockerFault("mounting /var/lib/docker/overlay2/secret: no space left")
     async with bench(docker={"failing_to_start": failing}) as made:
         with pytest.raises(SandboxUnavailable) as refused:
@@ -447,7 +447,7 @@ async def test_words_of_docker_s_stay_in_the_log_and_the_next_call_tries_again()
         ({}, EndedBy.SANDBOX_LOST),
     ],
 )
-async def test_container_that_is_lost_in_a_run_is_memory_only_where_docker_says_so(
+async def test_container_lost_in_a_run_ends_as_memory_only_if_docker_reports_oom(
     state: JsonObject, ended_by: EndedBy
 ) -> None:
     async def dies(guest: FakeGuest) -> None:
@@ -460,7 +460,7 @@ async def test_container_that_is_lost_in_a_run_is_memory_only_where_docker_says_
         assert (ending.ended_by, ending.stdout) == (ended_by, "so far")
 
 
-async def test_docker_is_asked_how_a_container_ended_before_it_is_removed() -> None:
+async def test_container_state_is_read_before_the_container_is_removed() -> None:
     async def dies(guest: FakeGuest) -> None:
         await guest.says(READY)
         await guest.hears()
@@ -472,7 +472,7 @@ async def test_docker_is_asked_how_a_container_ended_before_it_is_removed() -> N
         assert asked.index("state") < asked.index("remove")
 
 
-async def test_reason_that_docker_hears_after_the_end_is_waited_for() -> None:
+async def test_oom_reported_late_by_docker_is_waited_for() -> None:
     async def dies(guest: FakeGuest) -> None:
         await guest.says(READY)
         await guest.hears()
@@ -491,7 +491,7 @@ async def test_reason_that_docker_hears_after_the_end_is_waited_for() -> None:
         assert ending == [EndedBy.MEMORY]
 
 
-async def test_container_that_is_lost_while_docker_hangs_is_lost_and_no_more() -> None:
+async def test_container_lost_while_docker_times_out_ends_as_sandbox_lost() -> None:
     async def dies(guest: FakeGuest) -> None:
         await guest.says(READY)
         await guest.hears()
@@ -503,7 +503,7 @@ async def test_container_that_is_lost_while_docker_hangs_is_lost_and_no_more() -
         made.docker.failing = None
 
 
-async def test_wrong_frame_is_lost_and_docker_is_not_asked_for_an_excuse() -> None:
+async def test_invalid_guest_frame_ends_as_sandbox_lost_even_if_docker_reports_oom() -> None:
     async def lies(guest: FakeGuest) -> None:
         await guest.says(READY)
         await guest.hears()
@@ -516,7 +516,7 @@ async def test_wrong_frame_is_lost_and_docker_is_not_asked_for_an_excuse() -> No
         assert (await made.run()).ended_by is EndedBy.SANDBOX_LOST
 
 
-async def test_cancelled_call_ends_its_program_and_leaves_no_container_busy() -> None:
+async def test_cancelled_call_cancels_its_program_and_frees_the_container() -> None:
     told: list[str] = []
 
     async def slow(guest: FakeGuest) -> None:
@@ -536,7 +536,7 @@ async def test_cancelled_call_ends_its_program_and_leaves_no_container_busy() ->
         await made.until(lambda: made.wall.counts["idle"] == 1)
 
 
-async def test_lease_is_for_one_run_of_its_own_size() -> None:
+async def test_lease_refuses_a_larger_run_and_a_second_run() -> None:
     async with bench() as made, made.wall.lease(DOMAIN, fresh=False, memory_mb=128) as lease:
         with pytest.raises(InternalError):
             await lease.run("python", {"code": "1"}, LIMITS)
@@ -546,7 +546,7 @@ async def test_lease_is_for_one_run_of_its_own_size() -> None:
             await lease.run("python", {"code": "1"}, LIMITS)
 
 
-async def test_stopping_with_a_call_in_the_middle_leaves_nothing() -> None:
+async def test_stopping_wall_ends_a_running_call_as_sandbox_lost() -> None:
     async def never(guest: FakeGuest) -> None:
         await guest.says(READY)
         while True:
@@ -563,7 +563,7 @@ async def test_stopping_with_a_call_in_the_middle_leaves_nothing() -> None:
     assert endings == [EndedBy.SANDBOX_LOST]
 
 
-async def test_missing_image_takes_away_its_languages_only_and_is_found_when_it_is_built() -> None:
+async def test_missing_image_disables_only_its_languages_until_it_is_built() -> None:
     async with bench(images=TWO_IMAGES) as made:
         made.missing.add("shell")
         await made.run()
@@ -583,7 +583,7 @@ async def test_missing_image_takes_away_its_languages_only_and_is_found_when_it_
         assert names == ["python", "shell"]
 
 
-async def test_language_without_an_image_that_has_it_is_refused_and_named() -> None:
+async def test_language_without_an_image_is_refused_by_name() -> None:
     async with bench(images=ONE_IMAGE) as made:
         with pytest.raises(SandboxUnavailable, match="no image for ruby"):
             await made.run(language="ruby")
@@ -601,7 +601,7 @@ async def hold(made: Bench, lost: list[str], image: str = "python") -> HeldConta
         )
 
 
-async def test_held_container_keeps_and_leaves_the_pool_and_goes_when_it_is_ended() -> None:
+async def test_held_container_leaves_the_pool_and_is_removed_when_ended() -> None:
     lost: list[str] = []
     async with bench() as made:
         held = await hold(made, lost)
@@ -621,7 +621,7 @@ async def test_held_container_keeps_and_leaves_the_pool_and_goes_when_it_is_ende
         assert made.wall.counts["held"] == 0
 
 
-async def test_runs_of_a_held_container_say_that_what_they_leave_is_kept() -> None:
+async def test_runs_in_a_held_container_request_kept_state() -> None:
     heard: list[JsonObject] = []
 
     async def behave(guest: FakeGuest) -> None:
@@ -641,7 +641,7 @@ async def test_runs_of_a_held_container_say_that_what_they_leave_is_kept() -> No
     ]  # fmt: skip
 
 
-async def test_held_container_that_is_not_clean_is_lost_with_what_its_guest_said() -> None:
+async def test_held_container_with_failed_reset_is_lost_with_the_guests_reason() -> None:
     async def behave(guest: FakeGuest) -> None:
         await guest.says(READY)
         message = await guest.hears()
@@ -671,7 +671,7 @@ async def test_stopping_wall_ends_held_containers() -> None:
     assert held.name in made.docker.removed
 
 
-async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
+async def test_session_image_is_looked_up_on_demand() -> None:
     async with bench() as made:
         made.missing.add("mine")
         await made.run()
@@ -683,7 +683,7 @@ async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
         assert made.docker.bodies[-1]["Labels"]["fumehood.image"] == "mine"
 
 
-async def test_image_that_was_built_anew_retires_idle_containers_and_spares_a_session_s(
+async def test_rebuilt_image_retires_idle_containers_but_not_held_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(wall, "LOOK_AGAIN_S", 0.001)
