@@ -1,4 +1,4 @@
-"""SIGKILL around every commit of calls that wait for humans: what was promised is kept."""
+"""SIGKILL around every commit of calls that wait for approval: every promise is kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """In memory where there is such a place: a kill is no loss of power."""
+    """A directory in memory if there is one; a kill, unlike a power loss, does not need a disk."""
     where = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir=where))
     yield directory
@@ -40,7 +40,7 @@ def place() -> Iterator[Path]:
 
 
 def ahead(crashes: Iterator[Crash]) -> Iterator[Crash]:
-    """While one is examined here, the next one dies over there."""
+    """Run the next crash in a thread while the current one is examined."""
     with ThreadPoolExecutor(1) as beside:
         coming = beside.submit(next, crashes, None)
         while (crash := coming.result()) is not None:
@@ -49,7 +49,7 @@ def ahead(crashes: Iterator[Crash]) -> Iterator[Crash]:
 
 
 def prepare(home: Path, scene: str, weakness: str = "") -> None:
-    """What a scene finds, and which one it is."""
+    """Prepare the state of a scene and record its name."""
     SCENES[scene].prepare(home)
     (home / "scene").write_text(scene)
     if weakness:
@@ -57,7 +57,7 @@ def prepare(home: Path, scene: str, weakness: str = "") -> None:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_killed_at_every_commit_nothing_is_lost_and_nothing_acts_twice(
+def test_engine_killed_at_every_commit_loses_no_approval_and_runs_no_call_twice(
     name: str, run: Run, place: Path
 ) -> None:
     scene = SCENES[name]
@@ -89,7 +89,7 @@ def test_killed_at_every_commit_nothing_is_lost_and_nothing_acts_twice(
         ("a repeat is not recognized", "replayed", "acted 2 times"),
     ],
 )
-def test_control_a_promise_that_is_left_out_is_found(
+def test_control_weakened_guarantee_is_detected(
     weakness: str, scene: str, words: str, run: Run, place: Path
 ) -> None:
     faults: list[str] = []
@@ -101,8 +101,10 @@ def test_control_a_promise_that_is_left_out_is_found(
     raise AssertionError(f"nobody noticed that {weakness}: {faults}")
 
 
-def test_killed_at_random_moments_nothing_is_lost_and_nothing_acts_twice(place: Path) -> None:
-    """One state, many scripts at once, one life after the other; the soak has more of them."""
+def test_engine_killed_at_random_moments_loses_no_approval_and_runs_no_call_twice(
+    place: Path,
+) -> None:
+    """One state, many concurrent scripts, successive engines; the soak test runs more of them."""
     home = place / "home"
     with nursery(f"{MODULE}:play_until_killed", CLEAN_ENVIRONMENT) as kill:
         found = lives(kill, home, KILLS, SEED)

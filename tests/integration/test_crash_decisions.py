@@ -1,4 +1,4 @@
-"""SIGKILL at every commit of a decision: a tool never runs more often than humans said yes."""
+"""SIGKILL at every commit of a decision: a tool never runs more often than it was approved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCENARIO = "support.crash_decisions:play"
 
 
 def outcomes(home: Path, weakness: str = "") -> Iterator[tuple[int, int]]:
-    """How often the tool ran and how often a human said yes, for each moment of death."""
+    """The number of runs and the number of approvals, for each crash point."""
 
     def prepared(place: Path) -> None:
         prepare(place)
@@ -30,12 +30,12 @@ def outcomes(home: Path, weakness: str = "") -> Iterator[tuple[int, int]]:
         yield asyncio.run(examine(crash.home))
 
 
-def test_killed_at_every_commit_one_yes_lets_at_most_one_call_through(home: Path) -> None:
+def test_decision_killed_at_every_commit_lets_at_most_one_call_run(home: Path) -> None:
     found = Counter(outcomes(home))
     assert all(ran <= yes for ran, yes in found), found
     assert {(0, 0), (1, 1)} <= found.keys()  # nobody was asked yet; and the yes was used
     assert found.total() >= 10
 
 
-def test_control_a_yes_that_is_not_used_up_before_it_is_told_is_found(home: Path) -> None:
+def test_control_decision_reported_before_it_is_consumed_is_detected(home: Path) -> None:
     assert any(ran > yes for ran, yes in outcomes(home, "a decision is not used up"))

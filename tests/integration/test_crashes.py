@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: what was acknowledged is there, and the next start works."""
+"""SIGKILL at any moment: acknowledged rows survive, and the next start works."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ KILLS = 10
 MOST_ROWS = 500
 
 
-def test_killed_in_the_middle_of_its_writes_a_database_keeps_what_it_acknowledged(
+def test_database_killed_during_writes_keeps_every_acknowledged_row(
     home: Path,
 ) -> None:
-    """One database, killed again and again; promises of earlier lives hold too."""
+    """One database, killed repeatedly; rows acknowledged by earlier processes must survive as well."""
     chance = random.Random(SEED)
     path = home / "state.db"
     acknowledged: set[str] = set()
@@ -42,14 +42,14 @@ def test_killed_in_the_middle_of_its_writes_a_database_keeps_what_it_acknowledge
     assert len(acknowledged) > MOST_ROWS
 
 
-def test_control_a_lost_row_would_be_noticed(home: Path) -> None:
+def test_control_missing_acknowledged_row_is_detected(home: Path) -> None:
     path = home / "state.db"
     acknowledged = crash(path, 1, 20, CLEAN_ENVIRONMENT)
     assert len(acknowledged) >= 20
     assert examine(path, acknowledged | {"never-written"}) == ("1 acknowledged rows are missing")
 
 
-def test_killed_while_it_makes_its_schema_it_leaves_all_or_nothing(home: Path) -> None:
+def test_database_killed_during_schema_creation_opens_afterwards(home: Path) -> None:
     path = home / "state.db"
     program = (
         "import sys, os\n"
@@ -68,10 +68,10 @@ def test_killed_while_it_makes_its_schema_it_leaves_all_or_nothing(home: Path) -
 
 
 @pytest.mark.row("D1")
-def test_killed_daemon_starts_again_and_keeps_every_call_that_it_has_listed(
+def test_killed_daemon_restarts_and_keeps_every_listed_call(
     start_daemon: StartDaemon,
 ) -> None:
-    """Three callers and one reader; what a list has shown survives, what it has not may not."""
+    """Three callers and one reader; only listed calls are guaranteed to survive."""
     chance = random.Random(SEED)
     listed: set[str] = set()
     for _ in range(3):
@@ -123,7 +123,7 @@ def _list(client: SocketClient) -> set[str]:
     return {item["call_id"] for item in items}
 
 
-def test_stop_in_order_loses_no_row_of_the_call_log(start_daemon: StartDaemon) -> None:
+def test_clean_stop_loses_no_row_of_the_call_log(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     client = daemon.client()
     ids = [client.calculate("1 + 1").body["metadata"]["call_id"] for _ in range(50)]
@@ -136,8 +136,8 @@ def test_stop_in_order_loses_no_row_of_the_call_log(start_daemon: StartDaemon) -
     assert [item["call_id"] for item in items] == ids[::-1]
 
 
-def test_acknowledged_rows_are_those_that_were_printed(home: Path) -> None:
-    """The harness itself: nothing is counted as acknowledged that was not."""
+def test_crash_harness_counts_only_printed_rows_as_acknowledged(home: Path) -> None:
+    """Checks the harness: only printed rows count as acknowledged."""
     acknowledged = crash(home / "state.db", 3, 50, CLEAN_ENVIRONMENT)
     database = open_database(home / "state.db")
     kept = database.read_now(keys)

@@ -1,4 +1,4 @@
-"""Starting, stopping and dying: locks, sockets, signals, and what is left afterwards."""
+"""Daemon lifecycle: locks, sockets, signals, drain and cleanup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ SLOW = "pow(7, 10**2500, 10**2500 + 7)"
 
 
 @pytest.mark.row("D6")
-def test_graceful_stop_exits_zero_and_leaves_nothing(start_daemon: StartDaemon) -> None:
+def test_graceful_stop_exits_zero_and_leaves_no_socket_or_process(
+    start_daemon: StartDaemon,
+) -> None:
     daemon = start_daemon()
     client = daemon.client()
     assert client.calculate("1 + 1").body["success"]
@@ -43,7 +45,7 @@ def test_graceful_stop_exits_zero_and_leaves_nothing(start_daemon: StartDaemon) 
 
 
 @pytest.mark.row("D6")
-def test_stop_lets_a_running_call_end(start_daemon: StartDaemon) -> None:
+def test_sigterm_lets_a_running_call_finish(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     client = daemon.client()
     assert client.calculate("1 + 1").body["success"]  # the guest has tried its limits, by computing
@@ -61,7 +63,7 @@ def test_stop_lets_a_running_call_end(start_daemon: StartDaemon) -> None:
 
 
 def _start_held_call(daemon: Daemon, answers: list[Answer]) -> tuple[threading.Thread, Process]:
-    """A call that computes until it is let go on: its process is stopped on the way."""
+    """Start a call whose guest process is suspended until the test resumes it."""
     client = daemon.client()
     assert client.calculate("1 + 1").body["success"]
 
@@ -81,7 +83,7 @@ def _start_held_call(daemon: Daemon, answers: list[Answer]) -> tuple[threading.T
 
 
 @pytest.mark.row("D6", "E1")
-def test_while_a_call_ends_new_ones_are_told_to_come_back_on_old_and_new_connections(
+def test_draining_daemon_refuses_new_calls_with_retry_after_on_all_connections(
     start_daemon: StartDaemon,
 ) -> None:
     daemon = start_daemon(drain_seconds="60")
@@ -109,7 +111,7 @@ def test_while_a_call_ends_new_ones_are_told_to_come_back_on_old_and_new_connect
 
 
 @pytest.mark.row("D6")
-def test_second_signal_waits_for_nobody(start_daemon: StartDaemon) -> None:
+def test_second_sigterm_stops_without_draining(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_seconds="600")
     family = descendants(daemon.process.pid)
     caller, held = _start_held_call(daemon, [])
@@ -124,7 +126,7 @@ def test_second_signal_waits_for_nobody(start_daemon: StartDaemon) -> None:
 
 
 @pytest.mark.row("D6")
-def test_person_at_a_terminal_is_told_what_a_stop_waits_for(home: Path) -> None:
+def test_interrupted_serve_on_a_terminal_reports_the_calls_it_waits_for(home: Path) -> None:
     settings = {"FUMEHOOD_HOME": str(home), "FUMEHOOD_DRAIN_SECONDS": "1"}
     person = Person({**CLEAN_ENVIRONMENT, **settings}, "serve")
     person.reads("fumehood listens on")
@@ -138,7 +140,7 @@ def test_person_at_a_terminal_is_told_what_a_stop_waits_for(home: Path) -> None:
 
 
 @pytest.mark.row("D6")
-def test_daemon_without_calls_stops_though_it_might_wait_long(start_daemon: StartDaemon) -> None:
+def test_idle_daemon_stops_at_once_despite_long_drain(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(drain_seconds="600")
     idle = daemon.client()
     assert idle.calculate("1 + 1").body["success"]
@@ -147,7 +149,9 @@ def test_daemon_without_calls_stops_though_it_might_wait_long(start_daemon: Star
 
 
 @pytest.mark.row("D6")
-def test_daemon_that_may_not_wait_ends_its_calls_with_an_answer(start_daemon: StartDaemon) -> None:
+def test_daemon_with_zero_drain_answers_running_calls_with_shutting_down(
+    start_daemon: StartDaemon,
+) -> None:
     daemon = start_daemon(drain_seconds="0")
     answers = list[Answer]()
     caller, _ = _start_held_call(daemon, answers)
@@ -157,7 +161,9 @@ def test_daemon_that_may_not_wait_ends_its_calls_with_an_answer(start_daemon: St
 
 
 @pytest.mark.row("D1", "D4")
-def test_files_of_the_state_are_the_owners_alone(start_daemon: StartDaemon, home: Path) -> None:
+def test_state_files_are_private_to_the_owner_with_umask_zero(
+    start_daemon: StartDaemon, home: Path
+) -> None:
     before = os.umask(0)
     try:
         daemon = start_daemon()
@@ -197,7 +203,7 @@ def test_second_daemon_on_one_state_directory_is_refused(start_daemon: StartDaem
 
 
 @pytest.mark.row("D1")
-def test_ready_says_what_the_wall_enforces_and_health_answers(client: SocketClient) -> None:
+def test_ready_reports_enforced_limits_and_health_is_ok(client: SocketClient) -> None:
     assert client.get("/v1/health").body == {"status": "ok"}
     ready = client.get("/v1/ready")
     assert ready.status == 200
@@ -206,7 +212,7 @@ def test_ready_says_what_the_wall_enforces_and_health_answers(client: SocketClie
     )
 
 
-def test_backlog_takes_connections_while_the_daemon_works(shared_daemon) -> None:
+def test_daemon_serves_calls_with_200_idle_connections_open(shared_daemon) -> None:
     connections = []
     for _ in range(200):
         connection = socket.socket(socket.AF_UNIX)
@@ -221,7 +227,7 @@ def test_backlog_takes_connections_while_the_daemon_works(shared_daemon) -> None
 
 @pytest.mark.row("D5", "D6")
 @pytest.mark.parametrize("has_an_unread_order", [False, True])
-def test_lost_guest_is_an_event_in_the_log_and_nothing_else(
+def test_lost_guest_is_logged_as_json_event_without_traceback(
     start_daemon: StartDaemon, has_an_unread_order: bool
 ) -> None:
     daemon = start_daemon()

@@ -1,4 +1,4 @@
-"""Killing a tree of processes by walking it: nothing below is left, nothing beside is hit."""
+"""`kill_below`: kills every descendant of a process and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ time.sleep(600)
 
 
 @pytest.mark.row("P8")
-def test_everything_below_is_killed_and_nothing_beside() -> None:
+def test_kill_below_kills_all_descendants_and_no_sibling() -> None:
     beside = subprocess.Popen(["sleep", "600"])
     root = subprocess.Popen([sys.executable, "-S", "-c", TREE, "2", TREE])
     try:
@@ -43,7 +43,7 @@ def test_everything_below_is_killed_and_nothing_beside() -> None:
             started.wait()
 
 
-def test_process_without_children_is_left_as_it_is() -> None:
+def test_kill_below_leaves_a_process_without_children_untouched() -> None:
     lonely = subprocess.Popen(["sleep", "600"])
     try:
         assert kill_below(lonely.pid) == set()

@@ -1,4 +1,4 @@
-"""Why Docker cannot be used: told apart by asking its socket."""
+"""Reasons for an unusable Docker, distinguished through its socket."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def why_not(path: Path) -> DockerError:
 
 @contextlib.contextmanager
 def answering(path: Path, answer: bytes) -> Iterator[None]:
-    """Somebody who says the same to everybody."""
+    """A server on the socket that sends every client the same answer."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -64,18 +64,18 @@ def answering(path: Path, answer: bytes) -> Iterator[None]:
             thread.join(10)
 
 
-def test_no_socket_where_docker_host_says_is_an_engine_that_does_not_run(home: Path) -> None:
+def test_missing_docker_socket_is_docker_not_running(home: Path) -> None:
     assert type(why_not(home / "docker.sock")) is DockerNotRunning
 
 
-def test_socket_that_nobody_serves_is_an_engine_that_does_not_run(home: Path) -> None:
+def test_stale_docker_socket_is_docker_not_running(home: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left_over:
         left_over.bind(str(home / "docker.sock"))
     assert type(why_not(home / "docker.sock")) is DockerNotRunning
 
 
 @pytest.mark.parametrize("client", [True, False])
-def test_client_without_an_engine_is_not_installed(
+def test_docker_client_without_dockerd_is_docker_not_installed(
     home: Path, monkeypatch: pytest.MonkeyPatch, client: bool
 ) -> None:
     program = home / "docker"
@@ -97,7 +97,7 @@ def test_client_without_an_engine_is_not_installed(
 
 
 @pytest.mark.parametrize("address", ["ssh://somewhere", "npipe:////./x", "docker.sock", "unix:/x"])
-def test_address_of_another_form_is_named(address: str) -> None:
+def test_unsupported_docker_host_scheme_is_docker_not_supported(address: str) -> None:
     assert type(failure_of(address)) is DockerNotSupported
 
 
@@ -106,12 +106,12 @@ def test_address_of_another_form_is_named(address: str) -> None:
     [b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n<hi>", b"SSH-2.0-x\r\n", b"",
      b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]"],
 )  # fmt: skip
-def test_somebody_else_at_the_socket_is_no_docker(home: Path, answer: bytes) -> None:
+def test_foreign_server_on_the_docker_socket_is_a_docker_error(home: Path, answer: bytes) -> None:
     with answering(home / "docker.sock", answer):
         assert type(why_not(home / "docker.sock")) in (DockerFault, DockerNotRunning)
 
 
-def test_engine_that_hangs_is_given_up(home: Path) -> None:
+def test_docker_that_accepts_and_never_answers_is_docker_timeout(home: Path) -> None:
     """It takes the connection, and then says nothing."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(home / "docker.sock"))
@@ -120,13 +120,13 @@ def test_engine_that_hangs_is_given_up(home: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "x" * 200])
-def test_path_that_can_be_no_socket_is_refused(path: str) -> None:
+def test_invalid_docker_socket_path_is_docker_not_running(path: str) -> None:
     assert isinstance(failure_of(f"unix://{path}"), DockerNotRunning)
 
 
 @pytest.mark.needs("root")
-def test_user_who_may_not_open_the_socket_is_not_permitted(home: Path) -> None:
-    """Asked by another user; the control is root, to whom the same socket answers otherwise."""
+def test_user_without_access_to_the_socket_is_docker_not_permitted(home: Path) -> None:
+    """Connects as another user. Control: root gets a different error from the same socket."""
     with answering(home / "docker.sock", b""):
         (home / "docker.sock").chmod(0o600)
         home.chmod(0o711)
@@ -158,7 +158,9 @@ def command(home: Path, *arguments: str, host: str) -> subprocess.CompletedProce
 
 @pytest.mark.row("S10", "D1")
 @pytest.mark.parametrize("arguments", [["images", "list"], ["images", "build", "python"]])
-def test_images_without_docker_end_with_4_and_the_cure(home: Path, arguments: list[str]) -> None:
+def test_images_commands_without_docker_exit_4_with_the_cure(
+    home: Path, arguments: list[str]
+) -> None:
     done = command(home, *arguments, host=f"unix://{home}/docker.sock")
     assert done.returncode == 4
     assert b"Docker is not running." in done.stderr
@@ -168,7 +170,7 @@ def test_images_without_docker_end_with_4_and_the_cure(home: Path, arguments: li
 
 
 @pytest.mark.row("D7")
-def test_doctor_without_docker_warns_and_does_not_fail(home: Path) -> None:
+def test_doctor_without_docker_warns_and_exits_0(home: Path) -> None:
     done = command(home, "doctor", "--json", host=f"unix://{home}/docker.sock")
     assert done.returncode == 0, done.stdout
     assert b"Containers are unavailable." in done.stdout
@@ -178,7 +180,7 @@ def test_doctor_without_docker_warns_and_does_not_fail(home: Path) -> None:
     "arguments",
     [["nosuch"], ["python", "--base", "debian:bookworm"], ["python", "--base", "debian"]],
 )
-def test_wrong_use_of_build_ends_with_2_before_docker_is_asked(
+def test_images_build_usage_error_exits_2_before_contacting_docker(
     home: Path, arguments: list[str]
 ) -> None:
     done = command(home, "images", "build", *arguments, host=f"unix://{home}/docker.sock")

@@ -1,4 +1,4 @@
-"""`scripts/docker-setup`: starts an engine where there is none, and leaves others alone."""
+"""`scripts/docker-setup` starts Docker only if none is running; and the demo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with socket.socket(socket.AF_UNIX) as link:
 print(json.dumps(sorted(json.loads(answer.split(b"\\r\\n\\r\\n", 1)[1])["Runtimes"])))
 EOF
 """
-"""The script twice, where no engine ever was; then what the engine that it started says."""
+"""Runs the setup script twice on a machine without Docker, then prints the engine's runtimes."""
 
 
 def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,7 @@ def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[s
 
 @pytest.fixture
 def watched_path(home: Path) -> str:
-    """A search path whose first `apt-get`, `dockerd` and `setsid` leave a note."""
+    """A PATH on which `apt-get`, `dockerd` and `setsid` are fakes that record their use."""
     for name in ("apt-get", "dockerd", "setsid"):
         program = home / name
         program.write_text(f"#!/bin/sh\necho {name} >>{home}/ran\nexit 1\n")
@@ -56,7 +56,7 @@ def watched_path(home: Path) -> str:
 
 
 @pytest.mark.needs("docker", "runsc")
-def test_engine_that_answers_is_left_as_it_is(home: Path, watched_path: str) -> None:
+def test_setup_leaves_a_running_docker_untouched(home: Path, watched_path: str) -> None:
     settings = Path("/etc/docker/daemon.json")
     before = settings.read_bytes() if settings.exists() else None
     for arguments in ([], ["--with-runsc"]):
@@ -67,7 +67,9 @@ def test_engine_that_answers_is_left_as_it_is(home: Path, watched_path: str) -> 
 
 
 @pytest.mark.parametrize("address", ["unix:///nonexistent/docker.sock", "tcp://127.0.0.1:9"])
-def test_engine_elsewhere_is_only_asked(home: Path, watched_path: str, address: str) -> None:
+def test_setup_with_unreachable_docker_host_fails_without_installing(
+    home: Path, watched_path: str, address: str
+) -> None:
     done = run(SETUP, PATH=watched_path, DOCKER_HOST=address)
     assert done.returncode == 3
     assert "DOCKER_HOST" in done.stderr
@@ -75,7 +77,7 @@ def test_engine_elsewhere_is_only_asked(home: Path, watched_path: str, address: 
 
 
 @pytest.mark.needs("root")
-def test_user_without_rights_is_told_what_to_do(home: Path, watched_path: str) -> None:
+def test_setup_without_root_exits_3_naming_root(home: Path, watched_path: str) -> None:
     home.chmod(0o777)
     done = subprocess.run(  # by its text: that user may not be able to read the checkout
         ["sh", "-s"], input=SETUP.read_text(), cwd="/", user=65534, group=65534, extra_groups=(),
@@ -88,8 +90,8 @@ def test_user_without_rights_is_told_what_to_do(home: Path, watched_path: str) -
 
 
 @pytest.mark.needs("root", "docker", "runsc")
-def test_engine_is_started_where_there_is_none_and_once_only() -> None:
-    """On a machine of its own: mounts, processes and network are not those of this one."""
+def test_setup_starts_docker_exactly_once_on_a_fresh_machine() -> None:
+    """Runs in its own mount, process and network namespaces."""
     alone = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc"]
     done = run(*alone, "sh", "-c", FRESH_MACHINE, "sh", SETUP)
     assert done.returncode == 0, done.stderr
@@ -98,7 +100,7 @@ def test_engine_is_started_where_there_is_none_and_once_only() -> None:
     assert done.stderr.count("a Docker engine answers") == 1
 
 
-def test_runtime_is_added_and_every_other_setting_kept(tmp_path: Path) -> None:
+def test_registering_runsc_keeps_all_other_daemon_settings(tmp_path: Path) -> None:
     file = tmp_path / "docker" / "daemon.json"
     assert run(sys.executable, REGISTER, file, "/usr/bin/runsc").returncode == 0
     made = json.loads(file.read_text())
@@ -130,7 +132,7 @@ def test_runtime_is_added_and_every_other_setting_kept(tmp_path: Path) -> None:
         ('{"runtimes": null}', 1),
     ],
 )
-def test_what_an_administrator_wrote_is_left_as_it_is(
+def test_conflicting_or_invalid_daemon_json_is_left_unchanged(
     tmp_path: Path, text: str, status: int
 ) -> None:
     file = tmp_path / "daemon.json"
@@ -166,7 +168,7 @@ def lines_on_a_terminal(text: str, columns: int) -> int:
 
 @pytest.mark.row("D1", "A2", "A6")
 @pytest.mark.needs("docker")
-def test_demo_shows_every_promise_in_ninety_lines_and_leaves_the_figure_alone(home: Path) -> None:
+def test_demo_shows_every_feature_in_ninety_lines_and_leaves_only_the_figure(home: Path) -> None:
     done = demo(home, COLUMNS="80")
     assert done.returncode == 0, done.stdout + done.stderr
     assert lines_on_a_terminal(done.stdout, 80) <= 90
@@ -182,7 +184,7 @@ def test_demo_shows_every_promise_in_ninety_lines_and_leaves_the_figure_alone(ho
 
 
 @pytest.mark.row("D1")
-def test_demo_as_json_is_one_object_a_step_and_fails_where_one_ends_otherwise(home: Path) -> None:
+def test_demo_json_prints_one_object_per_step_and_fails_on_an_unexpected_one(home: Path) -> None:
     change = ('"value": 1144', '"value": 1145')
     done = demo(home, "--json", change=change, DOCKER_HOST=f"unix://{home}/docker.sock")
     assert done.returncode == 1
@@ -197,7 +199,7 @@ def test_demo_as_json_is_one_object_a_step_and_fails_where_one_ends_otherwise(ho
 
 
 @pytest.mark.row("D1")
-def test_demo_without_docker_shows_the_rest_and_ends_with_commands_that_work(home: Path) -> None:
+def test_demo_without_docker_skips_containers_and_prints_working_next_commands(home: Path) -> None:
     own = home / "my own"
     done = demo(home, FUMEHOOD_HOME=str(own), DOCKER_HOST=f"unix://{home}/docker.sock")
     assert done.returncode == 0, done.stdout + done.stderr

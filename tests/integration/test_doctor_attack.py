@@ -1,7 +1,7 @@
-"""`fumehood doctor --attack` on this host: all green as it is, and red where a wall is weakened.
+"""`fumehood doctor --attack` on this host: all attacks held, and failures for a weakened wall.
 
-Each weakened wall is missing one defence. What must turn red is written down exactly: a line
-that is missing would be an attack that cannot see, one too many a verdict that means nothing.
+Each weakened wall lacks one defence. The expected failures are listed exactly: a missing one would
+be an attack that cannot detect anything, an extra one a verdict without meaning.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def attacked(target: Target, choose: Callable[[Attack], bool] = everything
 
 
 def red(card: Scorecard) -> set[str]:
-    """The lines that failed. None may be left untried."""
+    """The ids of failed attacks. No attack may be untried."""
     lines = card.walls[0].attacks
     assert lines, card.walls[0].why
     assert [line for line in lines if line.verdict is UNTRIED] == []
@@ -68,7 +68,7 @@ def red(card: Scorecard) -> set[str]:
 def containers(
     image: Image, runtime: str = "runc", command: tuple[str, ...] | None = None
 ) -> Target:
-    """Containers of exactly this image: its name may mean another one in a moment."""
+    """Containers of exactly this image id, because its name can move to another image."""
 
     async def find_image(docker: Docker, name: str) -> Image:
         return image
@@ -79,14 +79,14 @@ def containers(
 # -- the healthy host -----------------------------------------------------------------------
 
 
-async def test_healthy_interpreter_is_all_green() -> None:
+async def test_healthy_interpreter_holds_all_attacks() -> None:
     card = await attacked(interpreter_target())
     assert (card.verdict, red(card)) == (HELD, set()), card
     assert len(card.walls[0].attacks) >= 25
 
 
 @pytest.mark.needs("landlock")
-async def test_healthy_jail_is_all_green() -> None:
+async def test_healthy_jail_holds_all_attacks() -> None:
     card = await attacked(jail_target())
     assert (card.verdict, red(card)) == (HELD, set()), card
     assert len(card.walls[0].attacks) >= 40
@@ -96,7 +96,7 @@ async def test_healthy_jail_is_all_green() -> None:
 @pytest.mark.parametrize(
     "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
 )
-async def test_healthy_containers_are_all_green(runtime: str, python_image: Image) -> None:
+async def test_healthy_containers_hold_all_attacks(runtime: str, python_image: Image) -> None:
     card = await attacked(containers(python_image, runtime))
     assert (card.verdict, red(card)) == (HELD, set()), card
     assert len(card.walls[0].attacks) >= 60
@@ -113,7 +113,7 @@ async def test_healthy_containers_are_all_green(runtime: str, python_image: Imag
 # -- one defence less -------------------------------------------------------------------------
 
 
-async def test_interpreter_without_its_language_rules_turns_red() -> None:
+async def test_interpreter_without_language_rules_fails_the_language_attacks() -> None:
     target = interpreter_target(weakened.weak_interpreter(weakened.WITHOUT_LANGUAGE_RULES))
     assert red(await attacked(target)) == {
         "read-host-file", "read-host-file-full-width", "import-system", "get-attribute",
@@ -121,7 +121,7 @@ async def test_interpreter_without_its_language_rules_turns_red() -> None:
 
 
 @pytest.mark.needs("landlock")
-async def test_jail_without_landlock_turns_its_files_red() -> None:
+async def test_jail_without_landlock_fails_the_file_attacks() -> None:
     target = jail_target(weakened.weak_jail(JAILED, weakened.WITHOUT_LANDLOCK))
     card = await attacked(target)
     assert red(card) == {
@@ -140,14 +140,16 @@ FILTERED = {
 
 
 @pytest.mark.needs("landlock")
-async def test_jail_with_a_filter_that_lets_all_pass_turns_red() -> None:
+async def test_jail_with_permissive_seccomp_filter_fails_the_filter_attacks() -> None:
     target = jail_target(weakened.weak_jail(JAILED, weakened.FILTER_THAT_ALLOWS))
     assert red(await attacked(target)) == FILTERED
 
 
 @pytest.mark.needs("docker")
-async def test_container_without_the_childs_filter_turns_its_calls_red(python_image: Image) -> None:
-    """Docker's own profile holds the others."""
+async def test_container_without_child_seccomp_filter_fails_the_syscall_attacks(
+    python_image: Image,
+) -> None:
+    """Docker's own seccomp profile blocks the other system calls."""
     command = weakened.weak_container(weakened.WITHOUT_FILTER)
     card = await attacked(
         containers(python_image, command=command),
@@ -164,7 +166,7 @@ async def test_container_without_the_childs_filter_turns_its_calls_red(python_im
 
 
 @pytest.mark.needs("docker")
-async def test_container_in_the_hosts_network_turns_its_reach_red(
+async def test_container_in_host_network_fails_the_network_attacks(
     python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shared(body: dict[str, Any]) -> None:
@@ -186,7 +188,7 @@ async def test_container_in_the_hosts_network_turns_its_reach_red(
 
 
 @pytest.mark.needs("docker")
-async def test_container_with_more_memory_than_its_class_turns_its_memory_red(
+async def test_container_with_excess_memory_fails_the_memory_attacks(
     python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def roomy(body: dict[str, Any]) -> None:
@@ -202,7 +204,7 @@ async def test_container_with_more_memory_than_its_class_turns_its_memory_red(
 
 
 @pytest.mark.needs("docker")
-async def test_container_that_is_not_reset_turns_what_is_left_in_it_red(
+async def test_container_without_reset_fails_the_left_files_attack(
     python_image: Image,
 ) -> None:
     command = weakened.weak_container(weakened.WITHOUT_RESET)
@@ -214,7 +216,7 @@ async def test_container_that_is_not_reset_turns_what_is_left_in_it_red(
 
 
 @pytest.mark.needs("docker")
-async def test_pool_that_hands_a_container_on_turns_the_other_principal_red(
+async def test_pool_sharing_containers_across_domains_fails_the_other_principal_attack(
     python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def find(self: PoolState, request: Any, state: Any) -> PoolEntry | None:
@@ -257,7 +259,7 @@ def has_a_route() -> bool:
 
 
 @pytest.mark.needs("landlock")
-async def test_jail_on_a_kernel_without_landlock_is_untried_with_the_cure() -> None:
+async def test_jail_on_kernel_without_landlock_is_untried_with_its_cure() -> None:
     card = await attacked(jail_target(weakened.without_landlock(JAILED)))
     wall = card.walls[0]
     assert (card.verdict, wall.verdict, wall.attacks) == (UNTRIED, UNTRIED, ())
@@ -266,14 +268,14 @@ async def test_jail_on_a_kernel_without_landlock_is_untried_with_the_cure() -> N
     assert "CONFIG_SECURITY_LANDLOCK" in wall.cure
 
 
-async def test_interpreter_whose_children_have_no_filter_serves_nobody_and_is_untried() -> None:
+async def test_interpreter_with_unsealed_children_is_untried() -> None:
     target = interpreter_target(weakened.weak_interpreter(weakened.WITHOUT_FILTER))
     card = await attacked(target)
     assert (card.verdict, card.walls[0].attacks) == (UNTRIED, ())
     assert "not sealed" in card.walls[0].why
 
 
-async def test_without_docker_the_containers_are_untried_and_the_reason_is_told(
+async def test_containers_without_docker_are_untried_with_the_reason(
     tmp_path: Path,
 ) -> None:
     nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}
@@ -285,14 +287,14 @@ async def test_without_docker_the_containers_are_untried_and_the_reason_is_told(
 
 
 @pytest.mark.needs("docker")
-async def test_runtime_that_is_asked_for_and_not_registered_is_untried() -> None:
+async def test_unregistered_container_runtime_is_untried() -> None:
     targets = await targets_of(["container"], "no-such-runtime", os.environ)
     card = await run_attacks(targets, engine_version="test")
     assert card.verdict is UNTRIED
     assert "no-such-runtime" in card.walls[0].why
 
 
-async def test_attacks_that_the_time_did_not_suffice_for_are_untried() -> None:
+async def test_attacks_over_the_total_time_are_untried() -> None:
     card = await run_attacks([interpreter_target()], engine_version="test", total_s=0.0)
     lines = card.walls[0].attacks
     assert card.verdict is UNTRIED
@@ -314,7 +316,7 @@ def traces() -> set[str]:
     return {path.name for path in Path(tempfile.gettempdir()).glob("fumehood-attack-*")}
 
 
-def test_command_shows_the_scorecard_as_json_and_ends_with_success() -> None:
+def test_doctor_attack_prints_a_json_scorecard_and_exits_0() -> None:
     before = traces()
     done = doctor("--attack", "--wall", "interpreter", "--quick")
     card = json.loads(done.stdout)
@@ -325,7 +327,7 @@ def test_command_shows_the_scorecard_as_json_and_ends_with_success() -> None:
     assert traces() <= before
 
 
-def test_command_ends_with_4_where_a_wall_that_was_asked_for_is_not_there(tmp_path: Path) -> None:
+def test_doctor_attack_on_unavailable_wall_exits_4(tmp_path: Path) -> None:
     nowhere = f"unix://{tmp_path}/docker.sock"
     done = doctor("--attack", "--wall", "container", "--json", DOCKER_HOST=nowhere)
     card = json.loads(done.stdout)
@@ -342,14 +344,14 @@ def test_command_ends_with_4_where_a_wall_that_was_asked_for_is_not_there(tmp_pa
         ["--wall", "jail"],
     ],
 )
-def test_command_that_makes_no_sense_is_a_usage_error(arguments: list[str]) -> None:
+def test_doctor_attack_with_inconsistent_options_is_a_usage_error(arguments: list[str]) -> None:
     done = doctor(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr
 
 
 @pytest.mark.needs("docker")
-def test_interrupted_command_takes_everything_away(python_image: Image) -> None:
+def test_terminated_doctor_attack_removes_its_containers_and_processes(python_image: Image) -> None:
     before = traces()
     process = subprocess.Popen(
         [FUMEHOOD, "doctor", "--attack", "--wall", "container", "--runtime", "runc", "--json"],

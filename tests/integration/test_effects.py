@@ -1,4 +1,4 @@
-"""Effects in real containers: what is foretold is what happens, and nothing happens to what changed."""
+"""Effect previews in real containers: the preview matches the change, and stale previews refuse it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DOMAIN = TrustDomain("ann", None, "sess_1")
 
 @dataclass
 class Files:
-    """The tools on one container's workspace, and its programs."""
+    """Runs tools and programs on the workspace of one container."""
 
     box: OneContainer
     queue_ms: float = 0.0
@@ -66,9 +66,9 @@ class Files:
         )
 
     async def state(self) -> str:
-        """All that a change would change, as the session's own programs see it.
+        """The workspace's full state as the session's own programs see it.
 
-        The housekeeper opens a directory that its owner has closed, and closes it again.
+        The housekeeper opens a directory its owner has closed, and closes it again.
         """
         shown = "%p %y %m %s %n %l %T@"
         return await self.shell(
@@ -103,7 +103,7 @@ TREE = (
 )
 
 
-async def test_looking_changes_nothing_and_shows_everything(files: Files) -> None:
+async def test_preview_changes_nothing_and_lists_every_affected_file(files: Files) -> None:
     await files.shell(TREE)
     before = await files.state()
     found = await files.effect(delete_files, paths=["d", "no"], recursive=True)
@@ -119,7 +119,7 @@ async def test_looking_changes_nothing_and_shows_everything(files: Files) -> Non
     assert found.shown["missing"] == ["no"]
 
 
-async def test_what_was_approved_is_what_is_done(files: Files) -> None:
+async def test_approved_preview_matches_the_performed_change(files: Files) -> None:
     await files.shell(TREE)
     arguments = {"path": "d/f", "content": "more\n", "mode": "append"}
     found = await files.effect(write_file, **arguments)
@@ -148,7 +148,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_what_changed_between_the_look_and_the_yes_is_asked_again(
+async def test_file_changed_between_preview_and_approval_refuses_the_action(
     files: Files, change: str
 ) -> None:
     await files.shell(TREE)
@@ -164,7 +164,7 @@ async def test_what_changed_between_the_look_and_the_yes_is_asked_again(
     assert (await files.act(delete_files, anew.base, **arguments)).error is None  # the twin
 
 
-async def test_what_cannot_be_shown_whole_is_not_deleted_unseen(files: Files) -> None:
+async def test_tree_too_deep_to_preview_is_not_deleted(files: Files) -> None:
     await files.shell("mkdir -p $(seq -s / 60); touch f")
     assert (await files.effect(delete_files, paths=["1"], recursive=True)).shown["kept"] == []
     await files.shell("mkdir -p $(seq -s / 70)")
@@ -189,7 +189,7 @@ async def test_what_cannot_be_shown_whole_is_not_deleted_unseen(files: Files) ->
         ("mkdir d; chmod 600 d", {"path": "d/f", "content": "x"}),
     ],
 )
-async def test_a_write_without_the_right_to_it_is_foretold(
+async def test_write_without_permission_is_predicted_to_fail(
     files: Files, set_up: str, arguments: dict[str, Any]
 ) -> None:
     await files.shell(set_up)
@@ -201,16 +201,16 @@ async def test_a_write_without_the_right_to_it_is_foretold(
     assert await files.state() == before
 
 
-async def test_files_with_holes_do_not_keep_the_look_busy(files: Files) -> None:
-    """Together they are much larger than what the workspace holds."""
+async def test_preview_of_large_sparse_files_does_not_read_them_whole(files: Files) -> None:
+    """Their total apparent size is far larger than the workspace."""
     await files.shell("mkdir d; for n in $(seq 30); do truncate -s 100M d/$n 2>/dev/null; done")
     found = await files.effect(delete_files, paths=["d"], recursive=True)
     assert found.shown["counts"]["removed"] == 31
     assert any(one.get("unread") for one in found.shown["removed"])
 
 
-async def test_a_program_of_the_session_finds_nothing_of_the_look(files: Files) -> None:
-    """Modules that lie where programs write are not the look's."""
+async def test_preview_ignores_planted_modules_in_the_workspace(files: Files) -> None:
+    """The preview must not import modules from the workspace."""
     await files.shell("echo 'raise SystemExit(9)' | tee hashlib.py json.py base64.py stat.py")
     found = await files.effect(delete_files, paths=["json.py"])
     assert (await files.act(delete_files, found.base, paths=["json.py"])).error is None
@@ -226,7 +226,7 @@ def permitted(engine: Engine, tool: ToolDefinition, session_id: str, **arguments
     return PermittedCall(ValidatedCall(resolved, arguments, ()), engine.owner, by_default(tool))
 
 
-async def test_preview_of_a_call_takes_the_sessions_turn_and_leaves_it(
+async def test_preview_takes_a_session_turn_and_detects_later_uploads(
     home: Path, python_image: Image
 ) -> None:
     config = Config(home=home, container={"pool_min": 0}, sessions={"image": "python"})  # type: ignore[arg-type]
@@ -271,7 +271,7 @@ async def test_preview_of_a_call_takes_the_sessions_turn_and_leaves_it(
         assert caught.value.code == "RESOURCE_NOT_FOUND"
 
 
-async def test_variables_of_the_session_live_through_a_look(files: Files) -> None:
+async def test_session_variables_survive_a_preview(files: Files) -> None:
     await files.box.python("x = 1")
     await files.effect(write_file, path="f", content="x")
     assert value_of(await files.box.python("x")) == 1

@@ -1,4 +1,4 @@
-"""From the question to the deed: what an approver was shown is what a yes does, with a real desk."""
+"""Approved effects end to end: an approval covers exactly the preview the approver saw."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Bench:
     approver: Principal
 
     async def ask(self, **arguments: Any) -> str:
-        """The id of the approval that a deletion waits for."""
+        """Request a deletion and return its approval id."""
         answer = await self.engine.call("delete_files", arguments, session_id=self.session_id)
         assert answer.error is not None
         assert answer.error.code == "REQUIRES_HUMAN_APPROVAL", answer.error
@@ -40,13 +40,13 @@ class Bench:
         return approval_id
 
     async def agree(self, approval_id: str) -> Approval:
-        """Say yes, and wait for what comes of it."""
+        """Approve and wait for the outcome."""
         decision = NewDecision(decision="approve")
         await self.engine.approvals.decide(approval_id, decision, self.approver, channel="test")
         return await self.ended(approval_id)
 
     async def ended(self, approval_id: str) -> Approval:
-        """The approval, once it is over."""
+        """Wait for the approval to end."""
         seen = 0
         with anyio.fail_after(60):
             while True:
@@ -71,7 +71,7 @@ async def bench(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Be
         yield Bench(engine, session.id, root, made.principal)
 
 
-async def test_what_was_shown_goes_and_nothing_else(bench: Bench) -> None:
+async def test_approved_deletion_removes_exactly_the_previewed_files(bench: Bench) -> None:
     (bench.root / "d").mkdir()
     (bench.root / "d/f").write_text("text")
     (bench.root / "kept").write_text("text")
@@ -85,7 +85,7 @@ async def test_what_was_shown_goes_and_nothing_else(bench: Bench) -> None:
     assert [path.name for path in bench.root.iterdir()] == ["kept"]
 
 
-async def test_yes_does_not_cover_files_that_changed_since_the_question(bench: Bench) -> None:
+async def test_approval_expires_if_files_changed_since_the_request(bench: Bench) -> None:
     (bench.root / "d").mkdir()
     (bench.root / "d/f").write_text("shown")
     approval_id = await bench.ask(paths=["d"], recursive=True)
@@ -106,7 +106,7 @@ async def test_yes_does_not_cover_files_that_changed_since_the_question(bench: B
     assert list(bench.root.iterdir()) == []
 
 
-async def test_call_that_waits_ends_with_its_session(bench: Bench) -> None:
+async def test_pending_approval_expires_with_its_session(bench: Bench) -> None:
     engine = bench.engine
     (bench.root / "f").write_text("text")
     approval_id = await bench.ask(paths=["f"])
@@ -137,7 +137,7 @@ async def test_call_that_waits_ends_with_its_session(bench: Bench) -> None:
         ({"paths": ["l/f"]}, "EXECUTION_ERROR"),
     ],
 )
-async def test_deletion_that_would_fail_is_refused_at_once(
+async def test_deletion_predicted_to_fail_is_refused_without_approval(
     bench: Bench, arguments: dict[str, Any], code: str
 ) -> None:
     (bench.root / "f").write_text("text")
@@ -153,7 +153,7 @@ async def test_deletion_that_would_fail_is_refused_at_once(
     await bench.ask(paths=["f", "no"])  # the twin
 
 
-async def test_write_that_would_fail_is_refused_at_once(bench: Bench) -> None:
+async def test_write_predicted_to_fail_is_refused_without_approval(bench: Bench) -> None:
     gate: Any = bench.engine.policy.gate
     gate.decide = lambda facts: Decision(Verdict.ASK, "look", policy_version="v")
     (bench.root / "f").write_text("text")
@@ -171,7 +171,7 @@ def removed(approval: Approval) -> list[str]:
     return [one["path"] for one in approval.preview["removed"]]
 
 
-async def test_opened_approval_shows_what_would_change_now_and_a_yes_is_for_that(
+async def test_opening_an_approval_refreshes_its_preview_and_version(
     bench: Bench,
 ) -> None:
     approvals = bench.engine.approvals
@@ -199,8 +199,10 @@ async def test_opened_approval_shows_what_would_change_now_and_a_yes_is_for_that
     assert list(bench.root.iterdir()) == []
 
 
-async def test_yes_to_an_opened_approval_is_not_for_what_was_asked_first(bench: Bench) -> None:
-    """The files change back after the approver has looked: nothing is done."""
+async def test_approval_of_refreshed_preview_does_not_cover_the_original_files(
+    bench: Bench,
+) -> None:
+    """The files revert to their first state after the approver opened the approval."""
     (bench.root / "f").write_text("one")
     approval_id = await bench.ask(paths=["f"])
     (bench.root / "f").write_text("two")
@@ -211,7 +213,7 @@ async def test_yes_to_an_opened_approval_is_not_for_what_was_asked_first(bench: 
     assert (bench.root / "f").read_text() == "one"
 
 
-async def test_vote_for_other_files_does_not_count_after_the_approval_is_opened(
+async def test_vote_on_an_outdated_preview_is_discarded_when_refreshed(
     bench: Bench,
 ) -> None:
     gate: Any = bench.engine.policy.gate
@@ -233,7 +235,7 @@ async def test_vote_for_other_files_does_not_count_after_the_approval_is_opened(
     assert (await bench.agree(approval_id)).state is ApprovalState.DONE
 
 
-async def test_opened_approval_says_that_the_call_would_fail_by_now(bench: Bench) -> None:
+async def test_refreshed_preview_reports_that_the_call_would_now_fail(bench: Bench) -> None:
     (bench.root / "f").write_text("text")
     approval_id = await bench.ask(paths=["f"])
     (bench.root / "f").unlink()
@@ -243,7 +245,7 @@ async def test_opened_approval_says_that_the_call_would_fail_by_now(bench: Bench
     assert opened.state is ApprovalState.PENDING
 
 
-async def test_preview_of_a_busy_session_stays_with_its_time(bench: Bench) -> None:
+async def test_opening_an_approval_of_a_busy_session_keeps_the_old_preview(bench: Bench) -> None:
     (bench.root / "f").write_text("one")
     approval_id = await bench.ask(paths=["f"])
     asked = await bench.engine.approvals.show(approval_id)

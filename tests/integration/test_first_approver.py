@@ -1,4 +1,4 @@
-"""A home without an approver: who sits at the terminal becomes it; elsewhere a way out is named."""
+"""The first approver: created by `serve` on a terminal or by `approvers init`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def warnings_of(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 @pytest.mark.row("D4", "A1")
-def test_daemon_that_has_nobody_to_ask_starts_and_says_so_once_with_the_cure(
+def test_daemon_without_approvers_warns_once_with_the_cure(
     start_daemon: StartDaemon, policy: Path
 ) -> None:
     daemon = start_daemon(policy_file=str(policy))
@@ -63,7 +63,7 @@ def test_daemon_that_has_nobody_to_ask_starts_and_says_so_once_with_the_cure(
 
 
 @pytest.mark.row("D4", "A1", "D1")
-def test_refused_call_names_a_cure_that_leads_out_of_the_same_home(
+def test_call_refused_for_lack_of_approvers_names_a_cure_that_works(
     start_daemon: StartDaemon, policy: Path, home: Path
 ) -> None:
     daemon = start_daemon(policy_file=str(policy))
@@ -87,7 +87,7 @@ def test_refused_call_names_a_cure_that_leads_out_of_the_same_home(
 
 
 def served_on_a_terminal(environment: dict[str, str]) -> str:
-    """What `fumehood serve` shows there until it is ready, and what it says at its end."""
+    """The output of `fumehood serve` on a terminal, from start to stop."""
     person = Person(environment, "serve")
     person.reads("fumehood listens on")
     assert person.interrupts() == 0
@@ -95,7 +95,7 @@ def served_on_a_terminal(environment: dict[str, str]) -> str:
 
 
 @pytest.mark.row("D4")
-def test_serve_on_a_terminal_makes_the_first_approver_once(
+def test_serve_on_a_terminal_creates_the_first_approver_once(
     start_daemon: StartDaemon, policy: Path, home: Path
 ) -> None:
     elsewhere = {**environment_of(home), "FUMEHOOD_POLICY_FILE": str(policy)}
@@ -119,7 +119,7 @@ def test_serve_on_a_terminal_makes_the_first_approver_once(
 
 
 @pytest.mark.row("D4")
-def test_second_init_beside_a_running_engine_names_the_command_that_adds_an_approver(
+def test_approvers_init_with_a_running_engine_names_approvers_add(
     start_daemon: StartDaemon, home: Path
 ) -> None:
     make_first_approver(home)
@@ -129,7 +129,7 @@ def test_second_init_beside_a_running_engine_names_the_command_that_adds_an_appr
 
 
 @pytest.mark.row("D1")
-def test_serve_on_a_terminal_begins_with_four_lines_for_a_person(home: Path) -> None:
+def test_serve_on_a_terminal_starts_with_four_usage_lines(home: Path) -> None:
     shown = served_on_a_terminal(environment_of(home))
     what, where, then, agents = shown.replace("\r\n", "\n").split("\n")[:4]
     assert what.startswith("fumehood 0.")
@@ -141,8 +141,8 @@ def test_serve_on_a_terminal_begins_with_four_lines_for_a_person(home: Path) -> 
 
 
 @pytest.mark.row("D4")
-def test_killed_before_its_credential_is_shown_no_approver_is_left(home: Path) -> None:
-    """Its standard output is a full pipe: it is killed in the middle of showing."""
+def test_approvers_init_killed_before_showing_the_credential_adds_no_approver(home: Path) -> None:
+    """Its standard output is a full pipe, so it is killed while printing."""
     environment = environment_of(home)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -164,7 +164,7 @@ def test_killed_before_its_credential_is_shown_no_approver_is_left(home: Path) -
 
 @pytest.mark.row("D4")
 @pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
-def test_credential_that_cannot_be_written_makes_no_approver(home: Path, where: str) -> None:
+def test_approvers_init_with_unwritable_output_adds_no_approver(home: Path, where: str) -> None:
     environment = environment_of(home)
     unseen = subprocess.run(
         f"exec {FUMEHOOD} approvers init {where}",

@@ -1,4 +1,4 @@
-"""The frameworks themselves, with adapters and without: `tests/frameworks`, in environments of their own."""
+"""Runs `tests/frameworks`, the tests against real agent frameworks, in their own environments."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ prefix = "echo deny-me"
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """One for each process, because its tests take what waits for approval as their own."""
+    """One daemon per process, because its tests assume that every pending approval is their own."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY, encoding="utf-8")
     with workshop("python-data", "python", approver=True, policy_file=str(policy)) as running:
@@ -54,7 +54,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("directory", PYTHONS)
-def test_frameworks_themselves_work_with_the_engine(directory: str, daemon: Daemon) -> None:
+def test_framework_tests_pass_in_their_own_environment(directory: str, daemon: Daemon) -> None:
     environment = {
         **daemon.environment,
         "FUMEHOOD_SOCKET": str(daemon.socket),
@@ -77,7 +77,7 @@ def test_frameworks_themselves_work_with_the_engine(directory: str, daemon: Daem
     assert " passed" in done.stdout
 
 
-def test_every_page_and_adapter_is_tested() -> None:
+def test_every_framework_howto_and_adapter_has_a_test() -> None:
     modules = (ROOT / "engine" / "fumehood" / "integrations").glob("[!_]*.py")
     assert {f"test_{path.name}" for path in modules} <= {Path(file).name for file in FILES}
     tests = "".join((TESTS / file).read_text(encoding="utf-8") for file in FILES)

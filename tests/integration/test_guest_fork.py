@@ -39,10 +39,10 @@ def _outcome_of(fork: str) -> str:
 
 
 @pytest.mark.row("S2")
-def test_child_forked_for_the_parent_is_reaped_by_the_parent() -> None:
+def test_fork_for_parent_child_is_reaped_by_the_grandparent() -> None:
     assert _outcome_of("kernel.fork_for_parent") == "7\n"
 
 
 @pytest.mark.row("S2")
-def test_child_forked_in_the_ordinary_way_is_not() -> None:
+def test_ordinary_fork_child_is_not_reaped_by_the_grandparent() -> None:
     assert _outcome_of("os.fork") == "nobody\n"

@@ -1,4 +1,4 @@
-"""What a guest process loads. A linter misses what a package's `__init__` drags in."""
+"""Modules a guest process loads, including those a package's `__init__` pulls in."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPECTED = {
 
 
 @pytest.mark.row("S1", "S2")
-def test_guest_loads_its_own_modules_and_nothing_of_the_host() -> None:
+def test_guest_loads_only_its_own_modules_and_none_of_the_host() -> None:
     config = json.loads(interpreter_command()[-1])
     program = (
         f"import sys; sys.path.extend({config['import_paths']!r})\n"
@@ -81,7 +81,7 @@ EXPECTED_IN_THE_JAIL = {
 
 
 @pytest.mark.row("S1")
-def test_jail_loads_what_a_tools_module_needs_and_nothing_else_of_the_host() -> None:
+def test_jail_loads_only_the_modules_a_tool_needs_from_the_host() -> None:
     config = json.loads(jail_command([])[-1])
     program = (
         f"import sys; sys.path.extend({config['import_paths']!r})\n"

@@ -1,4 +1,4 @@
-"""Keys outlive their engine: two engines one after the other on one file, killed in between."""
+"""Idempotency keys survive their engine: successive engines on one database, killed in between."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Opened = AbstractAsyncContextManager[tuple[Driver, Database]]
 
 @pytest.fixture
 def engine(home: Path) -> Callable[[], Opened]:
-    """The keys of one engine's life, on a file that outlives it."""
+    """The idempotency keys of one engine, on a persistent database."""
 
     @asynccontextmanager
     async def life() -> AsyncIterator[tuple[Driver, Database]]:
@@ -43,7 +43,7 @@ def engine(home: Path) -> Callable[[], Opened]:
     return life
 
 
-async def test_next_engine_gives_the_answer_of_the_one_before(
+async def test_restarted_engine_replays_the_stored_answer(
     engine: Callable[[], Opened],
 ) -> None:
     call = permitted({"text": "a"}, idempotency_key="k")
@@ -58,7 +58,9 @@ async def test_next_engine_gives_the_answer_of_the_one_before(
         assert driver.acted == []
 
 
-async def test_call_that_waits_for_a_human_waits_on(engine: Callable[[], Opened]) -> None:
+async def test_call_waiting_for_approval_still_waits_after_restart(
+    engine: Callable[[], Opened],
+) -> None:
     call = permitted(idempotency_key="k")
     async with engine() as (driver, database):
         held = await driver.keys.claim(call, "call_1", NOW)
@@ -78,7 +80,7 @@ async def test_call_that_waits_for_a_human_waits_on(engine: Callable[[], Opened]
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("repeatable", [True, False])
-async def test_killed_at_any_point_a_call_is_not_run_twice(
+async def test_call_killed_at_any_point_is_not_run_twice(
     engine: Callable[[], Opened], home: Path, point: str, repeatable: bool
 ) -> None:
     run_to(point, home, CLEAN_ENVIRONMENT, repeatable=repeatable)
@@ -102,7 +104,7 @@ async def test_killed_at_any_point_a_call_is_not_run_twice(
         assert driver.acted == []
 
 
-async def test_killed_at_any_moment_no_call_runs_twice_and_no_answer_is_lost(
+async def test_calls_killed_at_random_moments_never_run_twice_or_lose_an_answer(
     engine: Callable[[], Opened], home: Path
 ) -> None:
     answered: set[str] = set()
@@ -130,10 +132,10 @@ async def test_killed_at_any_moment_no_call_runs_twice_and_no_answer_is_lost(
     assert replays >= len(answered) > KILLS
 
 
-async def test_control_without_recovery_and_keys_the_same_harness_sees_a_second_run(
+async def test_control_call_without_key_runs_twice_in_the_same_harness(
     home: Path,
 ) -> None:
-    """The harness itself: a call without a key runs again, and the ledger shows it."""
+    """Checks the harness: a call without a key runs again, and the ledger shows it."""
     run_to("acted", home, CLEAN_ENVIRONMENT, repeatable=False)
 
     async def again() -> Envelope:

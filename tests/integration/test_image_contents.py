@@ -1,4 +1,4 @@
-"""What programs find in the images beside `python`, and what they do not."""
+"""Contents of the built-in images: programs, packages, permissions, and what is excluded."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def about(name: str) -> dict[str, Any]:
 
 
 def run(name: str, *command: str) -> tuple[int, str]:
-    """With the environment that the image names for its programs."""
+    """Run a command in the image with the image's program environment."""
     return run_inside(ready_image(name).id, *command, environment=about(name)["environment"])
 
 
 @pytest.mark.row("S10")
 @pytest.mark.parametrize("name", ["python", "python-data", "shell", "node"])
-def test_image_says_in_its_labels_and_to_its_guest_what_its_recipe_says(name: str) -> None:
+def test_image_labels_and_guest_settings_match_the_recipe(name: str) -> None:
     image, recipe = ready_image(name), read_recipe(name)
     assert (image.languages, image.guest_mb) == (
         recipe.settings.languages, recipe.settings.guest_mb,
@@ -51,7 +51,7 @@ def test_image_says_in_its_labels_and_to_its_guest_what_its_recipe_says(name: st
 
 @pytest.mark.row("S3")
 @pytest.mark.parametrize("name", ["python-data", "shell", "node"])
-def test_no_file_of_any_image_lends_rights_and_ours_are_roots(name: str, tmp_path: Path) -> None:
+def test_no_image_file_is_setuid_and_guest_files_belong_to_root(name: str, tmp_path: Path) -> None:
     with closing(open_docker(timeout_s=DEADLINE_S)) as client:
         write_whole(client, ready_image(name).id, tmp_path / "all.tar")
     with tarfile.open(tmp_path / "all.tar") as archive:
@@ -70,7 +70,7 @@ def test_every_image_has_a_shell_and_python(name: str) -> None:
     assert run(name, "bash", "-c", f"python3 -c '{program}'") == (0, "3 11\n")
 
 
-def test_shell_has_what_is_expected_and_nothing_that_installs_or_connects() -> None:
+def test_shell_image_has_expected_programs_and_no_installer_or_network_client() -> None:
     script = "for name in {}; do command -v $name >/dev/null || echo $name; done"
     assert run("shell", "bash", "-c", script.format(" ".join(SHELL_PROGRAMS))) == (0, "")
     status, said = run("shell", "bash", "-c", script.format(" ".join(NOT_THERE)))
@@ -120,7 +120,7 @@ print(json.dumps([means.tolist(), picture.getvalue()[1:4].decode(), len(picture.
 """
 
 
-def test_data_is_read_grouped_drawn_and_written_without_a_complaint() -> None:
+def test_data_program_reads_groups_plots_and_writes_without_warnings() -> None:
     status, said = run("python-data", "python3", "-c", DATA_PROGRAM)
     assert status == 0, said
     means, kind, is_drawn, rows, is_markdown = json.loads(said)
@@ -138,12 +138,12 @@ print(dateutil.parser.parse("2 May 2026").date(), yaml.safe_load("a: [1, 2]"),
 """
 
 
-def test_packages_that_programs_import_first_are_there_and_work() -> None:
+def test_commonly_imported_packages_work_in_the_data_image() -> None:
     said = "2026-05-02 {'a': [1, 2]} x (2, 3) https://a.example/?b=1\n"
     assert run("python-data", "python3", "-c", WANTED_PROGRAM) == (0, said)
 
 
-def test_list_of_fonts_is_made_already_and_is_taken_where_it_can_be_written() -> None:
+def test_prebuilt_matplotlib_font_cache_is_used() -> None:
     program = (
         "import os, pathlib, shutil\n"
         "shutil.copytree('/opt/fumehood/matplotlib', os.environ['MPLCONFIGDIR'])\n"
@@ -155,7 +155,7 @@ def test_list_of_fonts_is_made_already_and_is_taken_where_it_can_be_written() ->
     assert run("python-data", "python3", "-c", program) == (0, "1.0 True fontlist\n")
 
 
-def test_one_thread_is_enough_so_that_the_guest_can_fork_what_it_has_loaded() -> None:
+def test_numerical_libraries_stay_single_threaded_so_the_guest_can_fork() -> None:
     program = (
         "import numpy, os, pandas, matplotlib.pyplot\n"
         "numpy.ones((300, 300)) @ numpy.ones((300, 300))\n"
@@ -164,7 +164,7 @@ def test_one_thread_is_enough_so_that_the_guest_can_fork_what_it_has_loaded() ->
     assert run("python-data", "python3", "-c", program) == (0, "1\n")
 
 
-def test_packages_of_the_index_are_those_of_the_lock_and_compiled() -> None:
+def test_index_packages_match_the_lock_and_are_precompiled() -> None:
     program = (
         "import importlib.metadata as m, importlib.util as u, json, os\n"
         "found = {d.name: d.version for d in m.distributions(path=['/opt/fumehood/site'])}\n"

@@ -1,4 +1,4 @@
-"""The image `python` as Docker has it: built once, complete, and with nothing that lends rights."""
+"""The image `python` in Docker: built once, complete, without setuid files; and how images are built."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOT_IN_THE_IMAGE = {
     "_winreg", "nturl2path_nt",
 }  # fmt: skip
 NOT_IMPORTED = {"antigravity", "this", "__main__"}
-"""They open a browser, print a poem, or are the program itself."""
+"""Modules with side effects on import: they open a browser, print text, or are the program itself."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def client() -> Iterator[docker.APIClient]:
 def other(
     client: docker.APIClient, python_image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """Another image, with a root file system of its own and nothing on it, gone afterwards."""
+    """Another image with its own empty root file system, removed afterwards."""
     name = f"test-{tmp_path.name.replace('_', '-')[-12:].strip('-').lower()}"
     folder = tmp_path / "images"
     shutil.copytree(images_folder() / "python", folder / name)
@@ -84,7 +84,7 @@ def built(client: docker.APIClient, name: str, **how: Any) -> Built:
 
 
 def change_guest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another version of the engine would have it."""
+    """Simulate another version of the engine."""
     files = (*guest_files(), ("guest/zz_new.py", b"NEW = True\n"))
     monkeypatch.setattr(recipe, "guest_files", lambda: files)
     digest = recipe.guest_digest.__wrapped__()
@@ -107,7 +107,7 @@ def test_image_is_found_by_its_labels_and_named_by_its_id(
 
 
 @pytest.mark.row("S10")
-def test_second_build_does_nothing(client: docker.APIClient, python_image: Image) -> None:
+def test_second_build_is_a_no_op(client: docker.APIClient, python_image: Image) -> None:
     steps: list[str] = []
     again = build_image(client, read_recipe("python"), steps.append)
     assert again == Built(again.image, made_base=False, made_guest=False)
@@ -116,7 +116,7 @@ def test_second_build_does_nothing(client: docker.APIClient, python_image: Image
 
 
 @pytest.mark.row("S10")
-def test_change_of_the_guest_makes_only_the_top_layer_anew(
+def test_changed_guest_rebuilds_only_the_top_layer(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "make_root", lambda *_: pytest.fail("the base was made anew"))
@@ -133,7 +133,7 @@ def test_change_of_the_guest_makes_only_the_top_layer_anew(
     assert (status, said) == (0, "NEW = True\n")
 
 
-def test_build_of_one_engine_leaves_the_others_image(
+def test_build_by_another_engine_version_keeps_the_existing_image(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = built(client, other).image
@@ -144,10 +144,10 @@ def test_build_of_one_engine_leaves_the_others_image(
     assert {image.id for image in list_images(client, other)} > {first.id}
 
 
-def test_change_of_the_recipe_makes_the_base_anew(
+def test_changed_recipe_rebuilds_the_base_and_failure_keeps_the_old_image(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And where that fails, what was there is still there, and nothing else is."""
+    """If that fails, the previous image remains and nothing is left over."""
     first = built(client, other).image
 
     def fail(*_: object) -> None:
@@ -163,7 +163,7 @@ def test_change_of_the_recipe_makes_the_base_anew(
     assert client.containers(all=True, filters={"name": builder.NAME}) == []
 
 
-def test_guest_that_does_not_compile_makes_no_image(
+def test_guest_with_syntax_error_fails_the_build_and_leaves_no_image(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = (*guest_files(), ("guest/broken.py", b"def\n"))
@@ -174,7 +174,7 @@ def test_guest_that_does_not_compile_makes_no_image(
     assert client.containers(all=True, filters={"name": builder.NAME}) == []
 
 
-def test_build_by_force_replaces_what_nobody_uses(
+def test_forced_build_removes_old_images_unless_a_container_uses_them(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first = built(client, other).image
@@ -196,7 +196,7 @@ def test_build_by_force_replaces_what_nobody_uses(
         client.inspect_image(second.image.id)
 
 
-def test_full_disk_is_said_before_anything_is_made(
+def test_insufficient_disk_space_fails_the_build_before_it_starts(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "NEEDED_BYTES", 1 << 60)
@@ -206,10 +206,10 @@ def test_full_disk_is_said_before_anything_is_made(
 
 
 @pytest.mark.row("S10")
-def test_image_from_a_named_base_is_this_engines(
+def test_image_from_a_named_base_has_one_base_layer_and_one_guest_layer(
     client: docker.APIClient, other: str, python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The base has all packages already, so no network is needed here."""
+    """The base already has all packages, so no network is needed."""
     monkeypatch.setattr(rootfs, "PACKAGES_NETWORK", "none")
     with serving(client, python_image.id) as base:
         try:
@@ -225,7 +225,7 @@ def test_image_from_a_named_base_is_this_engines(
     remove_all(client, {"label": f"fumehood.root={read_recipe(other, base=base).root_digest}"})
 
 
-def test_base_that_cannot_be_fetched_says_so(
+def test_unreachable_base_image_fails_the_build(
     client: docker.APIClient, other: str, python_image: Image
 ) -> None:
     with serving(client, python_image.id) as base:
@@ -236,13 +236,13 @@ def test_base_that_cannot_be_fetched_says_so(
 
 
 def lends_rights(member: tarfile.TarInfo) -> bool:
-    """Whether running this file gives more than its caller has."""
+    """Whether the file is setuid, setgid or has capabilities."""
     has_bits = not member.issym() and member.mode & (stat.S_ISUID | stat.S_ISGID) != 0
     return has_bits or any("security.capability" in name for name in member.pax_headers)
 
 
 @pytest.mark.row("S3")
-def test_no_file_of_the_image_lends_rights_or_can_be_changed(
+def test_no_file_of_the_image_is_setuid_or_world_writable(
     client: docker.APIClient, python_image: Image, tmp_path: Path
 ) -> None:
     write_whole(client, python_image.id, tmp_path / "all.tar")
@@ -282,7 +282,7 @@ def replace_mode(member: tarfile.TarInfo, mode: int) -> tarfile.TarInfo:
 
 
 @pytest.mark.row("S7", "S10")
-def test_standard_library_is_complete(python_image: Image) -> None:
+def test_standard_library_is_importable_except_listed_modules(python_image: Image) -> None:
     program = (
         "import importlib, json, sys, warnings\n"
         "warnings.simplefilter('ignore')\n"
@@ -303,8 +303,8 @@ def test_standard_library_is_complete(python_image: Image) -> None:
 
 
 @pytest.mark.row("S5")
-def test_everything_that_python_imports_is_compiled_for_good(python_image: Image) -> None:
-    """A read-only file system cannot keep it later; time stamps of layers do not matter."""
+def test_every_python_module_has_timestamp_independent_bytecode(python_image: Image) -> None:
+    """A read-only file system cannot cache bytecode later; layer timestamps do not matter."""
     program = (
         "import importlib.util as u, json, os\n"
         "seen, stale = 0, []\n"
@@ -325,7 +325,7 @@ def test_everything_that_python_imports_is_compiled_for_good(python_image: Image
     assert stale == []
 
 
-def test_user_zones_and_mount_points_are_there(python_image: Image) -> None:
+def test_image_has_sandbox_user_time_zones_and_mount_points(python_image: Image) -> None:
     program = (
         "import datetime, grp, os, pwd, zoneinfo\n"
         "user = pwd.getpwuid(10001)\n"
@@ -353,7 +353,7 @@ def test_manifest_names_every_package_with_its_version(python_image: Image) -> N
 
 
 @pytest.mark.row("S10", "D1")
-def test_command_line_builds_what_lacks_and_lists_it(home: Path, python_image: Image) -> None:
+def test_images_build_and_list_report_an_up_to_date_image(home: Path, python_image: Image) -> None:
     environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:

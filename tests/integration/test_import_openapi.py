@@ -1,4 +1,4 @@
-"""`fumehood tools import openapi`: what it fetches, writes and says."""
+"""`fumehood tools import openapi`: fetching, generated definitions, files and messages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def printed(done: Result) -> list[str]:
 
 
 def configuration(done: Result) -> dict[str, Any]:
-    """The lines that it says are for the configuration."""
+    """The suggested configuration, parsed from the output."""
     return tomllib.loads(done.stderr.partition("if the hosts are right:\n")[2])
 
 
@@ -71,7 +71,9 @@ def bindings(settings: dict[str, Any]) -> SecretBindings:
 # -- reading -------------------------------------------------------------------------------
 
 
-def test_document_is_fetched_from_the_host_that_the_operator_names(upstream: Upstream) -> None:
+def test_document_is_fetched_from_the_operators_url_and_configures_its_host(
+    upstream: Upstream,
+) -> None:
     upstream.script("/api/openapi.json", Reply(body=json.dumps(SHOP).encode()))
     done = run(f"{upstream.url}/api/openapi.json?v=1")
     assert printed(done) == NAMES
@@ -87,8 +89,8 @@ def test_document_is_fetched_from_the_host_that_the_operator_names(upstream: Ups
     }  # fmt: skip
 
 
-def test_redirect_to_another_address_that_is_not_public_is_refused(upstream: Upstream) -> None:
-    """A document's server must not make the operator's host ask services beside it."""
+def test_redirect_to_another_private_address_is_refused(upstream: Upstream) -> None:
+    """SSRF: a document's server must not reach other services through the operator's host."""
     body = json.dumps(SHOP).encode()
     with running_upstream() as other:
         other.script("/secret", Reply(body=body))
@@ -112,7 +114,7 @@ def test_redirect_to_another_address_that_is_not_public_is_refused(upstream: Ups
         (Reply(body=b'{"swagger": "2.0"}'), "Swagger 2.0, which is not supported"),
     ],
 )
-def test_answer_that_is_no_document_is_an_error_of_usage(
+def test_invalid_openapi_document_is_a_one_line_usage_error(
     upstream: Upstream, reply: Reply, words: str
 ) -> None:
     upstream.script("/a", reply)
@@ -122,7 +124,7 @@ def test_answer_that_is_no_document_is_an_error_of_usage(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_server_that_does_not_answer_ends_the_command(
+def test_server_without_answer_ends_the_import_at_its_deadline(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_openapi, "DEADLINE_S", 0.2)
@@ -132,7 +134,7 @@ def test_server_that_does_not_answer_ends_the_command(
     assert "did not arrive" in done.stderr
 
 
-def test_document_comes_from_a_file_and_from_standard_input(tmp_path: Path) -> None:
+def test_document_is_read_from_a_file_or_standard_input(tmp_path: Path) -> None:
     file = put(tmp_path)
     assert printed(run(file)) == NAMES
     assert printed(run("-", stdin=file.read_bytes())) == NAMES
@@ -148,8 +150,10 @@ def test_document_comes_from_a_file_and_from_standard_input(tmp_path: Path) -> N
     assert misspelt.stderr.endswith("document. Did you mean 'list_orders' or 'add_order'?\n")
 
 
-def test_documents_of_the_engine_itself_become_tools(tmp_path: Path, shared_daemon: Daemon) -> None:
-    """They are of version 3.1, and nobody wrote them for this test."""
+def test_engines_own_openapi_documents_can_be_imported(
+    tmp_path: Path, shared_daemon: Daemon
+) -> None:
+    """OpenAPI 3.1 documents that were not written for this test."""
     for socket in (shared_daemon.socket, shared_daemon.control):
         client = SocketClient(socket)
         document = client.get("/v1/openapi.json").body
@@ -169,7 +173,7 @@ def test_documents_of_the_engine_itself_become_tools(tmp_path: Path, shared_daem
 # -- writing -------------------------------------------------------------------------------
 
 
-def test_files_are_private_whole_and_accepted_with_the_configuration_that_it_says(
+def test_written_definitions_are_private_and_load_with_the_suggested_configuration(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "tools"
@@ -190,7 +194,7 @@ def test_files_are_private_whole_and_accepted_with_the_configuration_that_it_say
     assert [tool.definition.name for tool in without.tools] == ["read_status"]
 
 
-def test_printed_definitions_are_a_file_of_definitions(
+def test_printed_definitions_form_a_loadable_definition_file(
     tmp_path: Path, definitions: DefinitionDirectory
 ) -> None:
     done = run(put(tmp_path, security=[]))
@@ -198,7 +202,7 @@ def test_printed_definitions_are_a_file_of_definitions(
     assert len(ToolDirectory(definitions.path).load().tools) == 3
 
 
-def test_no_file_is_replaced_unasked_and_none_is_written_if_one_cannot(
+def test_existing_definition_is_not_replaced_without_force_and_nothing_is_written(
     tmp_path: Path, definitions: DefinitionDirectory
 ) -> None:
     file, out = put(tmp_path), definitions.path
@@ -213,7 +217,7 @@ def test_no_file_is_replaced_unasked_and_none_is_written_if_one_cannot(
     assert len(list(out.iterdir())) == 3
 
 
-def test_link_in_the_place_of_a_file_is_replaced_and_not_followed(
+def test_symlink_in_place_of_a_definition_is_replaced_not_followed(
     tmp_path: Path, definitions: DefinitionDirectory
 ) -> None:
     target = tmp_path / "target"
@@ -226,10 +230,10 @@ def test_link_in_the_place_of_a_file_is_replaced_and_not_followed(
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_document_cannot_put_a_tool_of_another_file_out_of_use(
+def test_imported_tool_cannot_shadow_a_tool_defined_in_another_file(
     tmp_path: Path, definitions: DefinitionDirectory, force: list[str]
 ) -> None:
-    """Two files with one name are both left out: a document could switch a tool off."""
+    """Two files that define one name are both left out, so a document could disable a tool."""
     headers = {"authorization": "Bearer ${secret:mine}"}
     definitions.put("mine.json", rest_document(name="read_status", headers=headers))
     done = run(put(tmp_path), "--out", definitions.path, *force)
@@ -241,12 +245,12 @@ def test_document_cannot_put_a_tool_of_another_file_out_of_use(
     assert list(configuration(prefixed)["secrets"]) == ["shop_shop-key"]
 
 
-def test_directory_of_a_variable_that_is_not_set_is_none(tmp_path: Path) -> None:
+def test_empty_out_option_is_a_usage_error(tmp_path: Path) -> None:
     done = run("--out", "", put(tmp_path))
     assert (done.exit_code, done.stderr) == (2, "--out takes a directory.\n")
 
 
-def test_directory_that_others_can_write_is_refused(
+def test_world_or_group_writable_output_directory_is_refused(
     tmp_path: Path, definitions: DefinitionDirectory
 ) -> None:
     definitions.path.chmod(0o770)
@@ -258,7 +262,7 @@ def test_directory_that_others_can_write_is_refused(
         assert run(put(tmp_path), "--out", wrong).exit_code == 2
 
 
-def test_directory_never_gets_more_files_than_the_engine_reads(
+def test_import_exceeding_the_file_limit_is_refused(
     tmp_path: Path, definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_openapi, "MAX_FILES", 3)
@@ -272,7 +276,7 @@ def test_directory_never_gets_more_files_than_the_engine_reads(
 # -- remarks -------------------------------------------------------------------------------
 
 
-def test_everything_that_is_left_out_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_omitted_operations_and_parameters_are_listed_with_their_reasons(tmp_path: Path) -> None:
     paths = {
         "/upload": {"post": {"requestBody": {"content": {"multipart/form-data": {}}}}},
         "/a": {"get": {"parameters": [{"name": "sid", "in": "cookie"}]}},
@@ -292,14 +296,14 @@ def test_everything_that_is_left_out_is_named_with_its_reason(tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_tools_that_a_pattern_frees_from_approval_are_named(tmp_path: Path) -> None:
+def test_tools_exempted_from_approval_are_listed(tmp_path: Path) -> None:
     paths = {"/order": {"delete": {"operationId": "add_nothing"}}, **SHOP["paths"]}
     done = run("--no-approval", "add_*", put(tmp_path, paths=paths))
     assert "Run without approval: add_nothing, add_order." in done.stderr
     assert "without approval" not in run(put(tmp_path, paths=paths)).stderr
 
 
-def test_document_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_a_document_never_reach_the_terminal(tmp_path: Path) -> None:
     evil = "\x1b[2J\u202e\nNo tool could be made"
     paths = {
         "/ok": {"get": {"summary": evil, "tags": [evil], "operationId": evil}},
@@ -315,7 +319,7 @@ def test_document_cannot_write_to_the_terminal(tmp_path: Path) -> None:
         assert char not in done.stdout + done.stderr
 
 
-def test_saved_definition_shows_on_a_terminal_what_it_is(tmp_path: Path) -> None:
+def test_saved_definition_escapes_unprintable_characters(tmp_path: Path) -> None:
     choices = ["\x9b2Jshown", "\u202enwohs", "grün"]
     parameters = [{"name": "colour", "in": "query", "schema": {"enum": choices}}]
     operation = {"operationId": "paint", "parameters": parameters, "security": []}
@@ -327,7 +331,7 @@ def test_saved_definition_shows_on_a_terminal_what_it_is(tmp_path: Path) -> None
     assert json.loads(text)["parameters"]["properties"]["colour"]["enum"] == choices
 
 
-def test_host_that_only_the_document_names_is_pointed_out_and_not_configured(
+def test_private_host_named_only_by_the_document_is_warned_about_not_allowed(
     tmp_path: Path,
 ) -> None:
     file = put(tmp_path, servers=[{"url": "http://169.254.169.254/latest"}])
@@ -342,7 +346,7 @@ def test_host_that_only_the_document_names_is_pointed_out_and_not_configured(
     assert "rest" not in configuration(public)
 
 
-def test_equal_remarks_are_one_line_and_long_lists_of_them_are_cut(tmp_path: Path) -> None:
+def test_equal_remarks_are_merged_and_long_lists_truncated(tmp_path: Path) -> None:
     paths: dict[str, Any] = {f"/{number}": {"trace": {}} for number in range(60)}
     done = run(put(tmp_path, paths={**paths, "/a": {"get": {}}}))
     assert done.stderr.splitlines()[:2] == [
@@ -388,7 +392,7 @@ MANY: dict[str, Any] = {f"/{number}": {"get": {}} for number in range(2000)}
         ),
     ],
 )
-def test_small_document_that_makes_endless_work_is_refused(
+def test_small_document_with_excessive_time_or_memory_cost_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     limit: str,

@@ -1,4 +1,4 @@
-"""Wheels for an image: found, locked, kept, and refused in words. pip is real and asks a folder."""
+"""Resolving, locking and caching wheels for an image, with a real pip on a local folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NATIVE = f"cp311-cp311-manylinux_2_28_{MACHINE}"
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder in which pip finds anything."""
+    """The only folder pip may install from."""
     folder = tmp_path / "packages"
     folder.mkdir()
     for name, value in only_from(folder).items():
@@ -42,7 +42,7 @@ def names(lock: Lock) -> list[str]:
     return [f"{package.name}=={package.version}" for package in lock.packages]
 
 
-def test_what_a_package_needs_is_locked_with_it(packages: Path, cache: Path) -> None:
+def test_lock_includes_the_newest_matching_dependencies(packages: Path, cache: Path) -> None:
     write_wheel(packages, "tool", needs=["part>=2"])
     for version in ("1.0", "2.0"):
         write_wheel(packages, "part", version)
@@ -51,10 +51,10 @@ def test_what_a_package_needs_is_locked_with_it(packages: Path, cache: Path) -> 
     assert all(len(package.hashes) == 1 for package in lock.packages)
 
 
-def test_conditions_are_those_of_the_image_and_not_of_this_python(
+def test_environment_markers_are_evaluated_for_the_image_not_the_host(
     packages: Path, cache: Path
 ) -> None:
-    """Whatever runs the tests is not 3.11.2 on a system that names its release so."""
+    """The Python that runs the tests differs from the image's 3.11.2."""
     write_wheel(
         packages, "tool",
         needs=["yes; python_full_version == '3.11.2'", "no; python_full_version != '3.11.2'",
@@ -79,8 +79,8 @@ UNFIT = (
 )
 
 
-def test_only_what_runs_in_the_image_is_taken(packages: Path, cache: Path) -> None:
-    """Of each tool that fits there are newer versions that do not."""
+def test_wheels_incompatible_with_the_image_are_skipped(packages: Path, cache: Path) -> None:
+    """Each compatible tool also has newer, incompatible versions."""
     for number, tag in enumerate(FIT):
         write_wheel(packages, f"tool{number}", tag=tag)
         for newer, unfit in enumerate(UNFIT, start=2):
@@ -89,7 +89,7 @@ def test_only_what_runs_in_the_image_is_taken(packages: Path, cache: Path) -> No
     assert found == ["tool0==1.0", "tool1==1.0", "tool2==1.0"]
 
 
-def test_second_time_nothing_is_asked(
+def test_cached_wheels_are_used_without_running_pip(
     packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_wheel(packages, "tool")
@@ -101,7 +101,7 @@ def test_second_time_nothing_is_asked(
     assert steps == []
 
 
-def test_what_lacks_in_the_cache_is_fetched_by_its_hash(packages: Path, cache: Path) -> None:
+def test_wheel_missing_from_the_cache_is_fetched_again(packages: Path, cache: Path) -> None:
     write_wheel(packages, "tool")
     lock = resolve("tool\n", "bookworm", cache, silent)
     shutil.rmtree(cache)
@@ -110,7 +110,7 @@ def test_what_lacks_in_the_cache_is_fetched_by_its_hash(packages: Path, cache: P
     assert not list(cache.glob(".*")), "what it worked in is gone"
 
 
-def test_file_in_the_cache_that_was_changed_is_not_used(packages: Path, cache: Path) -> None:
+def test_tampered_cached_wheel_is_fetched_again(packages: Path, cache: Path) -> None:
     write_wheel(packages, "tool")
     lock = resolve("tool\n", "bookworm", cache, silent)
     (kept,) = cache.glob("*/*.whl")
@@ -119,7 +119,7 @@ def test_file_in_the_cache_that_was_changed_is_not_used(packages: Path, cache: P
     assert wheel.read_bytes() == (packages / wheel.name).read_bytes()
 
 
-def test_file_that_is_not_the_locked_one_is_refused(packages: Path, cache: Path) -> None:
+def test_wheel_with_a_hash_other_than_the_lock_is_refused(packages: Path, cache: Path) -> None:
     write_wheel(packages, "tool")
     lock = resolve("tool\n", "bookworm", cache, silent)
     shutil.rmtree(cache)
@@ -128,10 +128,8 @@ def test_file_that_is_not_the_locked_one_is_refused(packages: Path, cache: Path)
         fetch(lock, "bookworm", cache, silent)
 
 
-def test_wheel_of_another_machine_in_a_shared_cache_is_passed_over(
-    packages: Path, cache: Path
-) -> None:
-    """A home directory can be mounted on both."""
+def test_cached_wheel_for_another_architecture_is_not_used(packages: Path, cache: Path) -> None:
+    """A home directory can be shared between machines."""
     wheel = write_wheel(packages, "tool", tag="cp311-cp311-manylinux_2_28_riscv64")
     digest = index.hashlib.sha256(wheel.read_bytes()).hexdigest()
     (cache / digest).mkdir(parents=True)
@@ -149,7 +147,7 @@ def test_wheel_of_another_machine_in_a_shared_cache_is_passed_over(
         ("left\nright", "do not fit together: left 1.0 depends on part==1"),
     ],
 )
-def test_what_cannot_be_had_is_said_in_words(
+def test_unsatisfiable_requirement_is_reported_with_its_reason(
     packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, asked: str, words: str
 ) -> None:
     write_wheel(packages, "tool")
@@ -162,7 +160,7 @@ def test_what_cannot_be_had_is_said_in_words(
         resolve(f"{asked}\n", "bookworm", cache, silent)
 
 
-def test_index_that_is_away_is_said_with_its_cure(
+def test_unreachable_index_is_reported_with_its_cure(
     packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
@@ -173,7 +171,7 @@ def test_index_that_is_away_is_said_with_its_cure(
     assert "proxy" in error.value.remedy
 
 
-def test_release_or_machine_that_is_not_known_is_refused(
+def test_unknown_debian_release_or_architecture_is_refused(
     packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ImageBuildError, match="The Python version of trixie is unknown"):
@@ -183,7 +181,7 @@ def test_release_or_machine_that_is_not_known_is_refused(
         resolve("tool\n", "bookworm", cache, silent)
 
 
-def test_without_pip_it_says_how_to_get_it(
+def test_missing_pip_is_reported_with_its_cure(
     packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "_run", lambda _: (1, "No module named pip"))
@@ -191,7 +189,7 @@ def test_without_pip_it_says_how_to_get_it(
         resolve("tool\n", "bookworm", cache, silent)
 
 
-def test_pip_that_hangs_is_ended(
+def test_hanging_pip_is_killed_at_its_deadline(
     packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "DEADLINE_S", 0.2)
@@ -208,8 +206,10 @@ def test_pip_that_hangs_is_ended(
     assert started[0].returncode is not None
 
 
-def test_nothing_of_a_package_runs_on_the_host(packages: Path, cache: Path, tmp_path: Path) -> None:
-    """What is not built yet would be built here, by a program of its own."""
+def test_source_distribution_is_refused_without_running_its_setup(
+    packages: Path, cache: Path, tmp_path: Path
+) -> None:
+    """A source distribution would be built on the host by its own setup.py."""
     ran = tmp_path / "ran"
     source = tmp_path / "evil-1.0"
     source.mkdir()
