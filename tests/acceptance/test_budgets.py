@@ -140,7 +140,7 @@ def test_only_administrator_sees_usage_of_all_principals(
 def test_over_budget_rule_requests_approval_instead_of_refusing(
     start_daemon: StartDaemon, home: Path
 ) -> None:
-    """Uses the rule from the how-to page; an approval lets one call over the limit and is counted."""
+    """Uses the how-to page's rule; an approval lets one call over the limit and is counted."""
     (rule,) = RULE.findall(HOW_TO.read_text(encoding="utf-8"))
     policy = home / "policy.toml"
     policy.write_text(rule, encoding="utf-8")

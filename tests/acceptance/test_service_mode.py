@@ -43,8 +43,8 @@ MEMBERS = {
     "mallory": [],
 }
 WORK = "pow(7, 10**900, 10**900 + 7)"
-"""An expression that computes for under 0.1 s: visible in the kernel's CPU accounting, and far below
-the second after which a resident process is replaced, even on a busy machine."""
+"""An expression that computes for under 0.1 s: visible in the kernel's CPU accounting, and far
+below the second after which a resident process is replaced, even on a busy machine."""
 
 
 @dataclass
@@ -128,7 +128,7 @@ def service() -> Iterator[Service]:
 
 
 def _prepare(place: Path, prefix: str, users: dict[str, User]) -> dict[str, str]:
-    """Do what a unit file does: create the engine's directories and a configuration owned by root."""
+    """Create the engine's directories and a configuration owned by root, as a unit file does."""
     engine = users["engine"]
     for name, mode in (("run", 0o711), ("state", 0o700)):
         (place / name).mkdir()

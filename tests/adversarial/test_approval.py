@@ -1,6 +1,6 @@
-"""Attacks on the gate that waits for humans: what runs must be what was agreed to, by whom it takes.
+"""Attacks on the approval gate: only what the required approvers agreed to may run.
 
-Each with its harmless twin, so that a desk that refuses everything does not look safe.
+Each has a harmless twin, so that a gate that refuses everything does not look safe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EDITED = NewDecision(decision="approve", arguments={"what": "vault"})
 
 
 @pytest.mark.row("A3")
-async def test_an_edit_does_not_escape_the_quorum_that_the_edited_call_needs() -> None:
+async def test_edited_call_needs_the_quorum_of_the_rule_it_now_matches() -> None:
     async with asking() as desk:
         desk.engine.policy.gate.replace(policy_of(ANYBODY, ANY_TWO))
         approval_id = await desk.parked("a")
@@ -57,7 +57,7 @@ async def test_an_edit_does_not_escape_the_quorum_that_the_edited_call_needs() -
 
 
 @pytest.mark.row("A3")
-async def test_an_edit_does_not_escape_the_approvers_that_the_edited_call_needs() -> None:
+async def test_edited_call_needs_the_approvers_of_the_rule_it_now_matches() -> None:
     async with asking() as desk:
         desk.engine.policy.gate.replace(policy_of(ANYBODY, NAMED))
         approval_id = await desk.parked("a")
@@ -68,7 +68,7 @@ async def test_an_edit_does_not_escape_the_approvers_that_the_edited_call_needs(
 
 
 @pytest.mark.row("A3")
-async def test_an_edit_keeps_the_quorum_of_the_call_that_was_asked_for() -> None:
+async def test_edited_call_keeps_the_quorum_of_the_original_call() -> None:
     async with asking() as desk:
         desk.engine.policy.gate.replace(policy_of(ANYBODY, ANY_TWO))
         approval_id = await desk.parked("vault")
@@ -80,7 +80,7 @@ async def test_an_edit_keeps_the_quorum_of_the_call_that_was_asked_for() -> None
 @pytest.mark.row("A3")
 @pytest.mark.parametrize("stricter", [ANY_TWO, NAMED], ids=["quorum", "approvers"])
 @pytest.mark.parametrize("name", ["other", "anybody"], ids=["added", "in its place"])
-async def test_a_remembered_rule_does_not_answer_another_rule_that_asks(
+async def test_remembered_approval_does_not_satisfy_a_stricter_ask_rule(
     stricter: dict[str, Any], name: str
 ) -> None:
     async with asking(dangerous=False) as desk:
@@ -100,7 +100,7 @@ async def test_a_remembered_rule_does_not_answer_another_rule_that_asks(
 
 @pytest.mark.row("A2", "A5")
 @pytest.mark.parametrize("waits", [False, 5.0], ids=["parked", "waited for"])
-async def test_a_call_that_was_cancelled_at_any_moment_is_not_run_by_a_later_yes(
+async def test_call_cancelled_at_any_moment_cannot_be_approved_later(
     waits: float,
 ) -> None:
     kept = 0
@@ -131,7 +131,7 @@ async def test_a_call_that_was_cancelled_at_any_moment_is_not_run_by_a_later_yes
 
 @pytest.mark.row("A1", "A2")
 @pytest.mark.parametrize("is_denied", [True, False], ids=["attack", "twin"])
-async def test_a_deny_rule_that_comes_while_an_approved_call_waits_for_its_place_ends_it(
+async def test_deny_rule_added_while_approved_call_waits_for_lease_refuses_it(
     monkeypatch: pytest.MonkeyPatch, is_denied: bool
 ) -> None:
     waits, goes_on = anyio.Event(), anyio.Event()
@@ -161,7 +161,7 @@ async def test_a_deny_rule_that_comes_while_an_approved_call_waits_for_its_place
 
 
 @pytest.mark.row("A5")
-async def test_a_fault_with_one_approval_leaves_the_others_alone(
+async def test_damaged_approval_does_not_block_other_approvals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = StoredCalls.context_of
@@ -181,7 +181,7 @@ async def test_a_fault_with_one_approval_leaves_the_others_alone(
 
 
 @pytest.mark.row("A5")
-async def test_who_waits_hears_of_a_decision_whose_maker_has_left(
+async def test_waiting_caller_is_notified_although_approver_request_was_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at_once = ApprovalTable.change
@@ -214,7 +214,7 @@ async def _outcome(desk: Asking) -> str:
 
 
 @pytest.mark.row("A4")
-async def test_nobody_resolves_its_own_interrupted_call_from_its_own_user(tmp_path: Path) -> None:
+async def test_caller_cannot_resolve_its_own_interrupted_call(tmp_path: Path) -> None:
     deeds = Deeds(gate=anyio.Event())
     async with asking(tmp_path, deeds=deeds) as desk:
         approval_id = await desk.parked("a")
@@ -230,7 +230,7 @@ async def test_nobody_resolves_its_own_interrupted_call_from_its_own_user(tmp_pa
 
 
 @pytest.mark.row("A6")
-async def test_large_calls_that_wait_are_shown_on_several_pages() -> None:
+async def test_large_pending_calls_are_listed_in_pages() -> None:
     large = "x" * 1_000_000
     async with asking() as desk:
         for number in range(5):

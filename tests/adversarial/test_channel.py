@@ -1,7 +1,7 @@
-"""The channel's boundary: guests that lie, fall silent or die, and forged frames.
+"""The guest channel's boundary: guests that lie, hang or die, and forged frames.
 
-The engine answers with a documented code in bounded time, makes a new guest, and nobody
-else notices.
+The engine answers with a documented code in bounded time and replaces the guest without
+affecting other calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def bad_guest(mode: str) -> InterpreterWall:
 
 @pytest.fixture
 def _soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These guests never answer, however long anybody waits."""
+    """Shorten the grace period, because these guests never answer."""
     monkeypatch.setattr(channel, "ANSWER_GRACE_S", 1.0)
 
 
@@ -45,7 +45,9 @@ LOST = [
 @pytest.mark.anyio
 @pytest.mark.row("S2", "S4", "E1")
 @pytest.mark.parametrize("mode", LOST)
-async def test_guest_that_lies_is_sandbox_unavailable(mode: str, home: Path) -> None:
+async def test_malformed_guest_reply_is_sandbox_unavailable_and_guest_is_replaced(
+    mode: str, home: Path
+) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest(mode)) as engine:
         for _ in range(2):  # the second call shows that there is a new guest
             envelope = await engine.call("calculator", {"expression": "2 + 2"}, isolation="call")
@@ -58,10 +60,10 @@ async def test_guest_that_lies_is_sandbox_unavailable(mode: str, home: Path) -> 
 
 @pytest.mark.anyio
 @pytest.mark.row("D6")
-async def test_exit_of_a_killed_guest_is_left_to_who_waits_for_it(
+async def test_exit_status_of_killed_guest_is_reaped_by_one_waiter_only(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever polled it too could come first; the other then warns of an unknown child."""
+    """A second poller could reap the child first; the waiter would then log a warning."""
     polled: list[int] = []
     monkeypatch.setattr(subprocess.Popen, "poll", lambda process: polled.append(process.pid))
     async with Engine(config=Config(home=home)) as engine:
@@ -74,7 +76,7 @@ async def test_exit_of_a_killed_guest_is_left_to_who_waits_for_it(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["honest", "answers-twice", "answers-others-first"])
-async def test_twin_guest_that_answers_is_believed_once(mode: str, home: Path) -> None:
+async def test_twin_duplicate_or_foreign_guest_replies_are_ignored(mode: str, home: Path) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest(mode)) as engine:
         for _ in range(3):
             envelope = await engine.call("calculator", {"expression": "2 + 2"}, isolation="call")
@@ -96,8 +98,10 @@ LENDS_BADLY = {
 @pytest.mark.anyio
 @pytest.mark.row("S2", "S4", "E1")
 @pytest.mark.parametrize("mode", LENDS_BADLY)
-async def test_child_that_is_lent_and_lies_is_ended_and_replaced(mode: str, home: Path) -> None:
-    """What stands behind the two pipes is a stranger, and so are the pipes."""
+async def test_misbehaving_lent_child_is_killed_and_replaced_without_descriptor_leak(
+    mode: str, home: Path
+) -> None:
+    """Neither the process behind the two pipes nor the pipes themselves can be trusted."""
     async with Engine(config=Config(home=home), interpreter=bad_guest(f"lends-{mode}")) as engine:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(2):
@@ -111,10 +115,10 @@ async def test_child_that_is_lent_and_lies_is_ended_and_replaced(mode: str, home
 
 @pytest.mark.anyio
 @pytest.mark.row("P8", "S4")
-async def test_call_ends_when_its_guest_dies_as_a_child_is_lent(
+async def test_call_fails_if_guest_dies_while_handing_over_a_child(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pipes have arrived, and the call has not yet taken them."""
+    """The guest dies after the pipes have arrived and before the call has taken them."""
     receive = channel.GuestProcess._on_handover
 
     def receive_and_die(guest: channel.GuestProcess) -> None:
@@ -132,7 +136,7 @@ async def test_call_ends_when_its_guest_dies_as_a_child_is_lent(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["honest", "answers-twice"])
-async def test_twin_child_that_is_lent_and_answers_is_believed_once(mode: str, home: Path) -> None:
+async def test_twin_lent_child_that_answers_serves_the_call(mode: str, home: Path) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest(f"lends-{mode}")) as engine:
         envelope = await engine.call("calculator", {"expression": "2 + 2"})
         assert envelope.data == {"value": 4, "text": "4"}
@@ -141,8 +145,7 @@ async def test_twin_child_that_is_lent_and_answers_is_believed_once(mode: str, h
 @pytest.mark.anyio
 @pytest.mark.row("P8", "S4")
 @pytest.mark.usefixtures("_soon_given_up")
-async def test_guest_that_does_not_bury_its_child_is_killed(home: Path) -> None:
-    """The call's time is over, the guest was told, and does not say that the child is dead."""
+async def test_guest_that_does_not_confirm_child_death_after_timeout_is_killed(home: Path) -> None:
     wall = bad_guest("lends-never-buries")
     async with Engine(config=Config(home=home), interpreter=wall) as engine:
         guest = psutil.Process(wall.guest_pid)
@@ -172,7 +175,7 @@ async def test_guest_that_never_answers_times_out_and_is_killed(mode: str, home:
 
 @pytest.mark.anyio
 @pytest.mark.row("S1")
-async def test_guest_that_cannot_enforce_a_limit_gets_no_call(home: Path) -> None:
+async def test_guest_that_cannot_enforce_memory_limit_is_refused(home: Path) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest("weak")) as engine:
         envelope = await engine.call("calculator", {"expression": "2 + 2"})
         assert envelope.error is not None
@@ -183,7 +186,7 @@ async def test_guest_that_cannot_enforce_a_limit_gets_no_call(home: Path) -> Non
 
 @pytest.mark.anyio
 @pytest.mark.row("S1")
-async def test_guest_that_does_not_start_is_sandbox_unavailable(home: Path) -> None:
+async def test_guest_that_fails_to_start_is_sandbox_unavailable(home: Path) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest("dies-at-once")) as engine:
         envelope = await engine.call("calculator", {"expression": "2 + 2"})
         assert envelope.error is not None
@@ -191,7 +194,7 @@ async def test_guest_that_does_not_start_is_sandbox_unavailable(home: Path) -> N
 
 
 @pytest.mark.row("S2", "S4")
-def test_killed_guest_is_replaced_and_the_next_call_is_served(start_daemon) -> None:
+def test_killed_guest_is_replaced_and_calls_are_served_again(start_daemon) -> None:
     daemon = start_daemon()
     client = daemon.client()
     assert client.calculate("1 + 1").body["success"]
@@ -211,7 +214,7 @@ def test_killed_guest_is_replaced_and_the_next_call_is_served(start_daemon) -> N
 
 @pytest.mark.row("S2", "S4")
 @pytest.mark.parametrize("victim", ["zygote", "resident"])
-def test_killed_process_inside_the_guest_is_replaced(start_daemon, victim: str) -> None:
+def test_killed_zygote_or_resident_is_replaced(start_daemon, victim: str) -> None:
     daemon = start_daemon()
     client = daemon.client()
     assert client.calculate("1 + 1").body["success"]
@@ -227,7 +230,7 @@ def test_killed_process_inside_the_guest_is_replaced(start_daemon, victim: str) 
 
 @pytest.mark.anyio
 @pytest.mark.row("P8", "S4")
-async def test_running_call_of_a_killed_guest_says_so_and_waiting_ones_are_served(
+async def test_guest_kill_fails_running_call_and_queued_call_is_served(
     engine: Engine,
 ) -> None:
     answers = []
@@ -249,13 +252,13 @@ async def test_running_call_of_a_killed_guest_says_so_and_waiting_ones_are_serve
 
 
 def _is_busy(pid: int) -> bool:
-    """A child of this guest computes, as the kernel sees it."""
+    """Whether a child of this guest uses CPU time, according to the kernel."""
     return is_computing(psutil.Process(pid))
 
 
 @pytest.mark.anyio
 @pytest.mark.row("P8")
-async def test_cancelled_call_ends_the_work_itself(engine: Engine) -> None:
+async def test_cancelled_call_stops_the_computation(engine: Engine) -> None:
     pid = engine.walls["interpreter"]["guest_pid"]
     async with anyio.create_task_group() as group:
         group.start_soon(engine.call, "calculator", {"expression": "+".join([SLOW] * 9)})
@@ -268,7 +271,7 @@ async def test_cancelled_call_ends_the_work_itself(engine: Engine) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("P8", "S4")
-async def test_timed_out_call_is_dead_when_its_answer_arrives(engine: Engine) -> None:
+async def test_timed_out_computation_has_ended_when_its_answer_arrives(engine: Engine) -> None:
     pid = engine.walls["interpreter"]["guest_pid"]
     envelope = await engine.call(
         "calculator", {"expression": "+".join([SLOW] * 9)}, timeout_seconds=0.2
@@ -280,7 +283,7 @@ async def test_timed_out_call_is_dead_when_its_answer_arrives(engine: Engine) ->
 
 @pytest.mark.anyio
 @pytest.mark.row("S2")
-async def test_slow_expression_does_not_hold_up_its_own_domain(engine: Engine) -> None:
+async def test_slow_expression_does_not_block_other_calls_of_its_domain(engine: Engine) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(engine.call, "calculator", {"expression": "+".join([SLOW] * 9)})
         pid = engine.walls["interpreter"]["guest_pid"]
@@ -296,8 +299,8 @@ async def test_slow_expression_does_not_hold_up_its_own_domain(engine: Engine) -
 
 @pytest.mark.anyio
 @pytest.mark.row("S4")
-async def test_memory_limit_ends_the_run_and_is_named(engine: Engine) -> None:
-    """Under the size tables there is the kernel's limit; many lists together reach it."""
+async def test_memory_limit_ends_the_run_and_is_reported(engine: Engine) -> None:
+    """The kernel's limit backs the size tables: many lists together exceed it."""
     lists = f"len([{','.join(['[0]*9999'] * 400)}])"  # 400 × 80 kB
     twin = await engine.call("calculator", {"expression": lists}, memory_limit_mb=64)
     assert twin.data["value"] == 400
@@ -312,7 +315,7 @@ async def test_memory_limit_ends_the_run_and_is_named(engine: Engine) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("S4")
-async def test_cpu_limit_below_wall_time_ends_the_run_and_is_named(home: Path) -> None:
+async def test_cpu_limit_below_wall_time_ends_the_run_and_is_reported(home: Path) -> None:
     config = Config(home=home, interpreter={"cpu_seconds": 0.2})
     async with Engine(config=config) as engine:
         envelope = await engine.call(
@@ -329,8 +332,8 @@ async def test_cpu_limit_below_wall_time_ends_the_run_and_is_named(home: Path) -
 
 @pytest.mark.anyio
 @pytest.mark.row("P8")
-async def test_cancellation_in_the_moment_of_the_answer_harms_nobody(engine: Engine) -> None:
-    """The reply has come, the task has not run yet: nothing is left to cancel."""
+async def test_cancellation_racing_with_the_reply_does_not_kill_the_guest(engine: Engine) -> None:
+    """If the reply has arrived but the task has not resumed, nothing is left to cancel."""
     guest = engine.walls["interpreter"]["guest_pid"]
     for delay_ms in range(60):
         with anyio.move_on_after(delay_ms / 20_000):

@@ -1,4 +1,4 @@
-"""Code mode's boundary: programs that call tools with frames of their own.
+"""Code mode's boundary: programs that call tools with hand-made frames.
 
 Programs go through the socket, as an agent's would. What they have done is seen from outside: in
 the file that the dangerous tool writes, in the list of approvals and in the log of calls.
@@ -60,13 +60,13 @@ REFUSED = [
            "TOOL_NOT_FOUND", "code('calculator', SUM)"),
     Attack("tool-by-its-version", Harm.ESCAPE, "code('note@1.0.0', {'text': 'x'})",
            "TOOL_NOT_FOUND", "code('calculator', SUM)"),
-    Attack("as-another-agent", Harm.LATERAL,
+    Attack("impersonating-another-agent", Harm.LATERAL,
            "code('note', {'text': 'x'}, agent_id='admin', principal='approver:owner')",
            "TOOL_NOT_FOUND", "code('calculator', SUM, agent_id='admin')"),
     Attack("options-among-the-arguments", Harm.LATERAL,
            "code('calculator', {**SUM, 'precision': {'wait_for_approval': True}})",
            "INVALID_PARAMS", "code('calculator', {**SUM, 'precision': 2})"),
-    Attack("nine-calls-at-once", Harm.PEER_DOS,
+    Attack("too-many-concurrent-calls", Harm.PEER_DOS,
            "for n in range(200):\n    raw(n, 'calculator', {'expression': 'comb(9000, 4000) % 7'})\n"
            "codes = [a.get('error', {}).get('code', 'OK') for a in (answer() for _ in range(200))]\n"
            "max(codes, key=lambda code: code != 'OK')",
@@ -80,7 +80,7 @@ ENDED = [
            "SANDBOX_VIOLATION", ONE_CALL),
     Attack("length-of-four-gigabytes", Harm.HOST_DOS,
            "os.write(4, b'\\xff' * 4)\nos.read(3, 1)", "SANDBOX_VIOLATION", ONE_CALL),
-    Attack("no-json", Harm.HOST_DOS, "send(b'{')\nos.read(3, 1)", "SANDBOX_VIOLATION", ONE_CALL),
+    Attack("not-json", Harm.HOST_DOS, "send(b'{')\nos.read(3, 1)", "SANDBOX_VIOLATION", ONE_CALL),
     Attack("too-deep", Harm.HOST_DOS,
            "send(b'{\"call\":' + b'[' * 90 + b']' * 90 + b'}')\nos.read(3, 1)",
            "SANDBOX_VIOLATION", ONE_CALL),
@@ -88,7 +88,7 @@ ENDED = [
            "send(b'{\"call\":{\"number\":1,\"tool\":\"calculator\",\"tool\":\"note\","
            "\"arguments\":{}}}')\nos.read(3, 1)",
            "SANDBOX_VIOLATION", ONE_CALL),
-    Attack("no-call", Harm.HOST_DOS, "send(b'{\"call\":5}')\nos.read(3, 1)",
+    Attack("not-a-call", Harm.HOST_DOS, "send(b'{\"call\":5}')\nos.read(3, 1)",
            "SANDBOX_VIOLATION", ONE_CALL),
     Attack("negative-number", Harm.HOST_DOS, "raw(-1, 'calculator', SUM)\nos.read(3, 1)",
            "SANDBOX_VIOLATION", ONE_CALL),
@@ -96,13 +96,13 @@ ENDED = [
            "raw(10**99, 'calculator', SUM)\nos.read(3, 1)", "SANDBOX_VIOLATION", ONE_CALL),
     Attack("overlong-name", Harm.HOST_DOS, "raw(1, 'x' * 300, SUM)\nos.read(3, 1)",
            "SANDBOX_VIOLATION", ONE_CALL),
-    Attack("calls-without-end", Harm.PEER_DOS,
+    Attack("endless-calls", Harm.PEER_DOS,
            "while True:\n    try:\n        tools.calculator('1')\n    except tools.ToolError:\n        pass",
            "SANDBOX_VIOLATION", "for _ in range(50):\n    tools.calculator('1')"),
     Attack("answers-unread", Harm.HOST_DOS,
            "n = 0\nwhile True:\n    n += 1\n    raw(n, 'calculator', SUM)",
            "SANDBOX_VIOLATION", ONE_CALL),
-    Attack("over-its-time", Harm.PEER_DOS,
+    Attack("over-its-time-limit", Harm.PEER_DOS,
            "while True:\n    code('calculator', SUM)\n    import time\n    time.sleep(0.2)",
            "TIMEOUT", ONE_CALL),
 ]  # fmt: skip
@@ -110,7 +110,7 @@ ENDED = [
 
 @pytest.fixture(scope="module")
 def daemon(python_image: Any) -> Iterator[Daemon]:
-    """With an approver, so that a dangerous call that got through would wait for one."""
+    """A daemon with an approver, so that a dangerous call that got through would become pending."""
     with (
         tempfile.TemporaryDirectory(prefix="fh-", dir="/tmp") as home,
         approving_daemon(Path(home)) as running,
@@ -131,7 +131,7 @@ def run(client: Client, code: str, **options: Any) -> Envelope:
 
 
 def require_harmless(client: Client, daemon: Daemon) -> None:
-    """Nothing dangerous was done or asked for, and the next program finds everything in order."""
+    """Assert that no dangerous call ran or is pending, and that the next program works."""
     assert ran(daemon) == []
     assert client.approvals.list(state="pending").items == ()
     after = run(client, "tools.calculator('2+2')['value']")
@@ -139,7 +139,9 @@ def require_harmless(client: Client, daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("attack", REFUSED, ids=str)
-def test_refused_call_reaches_no_tool(attack: Attack, client: Client, daemon: Daemon) -> None:
+def test_attack_call_frame_is_refused_and_reaches_no_tool(
+    attack: Attack, client: Client, daemon: Daemon
+) -> None:
     envelope = run(client, attack.code)
     assert envelope.data["value"] == attack.ends
     assert run(client, attack.twin).data["value"] == "OK"
@@ -147,7 +149,7 @@ def test_refused_call_reaches_no_tool(attack: Attack, client: Client, daemon: Da
 
 
 @pytest.mark.parametrize("attack", ENDED, ids=str)
-def test_program_that_abuses_the_channel_is_ended(
+def test_attack_on_tool_channel_ends_the_program(
     attack: Attack, client: Client, daemon: Daemon
 ) -> None:
     limit = 2 if attack.ends == "TIMEOUT" else 20
@@ -160,7 +162,7 @@ def test_program_that_abuses_the_channel_is_ended(
     assert len({c.call_id for c in calls}) == len(calls)
 
 
-def test_calls_of_one_program_have_an_end(client: Client) -> None:
+def test_number_of_tool_calls_per_program_is_limited(client: Client) -> None:
     envelope = run(client, ENDED[8].code, timeout_seconds=30)
     assert envelope.error is not None
     assert envelope.error.details is not None
@@ -168,8 +170,8 @@ def test_calls_of_one_program_have_an_end(client: Client) -> None:
     assert made["failed"] >= made["made"] - 1000
 
 
-def test_program_without_tools_has_no_way_to_any(client: Client, daemon: Daemon) -> None:
-    """The control: the same frames, where nobody listens for them."""
+def test_control_program_without_tools_cannot_call_any(client: Client, daemon: Daemon) -> None:
+    """The same frames, in a program without a tool channel."""
     code = (
         "raw(1, 'calculator', SUM)\ntry:\n    import tools\nexcept ImportError:\n    print('none')"
     )
@@ -179,7 +181,7 @@ def test_program_without_tools_has_no_way_to_any(client: Client, daemon: Daemon)
     assert (newest.tool_name, newest.code) == ("run_python", "OK")
 
 
-def test_forged_ending_and_answer_are_the_programs_own_word(client: Client) -> None:
+def test_forged_ending_and_answer_frames_are_ignored(client: Client) -> None:
     forged = (
         "send(json.dumps({'op': 'answer', 'id': 1, 'text': '{}'}).encode())\n"
         "send(json.dumps({'op': 'ended', 'id': 1, 'ended_by': 'ok'}).encode())\n"
@@ -189,7 +191,7 @@ def test_forged_ending_and_answer_are_the_programs_own_word(client: Client) -> N
 
 
 @pytest.mark.parametrize("in_session", [False, True])
-def test_process_that_stays_calls_nothing_after_its_program(
+def test_leftover_child_process_cannot_call_tools_after_program_end(
     in_session: bool, client: Client, daemon: Daemon
 ) -> None:
     code = (
@@ -214,7 +216,7 @@ def test_process_that_stays_calls_nothing_after_its_program(
     assert later[1].startswith(f"{later[0]}_") or later[0].startswith(f"{later[1]}_")
 
 
-def test_later_call_of_a_session_cannot_use_what_an_earlier_one_had(
+def test_tools_and_channel_of_earlier_session_call_are_unusable_later(
     client: Client, daemon: Daemon
 ) -> None:
     session = client.create_session(image="python").id
@@ -232,7 +234,7 @@ def test_later_call_of_a_session_cannot_use_what_an_earlier_one_had(
     require_harmless(client, daemon)
 
 
-def test_fork_of_a_program_cannot_use_its_tools(client: Client) -> None:
+def test_forked_child_cannot_call_tools(client: Client) -> None:
     code = (
         "pid = os.fork()\n"
         "if pid == 0:\n"
@@ -248,7 +250,7 @@ def test_fork_of_a_program_cannot_use_its_tools(client: Client) -> None:
     assert (data["stdout"], data["value"]) == ("PERMISSION_DENIED\n", 1)
 
 
-def test_many_threads_have_their_own_answers(client: Client) -> None:
+def test_concurrent_threads_each_receive_their_own_answer(client: Client) -> None:
     code = (
         "from concurrent.futures import ThreadPoolExecutor\n"
         "with ThreadPoolExecutor(50) as pool:\n"
@@ -258,7 +260,7 @@ def test_many_threads_have_their_own_answers(client: Client) -> None:
     assert run(client, code, timeout_seconds=30).data["value"] is True
 
 
-def test_time_limit_ends_the_call_that_is_open(client: Client) -> None:
+def test_program_timeout_cancels_its_open_tool_call(client: Client) -> None:
     slow = "tools.calculator('pow(7, 10**4200, 10**4200 + 9)')"
     envelope = run(client, slow, timeout_seconds=1)
     assert envelope.error is not None
@@ -267,10 +269,10 @@ def test_time_limit_ends_the_call_that_is_open(client: Client) -> None:
     assert codes == {"run_python": "TIMEOUT", "calculator": "CANCELLED"}
 
 
-def test_program_that_waits_for_a_human_gets_no_more_processor_time(
+def test_program_waiting_for_approval_is_still_subject_to_cpu_limit(
     client: Client, daemon: Daemon
 ) -> None:
-    """Its clock stands still, and its other threads and processes might compute for nothing."""
+    """The wall clock is paused, so other threads and processes could otherwise compute for free."""
     code = (
         "import threading\n"
         "def spin():\n"

@@ -1,4 +1,4 @@
-"""The container's boundary: what a program can try, and how each try ends.
+"""The container's boundary: each attack by a program, and how it ends.
 
 Programs go through the socket, as an agent's would. What happened is looked at from outside: the
 host's process table, Docker's own list, files of the host. One daemon serves all of them, so most
@@ -39,7 +39,7 @@ TIMEOUT_S = 3.0
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, python_image: Any) -> Iterator[Daemon]:
-    """A daemon of these tests' own: they count its containers."""
+    """A separate daemon, because these tests count its containers."""
     home = Path("/tmp") / f"fh-wall-{os.getpid()}"
     home.mkdir(mode=0o700)
     daemon = wait_until_ready(launch(home))
@@ -59,7 +59,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
 
 
 def run(client: Client, code: str, **options: Any) -> Envelope:
-    """One program; its own limits where a test gives none."""
+    """Run one program with default limits unless the test sets them."""
     options.setdefault("timeout_seconds", TIMEOUT_S)
     return client.call("run_python", {"code": code}, **options)
 
@@ -76,7 +76,7 @@ def details(envelope: Envelope) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Try:
-    """One attack: how it ends, how the program's own exception is called, and its harmless twin."""
+    """An attack: how it ends, the type of the program's exception, and its harmless twin."""
 
     name: str
     harm: Harm
@@ -89,7 +89,7 @@ class Try:
 
 
 def syscall(number: int, *arguments: str) -> str:
-    """A program that makes one system call and raises what the kernel says."""
+    """A program that makes one system call and raises the kernel's error."""
     called = ", ".join([str(number), *arguments])
     return (
         "import ctypes, os\n"
@@ -104,7 +104,7 @@ HARMLESS_CALL = syscall(39)  # getpid
 
 
 def of_corpus() -> Iterator[Try]:
-    """What a program of the corpus is refused. Of several exceptions, the first is runc's."""
+    """Corpus rows refused with an exception; if several are listed, the first is runc's."""
     for row in attacks_on("container"):
         _, ended_by, kind = ending_of(row)
         if ended_by == "exception" and row.topic is not Topic.FLOOD and BAIT not in row.code:
@@ -120,7 +120,7 @@ ESCAPES = [
     Try("stop-parent", Harm.INTERNAL_ESC, "import os\nos.kill(os.getppid(), 19)",
         "import os\nos.kill(os.getpid(), 0)"),
     Try("system-v-queue", Harm.LATERAL, syscall(68, "0", "0o1666"), HARMLESS_CALL),
-    Try("posix-queue-as-a-file", Harm.LATERAL, "open('/dev/mqueue/left', 'w')",
+    Try("posix-queue-through-its-file-system", Harm.LATERAL, "open('/dev/mqueue/left', 'w')",
         "import os\nos.listdir('/dev/mqueue')", raises="OSError"),
     Try("kernel-algorithms", Harm.ESCAPE, "import socket\nsocket.socket(38, socket.SOCK_SEQPACKET)",
         "import socket\nsocket.socket(socket.AF_INET).close()"),
@@ -133,7 +133,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("attempt", ESCAPES, ids=str)
-def test_what_leads_out_of_the_program_is_refused(client: Client, attempt: Try) -> None:
+def test_escape_attempt_is_refused_and_its_twin_works(client: Client, attempt: Try) -> None:
     envelope = run(client, attempt.code)
     assert code_of(envelope) == "EXECUTION_ERROR", envelope
     said = details(envelope)
@@ -143,7 +143,7 @@ def test_what_leads_out_of_the_program_is_refused(client: Client, attempt: Try) 
     assert code_of(run(client, attempt.twin)) is None
 
 
-def test_the_control_of_the_refused_calls_works_without_our_filter(python_image: Any) -> None:
+def test_control_refused_system_calls_succeed_without_the_guests_filter(python_image: Any) -> None:
     """Docker's own profile lets several of them pass; the child's filter is what stops them."""
     program = (
         "import ctypes\nlibc = ctypes.CDLL(None)\n"
@@ -170,7 +170,7 @@ os.wait()
 
 
 @pytest.mark.row("S3")
-def test_control_where_the_first_process_is_of_the_same_user_both_attacks_on_it_work(
+def test_control_pid_1_of_the_same_user_can_be_read_and_forged(
     python_image: Any,
 ) -> None:
     assert _docker_run(python_image, PID_1, user="10001:10001").split() == ["honest", "forged"]
@@ -195,11 +195,11 @@ if ctypes.CDLL(None).syscall(56, CLONE_PARENT | 17, 0, 0, 0, 0) == 0:
     time.sleep(60)
     os._exit(0)
 """
-"""A process whose parent is the zygote, as if that had made it itself."""
+"""A program that leaves a process whose parent is the zygote, as if the zygote had forked it."""
 
 
 @pytest.mark.row("S5")
-def test_a_process_that_hides_among_the_guests_own_is_ended_like_any_other(
+def test_leftover_process_reparented_to_zygote_is_killed(
     client: Client,
 ) -> None:
     for _ in range(3):
@@ -216,7 +216,7 @@ if os.fork() == 0:
     ctypes.CDLL(None).syscall(60, 0)
 time.sleep(0.2)
 """
-"""A process whose first thread has ended: the kernel calls it a zombie, and another thread runs."""
+"""A program that leaves a process reported as a zombie while its second thread still runs."""
 
 LEAPS = """
 import base64, ctypes, os, platform, time
@@ -261,7 +261,9 @@ def leaps(spin: int, flags: int) -> str:
     [HEADLESS, *(leaps(spin, flags) for spin in (20_000, 60_000) for flags in (0, 0x8000))],
     ids=["headless", "leaps", "leaps-as-a-sibling", "leaps-slowly", "leaps-slowly-as-a-sibling"],
 )
-def test_a_process_that_looks_dead_or_gone_is_not_taken_for_it(client: Client, code: str) -> None:
+def test_leftover_process_that_looks_dead_or_keeps_forking_is_killed(
+    client: Client, code: str
+) -> None:
     moved = 0
     for _ in range(4):
         left = run(client, code)
@@ -274,7 +276,7 @@ def test_a_process_that_looks_dead_or_gone_is_not_taken_for_it(client: Client, c
 
 
 @pytest.mark.row("S5")
-def test_every_program_draws_other_random_numbers(client: Client) -> None:
+def test_each_program_has_different_random_state(client: Client) -> None:
     code = "import random, uuid, os\n[random.random(), str(uuid.uuid4()), os.urandom(4).hex()]"
     drawn = [tuple(run(client, code).data["value"]) for _ in range(5)]
     assert len(set(drawn)) == 5
@@ -285,7 +287,7 @@ def test_every_program_draws_other_random_numbers(client: Client) -> None:
 
 @dataclass(frozen=True)
 class Flood:
-    """A program that takes all it can get."""
+    """A program that exhausts a resource, and how it must end."""
 
     name: str
     code: str
@@ -331,7 +333,7 @@ FLOODS = [
 
 @pytest.mark.row("S4", "P8")
 @pytest.mark.parametrize("flood", FLOODS, ids=str)
-def test_a_flood_ends_as_itself_and_the_next_program_is_unharmed(
+def test_resource_flood_ends_with_its_own_code_and_next_program_works(
     client: Client, flood: Flood
 ) -> None:
     envelope = run(client, f"print('begun')\n{flood.code}", timeout_seconds=2, memory_limit_mb=128)
@@ -356,7 +358,7 @@ def test_a_flood_ends_as_itself_and_the_next_program_is_unharmed(
     "import os, sys\nos.fork()\nprint('both')",
     "import os\nos._exit(0)",
 ])  # fmt: skip
-def test_a_program_that_spoils_its_own_reply_only_loses_its_value(
+def test_program_that_corrupts_its_reply_channel_loses_only_its_value(
     client: Client, code: str
 ) -> None:
     envelope = run(client, f"{code}\n")
@@ -385,7 +387,7 @@ def claim(words):
     ],
     ids=["the-guest's-own-failure", "the-same-of-a-long-one", "success", "time-is-up"],
 )  # fmt: skip
-def test_no_program_can_make_its_end_look_like_the_guests(
+def test_program_cannot_forge_a_guest_failure_or_success(
     client: Client, code: str, ended_by: str
 ) -> None:
     envelope = run(client, CLAIMS + code)
@@ -408,24 +410,22 @@ time.sleep(0.5)
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("flags", [0x8000, 0], ids=["sibling", "child"])
-def test_memory_is_measured_wherever_a_program_puts_its_processes(
-    client: Client, flags: int
-) -> None:
+def test_memory_of_child_and_sibling_processes_is_measured(client: Client, flags: int) -> None:
     envelope = run(client, EATS_ELSEWHERE.format(flags=flags))
     assert code_of(envelope) is None, envelope
     assert (envelope.metadata.resources.peak_memory_mb or 0) > 150
 
 
 @pytest.mark.row("E7")
-def test_a_file_too_deep_to_be_listed_is_counted(client: Client) -> None:
+def test_file_too_deep_to_list_is_counted_as_left_out(client: Client) -> None:
     deep = "import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()"
     assert run(client, deep.format(100)).data["files_left_out"] == 1
     assert len(run(client, deep.format(10)).data["files"]) == 1
 
 
 @pytest.mark.row("S3")
-def test_the_program_is_seen_from_outside_as_a_user_behind_two_filters(client: Client) -> None:
-    """Docker's profile and the child's own; the rest is a row of the corpus."""
+def test_program_runs_as_unprivileged_user_under_two_seccomp_filters(client: Client) -> None:
+    """Docker's profile and the child's own filter; the corpus covers the rest."""
     mark = f"mark-{os.getpid()}"
     code = f"import time\nopen('/proc/self/comm', 'w').write('{mark}')\ntime.sleep(1.5)"
     with ThreadPoolExecutor(1) as beside:
@@ -440,7 +440,7 @@ def test_the_program_is_seen_from_outside_as_a_user_behind_two_filters(client: C
 
 
 @pytest.mark.row("E1")
-def test_no_answer_carries_a_path_of_the_host_or_of_the_guest(client: Client) -> None:
+def test_error_answers_contain_no_host_or_guest_paths(client: Client) -> None:
     for code in ("1/0", "import nothing_like_this", "x = = 1", "raise SystemExit('x')"):
         text = run(client, code).model_dump_json()
         for leak in ("/opt/fumehood", "languages/python", str(Path.home()), "/var/lib/docker"):

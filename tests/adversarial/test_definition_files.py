@@ -1,4 +1,4 @@
-"""The boundary of the tools' directory: files that are bombs, traps, or somebody else's.
+"""The tools directory's boundary: files that are bombs, traps or owned by another user.
 
 All attacks lie in one directory, each beside its harmless twin, and one process with hard
 limits on CPU time and memory reads it: whatever one file does, every twin is loaded.
@@ -73,7 +73,7 @@ def _definition(name: str, **fields: Any) -> bytes:
 
 @dataclass(frozen=True)
 class FileAttack:
-    """A file that must be left out for exactly this reason, and its nearest harmless one."""
+    """A file that must be left out for exactly this reason, and its harmless twin."""
 
     name: str
     harm: Harm
@@ -126,22 +126,22 @@ ATTACKS = [
     FileAttack("toml-date", Harm.INTEGRITY, "toml", b"sunset_date = 2020-01-01", "a date is not accepted"),
     FileAttack("host-code", Harm.ESCAPE, "json", _definition("x", type="NATIVE"), "only tools of type REST and MCP"),
     FileAttack("host-code-by-executor", Harm.ESCAPE, "json", _definition("x", executor="function"), "cannot run as"),
-    FileAttack("no-wall", Harm.LATERAL, "json", _definition("x", sandboxed=False), "operator's configuration"),
-    FileAttack("no-wall-in-words", Harm.LATERAL, "yaml", b"{name: x, type: MCP, description: X., sandboxed: no}", "operator's configuration"),
+    FileAttack("sandbox-disabled", Harm.LATERAL, "json", _definition("x", sandboxed=False), "operator's configuration"),
+    FileAttack("sandbox-disabled-as-yaml-no", Harm.LATERAL, "yaml", b"{name: x, type: MCP, description: X., sandboxed: no}", "operator's configuration"),
     FileAttack("endpoint-file", Harm.HOST_LEAK, "json", _definition("x", endpoint="file:///etc/passwd"), "must be an absolute URL"),
     FileAttack("endpoint-user", Harm.EXFIL, "json", _definition("x", endpoint=f"https://u:{CANARY}@a.example/"), "user name or password"),
     FileAttack("endpoint-host-of-secret", Harm.EXFIL, "json", _definition("x", endpoint="https://${secret:A}.example/"), "which host"),
     FileAttack("header-injection", Harm.INTEGRITY, "json", _definition("x", headers={"x": "a\r\nhost: b"}), "control characters"),
     FileAttack("header-smuggling", Harm.INTEGRITY, "json", _definition("x", headers={"Transfer-Encoding": "chunked"}), "belongs to the connection"),
     FileAttack("header-credential", Harm.HOST_LEAK, "json", _definition("x", headers={"Authorization": f"Bearer {CANARY}"}), "looks like a credential"),
-    FileAttack("pattern-of-exponential-time", Harm.HOST_DOS, "json", _definition("x", parameters={"properties": {"a": {"pattern": "(a+)+\\1$"}}}), "RE2"),
-    FileAttack("schema-from-elsewhere", Harm.EXFIL, "json", _definition("x", parameters={"properties": {"a": {"$ref": "https://evil.example/s"}}}), "only references inside"),
-    FileAttack("schema-of-many-levels", Harm.HOST_DOS, "json", b'{"name": "x", "type": "REST", "description": "X.", "method": "GET", "endpoint": "https://a.example/", "parameters": ' + b'{"properties": {"a": ' * 25 + b"{}" + b"}}" * 25 + b"}", "32 levels"),
-    FileAttack("text-that-moves-the-cursor", Harm.INTEGRITY, "json", b'{"name": "x", "type": "REST", "\\u001b[2J": 1}', "a REST tool needs"),
+    FileAttack("exponential-time-pattern", Harm.HOST_DOS, "json", _definition("x", parameters={"properties": {"a": {"pattern": "(a+)+\\1$"}}}), "RE2"),
+    FileAttack("remote-schema-reference", Harm.EXFIL, "json", _definition("x", parameters={"properties": {"a": {"$ref": "https://evil.example/s"}}}), "only references inside"),
+    FileAttack("deeply-nested-schema", Harm.HOST_DOS, "json", b'{"name": "x", "type": "REST", "description": "X.", "method": "GET", "endpoint": "https://a.example/", "parameters": ' + b'{"properties": {"a": ' * 25 + b"{}" + b"}}" * 25 + b"}", "32 levels"),
+    FileAttack("terminal-escape-in-key", Harm.INTEGRITY, "json", b'{"name": "x", "type": "REST", "\\u001b[2J": 1}', "a REST tool needs"),
 ]  # fmt: skip
 
 
-def test_table_is_not_empty_and_names_are_unique() -> None:
+def test_attack_table_is_large_enough_and_names_are_unique() -> None:
     assert len(ATTACKS) >= 45
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
 
@@ -158,7 +158,7 @@ def _twin_name(attack: FileAttack) -> str:
 
 @pytest.fixture(scope="module")
 def read() -> Iterator[dict[str, Any]]:
-    """What a process with hard limits says of all attacks and twins together."""
+    """The output of a process with hard limits that loads all attacks and twins."""
     with definition_directory() as directory:
         for attack in ATTACKS:
             directory.put(f"{attack.name}.{attack.suffix}", attack.content)
@@ -173,7 +173,7 @@ def read() -> Iterator[dict[str, Any]]:
 
 @pytest.mark.row("R4", "T5")
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-def test_attack_is_left_out_for_its_reason_and_its_twin_is_loaded(
+def test_attack_file_is_left_out_for_its_reason_and_its_twin_is_loaded(
     attack: FileAttack, read: dict[str, Any]
 ) -> None:
     reason = read["faults"][f"{attack.name}.{attack.suffix}"]
@@ -183,7 +183,7 @@ def test_attack_is_left_out_for_its_reason_and_its_twin_is_loaded(
     assert len(reason) < 2100
 
 
-def test_nothing_but_twins_is_loaded_and_no_fault_tells_a_credential(read: dict[str, Any]) -> None:
+def test_only_twins_are_loaded_and_no_fault_contains_a_credential(read: dict[str, Any]) -> None:
     assert sorted(read["tools"]) == sorted(_twin_name(attack) for attack in ATTACKS)
     assert CANARY not in json.dumps(read)
 
@@ -197,7 +197,7 @@ CONTROLS = {
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_control_the_bomb_goes_off_without_the_defence(name: str, tmp_path: Path) -> None:
+def test_control_bomb_exhausts_limits_without_the_defence(name: str, tmp_path: Path) -> None:
     (attack,) = (attack for attack in ATTACKS if attack.name == name)
     path = tmp_path / "bomb"
     path.write_bytes(attack.content)
@@ -231,7 +231,7 @@ def _reason(contents: DirectoryContents) -> str:
 
 
 @pytest.mark.row("R4")
-def test_link_out_of_the_directory_brings_nothing_in(
+def test_symlink_out_of_tools_directory_is_not_followed(
     definitions: DefinitionDirectory, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside.json"
@@ -250,10 +250,10 @@ def test_link_out_of_the_directory_brings_nothing_in(
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("becomes", ["link", "pipe", "another user's", "writable by others"])
-def test_file_that_is_exchanged_after_it_was_looked_at_is_refused(
+def test_file_replaced_between_check_and_open_is_refused(
     definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, becomes: str
 ) -> None:
-    """The name is looked at, then it means something else: what was opened decides."""
+    """The name is checked, then replaced: the checks must apply to the file that was opened."""
     outside = tmp_path / "outside.json"
     outside.write_bytes(_definition("outside"))
     path = definitions.put("a.json", _definition("inside"))
@@ -294,7 +294,7 @@ def _owned_by_stranger(descriptor: int) -> os.stat_result:
 
 
 @pytest.mark.row("R4")
-def test_pipe_does_not_hold_anybody_up(definitions: DefinitionDirectory) -> None:
+def test_fifo_in_tools_directory_does_not_block_loading(definitions: DefinitionDirectory) -> None:
     os.mkfifo(definitions.path / "a.json", 0o600)
     definitions.put_tools("b.json", "twin")
     done = _read_under_limits(definitions.path)
@@ -304,7 +304,7 @@ def test_pipe_does_not_hold_anybody_up(definitions: DefinitionDirectory) -> None
     }
 
 
-def test_control_a_plain_open_of_the_pipe_waits_for_ever(definitions: DefinitionDirectory) -> None:
+def test_control_blocking_open_of_fifo_hangs(definitions: DefinitionDirectory) -> None:
     os.mkfifo(definitions.path / "a.json", 0o600)
     program = f"print('waits', flush=True); open({str(definitions.path / 'a.json')!r})"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
@@ -318,7 +318,9 @@ def test_control_a_plain_open_of_the_pipe_waits_for_ever(definitions: Definition
 
 
 @pytest.mark.row("R4")
-def test_file_that_grows_while_it_is_read_ends(definitions: DefinitionDirectory) -> None:
+def test_file_growing_while_read_is_left_out_and_loading_ends(
+    definitions: DefinitionDirectory,
+) -> None:
     path = definitions.put("a.json", b"[")
     definitions.put_tools("b.json", "twin")
     stop = threading.Event()
@@ -346,7 +348,7 @@ def test_file_that_grows_while_it_is_read_ends(definitions: DefinitionDirectory)
 
 @contextmanager
 def _as_ordinary_user(directory: DefinitionDirectory) -> Iterator[None]:
-    """Root may read everything: as root, be somebody else for a while."""
+    """Switch to an unprivileged user if running as root, because root may read everything."""
     if os.geteuid() != 0:
         yield
         return
@@ -360,7 +362,7 @@ def _as_ordinary_user(directory: DefinitionDirectory) -> Iterator[None]:
 
 
 @pytest.mark.row("R4")
-def test_file_that_cannot_be_read_is_a_fault_and_the_rest_is_loaded(
+def test_unreadable_file_is_reported_and_other_files_are_loaded(
     definitions: DefinitionDirectory,
 ) -> None:
     definitions.put_tools("a.json", "secret")
@@ -374,7 +376,7 @@ def test_file_that_cannot_be_read_is_a_fault_and_the_rest_is_loaded(
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("what", ["file", "directory"])
-def test_what_belongs_to_another_user_brings_nothing_in(
+def test_file_or_directory_owned_by_another_user_is_not_loaded(
     definitions: DefinitionDirectory, what: str
 ) -> None:
     path = definitions.put_tools("a.json", "a")
@@ -389,7 +391,7 @@ def test_what_belongs_to_another_user_brings_nothing_in(
 
 
 @pytest.mark.row("R4")
-def test_directory_that_anybody_may_write_brings_nothing_to_a_daemon(
+def test_world_writable_tools_directory_is_not_loaded_by_daemon(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
     definitions.put_tools("a.json", "a")
@@ -407,7 +409,7 @@ def test_directory_that_anybody_may_write_brings_nothing_to_a_daemon(
 
 
 @pytest.mark.row("R4", "P8")
-def test_daemon_serves_calls_while_it_refuses_every_attack(
+def test_daemon_serves_calls_while_refusing_every_attack_file(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
     daemon = start_daemon(tools_directory=str(definitions.path))

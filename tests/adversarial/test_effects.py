@@ -1,4 +1,4 @@
-"""The boundary `approval` of files: what a program leaves so that a human says yes to something else.
+"""The `approval` boundary of files: programs that change files between preview and execution.
 
 The programs of a session may put anything into its workspace before a call is looked at, and again
 before it acts. A real container; what is true is asked of its own programs afterwards.
@@ -34,7 +34,7 @@ LIMITS = Limits(20, 20, None, MB)
 
 @dataclass
 class Files:
-    """The tools on one container's workspace, and its programs."""
+    """The file tools and programs of one container's workspace."""
 
     box: OneContainer
     queue_ms: float = 0.0
@@ -85,14 +85,14 @@ APPEND = (write_file, {"path": "d/f", "content": "new\n", "mode": "append"})
 
 @dataclass(frozen=True)
 class Switch:
-    """Something else is put in the place of what was shown, so that it looks the same."""
+    """A change that replaces the previewed files by something that looks the same."""
 
     name: str
     harm: Harm
     command: str
     calls: tuple[tuple[ToolDefinition, JsonObject], ...] = (DELETE, REPLACE, APPEND)
     keep: str = "cat keep d/f was/f 2>/dev/null | sort -u"
-    """What has to print the same before and after."""
+    """A command that must print the same before and after."""
     set_up: str = field(default="mkdir d; echo shown > d/f; echo kept > keep")
 
     def __str__(self) -> str:
@@ -100,28 +100,32 @@ class Switch:
 
 
 SWITCHES = [
-    Switch("another-content-of-equal-size-and-time", Harm.INTEGRITY,
+    Switch("other-content-with-equal-size-and-time", Harm.INTEGRITY,
            "touch -r d/f /tmp/t; echo other > d/f; touch -r /tmp/t d/f"),
-    Switch("a-link-to-what-is-kept", Harm.INTEGRITY, "rm d/f; ln -s ../keep d/f"),
-    Switch("a-second-name-of-what-is-kept", Harm.INTEGRITY, "rm d/f; ln keep d/f"),
-    Switch("a-second-name-for-what-was-shown", Harm.INTEGRITY, "ln d/f was", (APPEND, REPLACE)),
-    Switch("a-link-in-the-directorys-place", Harm.INTERNAL_ESC, "mv d was; ln -s was d"),
-    Switch("a-link-out-of-the-workspace", Harm.INTERNAL_ESC, "mv d was; ln -s /etc d"),
-    Switch("more-below", Harm.INTEGRITY, "mv keep d/keep", (DELETE,), keep="cat d/keep"),
-    Switch("more-under-a-reserved-name", Harm.INTEGRITY,
+    Switch("symlink-to-another-file", Harm.INTEGRITY, "rm d/f; ln -s ../keep d/f"),
+    Switch("hard-link-to-another-file", Harm.INTEGRITY, "rm d/f; ln keep d/f"),
+    Switch("hard-link-added-to-previewed-file", Harm.INTEGRITY, "ln d/f was", (APPEND, REPLACE)),
+    Switch("directory-replaced-by-symlink", Harm.INTERNAL_ESC, "mv d was; ln -s was d"),
+    Switch("directory-replaced-by-symlink-out-of-workspace", Harm.INTERNAL_ESC,
+           "mv d was; ln -s /etc d"),
+    Switch("file-added-to-directory", Harm.INTEGRITY, "mv keep d/keep", (DELETE,),
+           keep="cat d/keep"),
+    Switch("file-added-under-reserved-name", Harm.INTEGRITY,
            "mv keep d/.fumehood-upload-0123456789abcdef0123456789abcdef", (DELETE,),
            keep="cat d/.f*"),
-    Switch("more-under-a-name-that-is-no-text", Harm.INTEGRITY,
+    Switch("file-added-under-undecodable-name", Harm.INTEGRITY,
            "mv keep d/$'\\xff'", (DELETE,), keep="cat d/$'\\xff'"),
-    Switch("a-directory-in-a-files-place", Harm.INTEGRITY,
+    Switch("file-replaced-by-directory", Harm.INTEGRITY,
            "rm d/f; mkdir d/f; mv keep d/f/", (DELETE,), keep="cat d/f/keep"),
-    Switch("a-pipe-that-nobody-reads", Harm.PEER_DOS, "rm d/f; mkfifo d/f", keep="cat keep"),
-    Switch("executable-now", Harm.INTEGRITY, "chmod 755 d/f"),
+    Switch("file-replaced-by-fifo", Harm.PEER_DOS, "rm d/f; mkfifo d/f", keep="cat keep"),
+    Switch("file-made-executable", Harm.INTEGRITY, "chmod 755 d/f"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=str)
-async def test_a_yes_is_for_what_was_shown_alone(files: Files, switch: Switch) -> None:
+async def test_file_call_is_refused_if_previewed_files_were_switched(
+    files: Files, switch: Switch
+) -> None:
     for tool, arguments in switch.calls:
         await files.shell("find . -mindepth 1 -delete")
         await files.shell(switch.set_up)
@@ -134,8 +138,8 @@ async def test_a_yes_is_for_what_was_shown_alone(files: Files, switch: Switch) -
         assert await files.shell(switch.keep) == before
 
 
-async def test_what_was_shown_and_left_alone_is_done(files: Files) -> None:
-    """The twin of the table: programs of the session run in between, and change other things."""
+async def test_twin_file_call_runs_if_previewed_files_are_unchanged(files: Files) -> None:
+    """The session's programs run in between and change other files."""
     for tool, arguments in (DELETE, REPLACE, APPEND):
         await files.shell("find . -mindepth 1 -delete; mkdir d; echo shown > d/f; echo 1 > keep")
         shown = await files.effect(tool, arguments)
@@ -147,8 +151,7 @@ async def test_what_was_shown_and_left_alone_is_done(files: Files) -> None:
         )
 
 
-async def test_without_the_comparison_the_switch_succeeds(files: Files) -> None:
-    """The control: the same attack on a call that nobody holds to what was shown."""
+async def test_control_switch_succeeds_without_comparison_to_preview(files: Files) -> None:
     await files.shell("mkdir d; echo shown > d/f; echo kept > keep")
     await files.effect(*DELETE)
     await files.shell("mv keep d/keep")
@@ -177,7 +180,7 @@ LEFT_BEHIND = [
 
 
 @pytest.mark.parametrize("program", LEFT_BEHIND, ids=["process", "thread", "timer"])
-async def test_nothing_that_a_program_started_writes_between_look_and_deed(
+async def test_leftover_writers_are_stopped_between_preview_and_execution(
     files: Files, program: str
 ) -> None:
     await files.shell("mkdir d; echo shown > d/f")
@@ -190,8 +193,8 @@ async def test_nothing_that_a_program_started_writes_between_look_and_deed(
     assert await files.shell("ls -A") == ""
 
 
-async def test_a_hidden_second_name_is_said_where_it_would_be_written_too(files: Files) -> None:
-    """Who approves a line in a log has to know that it goes into a program as well."""
+async def test_preview_shows_hard_links_that_would_also_be_written(files: Files) -> None:
+    """An approver of a log line must know that it is also written into a program."""
     await files.shell("mkdir d; echo pass > program.py; ln program.py d/f")
     (changed,) = (await files.effect(*APPEND)).shown["changed"]
     assert changed["other_names"] == 1
@@ -200,8 +203,8 @@ async def test_a_hidden_second_name_is_said_where_it_would_be_written_too(files:
     assert "other_names" not in changed  # the twin
 
 
-async def test_a_diff_cannot_be_made_to_show_another_file(files: Files) -> None:
-    """Heads of hunks and files that stand in a text are marked as its lines."""
+async def test_diff_markers_in_file_content_cannot_forge_preview_diff(files: Files) -> None:
+    """Hunk and file headers within a text are marked as its lines."""
     await files.shell(
         r"mkdir d; printf -- '@@ -1 +1 @@\n-safe\n+++ other\n\\ No newline at end of file' > d/f"
     )
@@ -213,8 +216,8 @@ async def test_a_diff_cannot_be_made_to_show_another_file(files: Files) -> None:
     ]  # fmt: skip
 
 
-async def test_texts_made_to_be_slow_do_not_keep_the_engine_busy(files: Files) -> None:
-    """Two texts with every line alike and nothing in common: shown as gone and come."""
+async def test_diff_of_worst_case_texts_is_bounded_and_truncated(files: Files) -> None:
+    """Two texts of repeated lines with nothing in common are shown as removed and added."""
     await files.shell("mkdir d; yes a | head -c 200000 > d/f")
     content = "b\na\n" * 40_000
     found = await files.effect(write_file, {"path": "d/f", "content": content, "mode": "replace"})

@@ -1,4 +1,4 @@
-"""Attacks through `fetch_url`: the caller of a REST tool chooses arguments, here the whole address."""
+"""Attacks through `fetch_url`, where the caller chooses the whole URL."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ HOSTS = {
     "name": "localhost",
     "name-with-dot": "localhost.",
 }
-"""Ways to write this host."""
+"""Spellings of this host's address."""
 
 
 @pytest.mark.parametrize("attack", HOSTS)
-async def test_this_host_is_reached_in_no_form(
+async def test_fetch_of_local_host_is_refused_in_any_spelling(
     attack: str, upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"http://{HOSTS[attack]}:{upstream.port}/admin"
@@ -83,7 +83,7 @@ async def test_this_host_is_reached_in_no_form(
         "http://127.0.0.1:{port}/\r\nx-secret: ${{secret:key}}",
     ],
 )
-async def test_address_in_another_form_is_not_asked(
+async def test_fetch_of_unsupported_or_malformed_url_is_refused(
     url: str, upstream: Upstream, home: Path
 ) -> None:
     refused = await fetch(home, url.format(port=upstream.port), upstream.authority)
@@ -92,7 +92,7 @@ async def test_address_in_another_form_is_not_asked(
     assert (await fetch(home, upstream.url, upstream.authority)).success  # twin
 
 
-async def test_disabled_tool_sends_nothing_and_says_what_enables_it(
+async def test_disabled_web_tools_send_nothing_and_name_their_setting(
     upstream: Upstream, home: Path
 ) -> None:
     rest = RestSettings(allowed_hosts=(upstream.authority,))
@@ -121,7 +121,7 @@ async def test_disabled_tool_sends_nothing_and_says_what_enables_it(
     ],
 )
 @pytest.mark.parametrize("name", ["fetch_url", "my_fetch"])
-def test_no_other_source_can_offer_such_a_tool(fields: dict[str, Any], name: str) -> None:
+def test_tool_definition_cannot_use_the_fetch_executor(fields: dict[str, Any], name: str) -> None:
     document = {"name": name, "description": "Fetch.", **fields}
     with pytest.raises(InvalidDefinition):
         Engine(tools=[document])
@@ -134,7 +134,7 @@ def rest_tool(upstream: Upstream) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def test_host_of_a_rest_tool_is_out_of_reach_also_over_its_open_connection(
+async def test_fetch_cannot_reach_rest_tool_host_or_reuse_its_connection(
     upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(home, rest=RestSettings(allowed_hosts=(upstream.authority,)))
@@ -154,7 +154,7 @@ async def test_host_of_a_rest_tool_is_out_of_reach_also_over_its_open_connection
     assert upstream.count("/admin") == 1
 
 
-async def test_redirect_into_this_host_is_not_followed(
+async def test_redirect_to_local_host_is_refused(
     upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_upstream() as inner:
@@ -172,7 +172,7 @@ async def test_redirect_into_this_host_is_not_followed(
 @pytest.mark.parametrize(
     "location", ["file:///etc/passwd", "gopher://127.0.0.1/", "http://me:pw@127.0.0.1:{port}/a"]
 )
-async def test_redirect_to_another_form_is_not_followed(
+async def test_redirect_to_unsupported_scheme_or_user_info_is_refused(
     location: str, upstream: Upstream, home: Path
 ) -> None:
     upstream.script("/out", redirect(location.format(port=upstream.port)))
@@ -183,13 +183,13 @@ async def test_redirect_to_another_form_is_not_followed(
     assert (await fetch(home, f"{upstream.url}/out", upstream.authority)).success  # twin
 
 
-async def test_endless_redirects_end(upstream: Upstream, home: Path) -> None:
+async def test_redirect_loop_ends_after_the_limit(upstream: Upstream, home: Path) -> None:
     upstream.script("/out", redirect("/out"))
     assert code(await fetch(home, f"{upstream.url}/out", upstream.authority)) == "EXECUTION_ERROR"
     assert upstream.count("/out") == 6
 
 
-async def test_host_that_is_not_named_is_not_asked_and_not_redirected_to(
+async def test_host_outside_only_hosts_is_refused_directly_and_by_redirect(
     upstream: Upstream, home: Path
 ) -> None:
     with running_upstream() as other:
@@ -209,7 +209,7 @@ async def test_host_that_is_not_named_is_not_asked_and_not_redirected_to(
 
 
 class Names:
-    """A resolver of a hostile domain: another answer each time. No connection leaves this host."""
+    """A hostile domain's resolver with changing answers. No connection leaves this host."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> None:
         self.connected: list[str] = []
@@ -231,7 +231,7 @@ class Names:
         return [(0, kind, 0, "", (address, port)) for address in self._answers.pop(0)]
 
 
-async def test_name_with_an_address_of_this_host_is_refused(
+async def test_name_resolving_to_local_address_is_refused(
     upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"http://rebinding.example:{upstream.port}/admin"
@@ -246,7 +246,7 @@ async def test_name_with_an_address_of_this_host_is_refused(
     assert upstream.count("/admin") == 2
 
 
-async def test_names_that_never_resolve_keep_no_rest_tool_from_resolving_its_own(
+async def test_hanging_fetch_resolutions_do_not_block_rest_tool_resolution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     web, rest, over = CheckedBackend(), CheckedBackend(), threading.Event()
@@ -272,7 +272,7 @@ async def test_names_that_never_resolve_keep_no_rest_tool_from_resolving_its_own
         over.set()
 
 
-async def test_name_that_changes_after_its_check_changes_nothing(
+async def test_dns_rebinding_after_check_does_not_change_connected_address(
     upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = Names(monkeypatch, ["1.1.1.1"], ["127.0.0.1"])
@@ -292,7 +292,7 @@ async def test_name_that_changes_after_its_check_changes_nothing(
     ],
     ids=["bomb", "endless", "endless-error"],
 )
-async def test_page_of_any_size_takes_little_memory(
+async def test_oversized_page_is_refused_with_bounded_memory(
     make: Callable[[], Reply], upstream: Upstream, home: Path
 ) -> None:
     upstream.script("/page", make())
@@ -303,7 +303,7 @@ async def test_page_of_any_size_takes_little_memory(
     assert psutil.Process().memory_info().rss - before < 64 << 20
 
 
-async def test_no_secret_is_ever_sent_even_if_it_is_bound_to_the_tool(
+async def test_fetch_never_sends_a_secret_even_if_bound_to_it(
     upstream: Upstream, home: Path
 ) -> None:
     (home / "secret").write_text(SECRET)

@@ -1,7 +1,7 @@
 """The boundary of identity: same-uid callers, forged credentials and guessed names.
 
-A caller reaches both sockets here, as it does in single-user mode, and must still make
-neither approver nor token, be nobody else, and learn nothing of others.
+A caller reaches both sockets here, as in single-user mode, and must still be unable to create
+approvers or tokens, to impersonate others, or to learn about them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Served:
         return (self.authority.home / "log").read_text(encoding="utf-8")
 
     def everything_kept(self) -> dict[str, Any]:
-        """What the owner sees of authority: an attack must not have changed it."""
+        """The owner's view of all authority state, which an attack must not change."""
         lists = ("/v1/approvers", "/v1/tokens", "/v1/agents", "/v1/changes")
         return {path: self.authority.do("GET", path)["items"] for path in lists}
 
@@ -153,10 +153,10 @@ SEEN_WITH_ADMIN_TOO = {
 SLOWLY_CHECKED = [
     ("POST", "/v1/approvers"), ("POST", "/v1/tokens"), ("GET", "/v1/tokens"),
 ]  # fmt: skip
-"""For credentials that cost a slow hash each; the other kinds are tried everywhere."""
+"""Addresses tried with credentials that need a slow hash; other kinds are tried everywhere."""
 
 
-def test_every_address_of_authority_is_attacked() -> None:
+def test_admin_address_table_covers_every_method() -> None:
     assert len(ADDRESSES) >= 16
     assert {"POST", "PUT", "PATCH", "DELETE", "GET"} == {method for method, _ in ADDRESSES}
 
@@ -178,7 +178,7 @@ NO_ADMIN = {
 
 @pytest.mark.row("D4", "R1", "A4")
 @pytest.mark.parametrize("who", NO_ADMIN, ids=str)
-def test_without_admin_nothing_of_authority_is_seen_or_changed(
+def test_credential_without_admin_scope_cannot_read_or_change_authority(
     served: Served, who: str | None
 ) -> None:
     before = served.everything_kept()
@@ -195,7 +195,7 @@ def test_without_admin_nothing_of_authority_is_seen_or_changed(
 
 @pytest.mark.row("D4", "R1")
 @pytest.mark.parametrize("who", [None, "call", "owner", "admin token"], ids=str)
-def test_on_the_callers_socket_authority_does_not_exist_for_anybody(
+def test_callers_socket_serves_no_admin_routes_even_to_admins(
     served: Served, who: str | None
 ) -> None:
     before = served.everything_kept()
@@ -221,7 +221,7 @@ NO_APPROVER = {
 
 @pytest.mark.row("A4", "D4")
 @pytest.mark.parametrize("who", NO_APPROVER, ids=str)
-def test_without_approve_nothing_that_waits_is_seen_or_decided(
+def test_credential_without_approve_scope_cannot_see_or_decide_approvals(
     served: Served, who: str | None
 ) -> None:
     credential = served.credentials[who] if who is not None else None
@@ -236,7 +236,7 @@ def test_without_approve_nothing_that_waits_is_seen_or_decided(
 
 
 @pytest.mark.row("A4", "D4")
-def test_twin_with_approve_the_same_addresses_are_served(served: Served) -> None:
+def test_twin_approve_scope_is_served_on_approval_routes(served: Served) -> None:
     for method, path in APPROVING:
         answer = ask(
             served.control, method, _address(path), {}, served.credentials["approve token"]
@@ -246,8 +246,8 @@ def test_twin_with_approve_the_same_addresses_are_served(served: Served) -> None
 
 @pytest.mark.row("A4", "D4")
 @pytest.mark.parametrize("who", [None, "call", "approve token", "owner"], ids=str)
-def test_on_the_callers_socket_nobody_decides(served: Served, who: str | None) -> None:
-    """A caller's own approvals are there, to be seen and taken back."""
+def test_callers_socket_serves_no_decision_routes(served: Served, who: str | None) -> None:
+    """Only the caller's own approvals are served there, to view and cancel."""
     credential = served.credentials[who] if who is not None else None
     for method, path in APPROVING:
         if (method, path) not in SHARED:
@@ -259,7 +259,7 @@ def test_on_the_callers_socket_nobody_decides(served: Served, who: str | None) -
 
 @pytest.mark.row("D4")
 @pytest.mark.parametrize("who", ["owner", "admin token"])
-def test_twin_with_admin_the_same_addresses_are_served(served: Served, who: str) -> None:
+def test_twin_admin_scope_is_served_on_admin_routes(served: Served, who: str) -> None:
     credential = served.credentials[who]
     made = ask(served.control, "POST", "/v1/tokens", {"name": "twin"}, credential)
     assert made.code is None
@@ -287,7 +287,7 @@ def test_twin_with_admin_the_same_addresses_are_served(served: Served, who: str)
         (["call"], {"id": "0" * 16}),
     ],
 )
-def test_not_even_an_administrator_makes_a_token_that_could_approve_its_own_calls(
+def test_administrator_cannot_create_token_that_calls_and_approves(
     served: Served, scopes: list[str], more: dict[str, Any]
 ) -> None:
     before = served.everything_kept()
@@ -297,7 +297,7 @@ def test_not_even_an_administrator_makes_a_token_that_could_approve_its_own_call
 
 
 @pytest.mark.row("D4")
-def test_the_last_administrator_cannot_be_removed(served: Served) -> None:
+def test_last_administrator_cannot_be_removed(served: Served) -> None:
     refused = served.authority.ask("DELETE", "/v1/approvers/owner")
     assert refused.code == "PERMISSION_DENIED"
     assert "owner" in str(served.everything_kept()["/v1/approvers"])
@@ -307,7 +307,7 @@ def test_the_last_administrator_cannot_be_removed(served: Served) -> None:
 
 
 @pytest.mark.row("R1", "D4")
-def test_what_an_administrator_changes_is_recorded_under_its_name(served: Served) -> None:
+def test_administrative_changes_are_recorded_with_their_principal(served: Served) -> None:
     tool = "/v1/agents/recorded/tools/calculator"
     steps = [
         ("owner", "POST", "/v1/agents", {"id": "recorded"}, "approver:owner", "agent.create"),
@@ -325,7 +325,7 @@ def test_what_an_administrator_changes_is_recorded_under_its_name(served: Served
 
 
 @pytest.mark.row("D4")
-def test_an_attempt_at_authority_is_named_in_the_log(served: Served) -> None:
+def test_refused_admin_request_is_logged_with_uid_and_pid(served: Served) -> None:
     before = served.log.count("authority.refused")
     assert ask(served.control, "GET", "/v1/tokens").code == "UNAUTHORIZED"
     wait_until(lambda: served.log.count("authority.refused") == before + 1)
@@ -346,7 +346,7 @@ def _init(home: Path, *arguments: str, **environment: str) -> subprocess.Complet
 
 
 @pytest.mark.row("D4")
-def test_no_first_approver_is_made_while_an_engine_runs(served: Served) -> None:
+def test_approvers_init_is_refused_while_engine_runs(served: Served) -> None:
     refused = _init(served.authority.home, "intruder")
     assert (refused.returncode, refused.stdout) == (4, b"")
     assert b"An engine uses this state directory" in refused.stderr
@@ -354,10 +354,10 @@ def test_no_first_approver_is_made_while_an_engine_runs(served: Served) -> None:
 
 @pytest.mark.row("D4")
 @pytest.mark.parametrize("end", ["stopped", "killed"])
-def test_ending_the_engine_makes_nobody_a_second_first_approver(
+def test_approvers_init_is_refused_after_engine_stop_or_kill(
     start_daemon: Any, home: Path, end: str
 ) -> None:
-    """Nor does it help that the first one was removed meanwhile."""
+    """Even if the first approver has been removed in the meantime."""
     credential = _init(home, "owner").stdout.decode().strip()
     daemon = start_daemon()
     authority = Authority(home, credential)
@@ -375,10 +375,10 @@ def test_ending_the_engine_makes_nobody_a_second_first_approver(
 
 
 @pytest.mark.row("D4")
-def test_who_gets_in_before_the_owner_is_noticed_by_the_owner(
+def test_intruder_as_first_approver_is_visible_to_owner_and_audited(
     start_daemon: Any, home: Path
 ) -> None:
-    """What the security model says of a program of the same user, and control of the test above."""
+    """Control of the test above: the security model's case of a program with the same uid."""
     assert start_daemon().stop() == 0
     assert _init(home, "intruder").returncode == 0
     assert start_daemon().stop() == 0
@@ -392,7 +392,7 @@ def test_who_gets_in_before_the_owner_is_noticed_by_the_owner(
 
 
 @pytest.mark.row("D4")
-def test_there_is_one_first_approver_and_control_a_new_directory_gets_one(home: Path) -> None:
+def test_approvers_init_succeeds_only_once_per_state_directory(home: Path) -> None:
     first = _init(home, "owner")
     assert first.returncode == 0
     assert re.fullmatch(rb"fha_[0-9a-f]{16}_[A-Za-z0-9_-]{43}\n", first.stdout)
@@ -402,7 +402,7 @@ def test_there_is_one_first_approver_and_control_a_new_directory_gets_one(home: 
 
 
 @pytest.mark.parametrize("name", ["a b", "a\nb", "", "-x", "x" * 65])
-def test_no_first_approver_of_a_name_that_could_be_mistaken(home: Path, name: str) -> None:
+def test_approvers_init_refuses_ambiguous_name(home: Path, name: str) -> None:
     refused = _init(home, "--", name)
     assert (refused.returncode, refused.stdout) == (1, b"")
     assert b"Traceback" not in refused.stderr
@@ -413,7 +413,7 @@ def test_no_first_approver_of_a_name_that_could_be_mistaken(home: Path, name: st
 
 @dataclass(frozen=True)
 class Header:
-    """Authorization headers as they go over the wire, and how a call with them ends."""
+    """Authorization headers as sent over the wire, and how a call with them ends."""
 
     name: str
     lines: tuple[bytes, ...]
@@ -499,7 +499,7 @@ def _call_with(served: Served, lines: tuple[bytes, ...]) -> Answer:
 
 
 @pytest.mark.row("D4")
-def test_a_credential_is_exactly_what_it_says_or_nobody(served: Served) -> None:
+def test_forged_malformed_or_smuggled_credential_is_rejected(served: Served) -> None:
     cases = _headers(served.credentials)
     ended = {
         str(case): (a.code, a.status) for case in cases for a in [_call_with(served, case.lines)]
@@ -509,7 +509,7 @@ def test_a_credential_is_exactly_what_it_says_or_nobody(served: Served) -> None:
 
 
 @pytest.mark.row("D4")
-def test_whoever_brings_a_bad_credential_is_not_served_as_its_uid(served: Served) -> None:
+def test_invalid_credential_does_not_fall_back_to_peer_uid(served: Served) -> None:
     # Control: the same peer without any credential is somebody.
     assert calculate(served.engine).code is None
     assert calculate(served.engine, served.credentials["revoked"]).code == "UNAUTHORIZED"
@@ -518,7 +518,7 @@ def test_whoever_brings_a_bad_credential_is_not_served_as_its_uid(served: Served
 
 
 @pytest.mark.row("D4")
-def test_what_is_wrong_with_a_credential_is_not_told(served: Served) -> None:
+def test_rejection_message_does_not_reveal_why_credential_is_invalid(served: Served) -> None:
     def words(socket: Path, path: str, who: str) -> str:
         answer = ask(socket, "GET", path, None, served.credentials[who])
         return answer.body["error"]["message"]
@@ -533,7 +533,7 @@ def test_what_is_wrong_with_a_credential_is_not_told(served: Served) -> None:
 
 
 def _comparable(answer: Answer, agent_id: str) -> str:
-    """The answer without what differs from any call to the next."""
+    """The answer without the fields that differ between any two calls."""
     body = json.loads(json.dumps(answer.body).replace(agent_id, "AGENT"))
     metadata = body["metadata"]
     for key in ("call_id", "trace_id", "timestamp", "execution_time_ms", "performance"):
@@ -544,7 +544,7 @@ def _comparable(answer: Answer, agent_id: str) -> str:
 @pytest.mark.row("R3", "D4")
 @pytest.mark.parametrize("who", [None, "call", "call, no agents"], ids=str)
 @pytest.mark.parametrize("tool", ["calculator", "nothing", "calculator@9.9.9"])
-def test_guessing_agents_gives_one_answer_for_unknown_disabled_and_somebody_elses(
+def test_call_with_unknown_disabled_and_foreign_agent_gets_identical_answers(
     served: Served, who: str | None, tool: str
 ) -> None:
     credential = served.credentials[who] if who is not None else None
@@ -561,7 +561,7 @@ def test_guessing_agents_gives_one_answer_for_unknown_disabled_and_somebody_else
 
 
 @pytest.mark.row("R3", "D4")
-def test_listing_the_tools_of_guessed_agents_gives_one_answer_too(served: Served) -> None:
+def test_tool_list_of_unknown_disabled_and_foreign_agent_is_identical(served: Served) -> None:
     def listed(agent_id: str) -> Answer:
         return ask(served.engine, "GET", f"/v1/tools?agent_id={agent_id}")
 
@@ -575,13 +575,13 @@ def test_listing_the_tools_of_guessed_agents_gives_one_answer_too(served: Served
 
 @pytest.mark.row("R3")
 @pytest.mark.parametrize("who", [None, "call"], ids=str)
-def test_twin_ones_own_agent_is_served(served: Served, who: str | None) -> None:
+def test_twin_own_agent_is_served(served: Served, who: str | None) -> None:
     credential = served.credentials[who] if who is not None else None
     assert calculate(served.engine, credential, agent_id="mine").code is None
 
 
 @pytest.mark.row("R3", "D4")
-def test_a_token_that_names_the_callers_uid_does_not_get_its_agents(served: Served) -> None:
+def test_token_with_principal_id_of_uid_does_not_get_its_agents(served: Served) -> None:
     token = served.authority.token("namesake", principal_id=OWN)
     assert calculate(served.engine, token).code is None
     assert calculate(served.engine, token, agent_id="mine").code == "RESOURCE_NOT_FOUND"
@@ -589,9 +589,7 @@ def test_a_token_that_names_the_callers_uid_does_not_get_its_agents(served: Serv
 
 @pytest.mark.row("R3")
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_what_is_fixed_for_an_agent_it_can_neither_see_nor_change(
-    served: Served, dry_run: bool
-) -> None:
+def test_agent_cannot_see_or_override_fixed_parameters(served: Served, dry_run: bool) -> None:
     agent_id = f"fixed-{dry_run}".lower()
     served.authority.agent(agent_id, OWN)
     binding = {"fixed": {"precision": 3}, "defaults": {"expression": "1/3"}}
@@ -624,7 +622,7 @@ def test_what_is_fixed_for_an_agent_it_can_neither_see_nor_change(
 
 
 @pytest.mark.row("D4")
-def test_secrets_stand_in_no_log_no_list_and_no_file(served: Served) -> None:
+def test_credential_secrets_appear_in_no_log_list_or_file(served: Served) -> None:
     for credential in served.credentials.values():
         for socket, path in ((served.engine, "/v1/tools"), (served.control, "/v1/tokens")):
             ask(socket, "GET", path, None, credential)
@@ -646,7 +644,7 @@ def test_secrets_stand_in_no_log_no_list_and_no_file(served: Served) -> None:
 
 
 @pytest.mark.row("D4", "D1")
-def test_guessing_credentials_in_parallel_holds_up_no_caller_and_no_approver(
+def test_parallel_credential_guessing_does_not_block_callers_or_approvers(
     served: Served,
 ) -> None:
     guesses = 24

@@ -40,7 +40,7 @@ ATTACKS = [
     Attack("list-concatenation", Harm.SELF_DOS,
            "[0]*9999 + [0]*9999", "SANDBOX_VIOLATION", "[0] + [1]"),
     Attack("string-repetition", Harm.SELF_DOS, '"a"*10**10', "SANDBOX_VIOLATION", "3*10**10"),
-    Attack("round-to-the-left", Harm.SELF_DOS, "round(1, -10**9)", "SANDBOX_VIOLATION",
+    Attack("round-to-negative-digits", Harm.SELF_DOS, "round(1, -10**9)", "SANDBOX_VIOLATION",
            "round(1234, -2)"),
     Attack("sum-of-lists", Harm.SELF_DOS, "sum([[1]*9, [2]*9], [])", "EXECUTION_ERROR",
            "sum([1, 2], 3)"),
@@ -113,14 +113,15 @@ ATTACKS = [
            "CVE-2023-41039"),
     Attack("dunder-name", Harm.ESCAPE, "__builtins__", "SANDBOX_VIOLATION", "pi"),
     Attack("asteval-internals", Harm.INTERNAL_READ, "symtable", "SANDBOX_VIOLATION", "tau"),
-    Attack("walk-hidden-in-a-sign", Harm.ESCAPE, "().__class__!", "SANDBOX_VIOLATION", "3!"),
+    Attack("class-walk-before-factorial-sign", Harm.ESCAPE, "().__class__!", "SANDBOX_VIOLATION",
+           "3!"),
     Attack("sign-hidden-in-a-string", Harm.ESCAPE, "'5!' + open('x')", "SANDBOX_VIOLATION", "5!"),
     # text that readers may take for something else
     Attack("power-sign", Harm.INTEGRITY, "2^10", "INVALID_PARAMS", "2**10"),
     Attack("percent-sign", Harm.INTEGRITY, "200 * 5%", "INVALID_PARAMS", "200 * 5 / 100"),
     Attack("percent-then-minus", Harm.INTEGRITY, "200 + 5% - 3", "INVALID_PARAMS", "7 % -3"),
     Attack("double-factorial", Harm.INTEGRITY, "5!!", "INVALID_PARAMS", "(3!)!"),
-    Attack("nothing-before-sign", Harm.INTEGRITY, "!5", "INVALID_PARAMS", "5!"),
+    Attack("factorial-sign-without-operand", Harm.INTEGRITY, "!5", "INVALID_PARAMS", "5!"),
     Attack("nul", Harm.INTEGRITY, "1\x00 + 1", "INVALID_PARAMS", "1 + 1"),
     Attack("right-to-left-override", Harm.INTEGRITY, "1 \u202e+ 1", "INVALID_PARAMS", "1 + 1"),
     Attack("parser-warning-number", Harm.SELF_DOS, "1if 1else open(2)", "SANDBOX_VIOLATION",
@@ -140,14 +141,14 @@ ATTACKS = [
     Attack("infinity-in-a-list", Harm.INTEGRITY, "[1, inf]", "EXECUTION_ERROR", "[1, 2]"),
     Attack("complex-result", Harm.INTEGRITY, "(-1)**0.5", "EXECUTION_ERROR", "(-1)**2"),
     Attack("division-by-zero", Harm.INTEGRITY, "1/0", "EXECUTION_ERROR", "0/1"),
-    Attack("domain", Harm.INTEGRITY, "log(-1)", "EXECUTION_ERROR", "log(1)"),
+    Attack("math-domain-error", Harm.INTEGRITY, "log(-1)", "EXECUTION_ERROR", "log(1)"),
     Attack("overflow", Harm.INTEGRITY, "exp(1000)", "EXECUTION_ERROR", "exp(1)"),
     Attack("negative-shift", Harm.INTEGRITY, "1 << -1", "EXECUTION_ERROR", "1 << 1"),
 ]  # fmt: skip
 
 
 def leaks() -> list[str]:
-    """What no answer may ever hold."""
+    """Texts that no answer may contain."""
     return [
         str(Path(__file__).parents[2]), sys.prefix, os.environ.get("HOME", "/root") + "/",
         "Traceback", "asteval", "root:x:0", CANARY, "/proc", "supervisor",
@@ -156,7 +157,9 @@ def leaks() -> list[str]:
 
 @pytest.mark.row("S2", "S4", "E1")
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-def test_attack_ends_exactly_and_its_twin_succeeds(attack: Attack, client: SocketClient) -> None:
+def test_attack_expression_ends_with_its_code_and_its_twin_succeeds(
+    attack: Attack, client: SocketClient
+) -> None:
     ended = client.calculate(attack.code, timeout_seconds=0.5)
     assert ended.code == attack.ends, ended.body["error"]
     text = json.dumps(ended.body)
@@ -165,13 +168,13 @@ def test_attack_ends_exactly_and_its_twin_succeeds(attack: Attack, client: Socke
     assert twin.body["success"] is True, twin.body["error"]
 
 
-def test_corpus_is_not_vacuous() -> None:
+def test_expression_corpus_is_unique_and_large_enough() -> None:
     assert len({attack.code for attack in ATTACKS}) == len(ATTACKS) >= 80
     assert {attack.harm for attack in ATTACKS} >= {Harm.ESCAPE, Harm.HOST_LEAK, Harm.HOST_DOS}
 
 
 @pytest.mark.row("S2")
-def test_nothing_passes_from_one_call_to_the_next(client: SocketClient) -> None:
+def test_no_state_leaks_between_expressions(client: SocketClient) -> None:
     client.calculate("(secret := 123456)")
     client.calculate("[pi, e][0]")
     assert client.calculate("secret").code == "SANDBOX_VIOLATION"
@@ -179,7 +182,7 @@ def test_nothing_passes_from_one_call_to_the_next(client: SocketClient) -> None:
 
 
 @pytest.mark.row("S2", "S4")
-def test_corpus_leaves_no_process_behind(start_daemon) -> None:
+def test_expression_attacks_leave_no_process_behind(start_daemon) -> None:
     daemon = start_daemon()
     client = daemon.client()
     assert client.calculate("1 + 1").body["success"]
@@ -199,7 +202,7 @@ def test_corpus_leaves_no_process_behind(start_daemon) -> None:
 @pytest.mark.parametrize(
     ("expression", "value"), [("not(0)!", False), ("5 in(5)!", None), ("1 if(0)! else 2", 1)]
 )
-def test_word_in_front_of_a_factorial_stays_a_word(
+def test_factorial_after_keyword_is_parsed_correctly(
     client: SocketClient, expression: str, value: object
 ) -> None:
     answer = client.calculate(expression)

@@ -1,4 +1,4 @@
-"""The wall under the tables: what a program reaches that runs free inside a sealed child.
+"""The wall beneath the language tables: arbitrary code inside a sealed child.
 
 Arbitrary code cannot be sent to the calculator, so these tests fork a child of their own,
 seal it with the engine's code, and only then run the attack in it. The control runs the
@@ -185,7 +185,7 @@ TWINS = [_read_clock, _take_memory, _draw_randomness]
 
 
 def _ends(attack: Callable[[], None], *, sealed: bool) -> tuple[int | None, int | None]:
-    """Run an attack in a child; its exit code or signal as the kernel reports it."""
+    """Run an attack in a child; return its exit code or signal as reported by the kernel."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -210,7 +210,7 @@ def _ends(attack: Callable[[], None], *, sealed: bool) -> tuple[int | None, int 
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-def test_attack_inside_a_sealed_child_ends_exactly(attack: WallAttack) -> None:
+def test_attack_inside_sealed_child_is_killed_or_refused(attack: WallAttack) -> None:
     expected = (None, signal.SIGSYS) if attack.ends == KILLED else (REFUSED, None)
     assert _ends(attack.run, sealed=True) == expected
 
@@ -224,12 +224,12 @@ def test_control_same_attack_works_without_the_wall(attack: WallAttack) -> None:
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.__name__)
-def test_twin_works_inside_a_sealed_child(twin: Callable[[], None]) -> None:
+def test_twin_works_inside_sealed_child(twin: Callable[[], None]) -> None:
     assert _ends(twin, sealed=True) == (WORKED, None)
 
 
-def test_sealed_child_keeps_three_kinds_of_descriptors_only(shared_daemon, client) -> None:
-    """Look from outside: the kernel's list of the running guest's descriptors."""
+def test_sealed_child_has_only_null_and_two_pipe_descriptors(shared_daemon, client) -> None:
+    """Read the running guest's descriptors from outside, through /proc."""
     from support.processes import guest_of, sealed_children_of
 
     assert client.calculate("1 + 1").body["success"]
@@ -251,7 +251,7 @@ def test_sealed_child_keeps_three_kinds_of_descriptors_only(shared_daemon, clien
 
 
 @pytest.mark.row("S2", "S4")
-def test_every_child_is_sealed_as_the_kernel_sees_it(shared_daemon, client) -> None:
+def test_every_interpreter_child_is_sealed_according_to_the_kernel(shared_daemon, client) -> None:
     from support.processes import guest_of, sealed_children_of
 
     assert client.calculate("1 + 1").body["success"]
@@ -271,7 +271,7 @@ def test_every_child_is_sealed_as_the_kernel_sees_it(shared_daemon, client) -> N
         assert resource.prlimit(child.pid, resource.RLIMIT_CORE) == (0, 0)
 
 
-def test_python_of_the_guest_knows_no_site_packages(shared_daemon) -> None:
+def test_guest_python_runs_isolated_without_site_packages(shared_daemon) -> None:
     from support.processes import guest_of
 
     command = guest_of(shared_daemon.process.pid).cmdline()

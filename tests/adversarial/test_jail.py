@@ -1,4 +1,4 @@
-"""The jail's boundary: what a sandboxed function of a stranger can try, and how each try ends.
+"""The jail's boundary: each attack by an untrusted sandboxed function, and how it ends.
 
 The code runs where a tool's own code would: inside a sealed child, after its import. The
 control runs the same code in an ordinary Python process and shows that it works there.
@@ -49,11 +49,11 @@ CANARIES = [
 ]
 
 KILLED = ("SANDBOX_VIOLATION", "policy", None)
-"""The filter ended the process."""
+"""The ending of a process killed by the seccomp filter."""
 
 
 def refused(kind: str = "PermissionError") -> tuple[str, str, str]:
-    """The kernel said no, and the function went on with an exception."""
+    """The ending of an operation that the kernel refused with an exception."""
     return ("EXECUTION_ERROR", "exception", kind)
 
 
@@ -184,7 +184,7 @@ PROCESSES = [
 OTHERS = [
     touches("engine-signal", f"os.kill({ENGINE}, 0)", control=True),
     touches("group-signal", "os.killpg(0, 0)", control=True),
-    touches("everybody-signal", "os.kill(-1, 0)"),
+    touches("broadcast-signal", "os.kill(-1, 0)"),
     touches("own-signal", "os.kill(os.getpid(), 0)", control=True),
     touches("thread-signal", f"c.syscall(234, {ENGINE}, {ENGINE}, 0)"),
     touches("process-descriptor", f"os.pidfd_open({ENGINE})", control=True),
@@ -219,9 +219,9 @@ BOMBS = [
     JailAttack("exit", Harm.SELF_DOS, "import sys; sys.exit(0)", refused("SystemExit"), False),
     JailAttack("exit-at-once", Harm.SELF_DOS, "import os; os._exit(3)", ("EXECUTION_ERROR", "exit", None), False),
     JailAttack("interrupt", Harm.SELF_DOS, "raise KeyboardInterrupt", refused("KeyboardInterrupt"), False),
-    JailAttack("words-that-fail", Harm.SELF_DOS,
+    JailAttack("exception-whose-str-raises", Harm.SELF_DOS,
                "class E(Exception):\n    def __str__(self): raise ValueError\nraise E", refused("E"), False),
-    JailAttack("words-that-interrupt", Harm.SELF_DOS,
+    JailAttack("exception-whose-str-interrupts", Harm.SELF_DOS,
                "class E(Exception):\n    def __str__(self): raise KeyboardInterrupt\nraise E", refused("E"), False),
     JailAttack("long-name", Harm.HOST_DOS, "raise type('E' * 100000, (Exception,), {{}})('x' * 100000)", refused("E" * 100), False),
 ]  # fmt: skip
@@ -232,14 +232,14 @@ FORGED = [
 ]  # fmt: skip
 
 LOOKED_AT = {"reach-loopback", "reach-abstract-socket", "run-host-file", "end-host-process"}
-"""Rows whose bait `doctor --attack` alone has."""
+"""Corpus rows whose bait exists only in `doctor --attack`."""
 
 WITH_CONTROL = {
     "read-host-file", "list-host", "reopen-by-descriptor", "host-processes",
     "write-outside-workspace", "change-host-file", "remove-host-file", "netlink", "fork-bomb",
     "thread-flood", "execute",
 }  # fmt: skip
-"""Rows that an ordinary process is not refused."""
+"""Corpus rows that an ordinary process is allowed to do."""
 
 OPTIONS: dict[str, tuple[tuple[str, float], ...]] = {
     "wall_time": QUICK,
@@ -248,7 +248,7 @@ OPTIONS: dict[str, tuple[tuple[str, float], ...]] = {
 
 
 def of_corpus(attack: Attack) -> JailAttack:
-    """The engine and the directory outside are its bait."""
+    """A corpus row with the engine and the outside directory as its bait."""
     code = attack.code.replace("{", "{{").replace("}", "}}")
     for bait, here in (
         ("@FILE@", "{outside}/secret"),
@@ -278,7 +278,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of the host with a secret, a module and a library that are not the tool's."""
+    """A host directory with a secret, a module and a library that do not belong to the tool."""
     directory = tmp_path_factory.mktemp("outside").resolve()
     (directory / "secret").write_text(CANARY)
     (directory / "evil.py").write_text(f"print({CANARY!r})")
@@ -289,7 +289,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
-    """One engine for all: each call has a process of its own, and none outlives it."""
+    """One shared engine, because each call runs in its own process, which ends with the call."""
     home = tmp_path_factory.mktemp("home")
     (home / "state").write_text(CANARY)
     os.environ["FUMEHOOD_TEST_CANARY"] = CANARY
@@ -315,7 +315,7 @@ def listing(directory: Path) -> dict[str, tuple[int, int, int]]:
 
 @pytest.mark.row("S1", "S2", "S4")
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-async def test_attack_ends_exactly_and_changes_nothing(
+async def test_attack_ends_with_its_code_and_changes_nothing(
     attack: JailAttack, engine: Engine, outside: Path
 ) -> None:
     before = listing(outside)
@@ -341,7 +341,7 @@ CONTROLS = [attack for attack in ATTACKS if attack.control]
 
 @pytest.mark.parametrize("attack", CONTROLS, ids=str)
 def test_control_same_code_works_without_the_wall(attack: JailAttack, tmp_path: Path) -> None:
-    """In a copy of everything that it may harm."""
+    """Runs in a copy of everything that it may harm."""
     home = tmp_path / "home"
     for directory in (home, tmp_path / "empty", tmp_path / "support"):
         directory.mkdir()
@@ -359,7 +359,7 @@ def test_control_same_code_works_without_the_wall(attack: JailAttack, tmp_path: 
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_enough_attacks_and_controls_were_really_there() -> None:
+def test_attack_and_control_tables_are_large_enough_and_unique() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
     assert len(ATTACKS) > 110
     assert len(CONTROLS) > 55
@@ -393,7 +393,7 @@ async def test_twin_works_in_the_jail(name: str, engine: Engine) -> None:
     assert envelope.data["value"]
 
 
-async def test_environment_and_descriptors_are_empty(engine: Engine) -> None:
+async def test_jailed_function_has_no_environment_or_extra_descriptors(engine: Engine) -> None:
     code = """
 import os
 out = {'environment': sorted(os.environ), 'descriptors': [], 'directory': os.getcwd()}
@@ -419,14 +419,16 @@ REPORTS = {
     "twin": "50",
     "more-than-a-double": "10**400",
     "less-than-a-double": "-(10**400)",
-    "as-many-digits-as-json-has": "10**4299",
+    "as-many-digits-as-json-allows": "10**4299",
 }
 
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("name", REPORTS)
-async def test_forged_report_does_not_end_the_guest_of_all(name: str, engine: Engine) -> None:
-    """Once, a number that no double holds ended the supervisor, and with it every other run."""
+async def test_forged_progress_number_does_not_crash_the_supervisor(
+    name: str, engine: Engine
+) -> None:
+    """Regression: a number too large for a double crashed the supervisor and all other runs."""
     assert (await engine.call("run_code", {"code": "out = 1"})).data == {"value": 1}
     guest = engine.walls["jail"]["guest_pid"]
     report = forge(f"dict(progress=dict(percent={REPORTS[name]}, message=''))")
@@ -440,7 +442,7 @@ FORGERIES = {
     "lower-case-code": "dict(error=dict(kind='tool_error', code='no', message='', details=None, retryable=True, retry_after_ms=None))",
     "extra-key": "dict(error=dict(kind='tool_error', code='A_CODE', message='', details=None, retryable=True, retry_after_ms=None, cls='os.system'))",
     "negative-wait": "dict(error=dict(kind='tool_error', code='A_CODE', message='', details=None, retryable=True, retry_after_ms=-1))",
-    "no-words": "dict(error=dict(kind='exception'))",
+    "failure-without-message": "dict(error=dict(kind='exception'))",
     "other-type": "dict(error=dict(kind=['policy'], message=3))",
     "wide-traceback": "dict(error=dict(kind='exception', type='E', message='', traceback=['x' * 201]))",
 }  # fmt: skip
@@ -448,7 +450,9 @@ FORGERIES = {
 
 @pytest.mark.row("E1")
 @pytest.mark.parametrize("name", FORGERIES)
-async def test_forged_failure_is_not_believed(name: str, engine: Engine) -> None:
+async def test_malformed_failure_report_is_replaced_by_generic_error(
+    name: str, engine: Engine
+) -> None:
     envelope = await engine.call("run_code", {"code": forge(FORGERIES[name])})
     assert envelope.error is not None
     assert envelope.error.code == "EXECUTION_ERROR"
@@ -457,11 +461,11 @@ async def test_forged_failure_is_not_believed(name: str, engine: Engine) -> None
 
 
 RESULTS = {
-    "no-data": "dict(result=dict(value=1))",
+    "result-without-data": "dict(result=dict(value=1))",
     "negative-tokens": "dict(result=dict(data=1, tokens_used=-1, cost='0'))",
     "boolean-tokens": "dict(result=dict(data=1, tokens_used=True, cost='0'))",
-    "endless-cost": "dict(result=dict(data=1, tokens_used=0, cost='1e999'))",
-    "cost-of-letters": "dict(result=dict(data=1, tokens_used=0, cost='NaN'))",
+    "infinite-cost": "dict(result=dict(data=1, tokens_used=0, cost='1e999'))",
+    "nan-cost": "dict(result=dict(data=1, tokens_used=0, cost='NaN'))",
     "negative-cost": "dict(result=dict(data=1, tokens_used=0, cost='-1'))",
     "number-as-cost": "dict(result=dict(data=1, tokens_used=0, cost=1.5))",
 }
@@ -469,13 +473,13 @@ RESULTS = {
 
 @pytest.mark.row("E3")
 @pytest.mark.parametrize("name", RESULTS)
-async def test_forged_result_of_another_form_is_a_lost_sandbox(name: str, engine: Engine) -> None:
+async def test_malformed_result_is_treated_as_lost_sandbox(name: str, engine: Engine) -> None:
     envelope = await engine.call("run_code", {"code": forge(RESULTS[name])})
     assert ending(envelope) == ("SANDBOX_UNAVAILABLE", "sandbox_lost", None)
     assert envelope.metadata.usage.cost == "0.000000"
 
 
-async def test_twin_forged_result_of_the_right_form_is_the_functions_own_word(
+async def test_twin_well_formed_result_is_accepted(
     engine: Engine,
 ) -> None:
     code = forge("dict(result=dict(data=dict(a=1), tokens_used=2, cost='0.5'))")
@@ -485,8 +489,8 @@ async def test_twin_forged_result_of_the_right_form_is_the_functions_own_word(
 
 
 @pytest.mark.row("S1")
-async def test_function_sees_its_own_import_path_and_no_other_tools(tmp_path: Path) -> None:
-    """The symbolic link is on the import path; what it leads to is not."""
+async def test_function_can_read_only_its_own_import_path(tmp_path: Path) -> None:
+    """The symbolic link is on the import path, but its target is not."""
     paths = []
     for name in ("one", "two"):
         directory = tmp_path / name
@@ -517,7 +521,7 @@ async def test_function_sees_its_own_import_path_and_no_other_tools(tmp_path: Pa
         assert await read(f"{paths[0]}/none") == (EndedBy.EXCEPTION, "FileNotFoundError")
 
 
-async def test_import_path_that_the_wall_was_not_made_for_shows_nothing(tmp_path: Path) -> None:
+async def test_import_path_unknown_to_the_wall_is_not_importable(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text("raise AssertionError")
     async with JailWall([str(TESTS)]) as wall, wall.lease(TrustDomain("a"), fresh=True) as lease:
         call = {"module": "late", "name": "x", "import_path": str(tmp_path), "arguments": {}}
@@ -536,8 +540,8 @@ def read(path: str) -> str:
 
 
 @pytest.mark.row("S1")
-async def test_pickled_function_reads_the_libraries_alone(tmp_path: Path) -> None:
-    """Its program's file and the import paths of other tools are not among them."""
+async def test_pickled_function_can_read_only_the_libraries(tmp_path: Path) -> None:
+    """Neither its program's file nor other tools' import paths are readable."""
     program = tmp_path / "program.py"
     program.write_text(READER)
     limits = Limits(5, 5, 64, 65536)
@@ -612,7 +616,7 @@ def {name}() -> object:
 
 
 async def run_program(place: Path, codes: dict[str, str], cwd: Path) -> dict[str, Envelope]:
-    """One program with a function for each of these codes, which it calls; their answers."""
+    """Run one program with a function per code, and return the answers to their calls."""
     names = [f"act_{number}" for number in range(len(codes))]
     functions = "".join(
         FUNCTION.format(name=name, code=code.format(path=place, name=name))
@@ -636,7 +640,7 @@ async def run_program(place: Path, codes: dict[str, str], cwd: Path) -> dict[str
 
 @pytest.fixture(scope="module")
 async def escapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Envelope]:
-    """All in one program that lies in the directory where it runs; and the control."""
+    """All escapes and the control, in one program in its working directory."""
     place = tmp_path_factory.mktemp("program").resolve()
     codes = {name: code for name, (code, _) in ESCAPES.items()}
     return await run_program(place, {**codes, CONTROL: "return SECRET"}, place)
@@ -644,19 +648,21 @@ async def escapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Envelop
 
 @pytest.mark.row("S1", "T7")
 @pytest.mark.parametrize("name", ESCAPES)
-async def test_function_of_a_program_reaches_nothing_else_of_it(
+async def test_jailed_function_cannot_reach_its_program(
     name: str, escapes: dict[str, Envelope]
 ) -> None:
     assert ending(escapes[name]) == refused(ESCAPES[name][1])
     assert CANARY not in escapes[name].model_dump_json()
 
 
-async def test_control_what_a_function_names_is_sent_to_it(escapes: dict[str, Envelope]) -> None:
+async def test_control_global_named_by_a_function_is_sent_to_it(
+    escapes: dict[str, Envelope],
+) -> None:
     assert escapes[CONTROL].data == {"value": CANARY}
 
 
 @pytest.mark.row("S1", "T7")
-async def test_twin_functions_of_a_program_work(tmp_path: Path) -> None:
+async def test_twin_functions_of_a_program_run_in_the_jail(tmp_path: Path) -> None:
     codes = (
         "import wave",
         "assert json.loads('[1]') == [1]",
@@ -666,13 +672,13 @@ async def test_twin_functions_of_a_program_work(tmp_path: Path) -> None:
     assert [answer.data for answer in answers.values()] == [{"value": 1}] * len(codes)
 
 
-async def test_probe_is_no_program_for_calls() -> None:
+async def test_probe_program_cannot_be_run_by_a_call() -> None:
     async with JailWall([str(TESTS)]) as wall, wall.lease(TrustDomain("a"), fresh=True) as lease:
         ran = await lease.run("probe", {"attack": "spin"}, Limits(5, 5, 64, 65536))
         assert ran.ended_by is EndedBy.SANDBOX_LOST
 
 
-async def test_every_child_is_sealed_as_the_kernel_sees_it(engine: Engine) -> None:
+async def test_spare_jail_child_is_sealed_according_to_the_kernel(engine: Engine) -> None:
     assert (await engine.call("run_code", {"code": "out = 1"})).success
     guest = psutil.Process(engine.walls["jail"]["guest_pid"])
 
@@ -690,7 +696,7 @@ async def test_every_child_is_sealed_as_the_kernel_sees_it(engine: Engine) -> No
 
 
 @pytest.mark.row("S5")
-async def test_afterwards_the_guest_holds_its_zygote_and_one_spare(engine: Engine) -> None:
+async def test_guest_keeps_only_zygote_and_one_spare_after_attacks(engine: Engine) -> None:
     guest = psutil.Process(engine.walls["jail"]["guest_pid"])
     await anyio.to_thread.run_sync(wait_until, lambda: len(guest.children(recursive=True)) == 2)
     assert guest.status() != psutil.STATUS_ZOMBIE

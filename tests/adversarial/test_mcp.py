@@ -1,4 +1,4 @@
-"""MCP clients that lie, flood or leave: over stdio, at `/mcp`, and on the loopback address."""
+"""MCP clients that lie, flood or disconnect: over stdio, at `/mcp` and on loopback TCP."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def raw(daemon: Daemon) -> Iterator[RawClient]:
 
 
 def still_answers(raw: RawClient) -> bool:
-    """The twin of every attack on a server: it goes on."""
+    """Whether the server still answers a harmless call: the twin of every attack."""
     raw.call("twin", "calculator", **SUM)
     return raw.receive()["result"]["structuredContent"]["value"] == 42
 
@@ -75,7 +75,7 @@ def still_answers(raw: RawClient) -> bool:
         (b'{"jsonrpc":"1.0","id":1,"method":"tools/list"}', -32600),
     ],
 )
-def test_line_that_is_no_message_has_an_error_and_hurts_nothing(
+def test_malformed_message_gets_an_error_and_server_continues(
     raw: RawClient, line: bytes, code: int
 ) -> None:
     raw.send(line)
@@ -110,7 +110,7 @@ def test_line_of_100_mb_is_refused_without_holding_it(raw: RawClient) -> None:
         ("resources/read", {}, -32002),
     ],
 )
-def test_wrong_request_has_an_error(
+def test_invalid_request_gets_its_error_code(
     raw: RawClient, method: str, params: dict[str, Any], code: int
 ) -> None:
     raw.request(1, method, **params)
@@ -120,12 +120,12 @@ def test_wrong_request_has_an_error(
 
 
 @pytest.mark.parametrize("meta", [7, [], {"progressToken": {}}, {"progressToken": None}])
-def test_meta_of_another_form_means_nothing(raw: RawClient, meta: Any) -> None:
+def test_malformed_meta_is_ignored(raw: RawClient, meta: Any) -> None:
     raw.request(1, "tools/call", name="calculator", arguments=SUM, _meta=meta)
     assert raw.receive()["result"]["structuredContent"]["value"] == 42
 
 
-def test_id_in_use_is_refused_and_the_first_request_is_answered(raw: RawClient) -> None:
+def test_duplicate_request_id_is_refused_and_first_request_is_answered(raw: RawClient) -> None:
     raw.call(7, "run_restricted_python", code=LOOP)
     raw.call(7, "calculator", **SUM)
     raw.call("7", "calculator", **SUM)  # another id
@@ -135,7 +135,7 @@ def test_id_in_use_is_refused_and_the_first_request_is_answered(raw: RawClient) 
     assert third["result"]["content"][0]["text"].startswith("TIMEOUT: ")
 
 
-def test_more_requests_than_allowed_are_refused_and_none_is_lost(raw: RawClient) -> None:
+def test_requests_over_the_limit_are_refused_and_all_are_answered(raw: RawClient) -> None:
     raw.initialize()
     for number in range(MAX_REQUESTS + 5):
         meta = {**META}
@@ -151,9 +151,7 @@ def test_more_requests_than_allowed_are_refused_and_none_is_lost(raw: RawClient)
     assert still_answers(raw)
 
 
-def test_cancelled_call_ends_and_its_request_has_no_response(
-    daemon: Daemon, raw: RawClient
-) -> None:
+def test_cancelled_call_ends_without_a_response(daemon: Daemon, raw: RawClient) -> None:
     raw.initialize()
     raw.call(1, "hold", text="never approved")
     assert raw.receive()["id"] == 1  # the control: it waits for nobody
@@ -167,7 +165,7 @@ def test_cancelled_call_ends_and_its_request_has_no_response(
     assert still_answers(raw)  # and its answer is the next one
 
 
-def test_client_that_goes_away_ends_its_call(daemon: Daemon) -> None:
+def test_client_disconnect_cancels_its_running_call(daemon: Daemon) -> None:
     for leave in (RawClient.end, lambda raw: raw.process.kill()):
         with raw_client(daemon) as raw:
             raw.initialize()
@@ -179,17 +177,17 @@ def test_client_that_goes_away_ends_its_call(daemon: Daemon) -> None:
 
 
 def newest(daemon: Daemon) -> tuple[str, str]:
-    """Tool and code of the newest call that has ended."""
+    """Tool and code of the most recently ended call."""
     (found,) = ask(daemon.socket, "GET", "/v1/calls?limit=1").body["data"]["items"]
     return found["tool_name"], found["code"]
 
 
 COMPUTING_S = 0.4
-"""More processor time than a child takes to warm up: it runs an endless program."""
+"""CPU seconds above a child's warm-up time, which show that it runs the endless program."""
 
 
 def _computes(daemon: Daemon) -> bool:
-    """Whether a child of the daemon runs the endless program, as the kernel says."""
+    """Whether a child of the daemon runs the endless program, according to the kernel."""
     children = psutil.Process(daemon.process.pid).children(recursive=True)
     return any(
         child.status() == psutil.STATUS_RUNNING and child.cpu_times().user > COMPUTING_S
@@ -197,7 +195,7 @@ def _computes(daemon: Daemon) -> bool:
     )
 
 
-def test_request_that_the_daemon_refuses_unread_is_answered(daemon: Daemon) -> None:
+def test_request_refused_by_the_daemon_gets_its_error(daemon: Daemon) -> None:
     with raw_client(daemon, "--agent", "no agent!") as raw:
         raw.request(5, "tools/list")
         answer = raw.receive()
@@ -210,13 +208,13 @@ def test_request_that_the_daemon_refuses_unread_is_answered(daemon: Daemon) -> N
 
 
 def initialized(daemon: Daemon, credential: str | None = None, **capabilities: Any) -> str:
-    """A session's id."""
+    """Initialize a session and return its id."""
     params = {"protocolVersion": "2025-11-25", "capabilities": capabilities}
     message = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
     return post(daemon.socket, message, credential).headers["mcp-session-id"]
 
 
-def test_nobody_cancels_the_request_of_another(daemon: Daemon) -> None:
+def test_request_cannot_be_cancelled_from_another_session_or_principal(daemon: Daemon) -> None:
     token = Authority(daemon.home, daemon.credential).token("rival")
     session, other = initialized(daemon), initialized(daemon)
     stop = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
@@ -246,7 +244,7 @@ def test_nobody_cancels_the_request_of_another(daemon: Daemon) -> None:
     assert ended_with(lambda: post(daemon.socket, stop, **foreign)) == "CANCELLED"  # the twin
 
 
-def test_stream_of_changes_ends_with_its_token(daemon: Daemon) -> None:
+def test_change_stream_ends_when_its_token_is_revoked(daemon: Daemon) -> None:
     authority = Authority(daemon.home, daemon.credential)
     with socket.socket(socket.AF_UNIX) as revoked, socket.socket(socket.AF_UNIX) as valid:
         for connection, name in ((revoked, "gone"), (valid, "stays")):
@@ -273,7 +271,7 @@ def test_stream_of_changes_ends_with_its_token(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("session", ["x", "2025-11-25.asks.0", "../../etc", "2099-01-01.plain.0"])
-def test_session_that_is_none_is_not_found(daemon: Daemon, session: str) -> None:
+def test_invalid_session_id_is_not_found(daemon: Daemon, session: str) -> None:
     listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     answer = post(daemon.socket, listing, **{"mcp-session-id": session})
     assert answer.status == 404
@@ -284,7 +282,7 @@ def test_session_that_is_none_is_not_found(daemon: Daemon, session: str) -> None
 
 
 def waiting(daemon: Daemon, text: str, credential: str | None = None) -> str:
-    """The state of a call that waits."""
+    """Make a call that waits, and return its request state."""
     call = modern(1, "tools/call", ASKING, name="note", arguments={"text": text})
     result = post(daemon.socket, call, credential).body["result"]
     assert result["resultType"] == "input_required"
@@ -296,13 +294,13 @@ ACCEPTED = {"approval": {"action": "accept", "content": {}}}
 
 
 def again(daemon: Daemon, state: Any, credential: str | None = None, **call: Any) -> Any:
-    """The body of the answer to a call that is sent again with this state."""
+    """Repeat the call with this state, and return the body of the answer."""
     params = {"name": "note", "arguments": {"text": "wanted"}, **call}
     message = modern(2, "tools/call", ASKING, requestState=state, inputResponses=ACCEPTED, **params)
     return post(daemon.socket, message, credential).body
 
 
-def test_forged_state_answers_nothing_and_runs_nothing(daemon: Daemon) -> None:
+def test_forged_request_state_is_refused_and_runs_nothing(daemon: Daemon) -> None:
     token = Authority(daemon.home, daemon.credential).token("thief")
     state = waiting(daemon, "wanted")
     call_id, _, digest = state.partition(".")
@@ -332,8 +330,8 @@ def test_forged_state_answers_nothing_and_runs_nothing(daemon: Daemon) -> None:
     assert (ran(daemon), pending(daemon)) == ([], number)
 
 
-def test_answer_of_another_principal_is_no_answer(daemon: Daemon) -> None:
-    """A question's id is no secret to the one who is asked, and nobody else may answer it."""
+def test_elicitation_answer_from_another_principal_is_ignored(daemon: Daemon) -> None:
+    """The id of an elicitation request must not be enough to answer it."""
     token = Authority(daemon.home, daemon.credential).token("eve")
     with raw_client(daemon) as raw:
         raw.initialize(elicitation={})
@@ -350,7 +348,7 @@ def test_answer_of_another_principal_is_no_answer(daemon: Daemon) -> None:
 
 
 def post_notice(daemon: Daemon, message: Any, credential: str | None = None) -> int:
-    """The status of a message that has no answer."""
+    """The HTTP status of a message without a response."""
     headers = {"content-type": "application/json"}
     if credential is not None:
         headers["authorization"] = f"Bearer {credential}"
@@ -363,7 +361,7 @@ def post_notice(daemon: Daemon, message: Any, credential: str | None = None) -> 
 
 
 def pending(daemon: Daemon) -> int:
-    """How many calls wait."""
+    """The number of pending approvals."""
     path = "/v1/approvals?state=pending"
     return len(ask(daemon.control, "GET", path, None, daemon.credential).body["data"]["items"])
 
@@ -383,7 +381,7 @@ def pending(daemon: Daemon) -> int:
         ({}, 200, None),
     ],
 )
-def test_headers_must_say_the_same_as_the_body(
+def test_headers_contradicting_the_body_are_refused(
     daemon: Daemon, headers: dict[str, str], status: int, code: int | None
 ) -> None:
     message = modern(1, "tools/call", name="calculator", arguments=SUM)
@@ -392,7 +390,7 @@ def test_headers_must_say_the_same_as_the_body(
     assert answer.body.get("error", {}).get("code") == code
 
 
-def test_versions_and_requests_that_are_not_served_are_named(daemon: Daemon) -> None:
+def test_unsupported_version_or_method_is_refused_by_name(daemon: Daemon) -> None:
     unknown = {**META, "io.modelcontextprotocol/protocolVersion": "2099-01-01"}
     answer = post(daemon.socket, modern(1, "tools/list", unknown))
     assert (answer.status, answer.body["error"]["code"]) == (400, -32022)
@@ -441,7 +439,7 @@ OWN_HOST = "127.0.0.1:{port}"
         (None, {"origin": "https://evil.example"}, 403),
     ],
 )
-def test_address_answers_own_pages_and_tokens_only(
+def test_tcp_request_with_foreign_host_origin_or_invalid_token_is_refused(
     daemon: Daemon, port: int, credentials: dict[str, str], path: str, who: str | None,
     headers: dict[str, str], status: int,
 ) -> None:  # fmt: skip
@@ -453,7 +451,7 @@ def test_address_answers_own_pages_and_tokens_only(
 
 @pytest.mark.parametrize("host", [OWN_HOST, "localhost:{port}", "LOCALHOST:{port}"])
 @pytest.mark.parametrize("origin", [None, "http://127.0.0.1:{port}", "http://localhost:{port}"])
-def test_own_host_with_a_token_is_answered(
+def test_twin_tcp_request_with_own_host_and_token_is_answered(
     port: int, daemon: Daemon, credentials: dict[str, str], host: str, origin: str | None
 ) -> None:
     headers = {
@@ -466,13 +464,13 @@ def test_own_host_with_a_token_is_answered(
     assert "calculator" in [tool["name"] for tool in body["result"]["tools"]]
 
 
-def test_request_without_a_host_is_refused(port: int, daemon: Daemon) -> None:
+def test_tcp_request_without_host_header_is_refused(port: int, daemon: Daemon) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(b"POST /mcp HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
         assert connection.recv(100).startswith((b"HTTP/1.1 400", b"HTTP/1.1 403"))
 
 
-def test_control_addresses_do_not_exist_over_tcp(
+def test_control_routes_are_not_served_over_tcp(
     port: int, daemon: Daemon, credentials: dict[str, str]
 ) -> None:
     headers = {
@@ -483,7 +481,7 @@ def test_control_addresses_do_not_exist_over_tcp(
 
 
 def over_tcp(port: int, method: str, path: str, headers: dict[str, str]) -> tuple[int, Any]:
-    """One request with exactly these headers."""
+    """Send one request with exactly these headers."""
     body = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:

@@ -1,4 +1,4 @@
-"""The boundary of the policy: calls that try to slip past a rule, and files that are bombs.
+"""The policy's boundary: calls that try to evade a rule, and policy files that are bombs.
 
 Each attack on a rule is a call that the rule is there to stop; its twin is the nearest call that
 the rule has to let through, and the control is the same attack without the rule. Files are read
@@ -37,7 +37,7 @@ ONLY_TO = rule("deny", when=[{"argument": "/to/*", "not": {"glob": "*@example.or
 
 @dataclass(frozen=True)
 class RuleAttack:
-    """Arguments that must not slip past a rule, and those that must pass it."""
+    """Arguments that must not evade a rule, and those that it must let through."""
 
     name: str
     harm: Harm
@@ -48,7 +48,7 @@ class RuleAttack:
 
 
 ATTACKS = [
-    RuleAttack("dots", Harm.INTEGRITY, ONLY_OUT, {"path": "/workspace/out/../notes"},
+    RuleAttack("dot segments", Harm.INTEGRITY, ONLY_OUT, {"path": "/workspace/out/../notes"},
                {"path": "/workspace/out/a/../notes"}, "CWE-22"),
     RuleAttack("relative", Harm.INTEGRITY, ONLY_OUT, {"path": "../etc/passwd"}, {"path": "out/a"}),
     RuleAttack("prefix of a name", Harm.INTEGRITY, ONLY_OUT, {"path": "/workspace/outer/a"},
@@ -57,10 +57,10 @@ ATTACKS = [
                {"path": "/workspace/out/a"}, "CWE-158"),
     RuleAttack("doubled slashes", Harm.INTERNAL_READ, NO_SECRETS, {"path": "//workspace//secret/a"},
                {"path": "//workspace//public/a"}),
-    RuleAttack("a way round", Harm.INTERNAL_READ, NO_SECRETS,
+    RuleAttack("dot segments into secret", Harm.INTERNAL_READ, NO_SECRETS,
                {"path": "public/../secret/a"}, {"path": "secret/../public/a"}),
-    RuleAttack("left out", Harm.INTEGRITY, ONLY_OUT, {}, {"path": "out/a"}),
-    RuleAttack("another kind", Harm.INTEGRITY, ONLY_OUT, {"path": ["/etc/passwd"]},
+    RuleAttack("argument omitted", Harm.INTEGRITY, ONLY_OUT, {}, {"path": "out/a"}),
+    RuleAttack("list instead of text", Harm.INTEGRITY, ONLY_OUT, {"path": ["/etc/passwd"]},
                {"path": "out/a"}),
     RuleAttack("user information", Harm.EXFIL, ONLY_HOST,
                {"url": "https://example.org@evil.example/"},
@@ -73,37 +73,40 @@ ATTACKS = [
                {"url": "https://example.org/#evil.example"}),
     RuleAttack("control character", Harm.EXFIL, ONLY_HOST,
                {"url": "https://example.org\t.evil.example/"}, {"url": "https://example.org/"}),
-    RuleAttack("other letters", Harm.LATERAL, NO_HOST, {"url": "https://a.\uff49nternal.example/"},
+    RuleAttack("full-width letter", Harm.LATERAL, NO_HOST,
+               {"url": "https://a.\uff49nternal.example/"},
                {"url": "https://a.public.example/"}, "IDNA maps it to internal"),
-    RuleAttack("other dots", Harm.LATERAL, NO_HOST, {"url": "https://a\u3002internal.example/"},
+    RuleAttack("ideographic full stop", Harm.LATERAL, NO_HOST,
+               {"url": "https://a\u3002internal.example/"},
                {"url": "https://internal.example.org/"}),
     RuleAttack("upper case and port", Harm.LATERAL, NO_HOST,
                {"url": "HTTP://DB.Internal.Example.:5432"}, {"url": "http://internal.example:80"}),
     RuleAttack("number as text", Harm.INTEGRITY, SMALL, {"amount": "1000000"}, {"amount": 100}),
     RuleAttack("boolean as number", Harm.INTEGRITY, SMALL, {"amount": True}, {"amount": 1}),
     RuleAttack("not a number", Harm.INTEGRITY, SMALL, {"amount": float("nan")}, {"amount": -1.5}),
-    RuleAttack("beyond doubles", Harm.INTEGRITY, SMALL, {"amount": 10**4000}, {"amount": -(10**4000)}),
+    RuleAttack("integer beyond doubles", Harm.INTEGRITY, SMALL, {"amount": 10**4000},
+               {"amount": -(10**4000)}),
     RuleAttack("last of many", Harm.EXFIL, NOT_TO, {"to": ["a@b.example"] * 999 + ["x@evil.example"]},
                {"to": ["a@b.example"] * 1000}),
-    RuleAttack("behind more than are looked at", Harm.EXFIL, NOT_TO,
+    RuleAttack("beyond the inspected list entries", Harm.EXFIL, NOT_TO,
                {"to": ["a@b.example"] * 1001 + ["x@evil.example"]}, {"to": ["a@b.example"]}),
     RuleAttack("one good among bad", Harm.EXFIL, ONLY_TO, {"to": ["a@example.org", "x@evil.example"]},
                {"to": ["a@example.org", "b@example.org"]}),
-    RuleAttack("an object for a list", Harm.EXFIL, NOT_TO, {"to": {"0": "x@evil.example"}},
+    RuleAttack("object instead of list", Harm.EXFIL, NOT_TO, {"to": {"0": "x@evil.example"}},
                {"to": {"0": "x@good.example"}}),
 ]  # fmt: skip
 
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_call_does_not_slip_past_a_rule_that_denies(attack: RuleAttack) -> None:
+def test_attack_arguments_do_not_evade_deny_rule(attack: RuleAttack) -> None:
     assert verdict(facts(None, attack.arguments), attack.stops) is DENY
     assert verdict(facts(None, attack.twin), attack.stops) is ALLOW
     assert verdict(facts(None, attack.arguments)) is ALLOW  # control: without the rule
 
 
 def _turned(stops: dict[str, Any]) -> dict[str, Any]:
-    """The same condition as one under which a dangerous tool is allowed."""
+    """The same condition, inverted into a rule that allows a dangerous tool."""
     (condition,) = stops["when"]
     inner = {name: value for name, value in condition.items() if name != "argument"}
     turned = inner.get("not", {"not": inner})
@@ -113,7 +116,7 @@ def _turned(stops: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_the_same_call_is_not_opened_by_a_rule_that_allows(attack: RuleAttack) -> None:
+def test_attack_arguments_do_not_satisfy_allow_rule(attack: RuleAttack) -> None:
     dangerous = tool("delete_all", dangerous=True)
     opens = _turned(attack.stops)
     assert verdict(facts(dangerous, attack.arguments), opens) is ASK
@@ -193,7 +196,7 @@ RUNNING = {
     "xargs -J % rm %": "xargs -J % ls %",
     "env -P /bin rm x": "env -P /bin ls",
 }  # fmt: skip
-"""What runs one of the programs, and the nearest command that does not."""
+"""Commands that run one of the programs, each with the nearest command that does not."""
 
 UNREADABLE = [
     "$X x", '"$X" x', "$(echo rm) x", "`echo rm` x", "r? x", "*/rm x", "{rm,-rf,x}", "r{m,n} x", "~x",
@@ -219,7 +222,7 @@ UNREADABLE = [
     "`" * 9_001, "{ " * 8_000, "if a; then " * 1_000, "<<E " * 400, "a;" * 8_000, "nice " * 20 + "rm x",
     "sh -c ls; " * 30, "{\U00031860", "\ud800(",
 ]  # fmt: skip
-"""What may run one of them for all that can be told: it counts as if it did."""
+"""Commands that cannot be analysed, and therefore count as running one of the programs."""
 
 
 def shell_call(command: object, name: str = "command") -> CallFacts:
@@ -228,7 +231,7 @@ def shell_call(command: object, name: str = "command") -> CallFacts:
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize(("attack", "twin"), RUNNING.items())
-def test_command_does_not_hide_a_program_from_a_rule(attack: str, twin: str) -> None:
+def test_shell_syntax_does_not_hide_a_program_from_runs_rule(attack: str, twin: str) -> None:
     assert runs([pattern.split() for pattern in RUNS["runs"]], {"command": attack}, for_every=False)
     assert verdict(shell_call(attack), RUNS) is DENY
     assert verdict(shell_call(twin), RUNS) is ALLOW
@@ -237,7 +240,7 @@ def test_command_does_not_hide_a_program_from_a_rule(attack: str, twin: str) -> 
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize("command", UNREADABLE, ids=lambda command: ascii(command[:30]))
-def test_command_that_cannot_be_read_counts_as_if_it_ran_the_program(command: str) -> None:
+def test_unparsable_command_counts_as_running_the_denied_program(command: str) -> None:
     decision = decide(shell_call(command), RUNS)
     assert (decision.verdict, decision.reason and decision.reason[:9]) == (DENY, "In doubt:")
 
@@ -262,7 +265,7 @@ def test_command_that_cannot_be_read_counts_as_if_it_ran_the_program(command: st
         ({"0": "rm"}, DENY),
     ],
 )
-def test_program_without_a_shell_is_read_from_its_words(argv: object, expected: Verdict) -> None:
+def test_argv_without_shell_is_matched_by_its_words(argv: object, expected: Verdict) -> None:
     assert verdict(shell_call(argv, "argv"), RUNS) is expected
     assert verdict(shell_call(argv), RUNS) is expected  # some agents' `command` is a list
 
@@ -305,7 +308,7 @@ def test_program_without_a_shell_is_read_from_its_words(argv: object, expected: 
         ({}, ASK),
     ],
 )
-def test_rule_that_allows_programs_opens_nothing_else(
+def test_allow_rule_for_programs_does_not_open_anything_else(
     arguments: dict[str, Any], expected: Verdict
 ) -> None:
     dangerous = tool("sh", dangerous=True)
@@ -327,7 +330,7 @@ LONG = {
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize("command", LONG.values(), ids=LONG)
-def test_no_command_holds_up_the_engine(command: object) -> None:
+def test_worst_case_command_is_analysed_in_bounded_time(command: object) -> None:
     begun = time.thread_time()
     assert verdict(shell_call(command), RUNS) in (ALLOW, DENY)
     assert time.thread_time() - begun < 0.3
@@ -342,7 +345,7 @@ PIECES = st.sampled_from([
 
 @pytest.mark.row("A1")
 @given(st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=200))
-def test_no_text_makes_the_reading_fail(text: str) -> None:
+def test_any_text_is_analysed_without_a_failure(text: str) -> None:
     assert verdict(shell_call(text), RUNS) in (ALLOW, DENY)
     assert verdict(shell_call([text], "argv"), RUNS) in (ALLOW, DENY)
 
@@ -394,7 +397,7 @@ TWIN = HEAD + '[[rules.when]]\nargument = "/*/*"\nequals = [[[["x"]]]]\n'
 
 
 @pytest.mark.row("A1")
-def test_file_that_is_a_bomb_is_refused_for_its_reason_and_costs_little(tmp_path: Path) -> None:
+def test_policy_file_bomb_is_refused_for_its_reason_within_limits(tmp_path: Path) -> None:
     for name, (text, _) in BOMBS.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "twin.toml").write_text(TWIN, encoding="utf-8")

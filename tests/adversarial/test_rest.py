@@ -1,4 +1,4 @@
-"""Attacks through REST tools: at addresses of this host, at secrets, and at the engine's memory."""
+"""Attacks through REST tools on local addresses and on secrets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def call(
     headers: dict[str, str] | None = None,
     **arguments: Any,
 ) -> Envelope:
-    """One call of a REST tool with a secret, in an engine of its own."""
+    """Make one call of a REST tool with a secret, in a separate engine."""
     (home / "secret").write_text(SECRET)
     (home / "secret").chmod(0o600)
     key = SecretSettings(file=home / "secret", tools=("ask",), hosts=("127.0.0.1",))
@@ -47,7 +47,7 @@ async def call(
 
 @dataclass(frozen=True)
 class AddressAttack:
-    """An address of this host, in a form that another reader may take for a public one."""
+    """A spelling of this host's address that other parsers may take for a public one."""
 
     name: str
     harm: Harm
@@ -70,7 +70,7 @@ ATTACKS = (
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_address_of_this_host_is_reached_in_no_form(
+async def test_rest_call_to_local_host_is_refused_in_any_spelling(
     attack: AddressAttack, upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = f"http://{attack.host}:{upstream.port}/admin"
@@ -83,7 +83,7 @@ async def test_address_of_this_host_is_reached_in_no_form(
     assert upstream.count("/admin") == 1
 
 
-async def test_redirect_into_this_host_is_not_followed(
+async def test_rest_redirect_to_local_host_is_refused(
     upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_upstream() as inner:
@@ -99,7 +99,7 @@ async def test_redirect_into_this_host_is_not_followed(
         assert inner.count("/admin") == 2
 
 
-async def test_service_cannot_send_a_secret_to_another(
+async def test_redirect_does_not_forward_secret_headers_to_another_host(
     upstream: Upstream, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headers = {"authorization": "Bearer ${secret:key}"}

@@ -1,8 +1,8 @@
-"""What stands behind a table of restricted programs that fails: the next one, and the wall.
+"""Defence in depth of restricted programs: each layer holds if the one before it fails.
 
-Each attack is one that works in plain Python. With our syntax table switched off,
-RestrictedPython refuses it; with that switched off too, the guards do; and with everything
-switched off, in a sealed child, the system-call filter does.
+Each attack works in plain Python. With the syntax table disabled, RestrictedPython refuses it;
+with that also disabled, the guards do; and with every table disabled, the system-call filter
+of a sealed child does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ESCAPES = {
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("code", BEYOND_SYNTAX.values(), ids=BEYOND_SYNTAX)
-def test_restricted_python_refuses_what_the_syntax_table_would_have(code: str) -> None:
+def test_restricted_python_refuses_attack_without_the_syntax_table(code: str) -> None:
     with pytest.raises(Refused):
         nodes.check(ast.parse(code))
     with pytest.raises(Refused):
@@ -67,7 +67,7 @@ def test_restricted_python_refuses_what_the_syntax_table_would_have(code: str) -
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize(("holder", "name"), BEYOND_POLICY.values(), ids=BEYOND_POLICY)
-def test_guard_refuses_what_the_compiler_would_have(holder: Any, name: str) -> None:
+def test_attribute_guard_refuses_attack_without_the_compiler(holder: Any, name: str) -> None:
     assert hasattr(holder, name)  # control: it is there to be taken
     run = restricted.Run("", 1000)
     with pytest.raises(Refused):
@@ -76,8 +76,8 @@ def test_guard_refuses_what_the_compiler_would_have(holder: Any, name: str) -> N
 
 
 @pytest.mark.row("S2")
-def test_control_stock_guards_and_real_modules_let_a_program_out() -> None:
-    """The same language without our import table: one dot leads to the system."""
+def test_control_program_escapes_with_stock_guards_and_real_modules() -> None:
+    """The same language without the import table: one attribute access reaches the system."""
     code = compile_restricted_exec("import statistics\nfound = statistics.sys.modules").code
     namespace: dict[str, Any] = {
         "__builtins__": {**safe_builtins, "__import__": __import__}, "_getattr_": getattr,
@@ -88,7 +88,7 @@ def test_control_stock_guards_and_real_modules_let_a_program_out() -> None:
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize(("code", "ends"), ESCAPES.values(), ids=ESCAPES)
-def test_wall_holds_where_every_table_is_switched_off(code: str, ends: int) -> None:
+def test_wall_stops_escape_with_every_table_disabled(code: str, ends: int) -> None:
     assert restricted.Run(code, 1000).reply()["error"]["kind"] == "policy"
 
     def run() -> None:
@@ -108,6 +108,6 @@ def test_control_same_escape_works_without_the_wall(code: str) -> None:
 
 
 @pytest.mark.row("S2")
-def test_builtins_of_programs_have_nothing_else_than_the_table() -> None:
+def test_program_builtins_match_the_table() -> None:
     extra = set(names.BUILT_INS) - set(names.STATIC)
     assert extra == {"__import__", "__build_class__"}

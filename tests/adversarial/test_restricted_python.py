@@ -1,4 +1,4 @@
-"""The boundary of restricted programs: programs that try to leave their language or its process.
+"""The boundary of restricted programs: attempts to escape from the language or its process.
 
 Each attack ends with exactly its code, the nearest harmless program succeeds in the same
 engine, no answer carries anything of the host, and afterwards the host still looks the same.
@@ -314,16 +314,16 @@ ATTACKS = [
     Attack("refusal-in-a-repr", ESCAPE,
            "class A:\n    def __repr__(self): return 'a'.format()\nA()", POLICY,
            "class A:\n    def __repr__(self): return 'a'.upper()\nA()"),
-    Attack("refusal-in-the-words-of-an-exception", ESCAPE,
+    Attack("refusal-in-str-of-an-exception", ESCAPE,
            "class E(Exception):\n    def __str__(self): return 'a'.format()\nraise E", POLICY,
            "class E(Exception):\n    def __str__(self): return 'a'.upper()\n"
            "try: raise E\nexcept E as e: str(e)", "asked for when the program has ended"),
-    Attack("refusal-in-the-words-of-an-exception-swallowed", ESCAPE,
+    Attack("refusal-swallowed-in-str-of-an-exception", ESCAPE,
            "class E(Exception):\n    def __str__(self):\n        try:\n            'a'.format()\n"
            "        finally:\n            return 'a'\nraise E", POLICY,
            "class E(Exception):\n    def __str__(self):\n        try:\n            'a'.upper()\n"
            "        finally:\n            return 'a'\ntry: raise E\nexcept E as e: str(e)"),
-    Attack("print-flood-in-the-words-of-an-exception", Harm.HOST_DOS,
+    Attack("print-flood-in-str-of-an-exception", Harm.HOST_DOS,
            "class E(Exception):\n    def __str__(self): print('x' * 10 ** 5)\nraise E",
            "OUTPUT_LIMIT_EXCEEDED",
            "class E(Exception):\n    def __str__(self):\n        print('x' * 10 ** 3)\n"
@@ -426,7 +426,9 @@ ATTACKS = [
 
 @pytest.mark.row("S2", "S4", "E1")
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-def test_attack_ends_exactly_and_its_twin_succeeds(attack: Attack, client: SocketClient) -> None:
+def test_attack_program_ends_with_its_code_and_its_twin_succeeds(
+    attack: Attack, client: SocketClient
+) -> None:
     ended = client.run(attack.code, timeout_seconds=1 if attack.ends == "TIMEOUT" else 10)
     assert ended.code == attack.ends, ended.body
     text = json.dumps(ended.body)
@@ -437,11 +439,11 @@ def test_attack_ends_exactly_and_its_twin_succeeds(attack: Attack, client: Socke
 
 
 def hidden() -> list[str]:
-    """What no answer may hold; a traceback of the program's own lines is meant to be there."""
+    """Texts that no answer may contain; a traceback of the program's own lines is allowed."""
     return [leak for leak in leaks() if leak != "Traceback"] + ["RestrictedPython", '.py"']
 
 
-def test_corpus_is_not_vacuous() -> None:
+def test_program_corpus_is_unique_and_large_enough() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) >= 80
     assert len({attack.code for attack in ATTACKS}) == len(ATTACKS)
     assert {attack.harm for attack in ATTACKS} >= {ESCAPE, LEAK, Harm.HOST_DOS, Harm.INTEGRITY}
@@ -449,7 +451,7 @@ def test_corpus_is_not_vacuous() -> None:
 
 
 @pytest.mark.row("S2")
-def test_nothing_passes_from_one_program_to_the_next(client: SocketClient) -> None:
+def test_no_state_leaks_between_programs(client: SocketClient) -> None:
     left = "import random, decimal\nsecret = 123456\nrandom.seed(1)\ndecimal.getcontext().prec = 3"
     assert client.run(left).body["success"]
     assert client.run("secret").code == FAILED
@@ -459,7 +461,7 @@ def test_nothing_passes_from_one_program_to_the_next(client: SocketClient) -> No
 
 
 @pytest.mark.row("S2", "S4")
-def test_corpus_leaves_no_process_behind(start_daemon) -> None:
+def test_program_attacks_leave_no_process_behind(start_daemon) -> None:
     daemon = start_daemon()
     client = daemon.client()
     assert client.run("1 + 1").body["success"]

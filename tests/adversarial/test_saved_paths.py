@@ -1,4 +1,4 @@
-"""The boundary `path`: what a program's file names can make `fumehood run --save` do."""
+"""The `path` boundary: hostile file names saved by `fumehood run --save`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Prepare = Callable[[Path, Path], None]
 
 @dataclass(frozen=True)
 class PathAttack:
-    """A name, and what somebody has put into the directory before."""
+    """A file name, and a step that prepares the target directory."""
 
     name: str
     harm: Harm
@@ -59,19 +59,19 @@ ATTACKS = [
     PathAttack("parent-in-the-middle", Harm.ESCAPE, "a/../../outside/new"),
     PathAttack("absolute", Harm.ESCAPE, "{outside}/new"),
     PathAttack("link-to-a-file", Harm.ESCAPE, "a", _link_to_file),
-    PathAttack("link-to-nowhere-yet", Harm.ESCAPE, "a", _link_to_new_file),
+    PathAttack("dangling-link", Harm.ESCAPE, "a", _link_to_new_file),
     PathAttack("link-to-a-directory", Harm.ESCAPE, "d/new", _link_to_directory),
     PathAttack("link-further-down", Harm.ESCAPE, "d/e/new", _deep_link),
     PathAttack("fifo-that-nobody-reads", Harm.HOST_DOS, "a", _fifo),
     PathAttack("directory-over-a-file", Harm.INTEGRITY, "a/b", _file_as_directory),
     PathAttack("terminal-escape", Harm.INTEGRITY, "\x1b]0;owned\x07"),
-    PathAttack("line-of-its-own", Harm.INTEGRITY, "a\nb"),
+    PathAttack("line-break", Harm.INTEGRITY, "a\nb"),
     PathAttack("empty", Harm.INTEGRITY, ""),
     PathAttack("the-directory-itself", Harm.INTEGRITY, "."),
     PathAttack("name-too-long", Harm.INTEGRITY, "n" * 256),
 ]
-HARMLESS_WHERE_REPLACED = {"link-to-a-file", "link-to-nowhere-yet", "fifo-that-nobody-reads"}
-"""With --force the link itself is replaced, and what it led to is left alone."""
+HARMLESS_WHERE_REPLACED = {"link-to-a-file", "dangling-link", "fifo-that-nobody-reads"}
+"""Attacks that are harmless with --force: the link itself is replaced, not its target."""
 
 
 def _no_download(url: str, write: Any) -> None:
@@ -84,7 +84,7 @@ def _entry(filename: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_name_of_a_file_leads_nowhere_but_below_the_directory(
+def test_hostile_file_name_cannot_write_outside_the_directory(
     attack: PathAttack, force: bool, tmp_path: Path
 ) -> None:
     here, outside = tmp_path / "here", tmp_path / "outside"
@@ -111,8 +111,7 @@ def test_name_of_a_file_leads_nowhere_but_below_the_directory(
     assert not [name for name in os.listdir(here) if name.startswith(".fumehood")]
 
 
-def test_naive_writing_would_have_followed_the_link(tmp_path: Path) -> None:
-    """Control: the same name and the same link, written as most would."""
+def test_control_naive_write_follows_the_symlink(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "here").mkdir()
     _link_to_directory(tmp_path / "here", tmp_path / "outside")
@@ -121,7 +120,7 @@ def test_naive_writing_would_have_followed_the_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_download_that_fails_leaves_nothing(tmp_path: Path, force: bool) -> None:
+def test_failed_download_leaves_no_file(tmp_path: Path, force: bool) -> None:
     def broken(url: str, write: Any) -> None:
         write(b"half")
         raise ValueError("gone")
@@ -136,7 +135,9 @@ def test_download_that_fails_leaves_nothing(tmp_path: Path, force: bool) -> None
     [{"filename": "a"}, {"filename": "a", "content_base64": "!"}, {"filename": "a", "not_kept": "the disk is full"}],
     ids=str,
 )  # fmt: skip
-def test_file_without_its_content_is_not_made(tmp_path: Path, entry: dict[str, Any]) -> None:
+def test_file_entry_without_valid_content_is_not_created(
+    tmp_path: Path, entry: dict[str, Any]
+) -> None:
     with Saving(tmp_path, force=False) as saving, pytest.raises(SaveFailed):
         saving.save(entry, _no_download)
     assert os.listdir(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Attacks of a session's programs on the processes that keep its variables.
+"""Attacks by a session's programs on the processes that keep its variables.
 
 Everything in a session belongs to one caller, so the harm to prevent is to the guest (a supervisor
 that waits for ever or lies), to whoever pays for the processor between calls, and to what the
@@ -48,28 +48,28 @@ def attack(name: str, code: str, *states: str, wall_s: float = 2) -> Attack:
 
 
 ATTACKS = [
-    attack("the harmless twin", "pass", "kept"),
+    attack("twin", "pass", "kept"),
     attack(
-        "says that it is done, and is not",
+        "forges its done report and keeps running",
         PYTHON_FRAME + "os.write(4, frame(b'{\"stays\": true, \"exit_code\": 0}'))\nwhile True: pass",
         "rolled_back",
     ),
     attack(
-        "says that it is done, and is killed for its time",
+        "forges a malformed done report and times out",
         PYTHON_FRAME + "os.write(4, frame(b'{\"stays\": 1}'))\nwhile True: pass",
         "rolled_back",
     ),
     attack("kills every other process", KILL_ALL_BUT_ME, "kept"),
     attack("kills every other process, then itself", KILL_ALL_BUT_ME + "os._exit(1)", "reset"),
     attack(
-        "speaks for its successor",
+        "forges its successor's report",
         "import socket\nfor _ in range(200):\n"
         "    try: socket.socket(fileno=os.dup(5)).send(b'R', socket.MSG_DONTWAIT)\n"
         "    except OSError: break\n",
         "kept", "rolled_back", "reset",
     ),
     attack(
-        "has others speak for its successor",
+        "forges its successor's report from child processes",
         "import os, socket, time\n"
         "for _ in range(20):\n"
         "    if os.fork() == 0:\n"
@@ -77,24 +77,24 @@ ATTACKS = [
         "        time.sleep(1000)\n",
         "kept", "rolled_back", "reset",
     ),
-    attack("floods its own end", "import os\nos.set_blocking(5, False)\n"
+    attack("floods its own report socket", "import os\nos.set_blocking(5, False)\n"
            "try:\n    while True: os.write(5, b'R' * 1000)\nexcept OSError: pass\n",
            "kept", "rolled_back", "reset"),
-    attack("closes what it is spoken to by", "import os\nfor fd in (3, 5, 6): os.close(fd)",
+    attack("closes its input descriptors", "import os\nfor fd in (3, 5, 6): os.close(fd)",
            "kept", "rolled_back", "reset"),
-    attack("closes what it speaks by", "import os\nos.close(4)", "rolled_back"),
+    attack("closes its output descriptor", "import os\nos.close(4)", "rolled_back"),
     attack(
-        "takes the ends of others for itself",
+        "becomes child subreaper and keeps running",
         "import ctypes, os\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\nwhile True: pass",
         "rolled_back",
     ),
     attack(
-        "has its successor's end hidden",
+        "becomes child subreaper and ends",
         "import ctypes\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)",
         "kept",
     ),
     attack(
-        "wakes the others again and again",
+        "wakes the stopped processes repeatedly",
         "import os, signal, time\n"
         "if os.fork() == 0:\n"
         "    while True:\n"
@@ -102,14 +102,14 @@ ATTACKS = [
         "        except OSError: pass\n",
         "kept",
     ),
-    attack("takes every process that there is",
+    attack("exhausts the process limit",
            "import os, time\ntry:\n    while True:\n        if os.fork() == 0: time.sleep(1000)\n"
            "except OSError: pass\n", "kept", wall_s=10),
-    attack("cannot fork any more", "import os\nos.fork = None", "rolled_back", "reset"),
-    attack("sleeps when it should fork",
+    attack("disables os.fork", "import os\nos.fork = None", "rolled_back", "reset"),
+    attack("sleeps in its fork handler",
            "import os, time\nos.register_at_fork(before=lambda: time.sleep(100))",
            "rolled_back", wall_s=3),
-    attack("has a stranger at its end of the run",
+    attack("exits in its fork handler",
            "import os\nos.register_at_fork(after_in_child=lambda: os._exit(0))",
            "rolled_back", "reset", "kept"),
 ]  # fmt: skip
@@ -122,7 +122,7 @@ async def box(python_image: Image) -> AsyncIterator[OneContainer]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-async def test_what_the_answer_says_of_the_variables_is_so(
+async def test_reported_variable_state_is_true_after_attack(
     box: OneContainer, attack: Attack
 ) -> None:
     await box.python("x = 'old'")
@@ -140,7 +140,7 @@ async def test_what_the_answer_says_of_the_variables_is_so(
     assert box.ended is None
 
 
-async def test_a_command_that_kills_the_session_s_processes_says_that_they_are_gone(
+async def test_shell_command_killing_session_processes_reports_reset(
     box: OneContainer,
 ) -> None:
     await box.python("x = 1")
@@ -151,7 +151,7 @@ async def test_a_command_that_kills_the_session_s_processes_says_that_they_are_g
 
 
 def cpu_ns(container: str) -> int:
-    """What a container has used, by the host's own counters of either version."""
+    """CPU nanoseconds used by a container, from the host's cgroup counters (v1 or v2)."""
     (found,) = containers_of(f"fumehood.engine={container}")
     identifier = found["Id"]
     for path in Path("/sys/fs/cgroup").glob(f"**/*{identifier}*/cpuacct.usage"):
@@ -161,10 +161,8 @@ def cpu_ns(container: str) -> int:
 
 
 @pytest.mark.parametrize("how", ["SHUT_RD", "SHUT_WR", "SHUT_RDWR"])
-async def test_a_supervisor_does_not_wait_for_an_end_that_was_shut_down(
-    box: OneContainer, how: str
-) -> None:
-    """What reads from a socket that was shut down is told of its end, again and again."""
+async def test_supervisor_does_not_hang_on_a_shut_down_socket(box: OneContainer, how: str) -> None:
+    """A read from a socket that was shut down returns end-of-file repeatedly."""
     await box.python("x = 'old'")
     code = f"import socket\nx = 'new'\nsocket.socket(fileno=5).shutdown(socket.{how})"
     ended = await box.python(code, wall_s=5)
@@ -211,7 +209,7 @@ WAKERS = {
 
 
 @pytest.mark.parametrize("waker", WAKERS.values(), ids=WAKERS)
-async def test_a_stopped_process_that_is_woken_does_not_run_between_calls(
+async def test_woken_stopped_process_does_not_run_between_calls(
     box: OneContainer, waker: str
 ) -> None:
     kept = await box.python(f"{WAKE_UP}{waker}x = 1", wall_s=6)  # some never come to the end
@@ -248,10 +246,10 @@ time.sleep(0.3)
     "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
 )
 @pytest.mark.parametrize("name", [b"twin", b"a\nUid:\t0", b"a\nState:\tZ", b"a\nPPid:\t1"])
-async def test_a_name_that_looks_like_a_line_of_the_status_spares_no_process(
+async def test_process_name_forging_a_status_line_does_not_avoid_kill(
     python_image: Image, runtime: str, name: bytes
 ) -> None:
-    """A process chooses its name, the first line of what the kernel shows of it."""
+    """A process chooses its own name, which is the first line of its status in /proc."""
     async with one_container(python_image, runtime=runtime) as box:
         await box.python(BEATS.format(name=name))
         after = await box.python(
@@ -264,8 +262,8 @@ async def test_a_name_that_looks_like_a_line_of_the_status_spares_no_process(
         assert box.ended is None
 
 
-async def test_nothing_of_a_session_runs_between_its_calls(box: OneContainer) -> None:
-    """A thread, a process and a process's handler that would go on for ever."""
+async def test_session_processes_use_no_cpu_between_calls(box: OneContainer) -> None:
+    """A thread and a process that would run for ever."""
     await box.python(
         "import os, threading\n"
         "def spin():\n"

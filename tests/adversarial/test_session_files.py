@@ -1,4 +1,4 @@
-"""The boundary `path` of sessions: what a program leaves, and what an address says, to reach more.
+"""The `path` boundary of sessions: hostile workspace files and hostile URLs.
 
 The programs of a session may put anything into its workspace before its owner reads, writes or
 lists; whoever asks may write any address. The wall is a real one.
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S6")]
 
 MB = 1 << 20
 PROMPT_S = 20.0
-"""Within it an answer came without waiting for anybody; the limits of the engine are longer."""
+"""Seconds within which an answer did not block; the engine's own limits are longer."""
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,14 @@ def session(daemon: Daemon) -> Iterator[Session]:
 
 @pytest.fixture(autouse=True)
 def emptied(session: Session) -> Iterator[None]:
-    """An empty workspace, and nothing that an attack made outside of it."""
+    """Empty the workspace after each test."""
     yield
     session.shell("chmod -R u+rwX .; find . -mindepth 1 -delete")
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a program leaves, and the path that is then asked for."""
+    """What a program leaves in the workspace, and the path that is then requested."""
 
     name: str
     harm: Harm
@@ -57,7 +57,7 @@ class Left:
     path: str
     reads: str = "INVALID_PARAMS"
     writes: str | None = "INVALID_PARAMS"
-    """None where writing is harmless: the file itself is replaced."""
+    """The error code of a write, or None if it is harmless because the file itself is replaced."""
 
     def __str__(self) -> str:
         return self.name
@@ -86,7 +86,7 @@ LEFT = [
 
 
 @pytest.mark.parametrize("left", LEFT, ids=str)
-def test_what_a_program_left_leads_nowhere(session: Session, left: Left) -> None:
+def test_link_or_special_file_left_by_program_is_not_followed(session: Session, left: Left) -> None:
     session.shell(left.command)
     began = time.monotonic()
     assert session.files("GET", f"/{left.path}").code == left.reads
@@ -107,8 +107,7 @@ def test_what_a_program_left_leads_nowhere(session: Session, left: Left) -> None
     )
 
 
-def test_nearest_harmless_things_are_read_and_written(session: Session) -> None:
-    """The twin of the table."""
+def test_twin_regular_files_are_read_and_written(session: Session) -> None:
     session.shell("mkdir d; echo -n one > a; echo -n two > d/b")
     assert session.files("GET", "/a").body == b"one"
     assert session.files("GET", "/d/b").body == b"two"
@@ -118,8 +117,8 @@ def test_nearest_harmless_things_are_read_and_written(session: Session) -> None:
     assert session.shell("cat a d/b")["stdout"] == "1two2"
 
 
-def test_modes_stay_as_the_program_left_them(session: Session) -> None:
-    """What its owner closed is handed over all the same, and stays closed; nothing gains a right."""
+def test_file_modes_set_by_program_are_preserved(session: Session) -> None:
+    """Files are returned despite restrictive modes, and the modes do not change."""
     made = session.shell(
         "mkdir d e; for f in d/a e/b c; do echo x > $f; done; chmod 4000 c; chmod 0 d; chmod 400 e"
     )
@@ -132,7 +131,7 @@ def test_modes_stay_as_the_program_left_them(session: Session) -> None:
     assert shown.count("Permission denied") == 2
 
 
-def test_link_is_deleted_itself_and_nothing_behind_it(session: Session) -> None:
+def test_deleting_a_symlink_does_not_delete_its_target(session: Session) -> None:
     session.shell(
         "mkdir /tmp/out; touch /tmp/out/kept; ln -s /tmp/out d; mkdir e; ln -s /tmp/out e/f"
     )
@@ -154,21 +153,21 @@ ADDRESSES = {
     "slash-overlong": "/d%c0%afa",
     "absolute": "//etc/passwd",
     "empty-part": "/d//a",
-    "itself": "/./a",
+    "current-directory": "/./a",
     "directory-with-a-slash": "/d/",
-    "nothing": "/",
+    "empty-path": "/",
     "nul": "/a%00.txt",
-    "no-utf-8": "/a%ff",
+    "invalid-utf-8": "/a%ff",
     "surrogate": "/a%ed%a0%80",
-    "no-escape": "/a%",
-    "no-escape-either": "/a%zz",
+    "incomplete-escape": "/a%",
+    "invalid-escape": "/a%zz",
     "too-long-a-name": "/" + "x" * 256,
     "too-long-a-path": "/" + "/".join(["x" * 200] * 21),
 }
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-def test_address_that_could_be_read_in_two_ways_is_refused(session: Session, name: str) -> None:
+def test_ambiguous_file_url_is_refused(session: Session, name: str) -> None:
     session.shell("mkdir d; echo -n secret > d/a; echo -n secret > a")
     for method, body in (("GET", b""), ("PUT", b"written"), ("DELETE", b"")):
         answer = raw(session, method, ADDRESSES[name], body)
@@ -177,8 +176,8 @@ def test_address_that_could_be_read_in_two_ways_is_refused(session: Session, nam
     assert session.shell("cat d/a a; ls -A")["stdout"] == "secretsecreta\nd\n"
 
 
-def test_odd_but_plain_addresses_are_taken_as_they_are(session: Session) -> None:
-    """The twin: escapes that stand for one character of a name."""
+def test_twin_escaped_but_unambiguous_file_url_is_accepted(session: Session) -> None:
+    """Each escape stands for one character of a name."""
     for path, name in (
         ("/a%20b", "a b"), ("/a%25b", "a%b"), ("/%C3%BC", "ü"), ("/..a", "..a"), ("/a%0ab", "a\nb"),
         ("/%E2%80%AEa", "\u202ea"), ("/a%3Fb%23", "a?b#"), ("/%61", "a"),
@@ -201,7 +200,7 @@ def test_odd_but_plain_addresses_are_taken_as_they_are(session: Session) -> None
         "/v1/sessions/%73{tail}/files/a",
     ],
 )
-def test_session_is_named_in_one_way_only(session: Session, address: str) -> None:
+def test_ambiguous_session_url_is_refused(session: Session, address: str) -> None:
     session.shell("echo -n secret > a")
     path = address.format(id=session.id, tail=session.id[1:])
     answer = raw_address(session, "GET", path)
@@ -213,7 +212,7 @@ def raw(session: Session, method: str, path: str, body: bytes = b"") -> Answer:
 
 
 def raw_address(session: Session, method: str, address: str, body: bytes = b"") -> Answer:
-    """The bytes of the request as they are: no client has looked at the address."""
+    """Send the request unchanged, without a client that normalizes the address."""
     connection = connect(session.daemon.socket)
     connection.sendall(
         f"{method} {address} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
@@ -225,7 +224,7 @@ def raw_address(session: Session, method: str, address: str, body: bytes = b"") 
     return split_answer(raw_answer)
 
 
-def test_file_of_nothing_but_a_size_is_sent_without_being_held(session: Session) -> None:
+def test_large_sparse_file_is_sent_in_full(session: Session) -> None:
     session.shell("truncate -s 32M a")
     assert session.files("GET", "/a").body == bytes(32 * MB)
     read = session.call("read_file", path="a", offset=32 * MB - 3).body["data"]
@@ -234,13 +233,13 @@ def test_file_of_nothing_but_a_size_is_sent_without_being_held(session: Session)
 
 @pytest.fixture
 def roomy(daemon: Daemon) -> Iterator[Session]:
-    """How many files there can be follows from the memory."""
+    """A session with more memory, which allows more files."""
     made = Session(daemon, image="python", memory_mb=1024)
     yield made
     made.end()
 
 
-def test_thousands_of_files_are_listed_to_the_last(roomy: Session) -> None:
+def test_thousands_of_files_are_listed_completely(roomy: Session) -> None:
     made = int(roomy.python(
         "import os\nmade = 0\ntry:\n    while made < 10_000:\n"
         "        open(f'{made:05}', 'x').close()\n        made += 1\nexcept OSError:\n    pass\nmade"
@@ -257,7 +256,7 @@ def test_thousands_of_files_are_listed_to_the_last(roomy: Session) -> None:
     assert seen == [f"{number:05}" for number in range(made)]
 
 
-def test_names_that_are_no_text_break_no_list(session: Session) -> None:
+def test_undecodable_file_names_do_not_break_listing(session: Session) -> None:
     session.shell(
         "touch $'a\\nb' $'\\xff\\xfe' $'\\u202efdp.exe' $'\\e]0;owned\\a' 'c'; mkdir $'d\\xff'; touch $'d\\xff/e'"
     )
@@ -268,7 +267,7 @@ def test_names_that_are_no_text_break_no_list(session: Session) -> None:
 
 
 def half_an_upload(session: Session) -> socket.socket:
-    """One and a half megabytes of two, of which one has come to the session."""
+    """An upload of 2 MB with 1.5 MB sent, of which 1 MB has reached the session."""
     connection = connect(session.daemon.socket)
     connection.sendall(
         f"PUT /v1/sessions/{session.id}/files/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
@@ -293,9 +292,7 @@ def half_an_upload(session: Session) -> socket.socket:
         "rm .fumehood-upload-*",
     ],
 )
-def test_program_that_meddles_with_an_upload_gets_it_refused(
-    session: Session, command: str
-) -> None:
+def test_upload_tampered_with_by_program_is_refused(session: Session, command: str) -> None:
     connection = half_an_upload(session)
     session.shell(command)
     connection.sendall(b"x" * (MB // 2))
@@ -306,8 +303,8 @@ def test_program_that_meddles_with_an_upload_gets_it_refused(
     assert session.shell("cat /tmp/out 2>/dev/null | wc -c")["stdout"] == "0\n"
 
 
-def test_upload_that_nobody_meddles_with_is_whole(session: Session) -> None:
-    """The twin, and the control: a program runs in the middle of it."""
+def test_twin_upload_beside_harmless_program_is_complete(session: Session) -> None:
+    """A program runs in the middle of the upload."""
     connection = half_an_upload(session)
     session.shell("echo harmless > b")
     connection.sendall(b"x" * (MB // 2))
@@ -316,7 +313,7 @@ def test_upload_that_nobody_meddles_with_is_whole(session: Session) -> None:
     assert session.files("GET", "/a").body == b"x" * (2 * MB)
 
 
-def test_full_workspace_refuses_and_is_usable_afterwards(session: Session) -> None:
+def test_upload_to_full_workspace_is_refused_and_works_after_deletion(session: Session) -> None:
     session.shell("head -c 30000000 /dev/zero > full")
     answer = session.files("PUT", "/a", b"x" * (16 * MB))
     assert (answer.code, "is full" in answer.body["error"]["message"]) == ("INVALID_PARAMS", True)
@@ -325,7 +322,7 @@ def test_full_workspace_refuses_and_is_usable_afterwards(session: Session) -> No
     assert session.files("PUT", "/a", b"x" * (16 * MB)).status == 200
 
 
-def test_tools_take_no_path_that_leads_out(session: Session) -> None:
+def test_file_tools_refuse_paths_outside_the_workspace(session: Session) -> None:
     for path in ("../a", "/etc/passwd", "a/../../b", "", "a\0"):
         for answer in (
             session.call("read_file", path=path),

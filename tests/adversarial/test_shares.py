@@ -1,7 +1,7 @@
-"""One user who holds connections, memory or places: what is left for everybody else.
+"""One user who holds connections, memory or slots must not starve everybody else.
 
-Held are connections that never finish their headers, bodies that never end, and places of
-the walls. Between users connections are looked at in `acceptance/test_service_mode.py`.
+The attacks use connections with unfinished headers, endless bodies, and the walls' slots.
+`acceptance/test_service_mode.py` tests connections between users.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_GROWTH_BYTES = MAX_HELD_BYTES * 3
 
 @pytest.fixture
 def hold() -> Iterator[Callable[..., socket.socket]]:
-    """Open a connection, send something, and keep it until the end."""
+    """Open a connection, send something, and keep it open until the end of the test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4 * MAX_CONNECTIONS, hard)), hard))
     with ExitStack() as held:
@@ -51,7 +51,7 @@ def hold() -> Iterator[Callable[..., socket.socket]]:
 
 
 @pytest.mark.row("D1", "D4")
-def test_connections_of_one_user_leave_room_for_those_with_authority(
+def test_caller_holding_all_connections_does_not_block_control_socket(
     start_daemon: Any, hold: Any
 ) -> None:
     daemon = start_daemon()
@@ -84,7 +84,7 @@ def test_connections_of_one_user_leave_room_for_those_with_authority(
 
 
 @pytest.mark.row("D1")
-def test_bodies_that_never_end_are_held_up_to_a_bound(start_daemon: Any, hold: Any) -> None:
+def test_memory_held_by_unfinished_bodies_is_bounded(start_daemon: Any, hold: Any) -> None:
     daemon = start_daemon()
     process = psutil.Process(daemon.process.pid)
     before = process.memory_info().rss
@@ -117,7 +117,7 @@ def test_bodies_that_never_end_are_held_up_to_a_bound(start_daemon: Any, hold: A
     ("kind", "all_places"),
     [(InterpreterWall, 16), pytest.param(JailWall, 8, marks=pytest.mark.needs("landlock"))],
 )
-async def test_whoever_never_leaves_its_places_does_not_keep_out_another(
+async def test_principal_holding_its_slots_does_not_starve_others(
     kind: type[InterpreterWall] | type[JailWall], all_places: int
 ) -> None:
     taken: list[int] = []

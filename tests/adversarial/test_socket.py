@@ -1,4 +1,4 @@
-"""The socket's boundary: bytes that are no HTTP, no JSON or no call, and clients that leave.
+"""The socket's boundary: invalid HTTP, JSON or calls, and clients that disconnect.
 
 Each gets its documented code in an envelope; never a stack trace, never a dead daemon.
 """
@@ -29,7 +29,7 @@ LEAKS = re.compile(rb"Traceback|File \"|/site-packages|\.py\b|/root|/home")
 
 @dataclass(frozen=True)
 class Body:
-    """One body, how it must end, and the nearest one that is served."""
+    """A request body, how it must end, and the nearest body that is served."""
 
     name: str
     body: bytes
@@ -101,7 +101,7 @@ BODIES = [
          "INVALID_PARAMS", 400, GOOD, ("options.timeout_seconds",)),
     Body("timeout-true", b'{"arguments": {"expression": "1"}, "options": {"timeout_seconds": true}}',
          "INVALID_PARAMS", 400, GOOD, ("options.timeout_seconds",)),
-    Body("memory-below-what-python-needs",
+    Body("memory-below-minimum",
          b'{"arguments": {"expression": "1"}, "options": {"memory_limit_mb": 1}}',
          "INVALID_PARAMS", 400,
          b'{"arguments": {"expression": "1"}, "options": {"memory_limit_mb": 16}}',
@@ -132,7 +132,7 @@ BODIES = [
              ("options.idempotency_key",))
         for name, value in {"empty": "", "too-long": "k" * 256, "number": 1, "list": ["k"]}.items()
     ],
-    Body("session-that-there-is-not",
+    Body("unknown-session",
          b'{"arguments": {"expression": "1"}, "options": {"session_id": "s"}}',
          "RESOURCE_NOT_FOUND", 404, GOOD),
     Body("10-mb", expression('"' + "1" * 10_000_000 + '"'), "REQUEST_TOO_LARGE", 413),
@@ -142,7 +142,7 @@ BODIES = [
 
 @pytest.mark.row("D1", "E1", "P2")
 @pytest.mark.parametrize("case", BODIES, ids=str)
-def test_body_gets_its_documented_code_and_its_twin_is_served(
+def test_invalid_body_gets_its_documented_code_and_its_twin_is_served(
     case: Body, client: SocketClient
 ) -> None:
     answer = client.post(CALL, case.body)
@@ -181,7 +181,7 @@ REQUESTS = [
 
 @pytest.mark.row("D1", "E1")
 @pytest.mark.parametrize(("method", "path", "kind", "code", "status"), REQUESTS)
-def test_request_gets_its_documented_code(
+def test_invalid_request_gets_its_documented_code(
     client: SocketClient, method: str, path: str, kind: str | None, code: str, status: int
 ) -> None:
     body = GOOD if method == "POST" else None
@@ -197,7 +197,7 @@ def request_bytes(body: bytes = GOOD, *extra: str) -> bytes:
 
 
 RAW = [
-    ("no-http", b"hello\r\n\r\n", 400),
+    ("not-http", b"hello\r\n\r\n", 400),
     ("tls", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64, 400),
     ("bad-length", request_bytes(GOOD, "content-length: many"), 400),
     ("two-lengths", request_bytes(GOOD, "content-length: 3", f"content-length: {len(GOOD)}"), 400),
@@ -217,7 +217,9 @@ HEADERS = [
 
 @pytest.mark.row("D1", "E1")
 @pytest.mark.parametrize(("extra", "status"), HEADERS)
-def test_body_is_declared_once_as_plain_json(shared_daemon, extra: list[str], status: int) -> None:
+def test_duplicate_content_type_or_encoding_is_refused(
+    shared_daemon, extra: list[str], status: int
+) -> None:
     with connect(shared_daemon.socket) as connection:
         connection.sendall(request_bytes(GOOD, f"content-length: {len(GOOD)}", *extra))
         connection.shutdown(socket.SHUT_WR)
@@ -227,8 +229,8 @@ def test_body_is_declared_once_as_plain_json(shared_daemon, extra: list[str], st
 
 
 @pytest.mark.row("D1")
-def test_body_in_two_pieces_is_the_whole_one(shared_daemon) -> None:
-    """One that has arrived is taken in another way than one that is waited for."""
+def test_body_split_at_any_byte_is_reassembled(shared_daemon) -> None:
+    """A complete body and one that is still arriving are read by different code."""
     for cut in range(len(GOOD)):
         with connect(shared_daemon.socket) as connection:
             connection.sendall(request_bytes(GOOD[:cut], f"content-length: {len(GOOD)}"))
@@ -241,7 +243,7 @@ def test_body_in_two_pieces_is_the_whole_one(shared_daemon) -> None:
 
 @pytest.mark.row("D1", "E1")
 @pytest.mark.parametrize(("name", "raw", "status"), RAW, ids=[row[0] for row in RAW])
-def test_bytes_that_are_no_http_get_an_envelope(
+def test_invalid_http_gets_an_error_envelope(
     shared_daemon, client: SocketClient, name: str, raw: bytes, status: int
 ) -> None:
     with connect(shared_daemon.socket) as connection:
@@ -255,7 +257,7 @@ def test_bytes_that_are_no_http_get_an_envelope(
 
 
 @pytest.mark.row("D1")
-def test_half_closed_connection_still_gets_its_answer(shared_daemon) -> None:
+def test_half_closed_connection_gets_its_answer(shared_daemon) -> None:
     with connect(shared_daemon.socket) as connection:
         connection.sendall(request_bytes(GOOD, f"content-length: {len(GOOD)}"))
         connection.shutdown(socket.SHUT_WR)
@@ -265,7 +267,7 @@ def test_half_closed_connection_still_gets_its_answer(shared_daemon) -> None:
 
 @pytest.mark.row("D1", "E1")
 @pytest.mark.parametrize("sent", [0, 1, 20])
-def test_body_that_ends_early_is_refused_by_name(shared_daemon, sent: int) -> None:
+def test_truncated_body_is_refused(shared_daemon, sent: int) -> None:
     with connect(shared_daemon.socket) as connection:
         connection.sendall(request_bytes(GOOD[:sent], f"content-length: {len(GOOD)}"))
         connection.shutdown(socket.SHUT_WR)
@@ -274,7 +276,7 @@ def test_body_that_ends_early_is_refused_by_name(shared_daemon, sent: int) -> No
 
 
 @pytest.mark.row("D1", "E1")
-def test_request_that_ends_early_is_refused_by_name(shared_daemon) -> None:
+def test_truncated_request_line_is_refused(shared_daemon) -> None:
     with connect(shared_daemon.socket) as connection:
         connection.sendall(b"POST /v1/tools/calc")
         connection.shutdown(socket.SHUT_WR)
@@ -283,7 +285,7 @@ def test_request_that_ends_early_is_refused_by_name(shared_daemon) -> None:
 
 
 @pytest.mark.row("D1")
-def test_client_that_leaves_in_the_middle_harms_nobody(shared_daemon, client) -> None:
+def test_client_disconnect_mid_request_does_not_affect_others(shared_daemon, client) -> None:
     whole = request_bytes(GOOD, f"content-length: {len(GOOD)}")
     for cut in (0, 10, len(whole) // 2, len(whole) - 1, len(whole)):
         for _ in range(5):
@@ -335,8 +337,10 @@ RUN = "/v1/tools/run_restricted_python/call"
 
 @pytest.mark.row("D1")
 @pytest.mark.parametrize("cut", [0, 10, 3])
-def test_half_closed_connection_gets_every_answer(shared_daemon, cut: int) -> None:
-    """What came with a request that still ran is answered, too: it would run anyway."""
+def test_half_closed_connection_gets_answers_to_all_pipelined_requests(
+    shared_daemon, cut: int
+) -> None:
+    """A request received during a running one is also answered, because it would run anyway."""
     length = f"content-length: {len(GOOD)}"
     first = request_bytes(SLOW, f"content-length: {len(SLOW)}").replace(CALL.encode(), RUN.encode())
     second = request_bytes(GOOD, length)
@@ -358,10 +362,10 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 @pytest.mark.row("D1")
 @pytest.mark.parametrize("size", [len(GOOD), 100_000, 300_000])
 @pytest.mark.parametrize("pause_s", [0.0, 0.2], ids=["in-one-write", "one-by-one"])
-def test_request_has_no_trace_of_the_one_before_it(
+def test_trace_id_does_not_leak_into_next_request_of_connection(
     shared_daemon, size: int, pause_s: float
 ) -> None:
-    """An upstream that keeps its connection sends requests of others through it."""
+    """A reverse proxy sends requests of several clients through one kept connection."""
     traced = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01"
     padded = GOOD + b" " * (size - len(GOOD))
     first = request_bytes(padded, f"content-length: {size}", traced)
@@ -379,7 +383,7 @@ def test_request_has_no_trace_of_the_one_before_it(
 
 @pytest.mark.row("D4")
 @pytest.mark.needs("root")
-def test_another_user_cannot_connect_and_is_nobody_if_he_could(shared_daemon) -> None:
+def test_another_user_cannot_connect_and_is_unauthorized_if_it_could(shared_daemon) -> None:
     program = (
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX)\n"
         f"sys.exit(s.connect_ex({str(shared_daemon.socket)!r}))"
@@ -414,7 +418,7 @@ def test_socket_and_its_directory_are_private(shared_daemon) -> None:
 
 
 @pytest.mark.row("E1")
-def test_log_holds_no_argument_values_and_no_fault(start_daemon, home: Path) -> None:
+def test_log_contains_no_argument_values_or_internal_errors(start_daemon, home: Path) -> None:
     daemon = start_daemon()
     client = daemon.client()
     canary = "123454321 * 987656789"
@@ -431,7 +435,7 @@ def test_log_holds_no_argument_values_and_no_fault(start_daemon, home: Path) -> 
 
 
 @pytest.mark.row("D5")
-def test_debug_log_has_one_event_a_stage_with_both_ids(start_daemon) -> None:
+def test_debug_log_has_one_event_per_stage_with_trace_and_call_id(start_daemon) -> None:
     daemon = start_daemon(log_level="debug")
     client = daemon.client()
     answer = client.calculate("1 + 1", trace_id="trace-of-my-own").body

@@ -1,4 +1,4 @@
-"""What a container's zygotes and spare children give away, and what becomes of them."""
+"""Zygotes and spare children of a container: memory leaks between calls, OOM and limits."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ async def data() -> AsyncIterator[OneContainer]:
 
 
 @pytest.mark.parametrize("first", ["", "# import numpy\n"])
-async def test_no_program_finds_an_earlier_call_in_its_memory(
+async def test_program_memory_contains_no_data_of_earlier_calls(
     data: OneContainer, first: str
 ) -> None:
-    """Also where the modules were loaded after calls had come: a fork has its parent's memory."""
+    """Includes modules loaded after earlier calls: a fork inherits its parent's memory."""
     for _ in range(3):
         sent = {"code": f"{first}'{CANARY}'", "stdin": CANARY}
         sent["files"] = [{"path": "a.txt", "content": CANARY}]  # type: ignore[assignment]
@@ -55,18 +55,17 @@ async def test_no_program_finds_an_earlier_call_in_its_memory(
         assert (count, kinds) == (0, [])
 
 
-async def test_the_scan_finds_what_is_there(data: OneContainer) -> None:
-    """The control."""
+async def test_control_memory_scan_finds_existing_data(data: OneContainer) -> None:
     code = f"kept = '{CANARY}' * 3\n{SCAN}"
     count, _ = value_of(await data.python(code, keep=False))  # type: ignore[misc]
     assert count >= 3
 
 
 @pytest.mark.parametrize(("count", "each_mb"), [(10, 70), (14, 45)])
-async def test_a_session_outlives_a_program_that_needs_too_much_memory(
+async def test_session_survives_program_killed_by_oom(
     data: OneContainer, count: int, each_mb: int
 ) -> None:
-    """Where memory runs out, the program's processes go, and not a child that waits."""
+    """On OOM the program's processes are killed, not a waiting child."""
     code = (
         f"import os\nfor _ in range({count}):\n    if os.fork() == 0:\n"
         f"        hoard = b'x' * ({each_mb} << 20)\n        while True: pass\nwhile True: pass"
@@ -78,10 +77,10 @@ async def test_a_session_outlives_a_program_that_needs_too_much_memory(
     assert value_of(await data.python("x + 1")) == 42
 
 
-async def test_memory_that_took_a_zygote_is_told_as_memory_with_what_was_printed(
+async def test_oom_kill_of_zygote_is_reported_as_memory_limit_with_output(
     data: OneContainer,
 ) -> None:
-    """Programs may lower their own score; then the kernel takes the largest, which is the guest's."""
+    """Programs may lower their OOM score; the kernel then kills the guest's large process."""
     code = (
         "import os, time\nprint('begun', flush=True)\n"
         "for _ in range(60):\n    if os.fork() == 0:\n"
@@ -95,7 +94,7 @@ async def test_memory_that_took_a_zygote_is_told_as_memory_with_what_was_printed
     assert (ended.ended_by, ended.stdout) == (EndedBy.MEMORY, "begun\n")
 
 
-async def test_a_program_that_takes_all_processes_ends_by_its_own_limit(
+async def test_program_exhausting_processes_ends_at_its_own_time_limit(
     data: OneContainer,
 ) -> None:
     code = (
@@ -110,7 +109,7 @@ async def test_a_program_that_takes_all_processes_ends_by_its_own_limit(
 
 
 @pytest.mark.needs("runsc")
-async def test_a_node_process_that_stood_by_has_a_limit_on_processes_under_gvisor() -> None:
+async def test_spare_node_process_has_process_limit_under_gvisor() -> None:
     code = (
         "const { spawn } = require('child_process');\nlet refused = 0;\n"
         "for (let n = 0; n < 90; n++) spawn('sleep', ['2']).on('error', () => refused++);\n"
