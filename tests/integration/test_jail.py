@@ -32,7 +32,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
-    """One engine for all: each call has a process of its own."""
+    """One shared engine, because each call has its own process."""
     config = Config(home=tmp_path_factory.mktemp("home"))
     async with Engine(tools=TOOLS, config=config) as running:
         yield running
@@ -74,13 +74,15 @@ async def test_functions_own_refusal_reaches_the_caller(engine: Engine) -> None:
 
 
 @pytest.mark.row("E2", "E3")
-async def test_what_a_sandboxed_function_reports_is_accounted(engine: Engine) -> None:
+async def test_tokens_and_cost_reported_by_a_sandboxed_function_are_accounted(
+    engine: Engine,
+) -> None:
     usage = (await engine.call("costly")).metadata.usage
     assert (usage.tokens_used, usage.cost) == (42, "0.002000")
 
 
 @pytest.mark.row("E1")
-async def test_exception_is_told_with_its_way_through_the_tools_own_modules(
+async def test_exception_reports_a_traceback_of_the_tools_own_modules_only(
     engine: Engine,
 ) -> None:
     envelope = await engine.call("fail_below")
@@ -96,7 +98,7 @@ async def test_exception_is_told_with_its_way_through_the_tools_own_modules(
     assert str(TESTS) not in envelope.model_dump_json()
 
 
-async def test_calls_share_nothing(engine: Engine) -> None:
+async def test_jail_calls_share_no_module_state(engine: Engine) -> None:
     poison = "import builtins, fumehood; builtins.canary = 1; fumehood.canary = 2; out = 'done'"
     assert (await engine.call("run_code", {"code": poison})).data == {"value": "done"}
     look = "import builtins, fumehood; out = [hasattr(m, 'canary') for m in (builtins, fumehood)]"
@@ -125,7 +127,7 @@ FITS = {
 
 
 @pytest.mark.parametrize("name", FITS)
-async def test_ordinary_function_works(engine: Engine, name: str) -> None:
+async def test_ordinary_function_works_in_the_jail(engine: Engine, name: str) -> None:
     code, data = FITS[name]
     envelope = await engine.call("run_code", {"code": code})
     assert envelope.error is None
@@ -133,7 +135,7 @@ async def test_ordinary_function_works(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.row("S4")
-async def test_limit_that_was_reached_is_named(engine: Engine) -> None:
+async def test_reached_time_memory_or_output_limit_is_reported(engine: Engine) -> None:
     slow = await engine.call("run_code", {"code": "while True: pass"}, timeout_seconds=0.2)
     assert slow.error is not None
     assert slow.error.details == {"ended_by": "wall_time", "limit": {"timeout_seconds": 0.2}}
@@ -149,7 +151,7 @@ async def test_limit_that_was_reached_is_named(engine: Engine) -> None:
 
 
 @pytest.mark.row("P8")
-async def test_cancelling_ends_the_function_itself(engine: Engine) -> None:
+async def test_cancelled_call_kills_its_jail_process(engine: Engine) -> None:
     guest = psutil.Process(engine.walls["jail"]["guest_pid"])
 
     def busy() -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""The jail as a process: its start, its end, what it reports, and a kernel that lacks Landlock."""
+"""The jail's guest process: start, replacement, progress reports, and a kernel without Landlock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITHOUT_LANDLOCK = TESTS / "support" / "without_landlock.py"
 
 
 @pytest.mark.row("S8")
-async def test_progress_travels_to_whoever_listens() -> None:
+async def test_progress_reports_reach_the_sink_bounded_and_survive_a_failing_sink() -> None:
     heard: list[tuple[float, str]] = []
     limits = Limits(5, 5, 256, 1 << 20)
     async with JailWall([str(TESTS)]) as wall, wall.lease(TrustDomain("a"), fresh=True) as lease:
@@ -66,7 +66,7 @@ async def test_progress_travels_to_whoever_listens() -> None:
 
 
 @pytest.mark.row("S1")
-async def test_without_landlock_these_tools_alone_are_refused(tmp_path: Path) -> None:
+async def test_without_landlock_only_jail_tools_are_refused(tmp_path: Path) -> None:
     command = [sys.executable, str(WITHOUT_LANDLOCK), *jail_command([str(TESTS)])]
     wall = JailWall(command=command)
     async with Engine(tools=[jailed_tools.add], config=Config(home=tmp_path), jail=wall) as engine:
@@ -90,7 +90,7 @@ async def test_engine_without_sandboxed_functions_starts_no_jail(tmp_path: Path)
 
 
 @pytest.mark.row("S9")
-async def test_jail_that_was_killed_is_replaced(tmp_path: Path) -> None:
+async def test_killed_jail_guest_is_replaced(tmp_path: Path) -> None:
     async with Engine(
         tools=[jailed_tools.add, jailed_tools.run_code], config=Config(home=tmp_path)
     ) as engine:

@@ -1,4 +1,4 @@
-"""A call from the command line loads what a call needs: the rest would cost more than the call."""
+"""Commands load only the modules they need, because imports would cost more than the call."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def test_hook_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemo
     assert not names & (HEAVY | HEAVY_OF_OURS)
 
 
-def test_call_leaves_a_configuration_file_to_other_commands(
-    shared_daemon: Daemon, tmp_path: Path
-) -> None:
+def test_call_does_not_read_the_configuration_file(shared_daemon: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("pool_min = 0\n")
     call = ("call", "calculator", '{"expression": "1 + 1"}')
@@ -100,7 +98,7 @@ def test_help_loads_no_command(shared_daemon: Daemon) -> None:
     }
 
 
-def test_reading_the_configuration_loads_no_schema_library(shared_daemon: Daemon) -> None:
+def test_config_show_loads_no_schema_library(shared_daemon: Daemon) -> None:
     code, names = modules_of(shared_daemon, "config", "show")
     assert code == 0
     assert "fumehood.config" in names
@@ -108,12 +106,12 @@ def test_reading_the_configuration_loads_no_schema_library(shared_daemon: Daemon
 
 
 @pytest.mark.parametrize("name", ["pydantic", "httpx2"])
-def test_command_that_needs_a_library_loads_it(shared_daemon: Daemon, name: str) -> None:
-    """Without this the tests above could look for names that are never there."""
+def test_control_tools_list_loads_the_heavy_libraries(shared_daemon: Daemon, name: str) -> None:
+    """Control: the module names checked above exist and are loaded by other commands."""
     assert name in modules_of(shared_daemon, "tools", "list")[1]
 
 
-def test_completion_in_a_shell_knows_the_commands() -> None:
+def test_bash_completion_lists_matching_commands() -> None:
     script = (
         'eval "$(fumehood --show-completion bash)"\n'
         "COMP_WORDS=(fumehood ca) COMP_CWORD=1\n_fumehood_completion fumehood\n"

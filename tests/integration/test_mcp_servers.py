@@ -1,4 +1,4 @@
-"""Tools of MCP servers: real ones in both eras, hostile ones, over streams and over HTTP."""
+"""Tools of MCP servers: real servers of both protocol eras and hostile ones, over stdio and HTTP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server(command: list[str], *more: str, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def serving(*, count: int = 1, settings: Any = None, **servers: Any) -> AsyncIterator[Engine]:
-    """An engine, once so many of its servers have listed their tools."""
+    """An engine, once `count` of its servers have listed their tools."""
     config = Config(mcp_servers=servers, **(settings or {}))
     async with Engine(config=config) as engine:
         with anyio.fail_after(20):
@@ -61,7 +61,7 @@ async def until(condition: Any) -> None:
 
 
 def speak_the_older_era(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real server speaks both eras; it is not asked about the newer one."""
+    """Skip the probe for the newer protocol, so that the engine uses the handshake."""
     negotiate = mcp_wire.Wire.negotiate
     monkeypatch.setattr(
         mcp_wire.Wire, "negotiate", lambda wire, skip_probe: negotiate(wire, skip_probe=True)
@@ -70,7 +70,7 @@ def speak_the_older_era(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """The real server over HTTP."""
+    """URL of the real server over HTTP."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -87,7 +87,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["stdio", "http", "stdio-old", "http-old"])
-async def test_a_real_servers_tools_are_tools_of_the_engine(
+async def test_real_mcp_servers_tools_are_callable_in_both_eras_over_stdio_and_http(
     kind: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = kind.endswith("old")
@@ -120,7 +120,7 @@ async def test_a_real_servers_tools_are_tools_of_the_engine(
             assert [event.progress for event in reports][-4:] == [25.0, 50.0, 75.0, 100.0]
 
 
-async def test_a_changed_list_is_followed() -> None:
+async def test_tool_list_change_notification_updates_the_registry() -> None:
     async with serving(tester=server(TESTER)) as engine:
         assert "tester__grown" not in names(engine)
         await engine.call("tester__grow")
@@ -128,7 +128,7 @@ async def test_a_changed_list_is_followed() -> None:
         assert (await engine.call("tester__grown")).data == {"result": "grown"}
 
 
-async def test_a_dead_server_is_started_again_and_its_tools_stay() -> None:
+async def test_dead_server_is_restarted_and_its_tools_stay_listed() -> None:
     async with serving(tester=server(SCRIPTED, "dies")) as engine:
         died = await engine.call("tester__echo", {"text": "a"})
         assert died.error is not None
@@ -144,7 +144,7 @@ async def test_a_dead_server_is_started_again_and_its_tools_stay() -> None:
 
 
 @pytest.mark.row("P7")
-async def test_a_server_that_keeps_failing_has_its_circuit_opened_and_others_go_on() -> None:
+async def test_repeatedly_failing_server_opens_its_circuit_but_no_other() -> None:
     servers = {"bad": server(SCRIPTED, "dies"), "good": server(SCRIPTED)}
     async with serving(count=2, settings={"circuits": {"min_failures": 2}}, **servers) as engine:
         codes = []
@@ -169,16 +169,14 @@ async def test_a_server_that_keeps_failing_has_its_circuit_opened_and_others_go_
         ("asks-much", None),
     ],
 )
-async def test_an_answer_that_is_none_is_an_error_of_that_call_alone(
-    mode: str, code: str | None
-) -> None:
+async def test_malformed_answer_fails_only_its_own_call(mode: str, code: str | None) -> None:
     async with serving(tester=server(SCRIPTED, mode)) as engine:
         for _ in range(2):
             answer = await engine.call("tester__echo", {"text": "a"})
             assert (answer.error.code if answer.error else None) == code
 
 
-async def test_a_long_answer_ends_its_call_and_100_mb_the_server() -> None:
+async def test_oversized_answer_fails_its_call_and_100_mb_end_the_server() -> None:
     async with serving(tester=server(SCRIPTED, "huge", "8")) as engine:
         for _ in range(2):  # the same server goes on
             answer = await engine.call("tester__echo")
@@ -192,7 +190,7 @@ async def test_a_long_answer_ends_its_call_and_100_mb_the_server() -> None:
         assert psutil.Process().memory_info().rss - before < 60 << 20
 
 
-async def test_a_server_that_never_answers_costs_the_call_its_time_and_is_told(
+async def test_unanswered_call_times_out_and_notifies_the_server(
     tmp_path: Path,
 ) -> None:
     note = tmp_path / "note"
@@ -204,7 +202,7 @@ async def test_a_server_that_never_answers_costs_the_call_its_time_and_is_told(
 
 
 @pytest.mark.parametrize("kind", ["stdio", "http", "http-old"])
-async def test_a_cancelled_call_is_cancelled_at_the_server(
+async def test_cancelled_call_is_cancelled_at_the_server(
     kind: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = tmp_path / "note"
@@ -222,7 +220,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(
 
 
 @pytest.mark.parametrize("mode", ["garbage", "silent"])
-async def test_a_server_that_does_not_speak_mcp_is_tried_again_and_has_no_tools(
+async def test_server_not_speaking_mcp_is_retried_and_lists_no_tools(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_wire, "PROBE_S", 0.1)
@@ -242,18 +240,18 @@ async def test_a_server_that_does_not_speak_mcp_is_tried_again_and_has_no_tools(
     assert not any(psutil.pid_exists(pid) for pid in tries)
 
 
-async def test_program_on_the_host_starts_outside_the_working_directory() -> None:
-    """`npx` and `python -m` would run what somebody has left there."""
+async def test_host_program_starts_in_the_root_directory() -> None:
+    """`npx` and `python -m` would run code planted there."""
     assert os.getcwd() != "/"
     program = await mcp_wire.HostProgram.start(("/bin/pwd",), {})
     assert await program.read() == b"/\n"
     await program.stop()
 
 
-async def test_a_server_that_reads_the_probe_late_is_spoken_to_in_its_era(
+async def test_server_that_reads_the_probe_late_is_reached_in_the_newer_era(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a busy host: the late probe makes it one of the newer era, which refuses a handshake."""
+    """On a busy host a late probe makes the server switch to the newer era and refuse the handshake."""
     monkeypatch.setattr(mcp_wire, "PROBE_S", 0.01)
     request = mcp_wire.Wire.request
 
@@ -272,17 +270,17 @@ async def test_a_server_that_reads_the_probe_late_is_spoken_to_in_its_era(
 
 
 @pytest.mark.parametrize("mode", ["lists-ever", "lists-large"])
-async def test_a_list_without_end_is_cut(mode: str) -> None:
+async def test_endless_tool_list_is_cut_at_the_page_limit(mode: str) -> None:
     async with serving(tester=server(SCRIPTED, mode)) as engine:
         assert len(names(engine)) == mcp_servers.MAX_PAGES
         assert "tester__large" not in names(engine)
 
 
 @pytest.mark.parametrize(("check_s", "count"), [(10.0, 3), (-1.0, 0)])
-async def test_definitions_that_take_too_long_to_check_are_left_out(
+async def test_definitions_over_the_checking_time_are_left_out(
     check_s: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of 120 KB can take seconds, and a list has room for many."""
+    """Checking one 120 KB definition can take seconds, and a list has room for many."""
     monkeypatch.setattr(mcp_servers, "CHECK_S", check_s)
     log = RecordingLog()
     config = Config(mcp_servers={"tester": server(SCRIPTED, "collides")})
@@ -292,7 +290,7 @@ async def test_definitions_that_take_too_long_to_check_are_left_out(
         assert ("s of checking" in str(log.events)) is (count == 0)
 
 
-async def test_a_list_that_is_too_large_is_no_list() -> None:
+async def test_oversized_tool_list_is_rejected_whole() -> None:
     config = Config(mcp_servers={"tester": server(SCRIPTED, "lists-much")})
     async with Engine(config=config) as engine:
         mcp = engine._made.upstreams.mcp
@@ -301,7 +299,9 @@ async def test_a_list_that_is_too_large_is_no_list() -> None:
         assert names(engine) == []
 
 
-async def test_a_server_is_no_caller(tmp_path: Path) -> None:
+async def test_server_requests_for_sampling_are_refused_and_ping_is_answered(
+    tmp_path: Path,
+) -> None:
     async with serving(tester=server(SCRIPTED, "asks")) as engine:
         answer = await engine.call("tester__echo")
         sampling, ping = json.loads(answer.data["text"])
@@ -309,7 +309,7 @@ async def test_a_server_is_no_caller(tmp_path: Path) -> None:
         assert ping["result"] == {}
 
 
-async def test_a_schema_that_changes_during_a_call_changes_the_next_one() -> None:
+async def test_schema_changed_during_a_call_applies_to_the_next_call() -> None:
     async with serving(tester=server(SCRIPTED, "changes")) as engine:
         assert (await engine.call("tester__echo", {"text": "a"})).data == {"text": "a"}
         await until(lambda: "other" in engine.tool("tester__echo").tool.parameters["properties"])
@@ -318,7 +318,7 @@ async def test_a_schema_that_changes_during_a_call_changes_the_next_one() -> Non
         assert refused.error.code == "INVALID_PARAMS"
 
 
-async def test_two_servers_may_have_a_tool_of_one_name_and_colliding_ones_are_left_out() -> None:
+async def test_equal_tool_names_of_two_servers_coexist_and_collisions_are_left_out() -> None:
     one = server(SCRIPTED, "collides", harmless=["x" * 120])
     servers = {"one": one, "two": server(SCRIPTED)}
     async with serving(count=2, **servers) as engine:
@@ -331,7 +331,7 @@ async def test_two_servers_may_have_a_tool_of_one_name_and_colliding_ones_are_le
         assert (await engine.call(long, {"text": "long"})).data == {"text": "long"}
 
 
-async def test_a_tool_is_dangerous_unless_the_operator_says_otherwise() -> None:
+async def test_mcp_tool_is_dangerous_unless_configured_harmless() -> None:
     async with serving(tester=server(SCRIPTED, harmless=["other"])) as engine:
         assert engine.tool("tester__echo").tool.dangerous
         waiting = await engine.call("tester__echo", {"text": "a"})
@@ -341,14 +341,14 @@ async def test_a_tool_is_dangerous_unless_the_operator_says_otherwise() -> None:
         assert not engine.tool("tester__echo").tool.dangerous
 
 
-async def test_a_poisoned_description_is_flagged_and_makes_its_tool_dangerous() -> None:
+async def test_poisoned_description_is_flagged_and_makes_the_tool_dangerous() -> None:
     async with serving(tester=server(SCRIPTED, "poisons")) as engine:
         details = engine.tool("tester__echo")
         assert {finding.rule for finding in details.findings} == {"model-instructions"}
         assert details.tool.dangerous
 
 
-async def test_a_server_gets_its_own_environment_and_its_credentials_do_not_come_back(
+async def test_server_gets_only_its_own_environment_and_its_credentials_are_redacted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ENGINES_OWN", "private")
@@ -361,7 +361,7 @@ async def test_a_server_gets_its_own_environment_and_its_credentials_do_not_come
         assert shown == ["", "plain", "[redacted]"]
 
 
-async def test_nothing_of_a_server_outlives_its_engine(tmp_path: Path) -> None:
+async def test_server_processes_do_not_outlive_their_engine(tmp_path: Path) -> None:
     note = tmp_path / "child"
     async with serving(tester=server(SCRIPTED, "forks", str(note))):
         child = int(note.read_text())
@@ -370,7 +370,7 @@ async def test_nothing_of_a_server_outlives_its_engine(tmp_path: Path) -> None:
 
 
 class PlainServer(BaseHTTPRequestHandler):
-    """A server of the older era that answers with JSON, keeps a session, and echoes headers."""
+    """An older-era server that answers with JSON, keeps a session and echoes headers."""
 
     seen: ClassVar[list[tuple[str, str | None, str | None]]] = []
 
@@ -396,10 +396,10 @@ class PlainServer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *words: Any) -> None:
-        """Silent."""
+        """Log nothing."""
 
 
-async def test_a_secret_goes_to_its_server_in_a_header_and_does_not_come_back(
+async def test_secret_header_reaches_its_server_and_is_redacted_in_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PLAIN_TOKEN", "canary-of-the-plain-server")
@@ -430,7 +430,7 @@ async def test_a_secret_goes_to_its_server_in_a_header_and_does_not_come_back(
         await until(lambda: "is not bound to the tool other" in mcp.servers["other"]._why)
 
 
-async def test_an_address_that_is_not_public_needs_the_operators_word(address: str) -> None:
+async def test_private_server_address_requires_allowed_hosts(address: str) -> None:
     config = Config(mcp_servers={"tester": {"url": address}, "good": server(SCRIPTED)})
     async with Engine(config=config) as engine:
         mcp = engine._made.upstreams.mcp
@@ -439,7 +439,7 @@ async def test_an_address_that_is_not_public_needs_the_operators_word(address: s
         await until(lambda: "rest.allowed_hosts" in mcp.servers["tester"]._why)
 
 
-async def test_a_tool_of_no_configured_server_is_refused() -> None:
+async def test_tool_of_an_unconfigured_server_is_sandbox_unavailable() -> None:
     async with serving(tester=server(SCRIPTED)) as engine:
         registry = engine._made.registry
         from fumehood.registry.index import Source, tool_of_document
@@ -453,7 +453,7 @@ async def test_a_tool_of_no_configured_server_is_refused() -> None:
 
 @pytest.mark.needs("docker")
 @pytest.mark.row("S1")
-async def test_a_program_runs_in_a_container_unless_the_operator_names_the_host(
+async def test_server_program_runs_in_a_hardened_container_by_default(
     python_image: Any,
 ) -> None:
     source = (UPSTREAMS / "scripted.py").read_text()
@@ -474,7 +474,7 @@ async def test_a_program_runs_in_a_container_unless_the_operator_names_the_host(
 
 
 class Flood:
-    """The streams of a program that says more than anybody can read."""
+    """The streams of a program with endless output."""
 
     said = b""
     reads = 0
@@ -490,7 +490,7 @@ class Flood:
 
 
 @pytest.mark.parametrize("is_mended", [True, False])
-async def test_a_server_that_floods_leaves_time_to_others(
+async def test_flooding_server_does_not_block_the_event_loop(
     is_mended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_mended:  # the control: nobody else has a turn before the end

@@ -1,4 +1,4 @@
-"""Each socket's OpenAPI document: complete both ways, and true of what the daemon answers."""
+"""Each socket's OpenAPI document: covers exactly the routes and matches the daemon's answers."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from support.streaming import call_id_of, streaming
 
 @dataclass(frozen=True)
 class Asked:
-    """One request to one operation. `code` is the error's; None is a success."""
+    """One request to one operation. `code` is the expected error code, or None for success."""
 
     operation: str
     path: str
     body: Any = None
     code: str | None = None
     credential: str | None = None
-    """Instead of the right one, where it matters."""
+    """Overrides the correct value."""
     version: str | None = None
-    """What `If-Match` says."""
+    """Value of the `If-Match` header."""
     is_signed: bool = False
-    """With the secret of the webhook."""
+    """Whether to sign the request with the webhook's secret."""
 
 
 SUM = {"arguments": {"expression": "2 + 2"}}
 ASKED = {"arguments": {"expression": "40 + 2"}}
-"""What the policy of these tests asks a human for."""
+"""Arguments for which the policy of these tests requires approval."""
 
 CALLERS = [
     Asked("health", "/v1/health"),
@@ -304,7 +304,7 @@ ONLY_AFTER_A_CRASH = {"resolveApproval"}
 """What it is for comes about in no other way."""
 
 NEVER_REFUSED = {"health", "ready", "openapi"}
-"""They ask for nothing, so that no request to them is wrong."""
+"""Operations without parameters, for which no request is invalid."""
 
 FACES = {"engine": (OPERATIONS, CALLERS), "control": (CONTROL_OPERATIONS, CONTROL)}
 
@@ -319,7 +319,7 @@ class Face:
     document: dict[str, Any]
 
     def ask(self, asked: Asked, path: str) -> tuple[dict[str, Any], Answer]:
-        """The operation as it is described, and what it answers."""
+        """The operation's description and the daemon's answer."""
         method, operation = next(
             (method, operation)
             for _, method, operation in operations_of(self.document)
@@ -350,7 +350,7 @@ equals = "40 + 2"
 
 @pytest.fixture(scope="module")
 def described_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon that can have sessions, with an agent whose tools can be listed."""
+    """A daemon with sessions and an agent with tools."""
     home = tmp_path_factory.mktemp("described")
     secret, rules = home / "secret", home / "policy.toml"
     secret.write_bytes(SECRET)
@@ -379,7 +379,7 @@ def face(request: pytest.FixtureRequest, described_daemon: Daemon) -> Iterator[F
 
 
 @pytest.mark.row("D1")
-def test_document_is_sound_by_the_specification(face: Face) -> None:
+def test_openapi_document_is_valid_by_the_3_1_specification(face: Face) -> None:
     assert faults_of(face.document) == []
     # Words of the models, which are none of JSON Schema.
     assert not re.search(r'"(gt|ge|lt|le)":', json.dumps(face.document))
@@ -392,7 +392,7 @@ def test_document_is_sound_by_the_specification(face: Face) -> None:
 
 
 @pytest.mark.row("D1")
-def test_every_route_is_in_the_document_and_nothing_else(face: Face) -> None:
+def test_openapi_document_covers_exactly_the_served_routes(face: Face) -> None:
     served = {(operation.path, operation.method.lower()) for operation in FACES[face.name][0]}
     described = {(path, method) for path, method, _ in operations_of(face.document)}
     assert described == served
@@ -400,7 +400,7 @@ def test_every_route_is_in_the_document_and_nothing_else(face: Face) -> None:
 
 
 @pytest.mark.row("D1", "E1")
-def test_every_operation_answers_as_it_is_described(face: Face, described_daemon: Daemon) -> None:
+def test_every_operation_answers_as_documented(face: Face, described_daemon: Daemon) -> None:
     examples = FACES[face.name][1]
     made: dict[str, str] = {}
     with streaming(
@@ -415,7 +415,7 @@ def test_every_operation_answers_as_it_is_described(face: Face, described_daemon
 
 
 def _waiting_calls(daemon: Daemon) -> dict[str, str]:
-    """Approvals to be decided on, and a call, a blob and a session of somebody's."""
+    """Create pending approvals, and a call, a blob and a session."""
     client = daemon.client()
     made = {}
     try:
@@ -471,8 +471,8 @@ def _check_examples(face: Face, examples: list[Asked], made: dict[str, str]) -> 
 
 
 @pytest.mark.row("D1")
-def test_body_that_the_document_allows_is_what_the_daemon_takes(face: Face) -> None:
-    """Twin of the refusals: a body with an unknown key is described as wrong, and is."""
+def test_request_body_with_an_unknown_key_is_rejected_as_documented(face: Face) -> None:
+    """Twin of the refusals: the document and the daemon both reject a body with an unknown key."""
     checked = 0
     for path, method, operation in operations_of(face.document):
         if "application/json" not in operation.get("requestBody", {}).get("content", {}):
@@ -492,8 +492,8 @@ def test_body_that_the_document_allows_is_what_the_daemon_takes(face: Face) -> N
 
 
 @pytest.mark.row("D1")
-def test_undocumented_field_status_and_code_are_faults(face: Face) -> None:
-    """Control of the checker: an answer that differs from its description is found."""
+def test_control_undocumented_field_and_status_are_detected(face: Face) -> None:
+    """Control: the checker detects an answer that differs from its description."""
     operation, answer = face.ask(Asked("ready", "/v1/ready"), "/v1/ready")
     document, body = face.document, answer.body
     assert faults_of_answer(document, operation, 200, body) == []
@@ -501,7 +501,7 @@ def test_undocumented_field_status_and_code_are_faults(face: Face) -> None:
     assert faults_of_answer(document, operation, 418, body)
 
 
-def test_method_and_address_that_are_not_described_are_refused(face: Face) -> None:
+def test_undocumented_method_and_path_are_refused(face: Face) -> None:
     wrong_method = face.client.request("TRACE", "/v1/health")
     assert (wrong_method.status, wrong_method.code) == (405, "METHOD_NOT_ALLOWED")
     other = {"engine": "/v1/agents", "control": "/v1/tools/x/call"}[face.name]

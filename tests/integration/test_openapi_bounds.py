@@ -1,4 +1,4 @@
-"""Request bodies: the OpenAPI documents allow exactly what the daemon takes, bound by bound."""
+"""Request bodies: the OpenAPI documents allow exactly what the daemon accepts, bound by bound."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ BODIES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "tryRules": ("/v1/policy/try", {"rules": RULE}),
     },
 }  # fmt: skip
-"""By socket and operation: an address, and a body that is right."""
+"""A path and a valid body for each socket and operation."""
 
 ELSEWHERE = {"registerTool", "replaceTool", "receiveCallback"}
-"""Definitions have rules between their fields, and a callback needs a signature."""
+"""Operations excluded here: definitions have rules across fields, callbacks need a signature."""
 
 OTHER_RULES = re.compile(
     r"callTool (arguments|options\.isolation)|streamTool arguments|explainCall arguments"  # the tool's
@@ -67,7 +67,7 @@ OTHER_RULES = re.compile(
     r"|decideApprovals items|tryRules rules"  # each approval once; TOML
     r"|\S+ (.*\.)?(until|expires_at|scope)|decide\w+ (.*\.)?decision"  # times; rules between fields
 )
-"""Places for which JSON Schema says the type alone: at these only a wrong type is tried."""
+"""Fields for which JSON Schema states only the type; only wrong types are tried."""
 
 ANYTHING = (None, True, 0, 1, -1, 1.0, 0.5, 269.0, 1e300, 10**30, "", "x", "a b", "é", [], {})
 CHANGES = {"minimum": (-1, 0, 1), "maximum": (-1, 0, 1), "exclusiveMinimum": (-1, 0, 1)}
@@ -97,7 +97,7 @@ class Face:
         return {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
 
     def choices(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
-        """The alternatives of a schema, each with what is said of all."""
+        """The alternatives of a schema, each merged with their common keywords."""
         schema = self.resolved(schema)
         rest = {key: value for key, value in schema.items() if key != "anyOf"}
         return [{**self.resolved(one), **rest} for one in schema.get("anyOf", [{}])]
@@ -136,7 +136,7 @@ class Face:
     def changed(
         self, schema: dict[str, Any], body: Any, place: str = ""
     ) -> Iterator[tuple[str, Any, Any]]:
-        """The place of one value, that value, and the body with it."""
+        """Yield one field, its value, and the body with that value."""
         for one in self.choices(schema):
             for name, part in one.get("properties", {}).items():
                 here = f"{place}.{name}".lstrip(".")
@@ -171,7 +171,7 @@ def face(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[tuple[str, 
 
 
 def disagreements(face: Face, operation: str, document: dict[str, Any]) -> tuple[list[str], int]:
-    """Bodies that the document allows and the daemon refuses, or the other way round."""
+    """Bodies on which the document and the daemon disagree."""
     method, described = next(
         (method, found)
         for _, method, found in operations_of(face.document)
@@ -200,7 +200,7 @@ def disagreements(face: Face, operation: str, document: dict[str, Any]) -> tuple
     return found, len(tried)
 
 
-def test_body_is_taken_exactly_if_the_document_allows_it(face: tuple[str, Face]) -> None:
+def test_daemon_accepts_a_body_exactly_if_the_document_allows_it(face: tuple[str, Face]) -> None:
     name, socket = face
     found, tried = [], 0
     for operation in BODIES[name]:
@@ -211,7 +211,7 @@ def test_body_is_taken_exactly_if_the_document_allows_it(face: tuple[str, Face])
     assert tried > 500
 
 
-def test_every_operation_with_a_body_is_compared(face: tuple[str, Face]) -> None:
+def test_every_operation_with_a_body_has_an_example_to_vary(face: tuple[str, Face]) -> None:
     name, socket = face
     described = {
         operation["operationId"]
@@ -222,7 +222,7 @@ def test_every_operation_with_a_body_is_compared(face: tuple[str, Face]) -> None
 
 
 @pytest.mark.parametrize("face", ["engine"], indirect=True)
-def test_missing_bound_is_found(face: tuple[str, Face]) -> None:
+def test_control_missing_bound_in_the_document_is_detected(face: tuple[str, Face]) -> None:
     """Control: the document without one bound."""
     _, socket = face
     document = copy.deepcopy(socket.document)
@@ -242,7 +242,7 @@ def test_missing_bound_is_found(face: tuple[str, Face]) -> None:
         ("at_most", "10000", False),
     ],
 )
-def test_query_is_bounded_as_described(
+def test_query_parameter_bounds_match_the_document(
     face: tuple[str, Face], query: str, text: str, is_allowed: bool
 ) -> None:
     _, socket = face

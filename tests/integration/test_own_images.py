@@ -1,4 +1,4 @@
-"""`fumehood images new`: an image of one's own, in one command, from one folder of packages."""
+"""`fumehood images new`: a custom image from a requirements list, in one command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MINE = "own-image-of-a-test"
 
 
 class Command:
-    """`fumehood images …` with pip that knows one folder, and a list of packages to give it."""
+    """Runs `fumehood images …` with pip restricted to one folder of packages."""
 
     def __init__(self, home: Path, tmp_path: Path) -> None:
         self.home = home
@@ -63,7 +63,7 @@ def command(home: Path, tmp_path: Path) -> Iterator[Command]:
     assert done.returncode == 2 or json.loads(done.stdout)["kept"] == []  # 2: there is none
 
 
-def test_one_command_makes_an_image_that_has_the_packages(command: Command) -> None:
+def test_images_new_builds_an_image_with_the_requested_packages(command: Command) -> None:
     write_wheel(command.packages, "greeting", "2.0", needs=["words>=1"])
     write_wheel(command.packages, "words")
     done = command.new("greeting\n")
@@ -79,7 +79,7 @@ def test_one_command_makes_an_image_that_has_the_packages(command: Command) -> N
     assert "is up to date" in again.stderr
 
 
-def test_lock_decides_and_not_what_the_index_has_by_now(command: Command) -> None:
+def test_rebuild_uses_the_lock_and_replace_resolves_again(command: Command) -> None:
     write_wheel(command.packages, "greeting", "1.0")
     assert command.new("greeting\n").returncode == 0
     write_wheel(command.packages, "greeting", "2.0")
@@ -94,10 +94,10 @@ def test_lock_decides_and_not_what_the_index_has_by_now(command: Command) -> Non
     assert run_inside(document["digest"], "python3", "-c", program) == (0, "2.0\n")
 
 
-def test_code_of_a_package_has_no_network_and_no_rights_while_the_image_is_built(
+def test_package_code_runs_without_network_or_capabilities_during_the_build(
     command: Command,
 ) -> None:
-    """A module that is preloaded is tried out during the build, in a container."""
+    """The build imports preloaded modules once, in a container."""
     code = (
         "import os, socket\n"
         "names = sorted(os.listdir('/sys/class/net'))\n"
@@ -114,7 +114,7 @@ def test_code_of_a_package_has_no_network_and_no_rights_while_the_image_is_built
     assert "curious of `preload` in image.toml: ImportError: ['lo'] 0" in done.stderr
 
 
-def test_edited_recipe_is_said_to_be_out_of_date_until_it_is_built(command: Command) -> None:
+def test_edited_recipe_is_out_of_date_until_rebuilt(command: Command) -> None:
     write_wheel(command.packages, "greeting")
     assert command.new("greeting\n").returncode == 0
     settings = command.home / "images" / MINE / "image.toml"
@@ -137,7 +137,7 @@ def test_edited_recipe_is_said_to_be_out_of_date_until_it_is_built(command: Comm
         ("greeting\n", ("--base", "debian"), 2, "REF@sha256:DIGEST"),
     ],
 )
-def test_bad_input_is_refused_in_words_and_leaves_nothing(
+def test_invalid_images_new_input_is_refused_and_leaves_nothing(
     command: Command, requirements: str, more: tuple[str, ...], status: int, words: str
 ) -> None:
     write_wheel(command.packages, "greeting")
@@ -148,12 +148,12 @@ def test_bad_input_is_refused_in_words_and_leaves_nothing(
     assert not images.exists() or list(images.iterdir()) == []
 
 
-def test_name_of_ours_is_refused(command: Command) -> None:
+def test_built_in_image_name_is_refused_for_own_image(command: Command) -> None:
     done = command.run("new", "python", "--requirements", "/dev/null")
     assert (done.returncode, "is none of" in done.stderr) == (2, True)
 
 
-def test_build_that_is_broken_off_leaves_nothing_that_looks_finished(command: Command) -> None:
+def test_failed_replacement_keeps_the_previous_image_up_to_date(command: Command) -> None:
     write_wheel(command.packages, "broken", files={"broken.py": "raise SystemExit(9)\n"})
     write_wheel(command.packages, "greeting")
     assert command.new("greeting\n").returncode == 0
@@ -167,7 +167,7 @@ def test_build_that_is_broken_off_leaves_nothing_that_looks_finished(command: Co
         assert client.containers(all=True, filters={"name": BUILDER}) == []
 
 
-def test_removed_image_is_gone_with_its_folder_and_ours_stays(
+def test_images_remove_deletes_image_and_recipe_but_no_built_in_image(
     command: Command, python_image: Image
 ) -> None:
     write_wheel(command.packages, "greeting")
@@ -182,7 +182,7 @@ def test_removed_image_is_gone_with_its_folder_and_ours_stays(
     assert "no image" in command.run("build", MINE).stderr
 
 
-def test_image_that_a_container_uses_stays(command: Command) -> None:
+def test_image_used_by_a_container_is_not_removed(command: Command) -> None:
     write_wheel(command.packages, "greeting")
     document = json.loads(command.new("greeting\n").stdout)
     with closing(open_docker(timeout_s=DEADLINE_S)) as client:
@@ -197,7 +197,7 @@ def test_image_that_a_container_uses_stays(command: Command) -> None:
     assert [image["digest"] for image in command.listed()] == [document["digest"]]
 
 
-def test_folder_that_others_may_write_is_not_built(command: Command) -> None:
+def test_world_writable_recipe_folder_is_not_built(command: Command) -> None:
     write_wheel(command.packages, "greeting")
     assert command.new("greeting\n").returncode == 0
     (command.home / "images" / MINE).chmod(0o777)
@@ -206,8 +206,10 @@ def test_folder_that_others_may_write_is_not_built(command: Command) -> None:
     assert [image["up_to_date"] for image in command.listed()] == [False]
 
 
-def test_disk_that_cannot_be_written_is_said_in_words(command: Command, tmp_path: Path) -> None:
-    """A file stands where the folder of wheels has to be."""
+def test_unwritable_wheel_cache_is_reported_without_traceback(
+    command: Command, tmp_path: Path
+) -> None:
+    """A file is in place of the wheel cache directory."""
     write_wheel(command.packages, "greeting")
     (tmp_path / "cache").write_text("", encoding="utf-8")
     done = command.new("greeting\n")

@@ -1,4 +1,4 @@
-"""What an installed fumehood brings with it, and that it works where there is no checkout."""
+"""The wheel: its contents, its types, and that it works without the checkout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One built from this checkout."""
+    """A wheel built from this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps",
@@ -30,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_has_every_file_that_images_are_made_from(wheel: Path) -> None:
+def test_wheel_contains_every_sandbox_image_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {
             name.removeprefix("fumehood/"): archive.read(name)
@@ -47,7 +47,7 @@ def test_wheel_has_every_file_that_images_are_made_from(wheel: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["fumehood", "fumehood_tools"])
-def test_wheel_tells_type_checkers_that_it_has_types(wheel: Path, package: str) -> None:
+def test_wheel_contains_py_typed_markers(wheel: Path, package: str) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert f"{package}/py.typed" in archive.namelist()
 
@@ -88,12 +88,12 @@ WRONG = (
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory for users' scripts, in which the type checker keeps what it has seen."""
+    """A directory for users' scripts and the type checker's cache."""
     return tmp_path_factory.mktemp("scripts")
 
 
 def _checked(script: str, directory: Path) -> str:
-    """The report of mypy on a user's script, that finds fumehood as it is installed."""
+    """The report of mypy on a user's script, run against the installed fumehood."""
     (directory / "script.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", "script.py"],
@@ -102,14 +102,14 @@ def _checked(script: str, directory: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_type_checker_sees_the_types_of_a_users_script(scripts: Path) -> None:
+def test_type_checker_infers_types_of_the_public_api(scripts: Path) -> None:
     report = _checked(SCRIPT, scripts)
     assert "Success" in report
     revealed = [line.split('"')[1] for line in report.splitlines() if "Revealed type" in line]
     assert tuple(revealed) == REVEALED
 
 
-def test_type_checker_refuses_options_that_are_none(scripts: Path) -> None:
+def test_type_checker_rejects_unknown_options(scripts: Path) -> None:
     lines = ["from fumehood import Client, tool", "client = Client()", *(call for call, _ in WRONG)]
     report = _checked("\n".join(lines), scripts)
     for number, (_, name) in enumerate(WRONG, start=3):
@@ -121,7 +121,7 @@ def test_type_checker_refuses_options_that_are_none(scripts: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel in a fresh environment, which has the libraries of this one and not its fumehood."""
+    """The `fumehood` program of the wheel in a fresh environment with the current dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     (site,) = folder.glob("lib/python3*/site-packages")
@@ -146,7 +146,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
-def test_command_of_an_installed_wheel_works_away_from_the_checkout(
+def test_installed_wheel_commands_work_without_the_checkout(
     installed: Path, home: Path, arguments: list[str], says: str
 ) -> None:
     done = subprocess.run(

@@ -1,5 +1,5 @@
-"""Tools with `streaming`: functions that yield their results, and services whose answers are
-relayed. In the jail, in a worker, and in the engine's own process."""
+"""Tools with `streaming`: generator functions in the jail, in a worker and in the engine's process,
+and services whose answers are relayed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FUNCTIONS = [tool.definition.name for tool in TOOLS]
 SECRET = 's3cret"Value/1'
 STREAM_KB = 256
 OUTPUT_KB = 128
-"""Far below the default: what never ends comes to its end sooner."""
+"""Output limit far below the default, so that endless output ends sooner, in KB."""
 SSE = "text/event-stream"
 
 
@@ -43,7 +43,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def settings() -> Iterator[None]:
-    """A secret, retries at once, and little output of functions of the host."""
+    """A secret, immediate retries, and a small output limit for host functions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY", SECRET)
         patch.setattr("fumehood.pipeline.retry.BASE_S", 0)
@@ -53,7 +53,7 @@ def settings() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
-    """One for all functions: what one run leaves, the next one must not meet."""
+    """One shared engine; runs must not affect each other."""
     config = Config(home=tmp_path_factory.mktemp("home"), jail=JailSettings(output_kb=OUTPUT_KB))
     async with Engine(tools=[*TOOLS, forging], config=config) as running:
         yield running
@@ -97,8 +97,8 @@ def answer_of(events: list[Event]) -> Envelope:
 
 @pytest.mark.row("S8", "D2")
 @pytest.mark.parametrize("tool", FUNCTIONS)
-async def test_part_is_seen_while_the_function_still_runs(engine: Engine, tool: str) -> None:
-    """The function would go on for an hour: what is seen of it, is seen before its end."""
+async def test_part_is_streamed_while_the_function_still_runs(engine: Engine, tool: str) -> None:
+    """The function runs for an hour, so its first part must arrive before its end."""
     events: AsyncIterator[Event] = engine.stream(tool, {"kind": "slow"})
     async for event in events:
         if isinstance(event, OutputEvent):
@@ -111,7 +111,7 @@ async def test_part_is_seen_while_the_function_still_runs(engine: Engine, tool: 
 
 @pytest.mark.row("D2")
 @pytest.mark.parametrize("tool", FUNCTIONS)
-async def test_result_is_the_joined_text_or_the_list_of_the_parts(
+async def test_streamed_result_is_the_joined_text_or_the_list_of_parts(
     engine: Engine, tool: str
 ) -> None:
     for kind, data, text in (
@@ -155,7 +155,7 @@ async def test_without_enable_streaming_the_result_is_the_only_event(
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("tool", FUNCTIONS)
 @pytest.mark.parametrize("is_followed", [True, False])
-async def test_generator_that_does_not_end_is_ended(
+async def test_endless_generator_is_ended_by_output_or_time_limit(
     engine: Engine, tool: str, is_followed: bool
 ) -> None:
     async def end(kind: str, **options: Any) -> tuple[str, list[Event]]:
@@ -180,7 +180,7 @@ async def test_generator_that_does_not_end_is_ended(
 
 
 @pytest.mark.row("S4")
-async def test_control_where_parts_are_not_counted_only_the_time_limit_ends_the_generator(
+async def test_control_uncounted_parts_let_only_the_time_limit_end_the_generator(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def uncounted(max_bytes: int, *more: Any) -> Parts:
@@ -194,9 +194,7 @@ async def test_control_where_parts_are_not_counted_only_the_time_limit_ends_the_
 
 @pytest.mark.row("E8")
 @pytest.mark.parametrize("tool", FUNCTIONS)
-async def test_key_that_is_yielded_by_the_character_is_shown_nowhere(
-    engine: Engine, tool: str
-) -> None:
+async def test_secret_yielded_character_by_character_is_redacted(engine: Engine, tool: str) -> None:
     events = await follow(engine, tool, {"kind": "key"})
     assert text_of(events) == "[redacted] and more"
     assert answer_of(events).data == {"value": "[redacted] and more"}
@@ -206,7 +204,7 @@ async def test_key_that_is_yielded_by_the_character_is_shown_nowhere(
 
 @pytest.mark.row("P6")
 @pytest.mark.parametrize("tool", ["worked", "awaited"])
-async def test_attempt_is_not_repeated_once_a_follower_has_seen_a_part(
+async def test_failed_attempt_is_not_retried_after_a_part_was_streamed(
     engine: Engine, tool: str
 ) -> None:
     events = await follow(engine, tool, {"kind": "refuses"})
@@ -223,9 +221,7 @@ async def test_attempt_is_not_repeated_once_a_follower_has_seen_a_part(
 
 
 @pytest.mark.parametrize("tool", FUNCTIONS)
-async def test_part_that_json_cannot_hold_and_a_returned_value_are_errors(
-    engine: Engine, tool: str
-) -> None:
+async def test_non_json_part_and_returned_value_are_errors(engine: Engine, tool: str) -> None:
     unfit = await engine.call(tool, {"kind": "unfit"})
     assert unfit.error is not None
     assert "cannot be given as JSON" in unfit.error.message
@@ -236,7 +232,7 @@ async def test_part_that_json_cannot_hold_and_a_returned_value_are_errors(
 
 
 @pytest.mark.row("P9", "P12")
-async def test_batch_and_repeated_key_give_the_whole_result(engine: Engine) -> None:
+async def test_batch_and_idempotent_replay_return_the_whole_result(engine: Engine) -> None:
     calls = [{"tool": tool, "arguments": {"kind": "text"}} for tool in FUNCTIONS]
     batch = await engine.batch(calls)
     assert [one.data for one in batch] == [{"value": "one two drei ä€🙂"}] * len(calls)
@@ -247,7 +243,9 @@ async def test_batch_and_repeated_key_give_the_whole_result(engine: Engine) -> N
 
 
 @pytest.mark.row("S1")
-async def test_forged_parts_are_bounded_redacted_and_no_result(engine: Engine) -> None:
+async def test_forged_parts_are_redacted_bounded_and_never_become_the_result(
+    engine: Engine,
+) -> None:
     forged = json.dumps(f"{KEY} ")
     events = await follow(engine, "forging", {"count": 3, "text": forged})
     assert text_of(events) == "[redacted] " * 3 + "honest"
@@ -267,7 +265,7 @@ async def test_forged_parts_are_bounded_redacted_and_no_result(engine: Engine) -
 
 
 @pytest.mark.row("T5", "S8", "D2")
-async def test_answer_of_a_service_is_relayed_while_it_arrives(
+async def test_service_answer_is_relayed_while_it_arrives(
     relaying: Engine, upstream: Upstream
 ) -> None:
     body = "data: ä\n\ndata: end\n\n".encode()
@@ -283,7 +281,7 @@ async def test_answer_of_a_service_is_relayed_while_it_arrives(
 
 @pytest.mark.row("T5", "E6")
 @pytest.mark.parametrize("is_packed", [True, False])
-async def test_long_answer_has_both_ends_and_a_link_and_a_longer_one_is_ended(
+async def test_relayed_answer_at_the_limit_is_truncated_and_over_it_is_ended(
     relaying: Engine, upstream: Upstream, is_packed: bool
 ) -> None:
     def reply(size: int) -> Reply:
@@ -312,7 +310,7 @@ async def test_long_answer_has_both_ends_and_a_link_and_a_longer_one_is_ended(
 
 
 @pytest.mark.row("S4", "T5")
-async def test_endless_answer_is_ended_and_its_connection_closed(
+async def test_endless_relayed_answer_is_ended_and_its_connection_closed(
     relaying: Engine, upstream: Upstream
 ) -> None:
     upstream.script("/now", Reply(body=b"data: x\n\n", content_type=SSE, endless=True))
@@ -339,7 +337,7 @@ async def test_endless_answer_is_ended_and_its_connection_closed(
 
 
 @pytest.mark.row("P6", "T5")
-async def test_broken_answer_is_repeated_only_where_nobody_has_seen_a_part(
+async def test_broken_relayed_answer_is_retried_only_if_no_part_was_streamed(
     relaying: Engine, upstream: Upstream
 ) -> None:
     broken = Reply(body=b"data: 1\n\ndata: 2\n\n", content_type=SSE, reset_after=9)
@@ -359,7 +357,7 @@ async def test_broken_answer_is_repeated_only_where_nobody_has_seen_a_part(
 
 
 @pytest.mark.row("E8", "T5")
-async def test_secret_of_the_request_is_taken_out_of_the_stream_in_every_form(
+async def test_request_secret_is_redacted_in_the_relayed_stream_and_result(
     relaying: Engine, upstream: Upstream
 ) -> None:
     echoed = json.dumps({"a": SECRET, "b": SECRET[:-1]}).encode() + SECRET.encode()
@@ -371,7 +369,7 @@ async def test_secret_of_the_request_is_taken_out_of_the_stream_in_every_form(
     assert answer_of(events).metadata.redacted == 2
 
 
-async def test_streaming_service_answers_at_once_like_any_other(
+async def test_streaming_tool_handles_ordinary_answers_of_a_service(
     relaying: Engine, upstream: Upstream
 ) -> None:
     upstream.script("/now", Reply(404, b'{"why": "no city"}'))

@@ -1,4 +1,4 @@
-"""A real daemon with a policy's file that changes under it, and the control socket's word on it."""
+"""A real daemon with a changing policy file, and the policy API of the control socket."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHADOW_EIGHTS = SHADOW_EIGHTS.replace('decision = "deny"', 'decision = "deny"\nm
 
 
 class PolicyPlace:
-    """A file that is replaced in one step."""
+    """A policy file that is replaced atomically."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "policy.toml"
@@ -46,7 +46,7 @@ class PolicyPlace:
 
 
 def place_in(home: Path) -> PolicyPlace:
-    """Beside the state of an engine."""
+    """A policy file next to an engine's state."""
     directory = home / "rules"
     directory.mkdir(mode=0o700)
     made = PolicyPlace(directory)
@@ -61,7 +61,7 @@ def place(home: Path) -> PolicyPlace:
 
 @pytest.fixture
 def authority(home: Path, place: PolicyPlace, start_daemon: StartDaemon) -> Authority:
-    """A daemon of the test's own, whose file it may change."""
+    """A private daemon whose policy file the test may change."""
     credential = make_first_approver(home)
     start_daemon(policy_file=str(place.path))
     return Authority(home, credential)
@@ -69,7 +69,7 @@ def authority(home: Path, place: PolicyPlace, start_daemon: StartDaemon) -> Auth
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Authority]:
-    """One for those that leave the file alone."""
+    """A shared daemon for tests that do not change the policy file."""
     home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     credential = make_first_approver(home)
     daemon = wait_until_ready(launch(home, policy_file=str(place_in(home).path)))
@@ -90,7 +90,7 @@ def events(authority: Authority, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.row("A1", "P12")
-def test_call_is_denied_asked_for_or_let_through_and_a_dry_run_names_the_rule(
+def test_policy_denies_asks_or_allows_calls_and_dry_run_names_the_rule(
     shared: Authority,
 ) -> None:
     body: dict[str, Any] = {"arguments": {"expression": "6 * 7"}}
@@ -107,7 +107,7 @@ def test_call_is_denied_asked_for_or_let_through_and_a_dry_run_names_the_rule(
 
 
 @pytest.mark.row("A1")
-def test_changed_file_counts_without_a_restart_and_a_faulty_one_changes_nothing(
+def test_changed_policy_file_is_reloaded_and_a_faulty_one_is_refused(
     authority: Authority, place: PolicyPlace
 ) -> None:
     assert code_of(authority, "6 + 1") == "PERMISSION_DENIED"
@@ -156,7 +156,7 @@ def test_engine_does_not_start_with_a_faulty_policy(
 
 
 @pytest.mark.row("A1", "D4")
-def test_rules_are_shown_to_authority_only_and_read_anew_by_admin_only(
+def test_policy_api_requires_authority_and_reload_requires_admin(
     authority: Authority, place: PolicyPlace
 ) -> None:
     approver = authority.do("POST", "/v1/approvers", {"name": "ann"})["secret"]
@@ -186,7 +186,7 @@ def test_rules_are_shown_to_authority_only_and_read_anew_by_admin_only(
 
 
 @pytest.mark.row("A1")
-def test_shadow_rule_is_counted_and_logged_and_stops_nothing(shared: Authority) -> None:
+def test_shadow_rule_is_counted_and_logged_without_denying(shared: Authority) -> None:
     assert [code_of(shared, "8"), code_of(shared, "8", dry_run=True)] == [None, None]
     rules = {rule["id"]: rule for rule in shared.do("GET", "/v1/policy")["rules"]}
     assert rules["eights"]["would_have_decided"] == 1  # a dry run is no call
@@ -196,8 +196,8 @@ def test_shadow_rule_is_counted_and_logged_and_stops_nothing(shared: Authority) 
 
 
 @pytest.mark.row("A1", "R3")
-def test_policy_sees_what_will_run_and_not_what_was_sent(shared: Authority) -> None:
-    """*Source*: an approver who saw the model's arguments (control.md, A.2: pydantic-ai #6968)."""
+def test_policy_sees_fixed_and_default_arguments_not_the_sent_ones(shared: Authority) -> None:
+    """*Source*: approvers were shown the model's arguments (control.md, A.2: pydantic-ai #6968)."""
     shared.do("POST", "/v1/agents", {"id": "clerk", "principals": ["token:robot"]})
     token = shared.token("robot", principal_id="token:robot", agents=["clerk"])
     tool = "/v1/agents/clerk/tools/calculator"
@@ -257,7 +257,9 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.row("A1")
-def test_policy_is_tried_out_without_a_daemon(home: Path, place: PolicyPlace) -> None:
+def test_policy_commands_test_explain_and_check_work_without_a_daemon(
+    home: Path, place: PolicyPlace
+) -> None:
     calls = place.path.with_name("calls.toml")
     calls.write_text(CALLS, encoding="utf-8")
     with_policy = ("test", "calls.toml", "--policy", "policy.toml")
@@ -283,10 +285,10 @@ def test_policy_is_tried_out_without_a_daemon(home: Path, place: PolicyPlace) ->
 
 
 @pytest.mark.row("A1")
-def test_explanation_shows_the_argument_that_is_compared_and_not_what_was_sent(
+def test_explain_shows_the_clamped_argument_not_the_sent_one(
     home: Path, place: PolicyPlace
 ) -> None:
-    """The engine clamps arguments of tools that only read, before the rules see them."""
+    """The engine clamps arguments of read-only tools before the rules see them."""
     place.put(DENY_SIXES.replace("/expression", "/precision").replace('glob = "*6*"', "min = 10"))
     sent = '{"expression": "1", "precision": 40}'
     told = json.loads(run(home, "explain", "calculator", sent, "--file", "policy.toml").stdout)
@@ -296,7 +298,7 @@ def test_explanation_shows_the_argument_that_is_compared_and_not_what_was_sent(
 
 
 @pytest.mark.row("A1")
-def test_command_line_asks_the_daemon(shared: Authority) -> None:
+def test_policy_commands_query_the_running_daemon(shared: Authority) -> None:
     def asked(*arguments: str) -> dict[str, Any]:
         done = subprocess.run(
             [str(FUMEHOOD), "policy", *arguments, "--credential-stdin"], timeout=60,

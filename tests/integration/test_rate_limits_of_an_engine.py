@@ -1,4 +1,4 @@
-"""Rate limits on the way of a call: taken when it starts, and by nothing that does not."""
+"""Rate limits in an engine: consumed when a call starts, and only by calls that start."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def code(envelope: Envelope) -> str:
 
 
 async def called(b: Bench, name: str = "calculator", **options: Any) -> str:
-    """How a sum ended."""
+    """Call the calculator and return the outcome's code."""
     return code(await b.engine.call(name, SUM, **options))
 
 
-async def test_of_calls_at_once_only_those_run_that_the_limit_lets_through(home: Path) -> None:
+async def test_concurrent_calls_never_exceed_the_rate_limit(home: Path) -> None:
     rules = (RateLimitRule(tool="*", limit=7),)
     async with bench(home, rate_limits=rules) as b:
         codes: list[str] = []
@@ -53,7 +53,7 @@ async def test_of_calls_at_once_only_those_run_that_the_limit_lets_through(home:
         assert len(b.wall.runs) == 7
 
 
-async def test_a_definition_limits_its_tool_and_no_other(home: Path) -> None:
+async def test_rate_limit_of_a_definition_applies_to_its_tool_only(home: Path) -> None:
     @tool(sandboxed=False, rate_limit=2, description="Act.")
     async def act() -> int:
         return 1
@@ -69,7 +69,7 @@ async def test_a_definition_limits_its_tool_and_no_other(home: Path) -> None:
         assert code(await b.engine.call("act", {})) == "OK"
 
 
-async def test_a_dry_run_takes_nothing_and_says_whether_the_call_would_be_limited(
+async def test_dry_run_consumes_no_rate_and_predicts_the_refusal(
     home: Path,
 ) -> None:
     async with bench(home, rate_limits=ONE) as b:
@@ -85,7 +85,7 @@ async def test_a_dry_run_takes_nothing_and_says_whether_the_call_would_be_limite
         }  # fmt: skip
 
 
-async def test_a_wrong_call_a_lack_of_walls_and_a_lack_of_budget_take_nothing(home: Path) -> None:
+async def test_call_refused_before_starting_consumes_no_rate(home: Path) -> None:
     budgets = (BudgetRule(name="b", tokens=100),)
     async with bench(home, rate_limits=ONE, budgets=budgets) as b:
         assert code(await b.engine.call("calculator", {})) == "INVALID_PARAMS"
@@ -96,7 +96,7 @@ async def test_a_wrong_call_a_lack_of_walls_and_a_lack_of_budget_take_nothing(ho
         assert await called(b) == "RATE_LIMITED"
 
 
-async def test_a_call_over_its_limit_takes_no_budget(home: Path) -> None:
+async def test_rate_limited_call_consumes_no_budget(home: Path) -> None:
     budgets = (BudgetRule(name="b", calls=2),)
     async with bench(home, rate_limits=ONE, budgets=budgets) as b:
         for expected in ("OK", "RATE_LIMITED", "RATE_LIMITED"):
@@ -105,7 +105,7 @@ async def test_a_call_over_its_limit_takes_no_budget(home: Path) -> None:
         assert (standing.spent, standing.held) == (1, 0)
 
 
-async def test_an_answer_that_is_replayed_takes_nothing_and_a_refusal_frees_the_key(
+async def test_replayed_answer_consumes_no_rate_and_refusal_frees_the_key(
     home: Path,
 ) -> None:
     async with bench(home, rate_limits=(RateLimitRule(tool="*", limit=2),)) as b:
@@ -118,7 +118,7 @@ async def test_an_answer_that_is_replayed_takes_nothing_and_a_refusal_frees_the_
         assert len(b.wall.runs) == 3
 
 
-async def test_a_cancelled_call_counts_once_it_runs_and_not_while_it_waits(home: Path) -> None:
+async def test_cancelled_call_consumes_rate_only_if_it_was_running(home: Path) -> None:
     began, over = anyio.Event(), False
 
     async def meanwhile(*_: Any) -> None:
@@ -152,10 +152,10 @@ async def test_a_cancelled_call_counts_once_it_runs_and_not_while_it_waits(home:
 
 
 @pytest.mark.row("A3")
-async def test_calls_that_wait_for_approval_take_their_rate_when_they_run(
+async def test_approved_calls_consume_rate_when_they_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second one keeps its approval until the limit lets it through."""
+    """The second call keeps its approval until the limit lets it run."""
     monkeypatch.setattr(scheduler, "LOOK_S", 0.02)
     async with asking(rate_limits=(RateLimitRule(tool="erase", limit=1),)) as desk:
         rates, refusals = desk.engine._made.state.rates, []
@@ -187,7 +187,7 @@ async def test_calls_that_wait_for_approval_take_their_rate_when_they_run(
 
 
 @pytest.mark.row("A3")
-async def test_no_human_is_asked_for_a_call_that_is_over_its_limit_now() -> None:
+async def test_rate_limited_call_is_refused_without_asking_for_approval() -> None:
     async with asking(rate_limits=(RateLimitRule(tool="erase", limit=1),)) as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, YES)
@@ -200,7 +200,7 @@ async def test_no_human_is_asked_for_a_call_that_is_over_its_limit_now() -> None
         await desk.parked("b")
 
 
-async def test_a_pattern_that_covers_no_tool_is_logged_at_the_start(home: Path) -> None:
+async def test_rate_limit_pattern_matching_no_tool_is_logged_at_start(home: Path) -> None:
     rules = (RateLimitRule(tool="calculater", limit=1), RateLimitRule(tool="calc*", limit=1))
     async with bench(home, rate_limits=rules) as b:
         named = b.log.named("rate_limit.covers_no_tool")

@@ -1,4 +1,4 @@
-"""Resident processes: one a trust domain, few of them, and none for long."""
+"""Resident processes: one per trust domain, bounded in number, uses and idle time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORK = "pow(7, 10**900, 10**900 + 7)"  # some ten milliseconds: more than any pr
 
 
 async def resident_pid(wall: InterpreterWall, who: str = "a") -> int:
-    """Evaluate as one domain; the process that used most CPU time meanwhile is its resident."""
+    """Evaluate in one domain; the process that used the most CPU time is its resident."""
     before = cpu_times(wall)
     async with wall.lease(TrustDomain(who), fresh=False) as lease:
         ending = await lease.run("calculator", {"expression": WORK}, LIMITS)
@@ -48,7 +48,7 @@ def cpu_times(wall: InterpreterWall) -> dict[int, float]:
 
 
 @pytest.mark.row("S2")
-async def test_one_domain_is_answered_by_one_process_and_another_by_another() -> None:
+async def test_each_trust_domain_keeps_its_own_resident() -> None:
     async with wall_with() as wall:
         await resident_pid(wall, "a")
         await resident_pid(wall, "b")
@@ -59,7 +59,7 @@ async def test_one_domain_is_answered_by_one_process_and_another_by_another() ->
 
 
 @pytest.mark.row("S2")
-async def test_resident_is_replaced_after_its_last_use() -> None:
+async def test_resident_is_replaced_after_its_maximum_uses() -> None:
     async with wall_with(uses=3) as wall:
         await resident_pid(wall)
         used = await resident_pid(wall)
@@ -81,7 +81,7 @@ async def test_resident_is_replaced_after_any_ending_but_ok(expression: str) -> 
 
 
 @pytest.mark.row("S2")
-async def test_idle_resident_goes_by_itself() -> None:
+async def test_idle_resident_ends_after_its_idle_time() -> None:
     async with wall_with(idle_s=0.05) as wall:
         await resident_pid(wall)
         guest = psutil.Process(wall.guest_pid)
@@ -91,7 +91,7 @@ async def test_idle_resident_goes_by_itself() -> None:
 
 
 @pytest.mark.row("S2")
-async def test_least_recently_used_resident_makes_room() -> None:
+async def test_least_recently_used_resident_is_evicted() -> None:
     async with wall_with(most=2) as wall:
         for who in ("a", "b"):
             await resident_pid(wall, who)

@@ -1,4 +1,4 @@
-"""REST tools of an engine, against a service that answers as it is told."""
+"""REST tools of an engine, against a scripted upstream service."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def document(upstream: Upstream, path: str = "/now", **fields: Any) -> JsonObjec
 
 
 class Asker:
-    """Asks a service without an engine around."""
+    """Runs REST tools without an engine."""
 
     def __init__(self, upstream: Upstream, upstreams: Upstreams) -> None:
         self.upstream = upstream
@@ -76,7 +76,7 @@ class Asker:
 
 @asynccontextmanager
 async def asking(upstream: Upstream, **secrets: SecretSettings) -> AsyncIterator[Asker]:
-    """Whoever may ask the service, with these secrets."""
+    """An Asker that may reach the service, with these secrets."""
     rest = RestSettings(allowed_hosts=("127.0.0.1", "localhost"))
     bindings = SecretBindings(secrets, rest, {"KEY": SECRET})
     upstreams = Upstreams(rest, bindings)
@@ -92,7 +92,7 @@ async def asker(upstream: Upstream) -> AsyncIterator[Asker]:
 
 
 def ended(outcome: Outcome) -> str:
-    """The code that it ended with."""
+    """The outcome's error code, or `OK`."""
     assert outcome.error is not None, outcome.data
     return outcome.error.code
 
@@ -115,7 +115,7 @@ async def test_arguments_are_the_query_of_a_get_and_the_body_of_a_post(asker: As
     assert headers["host"] == asker.upstream.authority
 
 
-async def test_argument_fills_its_place_in_the_path_and_stands_nowhere_else(asker: Asker) -> None:
+async def test_path_argument_is_escaped_and_not_repeated_in_the_query(asker: Asker) -> None:
     parameters = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
     got = await asker.ask(
         arguments={"city": "a/b?c#d é", "unit": "c"}, path="/cities/{city}/now",
@@ -139,18 +139,18 @@ async def test_argument_fills_its_place_in_the_path_and_stands_nowhere_else(aske
         (packed(b'{"a": 2}'), {"a": 2}),
     ],
 )  # fmt: skip
-async def test_answer_becomes_data_by_its_type(asker: Asker, reply: Reply, data: Any) -> None:
+async def test_answer_is_decoded_by_its_content_type(asker: Asker, reply: Reply, data: Any) -> None:
     outcome = await asker.ask(reply)
     assert (outcome.error, outcome.data) == (None, data)
     assert outcome.network_ms > 0
     assert outcome.isolation == "none"
 
 
-async def test_head_answers_with_the_status(asker: Asker) -> None:
+async def test_head_returns_the_status(asker: Asker) -> None:
     assert (await asker.ask(method="HEAD")).data == {"status": 200}
 
 
-async def test_body_of_an_error_is_in_the_details_and_bounded(asker: Asker) -> None:
+async def test_error_body_is_in_the_details_and_bounded(asker: Asker) -> None:
     small = await asker.ask(Reply(404, b'{"reason": "none"}'))
     assert small.error is not None
     assert small.error.details == {
@@ -164,7 +164,7 @@ async def test_body_of_an_error_is_in_the_details_and_bounded(asker: Asker) -> N
 
 @pytest.mark.row("E8")
 @pytest.mark.parametrize("form", ["{}", '["{}"]'])
-async def test_key_in_an_errors_body_is_redacted_before_the_body_is_cut(
+async def test_credential_in_an_error_body_is_redacted_before_truncation(
     asker: Asker, form: str
 ) -> None:
     key = "ghp_" + "a1B2" * 9
@@ -179,7 +179,7 @@ async def test_key_in_an_errors_body_is_redacted_before_the_body_is_cut(
     assert outcome.redacted == 1
 
 
-async def test_next_request_uses_the_same_connection(asker: Asker) -> None:
+async def test_sequential_requests_reuse_one_connection(asker: Asker) -> None:
     for _ in range(3):
         assert (await asker.ask()).error is None
     assert asker.upstream.connections == 1
@@ -201,7 +201,7 @@ def secure(certificate: Path) -> Iterator[Upstream]:
 PLAIN = {"content_type": "text/plain"}
 SECOND = b"HTTP/1.1 222 OK\r\ncontent-length: 6\r\n\r\nsecond"
 FULL_READ = b"x" * (65536 - len(head_of(Reply(body=b"x" * 65000, **PLAIN))))
-"""With its head all that the library reads at a time."""
+"""A body that, with its head, fills exactly one read of the HTTP library."""
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["http", "https"])
@@ -210,7 +210,7 @@ FULL_READ = b"x" * (65536 - len(head_of(Reply(body=b"x" * 65000, **PLAIN))))
     [("GET", b"first"), ("POST", b"first"), ("HEAD", b""), ("GET", FULL_READ)],
     ids=["GET", "POST", "HEAD", "full"],
 )
-async def test_second_answer_to_one_request_answers_no_other_call(
+async def test_surplus_response_is_never_used_for_a_later_call(
     asker: Asker, secure: Upstream, certificate: Path, is_secure: bool, method: str, body: bytes
 ) -> None:
     if is_secure:
@@ -235,7 +235,7 @@ async def test_second_answer_to_one_request_answers_no_other_call(
     await asker.upstreams.close()
 
 
-async def test_answer_on_an_idle_connection_answers_no_call(asker: Asker) -> None:
+async def test_response_pushed_on_an_idle_connection_is_never_used(asker: Asker) -> None:
     for number in range(3):
         assert (await asker.ask(Reply(body=b"1"))).data == {"value": 1}
         assert asker.upstream.connections == number + 1
@@ -245,7 +245,7 @@ async def test_answer_on_an_idle_connection_answers_no_call(asker: Asker) -> Non
 # -- limits --------------------------------------------------------------------------------
 
 
-async def test_limit_of_the_call_wins_over_a_longer_one_of_the_definition(asker: Asker) -> None:
+async def test_shorter_call_timeout_overrides_the_definitions(asker: Asker) -> None:
     limits = Limits(0.2, 0.2, None, OUTPUT_BYTES)
     outcome = await asker.ask(Reply(held=True), timeout=60_000, limits=limits)
     assert isinstance(outcome.error, UpstreamTimeout)
@@ -253,7 +253,7 @@ async def test_limit_of_the_call_wins_over_a_longer_one_of_the_definition(asker:
     assert outcome.error.details["limit"] == {"timeout_seconds": 0.2}
 
 
-async def test_cancellation_closes_the_connection(asker: Asker) -> None:
+async def test_cancelled_request_closes_its_connection(asker: Asker) -> None:
     task = asyncio.ensure_future(asker.ask(Reply(held=True)))
     await asyncio.to_thread(asker.upstream.wait_for, lambda: asker.upstream.count("/now") == 1)
     task.cancel()
@@ -266,7 +266,9 @@ async def test_cancellation_closes_the_connection(asker: Asker) -> None:
 # -- what was not sent ---------------------------------------------------------------------
 
 
-async def test_nothing_was_sent_where_an_argument_is_refused(asker: Asker) -> None:
+async def test_argument_colliding_with_the_endpoint_query_is_refused_before_sending(
+    asker: Asker,
+) -> None:
     outcome = await asker.ask(arguments={"v": "3"}, path="/now?v=2")
     assert ended(outcome) == "INVALID_PARAMS"
     assert outcome.error is not None
@@ -277,7 +279,7 @@ async def test_nothing_was_sent_where_an_argument_is_refused(asker: Asker) -> No
 # -- redirects -----------------------------------------------------------------------------
 
 
-async def test_redirect_of_a_get_is_followed_and_of_a_post_is_not(asker: Asker) -> None:
+async def test_redirect_is_followed_for_get_but_not_for_post(asker: Asker) -> None:
     asker.upstream.script("/then", Reply(body=b'{"there": true}'))
     assert (await asker.ask(redirect("/then"))).data == {"there": True}
     asker.upstream.script("/now", redirect("/then", 307))
@@ -300,7 +302,7 @@ async def test_redirect_of_a_get_is_followed_and_of_a_post_is_not(asker: Asker) 
         "javascript:1",
     ],
 )
-async def test_redirect_to_what_is_no_plain_address_is_refused(asker: Asker, location: str) -> None:
+async def test_redirect_to_an_invalid_url_is_refused(asker: Asker, location: str) -> None:
     assert ended(await asker.ask(redirect(location))) == "EXECUTION_ERROR"
     assert len(asker.upstream.requests) == 1
 
@@ -313,7 +315,7 @@ WITH_SECRET = {
 }
 
 
-async def test_secret_is_sent_and_never_handed_back(asker: Asker) -> None:
+async def test_secret_is_sent_upstream_and_redacted_in_the_answer(asker: Asker) -> None:
     outcome = await asker.ask(**WITH_SECRET)
     (request,) = asker.upstream.requests
     assert request.headers["authorization"] == f"Bearer {SECRET}"
@@ -325,7 +327,7 @@ async def test_secret_is_sent_and_never_handed_back(asker: Asker) -> None:
     assert outcome.redacted == 2
 
 
-async def test_sent_secret_is_redacted_in_all_other_answers_from_then_on(asker: Asker) -> None:
+async def test_secret_once_sent_is_redacted_in_all_later_answers(asker: Asker) -> None:
     assert asker.redactor.text(SECRET) == (SECRET, 0)
     await asker.ask(**WITH_SECRET)
     assert asker.redactor.text(SECRET) == ("[redacted]", 1)
@@ -350,7 +352,7 @@ def escaped(text: str) -> str:
         redirect(f"http://localhost:1/?{SECRET}"),
     ],
 )
-async def test_echo_of_a_secret_is_redacted(asker: Asker, reply: Reply) -> None:
+async def test_echoed_secret_is_redacted_in_every_encoding(asker: Asker, reply: Reply) -> None:
     outcome = await asker.ask(reply, **WITH_SECRET)
     error = outcome.error
     told = json.dumps([outcome.data, error and [error.message, error.details]])
@@ -386,7 +388,9 @@ async def test_secret_without_a_usable_value_sends_nothing(upstream: Upstream) -
     assert upstream.requests == []
 
 
-async def test_secret_in_a_file_is_read_at_the_call(upstream: Upstream, home: Path) -> None:
+async def test_secret_file_is_read_per_call_and_must_be_private(
+    upstream: Upstream, home: Path
+) -> None:
     file = home / "key"
     key = SecretSettings(file=file, tools=("ask",), hosts=("127.0.0.1",))
     async with asking(upstream, key=key) as asker:
@@ -403,7 +407,7 @@ async def test_secret_in_a_file_is_read_at_the_call(upstream: Upstream, home: Pa
     ]  # fmt: skip
 
 
-async def test_keyring_that_waits_for_its_user_does_not_hold_a_call_beyond_its_time(
+async def test_locked_keyring_does_not_exceed_the_call_timeout(
     upstream: Upstream,
 ) -> None:
     before, unlocked = keyring.get_keyring(), threading.Event()
@@ -443,7 +447,9 @@ async def call(upstream: Upstream, home: Path, arguments: JsonObject, **fields: 
 
 
 @pytest.mark.row("T5", "E1", "E2")
-async def test_envelope_of_a_rest_tool(upstream: Upstream, home: Path) -> None:
+async def test_rest_tool_envelope_reports_host_placement_and_network_time(
+    upstream: Upstream, home: Path
+) -> None:
     envelope = await call(upstream, home, {"city": "Oslo"})
     assert envelope.data["target"] == "/now?city=Oslo"
     sandbox = envelope.metadata.sandbox
@@ -480,7 +486,9 @@ PAGED = {
 
 
 @pytest.mark.row("E5", "T5")
-async def test_all_pages_of_a_service_are_walked(upstream: Upstream, home: Path) -> None:
+async def test_fetch_all_follows_every_page_and_binds_cursors_to_arguments(
+    upstream: Upstream, home: Path
+) -> None:
     upstream.script("/now", in_pages)
     rest = RestSettings(allowed_hosts=(upstream.authority,))
     tool = document(upstream, **PAGED)
@@ -500,9 +508,7 @@ async def test_all_pages_of_a_service_are_walked(upstream: Upstream, home: Path)
 
 
 @pytest.mark.row("E5")
-async def test_service_that_names_the_same_next_page_for_ever_is_left(
-    upstream: Upstream, home: Path
-) -> None:
+async def test_fetch_all_stops_at_a_repeated_next_cursor(upstream: Upstream, home: Path) -> None:
     upstream.script("/now", Reply(body=b'{"found": [1], "next": "again"}'))
     rest = RestSettings(allowed_hosts=(upstream.authority,))
     mapping = {"items": "/found", "cursor_parameter": "after", "next_cursor": "/next"}
@@ -520,7 +526,7 @@ async def test_service_that_names_the_same_next_page_for_ever_is_left(
         (Reply(body=json.dumps({"found": [1], "next": SECRET}).encode()), "with a secret"),
     ],
 )
-async def test_answer_that_does_not_fit_the_mapping_is_an_error(
+async def test_answer_not_matching_the_response_mapping_is_an_error(
     asker: Asker, reply: Reply, words: str
 ) -> None:
     headers = {"authorization": "Bearer ${secret:key}"}

@@ -1,6 +1,6 @@
-"""Every function that programs may import works where it runs: in a sealed child.
+"""Every importable function works in a sealed child.
 
-What a library imports or opens at first use would fail there, since nothing can be opened.
+A library that imports or opens a file on first use would fail there, since nothing can be opened.
 Each member of each module is called at least once; the guest's memory stays what it is.
 """
 
@@ -121,7 +121,7 @@ ONE = {"math": "(0.5)", "statistics": "([1, 2, 4])", "random": "(1, 2)", "operat
 
 
 def _program(module: str) -> str:
-    """Each member under its name: called as the table above says, or in the module's usual way."""
+    """A program that calls each member as listed above, or in the module's default way."""
     lines = [f"import {module}", "found = {}"]
     for member in sorted(MODULES[module]):
         usual = f"{module}.{member}{ONE.get(module, '')}"
@@ -140,14 +140,16 @@ def _is_constant(module: str, member: str) -> bool:
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("module", MODULES)
-def test_every_member_works_in_the_sealed_child(client: SocketClient, module: str) -> None:
+def test_every_allowed_module_member_works_in_the_sealed_child(
+    client: SocketClient, module: str
+) -> None:
     answer = client.run(_program(module))
     assert answer.body["success"], json.dumps(answer.body["error"], indent=1)
     assert answer.body["data"]["value"].keys() == MODULES[module]
 
 
 @pytest.mark.row("S2")
-def test_text_can_be_encoded_and_the_clock_is_in_utc(client: SocketClient) -> None:
+def test_codecs_work_and_local_time_is_utc_in_the_sealed_child(client: SocketClient) -> None:
     code = (
         "import datetime\n"
         "now = datetime.datetime.now()\n"
