@@ -81,7 +81,7 @@ def test_file_is_never_shown_in_place(place: Place) -> None:
     assert (head.status, head.headers["content-length"]) == (200, "8")
 
 
-def test_file_is_created_only_where_there_is_none(place: Place) -> None:
+def test_create_mode_refuses_an_existing_file(place: Place) -> None:
     assert place.request("PUT", "/a", b"1", if_none_match="*").status == 200
     assert place.request("PUT", "/a", b"2", if_none_match="*").code == "INVALID_PARAMS"
     assert place.request("PUT", "/a?mode=create", b"2").code == "INVALID_PARAMS"

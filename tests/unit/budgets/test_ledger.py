@@ -78,7 +78,7 @@ async def test_call_beyond_a_budget_is_refused_with_what_is_left(
     assert "resets at 2026-03-02T00:00:00Z" in error.message
 
 
-async def test_total_budget_says_that_it_does_not_reset(database: Database) -> None:
+async def test_total_budget_refusal_says_it_does_not_reset(database: Database) -> None:
     budgets = budgets_on(database, a_total(0))
     error = await refused(budgets, spender())
     assert error.retry_after_ms is None
@@ -87,7 +87,7 @@ async def test_total_budget_says_that_it_does_not_reset(database: Database) -> N
     assert "does not reset" in error.message
 
 
-async def test_of_several_used_up_the_last_to_reset_is_told(database: Database) -> None:
+async def test_refusal_names_the_exceeded_budget_that_resets_last(database: Database) -> None:
     rules = [BudgetRule(name="day", calls=0), a_total(0, "ever"), BudgetRule(name="other", calls=0)]
     budgets = budgets_on(database, *rules)
     error = await refused(budgets, spender())
@@ -95,7 +95,7 @@ async def test_of_several_used_up_the_last_to_reset_is_told(database: Database) 
     assert error.details["budget"] == "ever"
 
 
-async def test_a_refused_call_holds_nothing_in_the_budgets_that_had_enough(
+async def test_refused_call_reserves_nothing_in_other_budgets(
     database: Database,
 ) -> None:
     budgets = budgets_on(
@@ -129,7 +129,7 @@ COVERED = [
 
 
 @pytest.mark.parametrize(("names", "who", "is_covered"), COVERED)
-async def test_budget_covers_exactly_what_it_names(
+async def test_budget_applies_exactly_to_what_it_names(
     database: Database, names: dict[str, Any], who: Spender, is_covered: bool
 ) -> None:
     budgets = budgets_on(database, BudgetRule(name="b", calls=0, **names))
@@ -155,7 +155,7 @@ APART = [
 
 
 @pytest.mark.parametrize(("per", "other", "is_apart"), APART)
-async def test_each_of_what_per_names_has_its_own(
+async def test_budget_with_per_counts_each_subject_separately(
     database: Database, per: tuple[Any, ...], other: Spender, is_apart: bool
 ) -> None:
     budgets = budgets_on(database, BudgetRule(name="b", per=per, calls=1))
@@ -166,7 +166,7 @@ async def test_each_of_what_per_names_has_its_own(
 
 
 @pytest.mark.parametrize("per", ["agent", "session"])
-async def test_leaving_out_agent_or_session_escapes_no_limit(database: Database, per: Any) -> None:
+async def test_call_without_agent_or_session_is_still_limited(database: Database, per: Any) -> None:
     budgets = budgets_on(database, BudgetRule(name="b", per=(per,), calls=1))
     await spend(budgets, spender())
     await refused(budgets, spender())
@@ -176,7 +176,7 @@ async def test_leaving_out_agent_or_session_escapes_no_limit(database: Database,
 # ── holding, settling, releasing ─────────────────────────────────────────────────────────────
 
 
-async def test_calls_at_once_cannot_share_the_last_of_a_budget(database: Database) -> None:
+async def test_concurrent_calls_cannot_overspend_a_budget(database: Database) -> None:
     budgets = budgets_on(database, a_total(10))
     granted, refusals = [], []
 
@@ -192,7 +192,7 @@ async def test_calls_at_once_cannot_share_the_last_of_a_budget(database: Databas
     assert (len(granted), len(refusals)) == (10, 40)
 
 
-async def test_what_was_not_used_is_free_again(database: Database) -> None:
+async def test_unused_reservation_is_released(database: Database) -> None:
     budgets = budgets_on(database, BudgetRule(name="b", period=Period.TOTAL, tokens=100))
     held = await budgets.reserve(spender(), takes(tokens=100))
     await refused(budgets, spender(), takes(tokens=1))
@@ -201,14 +201,14 @@ async def test_what_was_not_used_is_free_again(database: Database) -> None:
     await refused(budgets, spender(), takes(tokens=1))
 
 
-async def test_a_call_that_did_not_run_takes_nothing(database: Database) -> None:
+async def test_call_that_did_not_run_costs_nothing(database: Database) -> None:
     budgets = budgets_on(database, a_total(1))
     (await budgets.reserve(spender(), takes())).release()
     (await budgets.reserve(spender(), takes())).settle(takes())
     await refused(budgets, spender())
 
 
-async def test_reservation_ends_once(database: Database) -> None:
+async def test_reservation_is_settled_only_once(database: Database) -> None:
     budgets = budgets_on(database, a_total(2))
     settled = await budgets.reserve(spender(), takes())
     for end in (lambda: settled.settle(takes()), settled.release, lambda: settled.settle(takes())):
@@ -220,7 +220,7 @@ async def test_reservation_ends_once(database: Database) -> None:
     await refused(budgets, spender())
 
 
-async def test_more_than_expected_is_counted_as_it_is(database: Database) -> None:
+async def test_actual_cost_above_the_reservation_is_counted(database: Database) -> None:
     budgets = budgets_on(database, BudgetRule(name="b", period=Period.TOTAL, money=Decimal(1)))
     (await budgets.reserve(spender(), takes(money="0.1"))).settle(takes(money="5"))
     error = await refused(budgets, spender(), takes(money="0.000001"))
@@ -231,7 +231,7 @@ async def test_more_than_expected_is_counted_as_it_is(database: Database) -> Non
     await refused(budgets, spender(), takes())  # what it will cost is not known
 
 
-async def test_a_human_may_let_a_call_exceed(database: Database) -> None:
+async def test_approved_call_may_exceed_a_budget(database: Database) -> None:
     budgets = budgets_on(database, a_total(1))
     await spend(budgets, spender())
     (await budgets.reserve(spender(), takes(), force=True)).settle(takes())
@@ -239,7 +239,7 @@ async def test_a_human_may_let_a_call_exceed(database: Database) -> None:
     assert budgets.standings()[0].spent == 2
 
 
-async def test_asking_whether_it_is_exceeded_holds_nothing(database: Database) -> None:
+async def test_budget_check_reserves_nothing(database: Database) -> None:
     budgets = budgets_on(database, a_total(1))
     for _ in range(5):
         assert budgets.exceeded(spender(), takes()) is None
@@ -265,7 +265,7 @@ class CountingTable(CounterTable):
         await super().reserve(*arguments)
 
 
-async def test_a_whole_budget_takes_few_durable_writes(database: Database) -> None:
+async def test_budget_is_reserved_in_few_durable_writes(database: Database) -> None:
     table = CountingTable(database)
     budgets = Budgets([a_total(1000)], table, HandClock())
     for _ in range(1000):
@@ -275,7 +275,7 @@ async def test_a_whole_budget_takes_few_durable_writes(database: Database) -> No
     assert table.writes <= BLOCKS + 1
 
 
-async def test_what_could_not_be_made_durable_is_not_granted(database: Database) -> None:
+async def test_reservation_that_cannot_be_stored_is_refused(database: Database) -> None:
     each = BudgetRule(name="each", per=("session",), calls=1)
     budgets = budgets_on(database, a_total(10**6), each)
     set_full(database)
@@ -296,7 +296,7 @@ async def test_what_could_not_be_made_durable_is_not_granted(database: Database)
     await refused(budgets, spender(session=f"s{granted}"))
 
 
-async def test_leaving_while_it_is_written_holds_nothing(database: Database) -> None:
+async def test_cancelled_reservation_holds_nothing(database: Database) -> None:
     class Slow(CounterTable):
         async def reserve(self, *arguments: Any) -> None:
             await super().reserve(*arguments)
@@ -311,7 +311,7 @@ async def test_leaving_while_it_is_written_holds_nothing(database: Database) -> 
     await spend(budgets_on(database, a_total(1)), spender())
 
 
-async def test_names_of_sessions_that_nothing_ran_in_leave_no_rows(database: Database) -> None:
+async def test_unused_session_names_leave_no_budget_rows(database: Database) -> None:
     budgets = budgets_on(database, BudgetRule(name="b", per=("session",), calls=5))
     for number in range(20):
         (await budgets.reserve(spender(session=f"s{number}"), takes())).release()
@@ -327,7 +327,7 @@ async def test_names_of_sessions_that_nothing_ran_in_leave_no_rows(database: Dat
 # ── days ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_day_is_a_day_in_utc(database: Database) -> None:
+async def test_daily_budget_resets_at_midnight_utc(database: Database) -> None:
     clock = HandClock(datetime(2026, 3, 1, 23, 59, 59, tzinfo=UTC))
     budgets = budgets_on(database, BudgetRule(name="b", calls=1), clock=clock)
     await spend(budgets, spender())
@@ -336,7 +336,7 @@ async def test_a_day_is_a_day_in_utc(database: Database) -> None:
     await spend(budgets, spender())
 
 
-async def test_a_clock_that_is_set_back_gives_nothing_back(database: Database) -> None:
+async def test_clock_set_back_does_not_restore_a_budget(database: Database) -> None:
     clock = HandClock()
     budgets = budgets_on(database, BudgetRule(name="b", calls=1), clock=clock)
     await spend(budgets, spender())
@@ -347,7 +347,7 @@ async def test_a_clock_that_is_set_back_gives_nothing_back(database: Database) -
     await refused(budgets, spender())
 
 
-async def test_a_call_over_midnight_counts_for_the_day_it_began(database: Database) -> None:
+async def test_call_over_midnight_counts_for_the_day_it_began(database: Database) -> None:
     clock = HandClock()
     budgets = budgets_on(database, BudgetRule(name="b", calls=1), clock=clock)
     held = await budgets.reserve(spender(), takes())
@@ -358,7 +358,7 @@ async def test_a_call_over_midnight_counts_for_the_day_it_began(database: Databa
     await refused(budgets, spender())
 
 
-async def test_a_counter_that_is_forgotten_while_another_is_looked_for_is_looked_for_again(
+async def test_counter_evicted_during_another_lookup_is_loaded_again(
     database: Database,
 ) -> None:
     rules = [BudgetRule(name="ever", per=("session",), period=Period.TOTAL, calls=2),
@@ -379,7 +379,7 @@ async def test_a_counter_that_is_forgotten_while_another_is_looked_for_is_looked
     await refused(budgets, spender("z", session="s"))
 
 
-async def test_session_that_nobody_uses_leaves_memory_and_stays_counted(
+async def test_idle_session_counter_leaves_memory_and_stays_stored(
     database: Database,
 ) -> None:
     budgets = budgets_on(
@@ -399,7 +399,7 @@ async def test_session_that_nobody_uses_leaves_memory_and_stays_counted(
 # ── what is shown ────────────────────────────────────────────────────────────────────────────
 
 
-async def test_standing_is_told_to_those_whom_it_limits(database: Database) -> None:
+async def test_budget_standing_is_shown_to_the_limited_subjects(database: Database) -> None:
     rules = [
         BudgetRule(name="all", calls=9),
         BudgetRule(name="each", per=("principal",), calls=5),
@@ -430,7 +430,7 @@ async def test_standing_is_told_to_those_whom_it_limits(database: Database) -> N
     assert {(s.budget, s.left) for s in budgets.standings(stranger)} == {("all", 7), ("each", 5)}
 
 
-def test_budget_that_names_no_tool_that_there_is_is_known(database: Database) -> None:
+def test_budget_naming_no_existing_tool_is_detected(database: Database) -> None:
     rules = [BudgetRule(name="good", tools=("send_*", "x"), calls=1),
              BudgetRule(name="typo", tools=("sent_*",), calls=1), a_total(1)]  # fmt: skip
     assert budgets_on(database, *rules).unmatched(["send_mail", "calculator"]) == ["typo"]
@@ -439,34 +439,32 @@ def test_budget_that_names_no_tool_that_there_is_is_known(database: Database) ->
 # ── figures ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_estimate_is_the_call_its_arguments_and_its_price() -> None:
+def test_estimated_cost_covers_call_arguments_and_price() -> None:
     tool = function_definition().model_copy(update={"cost_per_use": Decimal("0.002")})
     estimate = estimate_of(tool, {"a": "x" * 100}, EstimatingCounter())
     assert estimate == Amounts(1, 31, Decimal("0.002"))
 
 
-def test_what_was_taken_is_what_the_envelope_says() -> None:
+def test_spent_amounts_equal_those_of_the_envelope() -> None:
     usage = UsageReport(
         input_tokens=3, output_tokens=4, tokens_used=100, cost="0.250000", currency="USD"
     )
     assert taken_by(usage) == Amounts(1, 107, Decimal("0.25"))
 
 
-async def test_a_price_below_a_millionth_is_expected_to_be_one(database: Database) -> None:
+async def test_price_below_a_millionth_is_reserved_as_a_millionth(database: Database) -> None:
     budgets = budgets_on(database, BudgetRule(name="b", money=Decimal("0.000001")))
     assert budgets.exceeded(spender(), takes(money="0.0000001")) is None
     assert budgets.exceeded(spender(), takes(money="0.0000011")) is not None
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=12))
-def test_written_star_is_any_characters_and_nothing_else_is_special(
-    pattern: str, name: str
-) -> None:
+def test_star_is_the_only_pattern_character(pattern: str, name: str) -> None:
     expected = re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
     assert any_matches((pattern,), name) == expected
 
 
-def test_characters_of_other_pattern_languages_are_themselves() -> None:
+def test_characters_of_other_pattern_languages_are_literal() -> None:
     for pattern in ("a?", "[a]", "a.", ".*", "^a$", "a\n"):
         assert any_matches((pattern,), pattern)
         assert not any_matches((pattern.replace("*", ""),), "a")
@@ -476,18 +474,18 @@ PARTS = st.none() | st.text("a;=%:é/", min_size=1, max_size=6)
 
 
 @given(st.builds(Subject, PARTS, PARTS, PARTS, PARTS))
-def test_subject_is_read_back_as_it_was(subject: Subject) -> None:
+def test_budget_subject_round_trips_as_text(subject: Subject) -> None:
     assert Subject.parse(subject.text) == subject
 
 
 @given(
     st.builds(Subject, PARTS, PARTS, PARTS, PARTS), st.builds(Subject, PARTS, PARTS, PARTS, PARTS)
 )
-def test_different_subjects_have_different_texts(one: Subject, other: Subject) -> None:
+def test_distinct_budget_subjects_have_distinct_texts(one: Subject, other: Subject) -> None:
     assert (one.text == other.text) == (one == other)
 
 
-async def test_rule_that_counts_by_something_else_now_begins_anew(database: Database) -> None:
+async def test_rule_with_changed_subjects_starts_new_counters(database: Database) -> None:
     rule = BudgetRule(name="b", period=Period.TOTAL, per=("agent",), calls=1)
     before = budgets_on(database, rule)
     await spend(before, spender(agent="a"))
@@ -617,7 +615,7 @@ async def live(steps: list[tuple[str, int, Any]]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_no_budget_is_overspent_and_only_crashes_cost_anything(
+def test_no_budget_is_overspent_and_only_crashes_lose_reservations(
     steps: list[tuple[str, int, Any]],
 ) -> None:
     asyncio.run(live(steps))

@@ -33,7 +33,7 @@ def sums(row: UsageRow) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-async def test_calls_are_added_up_by_tool_as_soon_as_they_ended(database: Database) -> None:
+async def test_ended_calls_are_summed_by_tool_at_once(database: Database) -> None:
     post(database, 1, cost="0.100000", tokens_used=5)
     post(database, 2, cost="0.200000", code="TIMEOUT")
     post(database, 3, tool="read_file", cost="0.000001")
@@ -46,13 +46,13 @@ async def test_calls_are_added_up_by_tool_as_soon_as_they_ended(database: Databa
     assert (found.by, found.has_more) == (("tool",), False)
 
 
-async def test_nothing_is_a_total_of_nothing(database: Database) -> None:
+async def test_usage_without_calls_is_zero(database: Database) -> None:
     found = await table(database)
     assert found.items == ()
     assert sums(found.total) == ((), 0, 0, 0, 0, 0, {})
 
 
-async def test_a_principal_gets_its_own_calls_only(database: Database) -> None:
+async def test_usage_shows_only_calls_of_the_principal(database: Database) -> None:
     post(database, 1)
     post(database, 2, principal_id="uid:2")
     assert (await table(database)).total.calls == 1
@@ -61,7 +61,7 @@ async def test_a_principal_gets_its_own_calls_only(database: Database) -> None:
     assert [row.group["principal"] for row in everybody.items] == ["uid:1", "uid:2"]
 
 
-async def test_groups_combine_in_the_order_that_was_asked_for(database: Database) -> None:
+async def test_usage_groups_combine_in_the_requested_order(database: Database) -> None:
     post(database, 1, agent_id="a", session_id="s", at="2026-01-01T23:59:59.999Z")
     post(database, 2, agent_id="a", session_id=None, at="2026-01-02T00:00:00.000Z")
     post(database, 3, agent_id=None, session_id="s", at="2026-01-02T00:00:00.001Z")
@@ -88,7 +88,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("query", "expected"), FILTERS, ids=[str(query) for query, _ in FILTERS])
-async def test_filters_hold_back(
+async def test_usage_filters_exclude_other_calls(
     database: Database, query: dict[str, Any], expected: set[int]
 ) -> None:
     rows: list[dict[str, Any]] = [
@@ -103,7 +103,7 @@ async def test_filters_hold_back(
     assert sum(row.tokens_used for row in found.items) == found.total.tokens_used
 
 
-async def test_two_currencies_are_never_added(database: Database) -> None:
+async def test_amounts_in_different_currencies_are_not_added(database: Database) -> None:
     post(database, 1, cost="1.000000")
     post(database, 2, cost="2.000000", currency="EUR")
     found = await table(database)
@@ -112,7 +112,7 @@ async def test_two_currencies_are_never_added(database: Database) -> None:
     ]
 
 
-async def test_figures_that_would_overflow_a_sum_are_added_exactly(database: Database) -> None:
+async def test_large_figures_are_summed_exactly(database: Database) -> None:
     """A tool may report whatever it likes: nobody's report fails for it."""
     log = CallLog(database, kept_days=30, kept=100)
     for number in range(3):
@@ -122,7 +122,7 @@ async def test_figures_that_would_overflow_a_sum_are_added_exactly(database: Dat
     assert found.total.cost == {"USD": "3000000000000.000003"}
 
 
-async def test_more_groups_than_are_shown_are_cut_off_whole(
+async def test_usage_groups_over_the_limit_are_left_out(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 2)
@@ -150,16 +150,16 @@ WRONG = [
 
 
 @pytest.mark.parametrize("by", WRONG)
-def test_what_is_no_group_is_refused(by: str) -> None:
+def test_unknown_usage_group_is_refused(by: str) -> None:
     with pytest.raises(ValidationError):
         UsageQuery(by=by)
 
 
-def test_a_program_may_give_a_list() -> None:
+def test_usage_groups_can_be_a_list() -> None:
     assert UsageQuery(by=["day", "tool"]).groups == ("day", "tool")  # type: ignore[arg-type]
 
 
-def test_times_need_their_zone() -> None:
+def test_usage_times_need_a_time_zone() -> None:
     with pytest.raises(ValidationError):
         UsageQuery(since=datetime(2026, 1, 1))  # noqa: DTZ001
     assert UsageQuery(since=datetime(2026, 1, 1, tzinfo=UTC)).since is not None
@@ -179,7 +179,7 @@ ROWS = st.lists(
 
 @settings(max_examples=60)
 @given(ROWS, st.permutations(["tool", "agent"]))
-def test_sums_are_those_of_plain_arithmetic(rows: list[dict[str, Any]], by: list[str]) -> None:
+def test_usage_sums_match_plain_arithmetic(rows: list[dict[str, Any]], by: list[str]) -> None:
     async def added() -> UsageTable:
         database = open_database(None)
         try:

@@ -50,7 +50,7 @@ def envelope(code: str | None = None, **result: Any) -> Envelope:
          "MEMORY_LIMIT_EXCEEDED"),
     ],
 )  # fmt: skip
-def test_every_ending_is_an_exit_code_and_limits_are_named(
+def test_every_run_ending_has_an_exit_code_and_named_limits(
     code: str | None, result: dict[str, Any], exit_code: int, limit: str | None
 ) -> None:
     ran = finished(envelope(code, stdout="o", **result), "o", "e")
@@ -69,12 +69,12 @@ def test_every_ending_is_an_exit_code_and_limits_are_named(
     ],
     ids=lambda one: one.error.code,
 )
-def test_what_says_nothing_of_a_program_is_no_ending_of_one(refused: Envelope) -> None:
+def test_envelope_that_is_not_from_a_program_is_raised(refused: Envelope) -> None:
     with pytest.raises(CallFailed, match="Why"):
         finished(refused, "", "")
 
 
-def test_commands_and_programs_become_arguments() -> None:
+def test_commands_and_programs_are_converted_to_arguments() -> None:
     assert program_arguments("ls", None, None) == {"command": "ls", "return_files": False}
     assert program_arguments(("ls", "-l"), {"A": "b"}, "d") == {
         "argv": ["ls", "-l"], "env": [{"name": "A", "value": "b"}], "working_directory": "d",

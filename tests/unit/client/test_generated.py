@@ -63,7 +63,7 @@ class Thing:
     )
 
 
-def test_phrase_that_no_docstring_holds_is_refused(
+def test_generator_phrase_missing_in_docstrings_is_refused(
     generator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generator, "PHRASES", {"Nobody says this.": ""})

@@ -33,7 +33,7 @@ def calls(path: Path) -> Any:
     return read_golden(path).calls
 
 
-def test_a_recorded_sequence_is_played_in_the_place_of_a_client(tmp_path: Path) -> None:
+def test_golden_sequence_is_replayed_instead_of_a_client(tmp_path: Path) -> None:
     client: Any = FakeClient(add={"sum": 2}, get={"x": 1})
     write_golden(tmp_path / "g.json", record(client, calls(tmp_path / "g.json")))
     with Cassette(tmp_path / "g.json") as tape:
@@ -59,7 +59,7 @@ def test_a_cassette_with_a_client_records_what_an_agent_does(tmp_path: Path) -> 
         ([("add", {"a": 1}), ("get", {}), ("get", {})], "no more calls are recorded"),
     ],
 )
-def test_another_sequence_than_the_recorded_one_fails(
+def test_calls_that_differ_from_the_golden_sequence_fail(
     made: list[tuple[str, Any]], said: str, tmp_path: Path
 ) -> None:
     client: Any = FakeClient(add={"sum": 2}, get={"x": 1})
@@ -96,7 +96,7 @@ def test_a_check_runs_nothing_unless_it_is_told_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"calls": [{}]}', '{"golden": 2}', '{"more": 1}'])
-def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+def test_malformed_golden_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "g.json").write_text(text)
     with pytest.raises(ValueError, match=r"g\.json"):
         read_golden(tmp_path / "g.json")
@@ -104,7 +104,7 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
         read_golden(tmp_path / "none.json")
 
 
-def test_link_in_the_directory_leads_no_recording_elsewhere(tmp_path: Path) -> None:
+def test_symbolic_link_cannot_redirect_a_recording(tmp_path: Path) -> None:
     """A directory that somebody else made may have links by any name that is known before."""
     elsewhere, file = tmp_path / "elsewhere", tmp_path / "g.json"
     elsewhere.write_text("mine")
@@ -119,7 +119,7 @@ def test_link_in_the_directory_leads_no_recording_elsewhere(tmp_path: Path) -> N
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted([*names, "elsewhere"])
 
 
-def test_options_that_no_call_has_are_refused(tmp_path: Path) -> None:
+def test_unknown_call_options_in_a_golden_file_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "g.json"
     for options, is_refused in (({"tool": "x"}, True), ({"session_id": "s"}, False)):
         file.write_text(json.dumps({"calls": [{"tool": "add", "options": options}]}))

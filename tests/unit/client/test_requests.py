@@ -44,7 +44,7 @@ from support.definitions import function_definition
 
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "/", "../tools/x", "a/../b", "a\udc80"])
-def test_name_that_would_lead_elsewhere_is_refused(part: str) -> None:
+def test_name_that_would_change_the_url_path_is_refused(part: str) -> None:
     with pytest.raises(ValueError, match=r"can be no name|surrogates"):
         address("agents", part)
 
@@ -61,12 +61,12 @@ def test_name_that_would_lead_elsewhere_is_refused(part: str) -> None:
         ("ä", "%C3%A4"),
     ],
 )
-def test_any_other_name_is_one_part_of_the_address(part: str, shown: str) -> None:
+def test_name_is_encoded_as_one_url_segment(part: str, shown: str) -> None:
     assert address("agents", part, "tools") == f"/v1/agents/{shown}/tools"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object(), b"bytes"])
-def test_body_that_is_no_json_is_refused(value: object) -> None:
+def test_body_that_json_cannot_represent_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="not JSON"):
         encode({"arguments": value})
 
@@ -92,7 +92,7 @@ def test_refusal_is_raised_with_its_envelope() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"<hi>", b"[]", b'{"status": 1}', b"\xff"])
 @pytest.mark.parametrize("read", [data_of(Deleted), plain(Health)], ids=["envelope", "plain"])
-def test_what_is_no_answer_is_a_value_error(raw: bytes, read: Callable[[bytes], object]) -> None:
+def test_malformed_answer_is_a_value_error(raw: bytes, read: Callable[[bytes], object]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         read(raw)
 
@@ -136,7 +136,7 @@ HEAD = "http11.send_request_headers"
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize("error", DROPPED)
-def test_change_is_sent_again_only_where_its_head_failed(
+def test_change_is_resent_only_if_its_headers_were_not_sent(
     method: str, error: type[httpx2.HTTPError]
 ) -> None:
     failure = error("dropped")
@@ -152,12 +152,12 @@ def test_change_is_sent_again_only_where_its_head_failed(
 
 
 @pytest.mark.parametrize("error", DROPPED)
-def test_question_is_sent_again_however_far_it_came(error: type[httpx2.HTTPError]) -> None:
+def test_read_request_is_resent_after_a_dropped_connection(error: type[httpx2.HTTPError]) -> None:
     assert may_send_again(request("GET"), error("dropped"), progress(f"{HEAD}.complete"))
 
 
 @pytest.mark.parametrize("error", OTHERS)
-def test_nothing_is_sent_again_but_for_a_dropped_connection(error: type[httpx2.HTTPError]) -> None:
+def test_requests_are_resent_only_after_a_dropped_connection(error: type[httpx2.HTTPError]) -> None:
     for method in ("GET", "POST"):
         assert not may_send_again(request(method), error("other"), progress(f"{HEAD}.failed"))
 
@@ -177,7 +177,7 @@ def test_answer_is_waited_for_while_the_engine_may_work_and_a_grace_on_top() -> 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
 @pytest.mark.parametrize("name", ["connect_timeout_s", "grace_s"])
-def test_waiting_without_end_or_beginning_is_refused(name: str, seconds: float) -> None:
+def test_infinite_or_negative_timeout_is_refused(name: str, seconds: float) -> None:
     with pytest.raises(ValueError, match=name):
         endpoint(**{name: seconds})
 
@@ -189,7 +189,7 @@ def test_credential_cannot_add_a_header(credential: str) -> None:
 
 
 @pytest.mark.parametrize("credential", ["", " "])
-def test_empty_credential_is_none_and_no_engine_that_is_away(credential: str) -> None:
+def test_empty_credential_is_refused(credential: str) -> None:
     with pytest.raises(ValueError, match="not a credential"):
         endpoint(credential=credential)
 
@@ -209,7 +209,7 @@ def test_credential_is_in_the_header_and_in_no_representation() -> None:
         (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "fumehood serve", "group"),
     ],
 )
-def test_socket_that_may_not_be_opened_is_no_missing_engine(
+def test_socket_permission_error_is_not_reported_as_a_missing_engine(
     cause: OSError, says: str, says_not: str
 ) -> None:
     failure = httpx2.ConnectError("no")
@@ -340,7 +340,7 @@ CONTROL: list[tuple[Method, str, Any]] = [
     [(Client, *row) for row in CALLERS] + [(ControlClient, *row) for row in CONTROL],
     ids=[line for _, line, _ in [*CALLERS, *CONTROL]],
 )
-def test_request_is_what_the_method_says(
+def test_client_method_sends_its_request(
     kind: type[BaseClient], method: Method, line: str, body: Any
 ) -> None:
     api_request = sent_by(method, kind)
@@ -433,7 +433,7 @@ def answered(method: Method, raw: bytes, kind: type[BaseClient] = ControlClient)
             return method(client)
 
 
-def test_answers_are_values_of_the_model() -> None:
+def test_answers_are_parsed_into_models() -> None:
     listed = answered(lambda c: c.agents.list(), envelope_bytes({"items": [AGENT]}))
     assert listed == (Agent(id="a", principals=("uid:0",)),)
     bound = answered(lambda c: c.agents.bindings("a"), envelope_bytes({"items": [BINDING]}))
@@ -445,7 +445,7 @@ def test_answers_are_values_of_the_model() -> None:
     assert answered(lambda c: c.ready(), json.dumps(readiness).encode()).state.failing
 
 
-def test_refused_call_is_an_answer_and_nothing_is_raised() -> None:
+def test_refused_call_returns_an_envelope_without_raising() -> None:
     raw = envelope_bytes({}, code="TOOL_NOT_FOUND")
     envelope = answered(lambda c: c.call("t"), raw, Client)
     assert envelope.error.code == "TOOL_NOT_FOUND"
@@ -455,19 +455,19 @@ def test_refused_call_is_an_answer_and_nothing_is_raised() -> None:
     ("asked", "work_s"),
     [(2, 2.0), (0.5, 0.5), (900, 900.0), (None, 600.0), ("2", 600.0), (True, 600.0), (-1, 600.0)],
 )
-def test_call_is_waited_for_as_long_as_it_may_run(asked: Any, work_s: float) -> None:
+def test_client_timeout_covers_the_time_limit_of_the_call(asked: Any, work_s: float) -> None:
     assert sent_by(lambda c: c.call("t", timeout_seconds=asked)).work_s == work_s
     assert sent_by(lambda c: c.health()).work_s == 0
 
 
 @pytest.mark.row("A6")
-def test_call_that_waits_for_a_human_is_waited_for_so_much_longer() -> None:
+def test_client_timeout_covers_the_wait_for_approval() -> None:
     for wait, work_s in ((None, 2.0), (False, 2.0), (True, 3602.0), (60, 62.0), (0.5, 2.5)):
         options: dict[str, Any] = {"timeout_seconds": 2, "wait_for_approval": wait}
         assert sent_by(lambda c, options=options: c.call("t", **options)).work_s == work_s
 
 
-def test_batch_is_waited_for_as_long_as_its_calls_may_run() -> None:
+def test_client_timeout_covers_the_time_limits_of_a_batch() -> None:
     calls = [{"tool": "t", "options": {"timeout_seconds": 1000}}, {"tool": "t"}, 7, {"options": 7}]
     assert sent_by(lambda c: c.batch(calls)).work_s == 4000
     assert sent_by(lambda c: c.batch(calls, timeout_seconds=5)).work_s == 1005
@@ -475,7 +475,7 @@ def test_batch_is_waited_for_as_long_as_its_calls_may_run() -> None:
 
 
 @pytest.mark.row("A6")
-def test_decision_says_which_version_was_seen() -> None:
+def test_decision_carries_the_seen_version() -> None:
     seen = sent_by(lambda c: c.approvals.approve("apr_1", version=3), ControlClient)
     assert seen.headers == {"if-match": '"3"'}
     unseen = sent_by(lambda c: c.approvals.approve("apr_1", version=None), ControlClient)
@@ -500,7 +500,7 @@ def test_one_string_is_not_a_list_of_names() -> None:
 
 @pytest.mark.row("S6")
 @pytest.mark.parametrize("path", ["", "/a", "a/", "../a", "a/../b", ".", "a//b"])
-def test_path_that_would_address_something_else_is_not_sent(path: str) -> None:
+def test_path_that_would_change_the_url_is_not_sent(path: str) -> None:
     client = Client("/s")
     for send in (
         lambda: client.put_file("sess_1", path, b""),
@@ -531,7 +531,7 @@ def all_tools(pages: list[ToolList]) -> tuple[list[str], Any]:
         return asked, Client("/s").tools_and_sources(tag="x")
 
 
-def test_all_tools_are_asked_for_page_by_page() -> None:
+def test_all_tools_are_fetched_page_by_page() -> None:
     asked, found = all_tools([page_of("a", "one"), page_of("b", "two"), page_of("c", None)])
     assert asked == [
         "/v1/tools?limit=100&tag=x",
@@ -543,12 +543,12 @@ def test_all_tools_are_asked_for_page_by_page() -> None:
     ]  # fmt: skip
 
 
-def test_list_that_never_ends_is_no_engines() -> None:
+def test_endless_tool_list_is_refused() -> None:
     with pytest.raises(DaemonUnavailable, match="never ends"):
         all_tools([page_of("a", "one"), page_of("b", "two"), page_of("c", "one")])
 
 
-def test_category_that_would_be_two_is_refused() -> None:
+def test_category_with_a_comma_is_refused() -> None:
     with pytest.raises(ValueError, match="comma"):
         Client("/s").agent_tools("a", categories=["x,y"])
     with pytest.raises(ValueError, match="A list of names"):

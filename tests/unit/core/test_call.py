@@ -51,7 +51,7 @@ MISSION_DEFAULTS: dict[str, Any] = {
 
 
 @pytest.mark.row("P11", "P12")
-def test_every_option_has_the_default_of_the_mission() -> None:
+def test_every_call_option_has_its_documented_default() -> None:
     assert CallOptions().model_dump() == MISSION_DEFAULTS
 
 
@@ -118,14 +118,14 @@ def test_wrong_body_is_refused(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.row("E2", "E3")
-def test_a_result_reports_nothing_unless_told() -> None:
+def test_tool_result_reports_no_tokens_and_cost_by_default() -> None:
     assert (ToolResult(1).tokens_used, ToolResult(1).cost) == (0, Decimal(0))
 
 
 # -- What may be asked of the call log -----------------------------------------------------
 
 
-def test_nothing_asked_is_the_first_page_of_everything() -> None:
+def test_empty_query_selects_the_first_page_of_everything() -> None:
     query = CallQuery()
     assert query.limit == 10
     assert set(query.model_dump(exclude={"limit"}).values()) == {None}
@@ -135,7 +135,7 @@ def test_nothing_asked_is_the_first_page_of_everything() -> None:
     "text",
     ["2026-01-31T09:30:00Z", "2026-01-31T10:30:00+01:00", "2026-01-31T09:30:00.000000+00:00"],
 )
-def test_time_is_read_with_its_zone(text: str) -> None:
+def test_query_time_is_parsed_with_its_time_zone(text: str) -> None:
     assert CallQuery.model_validate({"since": text}).since == datetime(
         2026, 1, 31, 9, 30, tzinfo=UTC
     )
@@ -166,7 +166,7 @@ def test_wrong_query_is_refused(query: dict[str, Any]) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_twin_query_is_taken(query: dict[str, Any]) -> None:
+def test_twin_valid_query_is_accepted(query: dict[str, Any]) -> None:
     assert CallQuery.model_validate(query)
 
 
@@ -194,14 +194,14 @@ OUTPUT = {"stream": "stdout", "offset": 3, "text": "ä", "metadata": METADATA}
         ("tool_error", json.loads(envelope_bytes({}, code="CANCELLED")), ErrorEvent),
     ],
 )  # fmt: skip
-def test_event_is_read_as_it_was_told(kind: str, data: Any, made: type) -> None:
+def test_stream_event_is_parsed(kind: str, data: Any, made: type) -> None:
     event = event_of(kind, "4:17", data)
     assert isinstance(event, made)
     assert (event.type, event.id) == (kind, "4:17")
 
 
 @pytest.mark.row("D2")
-def test_event_of_a_later_version_is_left_out() -> None:
+def test_unknown_stream_event_is_ignored() -> None:
     assert event_of("tool_thinking", "1:1", {"thought": 1}) is None
 
 
@@ -218,13 +218,13 @@ def test_event_of_a_later_version_is_left_out() -> None:
         ("tool_result", {}),
     ],
 )
-def test_what_has_not_the_form_of_an_event_is_none(kind: str, data: Any) -> None:
+def test_malformed_stream_event_is_refused(kind: str, data: Any) -> None:
     with pytest.raises(ValueError, match=r"event|valid|should|required|Input"):
         event_of(kind, "1:1", data)
 
 
 @pytest.mark.row("D2")
-def test_answer_without_events_is_the_last_event() -> None:
+def test_plain_answer_counts_as_the_last_stream_event() -> None:
     good = Envelope.model_validate_json(envelope_bytes({}))
     bad = Envelope.model_validate_json(envelope_bytes({}, code="TOOL_NOT_FOUND"))
     assert [type(last_event(one)) for one in (good, bad)] == [ResultEvent, ErrorEvent]
@@ -239,7 +239,7 @@ WALL = WallLimits(30, 600, 512, 2048, 128, 1 << 20)
 
 @pytest.mark.row("T2")
 @given(amounts, amounts, wishes)
-def test_effective_limit_is_never_over_ceiling_or_wish(
+def test_effective_limit_never_exceeds_ceiling_or_request(
     default: float, ceiling: float, wished: list[float | None]
 ) -> None:
     effective = smallest(default, ceiling, *wished)
@@ -257,13 +257,17 @@ def test_effective_limit_is_one_of_those_given(
 
 @pytest.mark.row("T2")
 @given(amounts, amounts, st.integers(0, 4))
-def test_no_wish_at_all_means_the_default(default: float, ceiling: float, absent: int) -> None:
+def test_missing_requests_mean_the_default_limit(
+    default: float, ceiling: float, absent: int
+) -> None:
     assert smallest(default, ceiling, *[None] * absent) == min(default, ceiling)
 
 
 @pytest.mark.row("T2")
 @given(amounts, amounts, amounts)
-def test_an_absent_wish_changes_nothing(default: float, ceiling: float, wish: float) -> None:
+def test_missing_request_does_not_change_the_limit(
+    default: float, ceiling: float, wish: float
+) -> None:
     assert smallest(default, ceiling, None, wish, None) == smallest(default, ceiling, wish)
 
 
@@ -279,13 +283,13 @@ def test_an_absent_wish_changes_nothing(default: float, ceiling: float, wish: fl
         (50, 30, (), 30),
     ],
 )
-def test_the_smallest_wins(
+def test_smallest_limit_wins(
     default: float, ceiling: float, wished: tuple[float | None, ...], effective: float
 ) -> None:
     assert smallest(default, ceiling, *wished) == effective
 
 
-def test_every_limit_of_the_walls_has_a_name() -> None:
+def test_limit_names_match_the_specification() -> None:
     assert {limit.value for limit in Limit} == {
         "wall_time",
         "cpu_time",
@@ -300,7 +304,7 @@ def test_every_limit_of_the_walls_has_a_name() -> None:
     }
 
 
-def test_a_memory_limit_is_rounded_down_to_a_class_where_there_are_any() -> None:
+def test_memory_limit_is_rounded_down_to_a_size_class() -> None:
     some = replace(WALL, memory_classes=(128, 256, 512))
     assert [some.memory_class(wish) for wish in (128, 255, 256, 9000)] == [128, 128, 256, 512]
     assert WALL.memory_class(77) == 77

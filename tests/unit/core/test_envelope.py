@@ -94,7 +94,7 @@ def _error(**fields: Any) -> Envelope:
 
 @pytest.mark.row("E1")
 @pytest.mark.parametrize(("name", "envelope"), [("success", _success()), ("error", _error())])
-def test_envelope_is_the_golden_file_key_by_key(name: str, envelope: Envelope) -> None:
+def test_envelope_equals_its_golden_file(name: str, envelope: Envelope) -> None:
     golden = (GOLDEN / f"{name}.json").read_text(encoding="utf-8")
     shown = json.dumps(json.loads(encode_envelope(envelope)), indent=2) + "\n"
     assert shown == golden
@@ -102,19 +102,19 @@ def test_envelope_is_the_golden_file_key_by_key(name: str, envelope: Envelope) -
 
 @pytest.mark.row("E1")
 @pytest.mark.parametrize("envelope", [_success(), _error()])
-def test_there_are_always_five_keys(envelope: Envelope) -> None:
+def test_envelope_always_has_five_keys(envelope: Envelope) -> None:
     assert list(envelope.model_dump()) == FIVE_KEYS
     assert list(json.loads(envelope.model_dump_json())) == FIVE_KEYS
 
 
-def test_debug_info_is_a_sixth_key_only_where_there_is_some() -> None:
+def test_debug_info_is_an_optional_sixth_key() -> None:
     assert list(_success(debug_info={"stages_ms": {}}).model_dump()) == [*FIVE_KEYS, "debug_info"]
     assert list(_success(debug_info={}).model_dump()) == [*FIVE_KEYS, "debug_info"]
     assert list(_success(debug_info=None).model_dump()) == FIVE_KEYS
 
 
 @pytest.mark.row("E1")
-def test_an_error_leaves_out_what_does_not_apply() -> None:
+def test_error_omits_fields_that_do_not_apply() -> None:
     least = ErrorInfo(code="A_B", message="m", retryable=False, human_review=False)
     assert list(least.model_dump()) == ["code", "message", "retryable", "human_review"]
 
@@ -134,7 +134,7 @@ def test_an_error_leaves_out_what_does_not_apply() -> None:
         ("details", {}),
     ],
 )
-def test_an_error_shows_what_applies_even_if_it_is_zero_or_empty(key: str, value: Any) -> None:
+def test_error_keeps_applicable_zero_or_empty_fields(key: str, value: Any) -> None:
     values: dict[str, Any] = {
         "code": "A_B",
         "message": "m",
@@ -147,7 +147,7 @@ def test_an_error_shows_what_applies_even_if_it_is_zero_or_empty(key: str, value
 
 @pytest.mark.row("E1")
 @pytest.mark.parametrize("envelope", [_success(), _error(), _success(debug_info={"a": 1})])
-def test_envelope_survives_the_wire(envelope: Envelope) -> None:
+def test_envelope_round_trips_through_json(envelope: Envelope) -> None:
     assert decode_envelope(encode_envelope(envelope)) == envelope
 
 
@@ -162,17 +162,17 @@ def test_envelope_survives_the_wire(envelope: Envelope) -> None:
         encode_envelope(_success()).replace(b'{"success"', b'{"more":1,"success"', 1),
     ],
 )
-def test_what_is_no_envelope_is_not_decoded(body: bytes) -> None:
+def test_malformed_envelope_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match="validation error"):
         decode_envelope(body)
 
 
-def test_an_envelope_cannot_be_changed() -> None:
+def test_envelope_is_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         _success().success = False  # type: ignore[misc]
 
 
-def test_figures_that_were_not_measured_are_null() -> None:
+def test_unmeasured_figures_are_null() -> None:
     assert Resources().model_dump() == {
         "cpu_ms": None,
         "peak_memory_mb": None,
@@ -182,12 +182,12 @@ def test_figures_that_were_not_measured_are_null() -> None:
     assert {key for key, value in performance.items() if value is not None} == {"total_ms"}
 
 
-def test_success_comes_back_from_raise_for_error() -> None:
+def test_raise_for_error_returns_a_successful_envelope() -> None:
     envelope = _success()
     assert envelope.raise_for_error() is envelope
 
 
-def test_failure_is_raised_with_its_envelope() -> None:
+def test_raise_for_error_raises_a_failure_with_its_envelope() -> None:
     envelope = _error()
     with pytest.raises(CallFailed, match="expression is required") as raised:
         envelope.raise_for_error()
@@ -218,13 +218,13 @@ TRUNCATED = {
     "own",
     ["words", [1], {"fields": 5}, {"fields": "stdout"}, {"fields": [1, None, {"field": 7}, {}]}],
 )
-def test_tools_own_field_of_that_name_means_nothing(own: Any) -> None:
+def test_truncation_info_of_a_tool_itself_is_ignored(own: Any) -> None:
     envelope = _success(data={"stdout": "all", "truncation_info": own})
     assert envelope.shortened("stdout") is None
 
 
 @pytest.mark.row("E6")
-def test_shortened_field_names_its_whole_and_any_other_is_here() -> None:
+def test_shortened_field_has_a_link_to_its_full_value() -> None:
     envelope = _success(data=TRUNCATED)
     assert envelope.shortened("stdout") == "/v1/blobs/x"
     assert envelope.shortened("a.b.0") is None
@@ -242,7 +242,7 @@ LOST = {"filename": "c.bin", "content_type": "application/x", "size": 5, "not_ke
 
 
 @pytest.mark.row("E7")
-def test_figures_are_objects_that_a_notebook_shows() -> None:
+def test_figures_are_objects_displayable_in_a_notebook() -> None:
     inline, far = _success(data={"images": [INLINE, FAR]}).images
     assert (inline.filename, inline.content_type, inline.size) == ("a.png", "image/png", 3)
     assert inline.data == inline._repr_png_() == b"PNG"
@@ -252,7 +252,7 @@ def test_figures_are_objects_that_a_notebook_shows() -> None:
 
 
 @pytest.mark.row("E7")
-def test_figures_of_a_program_that_failed_are_there_too() -> None:
+def test_figures_of_a_failed_program_are_available() -> None:
     envelope = _error()
     assert envelope.images == ()
     assert envelope.error is not None
@@ -261,7 +261,7 @@ def test_figures_of_a_program_that_failed_are_there_too() -> None:
 
 
 @pytest.mark.row("E7")
-def test_files_are_objects_too_and_no_pictures() -> None:
+def test_files_are_objects_without_image_display() -> None:
     text = {**INLINE, "filename": "a.txt", "content_type": "text/plain"}
     first, lost = _success(data={"files": [text, LOST]}).files
     assert (first.data, first._repr_png_()) == (b"PNG", None)
@@ -278,16 +278,16 @@ def test_files_are_objects_too_and_no_pictures() -> None:
         {"images": [1, None, {"filename": 1, "content_type": "image/png"}, {"filename": "a"}]},
     ],
 )
-def test_what_is_no_figure_is_left_out(data: dict[str, Any]) -> None:
+def test_malformed_figure_is_left_out(data: dict[str, Any]) -> None:
     assert _success(data=data).images == ()
 
 
-def test_figure_whose_content_is_no_base64_has_no_data() -> None:
+def test_figure_with_invalid_base64_has_no_data() -> None:
     (image,) = _success(data={"images": [{**INLINE, "content_base64": "<no base64>"}]}).images
     assert image.data is None
 
 
-def test_objects_add_no_key_to_the_envelope() -> None:
+def test_file_objects_add_no_key_to_the_envelope() -> None:
     assert list(_success(data={"images": [INLINE]}).model_dump()) == FIVE_KEYS
 
 
@@ -311,7 +311,9 @@ PER_TOKEN = {"text": 4.0, "json": 3.5, "markdown": 3.5, "code": 2.0}
         ("code", 3, 2),
     ],
 )
-def test_tokens_are_estimated_as_the_mission_says(kind: str, characters: int, tokens: int) -> None:
+def test_tokens_are_estimated_by_the_documented_ratios(
+    kind: str, characters: int, tokens: int
+) -> None:
     assert EstimatingCounter().count("x" * characters, TextKind(kind)) == tokens
 
 
@@ -323,7 +325,7 @@ def test_estimates_are_rounded_up(characters: int, kind: TextKind) -> None:
 
 
 @pytest.mark.row("E2")
-def test_estimates_are_marked_as_such() -> None:
+def test_token_estimates_are_marked_as_estimated() -> None:
     assert EstimatingCounter().estimated is True
 
 
@@ -340,11 +342,11 @@ def test_estimates_are_marked_as_such() -> None:
         ("123456789.1234567", "123456789.123457"),
     ],
 )
-def test_money_is_shown_with_six_places_and_no_exponent(amount: str, shown: str) -> None:
+def test_money_has_six_decimal_places_and_no_exponent(amount: str, shown: str) -> None:
     assert money(Decimal(amount)) == shown
 
 
 @pytest.mark.row("E3")
 @given(st.decimals(0, 10**9, places=6))
-def test_micro_amounts_are_shown_exactly(amount: Decimal) -> None:
+def test_money_below_a_millionth_is_shown_exactly(amount: Decimal) -> None:
     assert Decimal(money(amount)) == amount

@@ -67,7 +67,7 @@ MISSION_ENDINGS = {
 
 
 @pytest.mark.row("E1")
-def test_the_table_of_codes_is_the_missions() -> None:
+def test_error_codes_match_the_specification() -> None:
     table = {
         code: (error.http_status, error.retryable, error.human_review)
         for code, error in ERROR_CODES.items()
@@ -76,7 +76,7 @@ def test_the_table_of_codes_is_the_missions() -> None:
 
 
 @pytest.mark.row("S4")
-def test_the_table_of_endings_is_the_missions() -> None:
+def test_run_endings_match_the_specification() -> None:
     table = {
         ending.value: None if error is None else error.code
         for ending, error in ENDING_ERRORS.items()
@@ -85,25 +85,25 @@ def test_the_table_of_endings_is_the_missions() -> None:
     assert set(ENDING_ERRORS) == set(EndedBy)
 
 
-def test_the_tables_cannot_be_changed() -> None:
+def test_error_tables_are_read_only() -> None:
     with pytest.raises(TypeError):
         ERROR_CODES["MINE"] = InvalidParams  # type: ignore[index]
     with pytest.raises(TypeError):
         ENDING_ERRORS[EndedBy.OK] = InvalidParams  # type: ignore[index]
 
 
-def test_one_class_has_one_code_of_its_own() -> None:
+def test_each_error_class_has_its_own_code() -> None:
     assert all(error.code == code and "code" in vars(error) for code, error in ERROR_CODES.items())
 
 
 @pytest.mark.parametrize("code", MISSION_CODES)
-def test_every_error_says_whose_fault_it_is_and_what_it_does(code: str) -> None:
+def test_every_error_class_has_a_fault_and_a_docstring(code: str) -> None:
     error = ERROR_CODES[code]
     assert error.fault in Fault
     assert error.__doc__
 
 
-def test_what_a_guest_broke_is_not_used_again() -> None:
+def test_guest_faults_are_the_five_expected_errors() -> None:
     faulty = [error for error in ERROR_CODES.values() if error.fault is Fault.GUEST]
     assert len(faulty) == 5
     assert not any(error.sandbox_reusable for error in faulty)
@@ -119,11 +119,11 @@ def test_what_a_guest_broke_is_not_used_again() -> None:
         ("INVALID_PARAMS", 1),
     ],
 )
-def test_the_command_line_can_tell_errors_apart(code: str, exit_code: int) -> None:
+def test_each_error_code_has_its_exit_code(code: str, exit_code: int) -> None:
     assert ERROR_CODES[code].exit_code == exit_code
 
 
-def test_one_instance_may_be_retryable_where_its_class_is_not() -> None:
+def test_error_instance_can_override_retryable() -> None:
     assert ERROR_CODES["TIMEOUT"]("late", retryable=True).may_retry is True
     assert ERROR_CODES["SANDBOX_UNAVAILABLE"]("gone", retryable=False).may_retry is False
     assert ERROR_CODES["RATE_LIMITED"]("slow down").may_retry is True
@@ -131,7 +131,7 @@ def test_one_instance_may_be_retryable_where_its_class_is_not() -> None:
 
 @pytest.mark.row("E1")
 @pytest.mark.parametrize("code", ["CITY_NOT_FOUND", "ABC", "A1_", "A" * 64])
-def test_a_tool_may_have_a_code_of_its_own(code: str) -> None:
+def test_tool_error_can_have_its_own_code(code: str) -> None:
     error = ToolError(code, "No such city.", details={"city": "Atlantis"}, retry_after_ms=5)
     assert code_of(error) == code
     assert (error.http_status, error.may_retry, error.retry_after_ms) == (422, False, 5)
@@ -143,19 +143,19 @@ def test_a_tool_may_have_a_code_of_its_own(code: str) -> None:
     "code",
     ["", "AB", "city_not_found", "City", "1CITY", "_CITY", "A B C", "CITY-GONE", "A" * 65, "ÄÖÜ"],
 )
-def test_a_code_that_is_not_upper_case_words_is_refused(code: str) -> None:
+def test_malformed_tool_error_code_is_refused(code: str) -> None:
     with pytest.raises(ValueError, match="own error code"):
         ToolError(code, "No.")
 
 
 @pytest.mark.row("E1")
 @pytest.mark.parametrize("code", MISSION_CODES)
-def test_a_tool_cannot_borrow_a_code_of_the_engine(code: str) -> None:
+def test_tool_error_cannot_use_an_engine_code(code: str) -> None:
     with pytest.raises(ValueError, match="own error code"):
         ToolError(code, "No.")
 
 
-def test_a_tool_error_is_no_row_of_the_engines_table() -> None:
+def test_tool_error_is_not_in_the_engine_error_table() -> None:
     assert ToolError not in ERROR_CODES.values()
 
 
@@ -172,6 +172,6 @@ def test_an_error_keeps_a_copy_of_its_extra_keys() -> None:
 
 
 @pytest.mark.row("E1")
-def test_a_code_that_ends_in_a_newline_is_refused() -> None:
+def test_tool_error_code_with_a_trailing_newline_is_refused() -> None:
     with pytest.raises(ValueError, match="own error code"):
         ToolError("CITY_NOT_FOUND\n", "No.")

@@ -17,12 +17,12 @@ TEXTS = st.text(max_size=40) | st.lists(ODD, max_size=20).map("".join)
 
 
 @given(TEXTS)
-def test_printable_is_what_each_character_says(text: str) -> None:
+def test_printable_text_matches_the_escape_of_each_character(text: str) -> None:
     assert printable(text) == "".join(shown for _, shown in escapes(text, breaks=True))
     assert visible(text) == "".join(shown for _, shown in escapes(text, breaks=False))
 
 
 @given(TEXTS)
-def test_misleading_characters_are_those_that_are_escaped(text: str) -> None:
+def test_misleading_characters_are_exactly_the_escaped_ones(text: str) -> None:
     expected = Counter(char for char, shown in escapes(text, breaks=True) if shown != char)
     assert misleading_in(text) == expected

@@ -35,11 +35,11 @@ from fumehood.sandbox.container.settings import LanguageImages
         ("", ""),
     ],
 )
-def test_near_names_are_named(given: str, says: str) -> None:
+def test_similar_names_are_suggested(given: str, says: str) -> None:
     assert did_you_mean(given, ["calculator", "run_python", "read_file"]) == says
 
 
-def test_only_so_many_names_are_compared() -> None:
+def test_number_of_compared_names_is_bounded() -> None:
     known = [f"tool_{number:06}" for number in range(MAX_COMPARED)] + ["tool_abcdef"]
     assert "tool_abcdef" not in did_you_mean("tool_abcdeg", known)
     assert "tool_abcdef" in did_you_mean("tool_abcdeg", known[1:])
@@ -48,7 +48,7 @@ def test_only_so_many_names_are_compared() -> None:
 # -- The keyword arguments of the public methods -------------------------------------------
 
 
-def test_names_that_are_known_come_back_with_their_values() -> None:
+def test_known_keywords_are_returned_with_their_values() -> None:
     given: dict[str, Any] = {"timeout_seconds": 1, "dry_run": True}
     assert keywords.checked(keyword_types.CallKeywords, "call", given) == given
     assert keywords.checked(keyword_types.CallKeywords, "call", {}) == {}
@@ -63,12 +63,12 @@ def test_names_that_are_known_come_back_with_their_values() -> None:
         ("session", "session_id"),
     ],
 )
-def test_misspelt_name_is_refused_with_the_nearest_one(wrong: str, meant: str) -> None:
+def test_misspelt_keyword_is_refused_with_a_suggestion(wrong: str, meant: str) -> None:
     with pytest.raises(TypeError, match=rf"call\(\) .*'{wrong}'.* Did you mean '{meant}'\?"):
         keywords.checked(keyword_types.CallKeywords, "call", {wrong: 1})
 
 
-def test_name_that_is_like_none_is_refused_with_all_of_them() -> None:
+def test_unknown_keyword_is_refused_with_all_known_ones() -> None:
     with pytest.raises(TypeError, match="It takes max_parallel, parallel_tool_calls, timeout_s"):
         keywords.checked(keyword_types.BatchKeywords, "batch", {"qqq": 1})
 
@@ -86,9 +86,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize(("method", "kind", "others"), METHODS)
-def test_signature_of_a_method_names_its_keywords(
-    method: Any, kind: type, others: list[str]
-) -> None:
+def test_method_signature_lists_its_keywords(method: Any, kind: type, others: list[str]) -> None:
     signature = inspect.signature(method)
     hints = get_type_hints(kind)
     assert list(signature.parameters) == [*others, *hints]
@@ -98,7 +96,7 @@ def test_signature_of_a_method_names_its_keywords(
         assert str(parameter).endswith(" = ...")  # it may be left out
 
 
-def test_no_method_of_the_public_classes_hides_its_keywords() -> None:
+def test_public_methods_list_their_keywords() -> None:
     classes = (AsyncClient, AsyncControlClient, Client, ControlClient, Engine)
     named = [method for cls in classes for _, method in inspect.getmembers(cls, inspect.isfunction)]
     assert len(named) > 100
@@ -112,7 +110,7 @@ def test_no_method_of_the_public_classes_hides_its_keywords() -> None:
 CHILD = Path(fumehood.__file__).parent / "guest/container/child.py"
 
 
-def test_guest_runs_every_language_and_no_other() -> None:
+def test_guest_has_a_runner_for_exactly_the_known_languages() -> None:
     tables = [
         node.value
         for node in ast.walk(ast.parse(CHILD.read_text(encoding="utf-8")))
@@ -124,14 +122,14 @@ def test_guest_runs_every_language_and_no_other() -> None:
     assert programs == {*LANGUAGES, "files", "probe"}
 
 
-def test_every_language_has_an_image_that_the_operator_can_choose() -> None:
+def test_every_language_has_a_configurable_image() -> None:
     chosen = LanguageImages().model_dump()
     assert {name: chosen[name] for name in LANGUAGES} == {
         name: language.image for name, language in LANGUAGES.items()
     }
 
 
-def test_every_kind_of_tool_that_can_be_registered_has_an_executor() -> None:
+def test_every_registrable_executor_kind_has_an_executor() -> None:
     assert EXECUTORS.keys() == {*ARGUMENTS, "function", "http", "http:fetch", "mcp", DECISION}
 
 
@@ -177,7 +175,7 @@ def test_plain_relative_path_has_no_fault(path: str) -> None:
     ],
     ids=lambda text: ascii(text[:20]),
 )
-def test_every_other_path_is_refused_with_the_reason(path: str, words: str) -> None:
+def test_unsafe_path_is_refused_with_a_reason(path: str, words: str) -> None:
     fault = path_fault(path)
     assert fault is not None
     assert words in fault
@@ -185,7 +183,7 @@ def test_every_other_path_is_refused_with_the_reason(path: str, words: str) -> N
 
 @pytest.mark.row("E7")
 @given(st.text(st.sampled_from("/.ab\0"), max_size=12))
-def test_path_without_a_fault_stays_below_its_directory(path: str) -> None:
+def test_accepted_path_stays_below_its_directory(path: str) -> None:
     if path_fault(path) is None:
         assert os.path.normpath(f"/w/{path}") == f"/w/{path}"
     else:
@@ -206,5 +204,7 @@ domains = st.builds(TrustDomain, parts, ids, ids)
 
 @pytest.mark.row("S2")
 @given(domains, domains)
-def test_keys_are_equal_for_equal_domains_only(one: TrustDomain, other: TrustDomain) -> None:
+def test_trust_domain_keys_are_equal_only_for_equal_domains(
+    one: TrustDomain, other: TrustDomain
+) -> None:
     assert (one.key == other.key) == (one == other)

@@ -41,17 +41,17 @@ def engine(home: Path) -> Engine:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 25, 100])
-async def test_all_items_come_in_order_whatever_the_page(home: Path, limit: int) -> None:
+async def test_all_items_are_fetched_in_order_for_any_page_size(home: Path, limit: int) -> None:
     async with engine(home) as running:
         assert await running.fetch_all("words", {"limit": limit}) == WORDS
 
 
-async def test_no_more_are_fetched_than_asked_for(home: Path) -> None:
+async def test_number_of_fetched_items_is_limited(home: Path) -> None:
     async with engine(home) as running:
         assert await running.fetch_all("words", max_items=12) == WORDS[:12]
 
 
-async def test_page_that_fails_raises_its_envelope(home: Path) -> None:
+async def test_failing_page_raises_its_envelope(home: Path) -> None:
     async with engine(home) as running:
         with pytest.raises(CallFailed) as failed:
             await running.fetch_all("words", {"limit": "many"})
@@ -61,7 +61,7 @@ async def test_page_that_fails_raises_its_envelope(home: Path) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["again", 7, "", None])
-def test_tool_that_repeats_its_cursor_or_gives_none_ends_the_list(cursor: object) -> None:
+def test_repeated_or_missing_cursor_ends_the_list(cursor: object) -> None:
     pages = Pages({"a": 1}, 100)
     pages.add(page([1], cursor))
     if not pages.is_over:
@@ -78,6 +78,6 @@ def test_endless_list_of_empty_pages_ends() -> None:
     assert pages.is_cut
 
 
-def test_number_of_items_under_one_is_refused() -> None:
+def test_item_limit_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Pages({}, 0)

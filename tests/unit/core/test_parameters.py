@@ -29,7 +29,7 @@ def _parameter(**fields: Any) -> dict[str, Any]:
         ({"enum": [1, 2], "default": 2}, {"type": "integer", "enum": [1, 2], "default": 2}),
     ],
 )  # fmt: skip
-def test_parameter_becomes_the_schema_that_says_the_same(
+def test_listed_parameter_becomes_an_equivalent_schema(
     fields: dict[str, Any], schema: dict[str, Any]
 ) -> None:
     made, faults = parameter_list_schema([_parameter(**fields)])
@@ -43,7 +43,7 @@ def test_parameter_becomes_the_schema_that_says_the_same(
     [({}, True), ({"required": True}, True), ({"required": False}, False), ({"default": 3}, False),
      ({"default": 3, "required": False}, False)],
 )  # fmt: skip
-def test_parameter_without_a_default_is_required_unless_it_says_otherwise(
+def test_listed_parameter_without_a_default_is_required_by_default(
     fields: dict[str, Any], required: bool
 ) -> None:
     made, _ = parameter_list_schema([_parameter(**fields)])
@@ -81,7 +81,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.row("T7")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_of_a_parameter_is_named_with_its_place(fault: str) -> None:
+def test_parameter_fault_is_named_with_its_path(fault: str) -> None:
     fields, words = FAULTS[fault]
     document = {key: value for key, value in _parameter(**fields).items() if key != "name" or value}
     _, faults = parameter_list_schema([document])
@@ -91,17 +91,17 @@ def test_fault_of_a_parameter_is_named_with_its_place(fault: str) -> None:
 
 
 @pytest.mark.row("T7")
-def test_name_that_is_listed_twice_is_a_fault() -> None:
+def test_duplicate_parameter_name_is_a_fault() -> None:
     _, faults = parameter_list_schema([_parameter(), _parameter(type="string")])
     assert faults == ["parameters.1: 'x' is in the list already"]
 
 
 @pytest.mark.parametrize("item", ["x", 5, None, ["x"]])
-def test_element_that_is_no_parameter_is_a_fault(item: Any) -> None:
+def test_malformed_parameter_list_element_is_a_fault(item: Any) -> None:
     assert parameter_list_schema([item])[1][0].startswith("parameters.0: ")
 
 
-def test_list_that_is_too_long_is_a_fault() -> None:
+def test_too_long_parameter_list_is_a_fault() -> None:
     listed = [_parameter(name=f"x{i}") for i in range(MAX_PARAMETERS + 1)]
     assert parameter_list_schema(listed[:-1])[1] == []
     assert parameter_list_schema(listed)[1] == [
@@ -132,12 +132,12 @@ def test_function_may_declare_its_parameters_as_a_list() -> None:
     assert double.definition.parameters["properties"]["x"]["maximum"] == 3
 
 
-def test_wrong_parameter_cannot_be_made_at_all() -> None:
+def test_invalid_tool_parameter_cannot_be_constructed() -> None:
     with pytest.raises(ValidationError, match="min is greater than max"):
         ToolParameter(name="x", type="integer", description="A number.", min=3, max=1)
 
 
-def test_faults_reach_whoever_builds_the_definition_directly() -> None:
+def test_parameter_faults_are_raised_by_the_definition_model() -> None:
     document = {"name": "x", "description": "X.", "parameters": [_parameter(min=3, max=1)]}
     with pytest.raises(ValidationError, match="min is greater than max"):
         ToolDefinition.model_validate(document)

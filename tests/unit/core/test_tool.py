@@ -65,7 +65,7 @@ def make(**fields: Any) -> ToolDefinition:
 
 
 @pytest.mark.row("T1", "T2", "T3", "T4")
-def test_every_field_has_the_default_of_the_mission() -> None:
+def test_every_definition_field_has_its_documented_default() -> None:
     assert make().model_dump() == MISSION_DEFAULTS
 
 
@@ -134,7 +134,7 @@ def test_semantic_version_is_accepted(version: str) -> None:
         None,
     ],
 )
-def test_what_is_no_semantic_version_is_refused(version: Any) -> None:
+def test_non_semantic_version_is_refused(version: Any) -> None:
     with pytest.raises(ValidationError):
         make(version=version)
 
@@ -174,7 +174,7 @@ numbers = st.integers(0, 10**6)
 
 
 @given(numbers, numbers, numbers, numbers)
-def test_a_prerelease_stands_before_its_release_and_after_what_came_before(
+def test_prerelease_sorts_between_the_previous_release_and_its_own(
     major: int, minor: int, patch: int, pre: int
 ) -> None:
     release = make(version=f"{major}.{minor}.{patch + 1}").version_key
@@ -182,7 +182,7 @@ def test_a_prerelease_stands_before_its_release_and_after_what_came_before(
     assert before < make(version=f"{major}.{minor}.{patch + 1}-{pre}").version_key < release
 
 
-def test_unversioned_value_cannot_be_ordered() -> None:
+def test_definition_without_a_valid_version_has_no_order() -> None:
     broken = ToolDefinition.model_construct(**{**LEAST, "version": "one"})
     with pytest.raises(ValueError, match="semantic version"):
         _ = broken.version_key
@@ -199,14 +199,12 @@ def test_unversioned_value_cannot_be_ordered() -> None:
         ({"idempotent": True}, True),
     ],
 )
-def test_idempotent_follows_read_only_unless_it_is_given(
-    fields: dict[str, Any], idempotent: bool
-) -> None:
+def test_idempotent_defaults_to_read_only(fields: dict[str, Any], idempotent: bool) -> None:
     assert make(**fields).idempotent is idempotent
 
 
 @pytest.mark.row("T1")
-def test_type_object_may_be_left_out_of_parameters() -> None:
+def test_type_object_is_optional_in_parameters() -> None:
     without = make(parameters={"properties": {"a": {"type": "string"}}})
     assert without.parameters == {"type": "object", "properties": {"a": {"type": "string"}}}
     assert without == make(
@@ -214,7 +212,7 @@ def test_type_object_may_be_left_out_of_parameters() -> None:
     )
 
 
-def test_the_document_that_was_given_is_not_changed() -> None:
+def test_given_document_is_not_modified() -> None:
     document: dict[str, Any] = {**LEAST, "parameters": {"properties": {}}}
     ToolDefinition.model_validate(document)
     assert document == {**LEAST, "parameters": {"properties": {}}}
@@ -230,12 +228,12 @@ def test_id_is_name_and_version_unless_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("kind", "executor"), [("NATIVE", "function"), ("REST", "http"), ("MCP", "mcp")]
 )
-def test_executor_follows_the_type_where_it_is_left_out(kind: str, executor: str) -> None:
+def test_executor_defaults_by_type(kind: str, executor: str) -> None:
     assert make(type=kind).executor == executor
 
 
 @pytest.mark.row("T6")
-def test_builtin_tool_must_say_how_it_runs() -> None:
+def test_builtin_tool_needs_an_executor() -> None:
     with pytest.raises(ValidationError, match="executor"):
         make(type="BUILTIN")
 
@@ -245,7 +243,7 @@ def test_builtin_tool_must_say_how_it_runs() -> None:
     "executor",
     ["expression", "restricted_python", "code:python", "code:c++", "workspace", "http", "mcp"],
 )
-def test_every_executor_of_the_mission_has_a_name(executor: str) -> None:
+def test_every_documented_executor_is_accepted(executor: str) -> None:
     assert make(executor=executor).executor == executor
 
 
@@ -267,7 +265,7 @@ def test_unknown_executor_is_refused(executor: str) -> None:
         ("0", Decimal(0)),
     ],
 )
-def test_money_is_decimal_whatever_it_was_written_as(given_money: Any, amount: Decimal) -> None:
+def test_money_field_is_a_decimal_for_any_notation(given_money: Any, amount: Decimal) -> None:
     cost = make(cost_per_use=given_money).cost_per_use
     assert isinstance(cost, Decimal)
     assert cost == amount
@@ -279,7 +277,7 @@ NUMBER_FIELDS = ("cost_per_use", "timeout_seconds", "memory_limit_mb")
 @pytest.mark.row("T2")
 @pytest.mark.parametrize("field", NUMBER_FIELDS)
 @pytest.mark.parametrize("value", [True, False, "many", -1, "NaN", float("nan"), float("inf")])
-def test_what_is_no_amount_is_refused_as_one(field: str, value: Any) -> None:
+def test_invalid_amount_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=field):
         make(**{field: value})
 
@@ -336,7 +334,7 @@ def test_estimated_tokens_are_a_number_or_ranges() -> None:
 
 
 @pytest.mark.row("T4")
-def test_the_end_of_a_tool_is_a_date() -> None:
+def test_sunset_date_is_a_date() -> None:
     assert make(sunset_date="2026-12-31").sunset_date == date(2026, 12, 31)
 
 
@@ -347,7 +345,7 @@ def test_a_definition_cannot_be_changed() -> None:
 
 
 @pytest.mark.row("T1")
-def test_a_definition_survives_json() -> None:
+def test_definition_round_trips_through_json() -> None:
     full = make(
         version="1.2.3-rc.1+b",
         cost_per_use="0.012",
@@ -362,7 +360,7 @@ def test_a_definition_survives_json() -> None:
 
 
 @pytest.mark.row("T6")
-def test_a_model_sees_nothing_of_how_a_tool_runs() -> None:
+def test_model_view_of_a_tool_hides_how_it_runs() -> None:
     shown = make(
         parameters={"properties": {"a": {"type": "string"}}},
         timeout_seconds=7,

@@ -87,7 +87,7 @@ async def failed(place: Place, ended_by: EndedBy, **fields: Any) -> Any:
 
 
 @pytest.mark.row("S1", "S7", "E1")
-async def test_success_holds_what_was_measured_and_what_was_claimed(place: Place) -> None:
+async def test_successful_call_has_measured_and_claimed_fields(place: Place) -> None:
     ending = RunEnding(
         EndedBy.OK, "call", exit_code=0, stdout="out\n", stderr="err\n", stdout_bytes=4, stderr_bytes=4,
         cpu_ms=12.5, peak_memory_bytes=20 << 20,
@@ -114,7 +114,7 @@ async def test_success_holds_what_was_measured_and_what_was_claimed(place: Place
 
 
 @pytest.mark.row("S7", "S4")
-async def test_success_stays_one_where_the_claim_has_no_form(place: Place) -> None:
+async def test_malformed_claim_does_not_fail_a_successful_call(place: Place) -> None:
     """The outside decided; a program that ends its process early claims nothing at all."""
     for result in (
         None,
@@ -127,7 +127,7 @@ async def test_success_stays_one_where_the_claim_has_no_form(place: Place) -> No
 
 
 @pytest.mark.row("E1", "S3")
-async def test_missing_module_says_that_packages_come_with_the_image(place: Place) -> None:
+async def test_missing_module_error_says_packages_come_with_the_image(place: Place) -> None:
     words = "No module named 'humanize'"
     thrown = {"type": "ModuleNotFoundError", "message": words, "line": 1, "traceback": ""}
     claimed = {"kind": "exception", "message": words, "exception": thrown}
@@ -175,7 +175,7 @@ RESOLUTION = (
     ],
     ids=lambda given: str(given)[:30],
 )  # fmt: skip
-async def test_exception_for_lack_of_network_or_package_gets_a_hint(
+async def test_exception_caused_by_missing_network_or_package_has_a_hint(
     place: Place, type_: str, message: str, traceback: str, hint: str | None
 ) -> None:
     thrown = {"type": type_, "message": message, "line": 1, "traceback": traceback}
@@ -212,7 +212,7 @@ async def test_exception_for_lack_of_network_or_package_gets_a_hint(
     ],
     ids=lambda given: str(given)[:30],
 )
-async def test_command_for_lack_of_network_or_package_gets_a_hint(
+async def test_failed_command_caused_by_missing_network_or_package_has_a_hint(
     place: Place, stderr: str, hint: str | None
 ) -> None:
     error = await failed(place, EndedBy.EXIT, exit_code=1, stderr=stderr)
@@ -222,7 +222,7 @@ async def test_command_for_lack_of_network_or_package_gets_a_hint(
 
 
 @pytest.mark.row("E1", "S4")
-async def test_exception_brings_its_own_traceback_and_what_was_printed(place: Place) -> None:
+async def test_exception_has_its_traceback_and_the_printed_output(place: Place) -> None:
     error = await failed(
         place, EndedBy.EXCEPTION, exit_code=1, stdout="so far\n", stderr="Traceback",
         claimed_error=FAILURE,
@@ -277,7 +277,7 @@ async def test_exception_brings_its_own_traceback_and_what_was_printed(place: Pl
     ],
     ids=lambda given: str(given)[:40],
 )
-async def test_message_is_fit_for_a_model_whatever_was_claimed(
+async def test_claimed_message_is_sanitized_to_one_bounded_line(
     place: Place, claimed: Any, words: str
 ) -> None:
     error = await failed(place, EndedBy.EXCEPTION, claimed_error=claimed)
@@ -304,7 +304,7 @@ async def test_message_is_fit_for_a_model_whatever_was_claimed(
          {"output_bytes": 1 << 20, "peak_output_bytes": 2_000_000}, "printed more than 1048576"),
     ],
 )  # fmt: skip
-async def test_limit_says_what_it_was_the_peak_and_what_to_try(
+async def test_exceeded_limit_reports_its_value_the_peak_and_a_remedy(
     place: Place, ended_by: EndedBy, measured: Any, code: str, limit: Any, words: str
 ) -> None:
     error = await failed(place, ended_by, **measured)
@@ -319,7 +319,7 @@ async def test_limit_says_what_it_was_the_peak_and_what_to_try(
 
 
 @pytest.mark.row("S4")
-async def test_limits_that_only_refused_are_named_each_with_what_to_try(place: Place) -> None:
+async def test_limits_that_refused_an_operation_are_named_with_a_remedy(place: Place) -> None:
     names = ("processes", "open_files", "disk", "file_size", "network", "unheard_of")
     ending = RunEnding(EndedBy.OK, "call", exit_code=0, limits_hit=names, files_left_out=3)
     envelope, _ = await call(place, ending, memory_limit_mb=128)
@@ -337,7 +337,7 @@ async def test_limits_that_only_refused_are_named_each_with_what_to_try(place: P
 
 
 @pytest.mark.row("E1", "S4")
-async def test_exit_and_signal_are_told_apart_and_named(place: Place) -> None:
+async def test_exit_status_and_signal_are_distinguished_and_named(place: Place) -> None:
     error = await failed(place, EndedBy.EXIT, exit_code=3)
     assert (error.code, error.details["exit_code"]) == ("EXECUTION_ERROR", 3)
     assert "exited with status 3" in error.message
@@ -361,7 +361,7 @@ async def test_exit_and_signal_are_told_apart_and_named(place: Place) -> None:
         ("cancelled", "EXECUTION_ERROR"),
     ],
 )
-async def test_claim_names_a_failure_and_never_undoes_one(
+async def test_claimed_kind_names_a_failure_but_never_undoes_one(
     place: Place, kind: str, code: str
 ) -> None:
     claimed = {**FAILURE, "kind": kind}
@@ -374,7 +374,7 @@ async def test_claim_names_a_failure_and_never_undoes_one(
 
 
 @pytest.mark.row("E1", "S3")
-async def test_file_that_did_not_fit_is_the_callers_to_mend(place: Place) -> None:
+async def test_input_file_that_does_not_fit_is_an_invalid_parameter(place: Place) -> None:
     claimed = {"kind": "invalid", "message": "the file a could not be written: No space"}
     error = await failed(place, EndedBy.EXCEPTION, claimed_error=claimed, exit_code=71)
     assert (error.code, error.fields) == ("INVALID_PARAMS", ("files",))
@@ -384,14 +384,14 @@ async def test_file_that_did_not_fit_is_the_callers_to_mend(place: Place) -> Non
 
 
 @pytest.mark.row("S4", "S7")
-async def test_failure_holds_no_value_however_it_was_claimed(place: Place) -> None:
+async def test_failed_call_has_no_value_even_if_one_was_claimed(place: Place) -> None:
     result = {"value": 1, "has_value": True, "value_repr": "1"}
     error = await failed(place, EndedBy.EXIT, exit_code=1, result=result)
     assert (error.details["value"], error.details["value_repr"]) == (None, None)
 
 
 @pytest.mark.row("S9", "E1")
-async def test_lost_container_is_unavailable_and_keeps_what_came(place: Place) -> None:
+async def test_lost_container_is_reported_unavailable_with_partial_output(place: Place) -> None:
     error = await failed(place, EndedBy.SANDBOX_LOST, stdout="so far")
     assert (error.code, error.retryable) == ("SANDBOX_UNAVAILABLE", False)
     assert error.details["stdout"] == "so far"
@@ -424,7 +424,7 @@ async def test_lost_container_is_unavailable_and_keeps_what_came(place: Place) -
     ],
     ids=lambda given: ascii(given)[:50],
 )
-async def test_bad_arguments_are_refused_before_a_place_is_taken(
+async def test_invalid_arguments_are_refused_before_a_slot_is_taken(
     place: Place, arguments: JsonObject, fields: list[str]
 ) -> None:
     envelope, wall = await call(place, RunEnding(EndedBy.OK, "call"), arguments)
@@ -435,7 +435,7 @@ async def test_bad_arguments_are_refused_before_a_place_is_taken(
 
 
 @pytest.mark.row("S1", "P12")
-async def test_dry_run_says_where_and_how_and_takes_nothing(place: Place) -> None:
+async def test_dry_run_reports_the_placement_and_takes_no_slot(place: Place) -> None:
     arguments = {"code": "#" * 100_000}
     envelope, wall = await call(place, RunEnding(EndedBy.OK, "call"), arguments, dry_run=True)
     assert envelope.data["would_run"] is True
@@ -448,7 +448,9 @@ async def test_dry_run_says_where_and_how_and_takes_nothing(place: Place) -> Non
 
 
 @pytest.mark.row("S1", "S9")
-async def test_engine_without_sound_containers_says_so_and_uses_nothing_weaker(home: Any) -> None:
+async def test_engine_without_sound_containers_refuses_instead_of_using_a_weaker_wall(
+    home: Any,
+) -> None:
     interpreter, none = FakeWall(), FakeWall(limits=CONTAINER_LIMITS, enforced=frozenset())
     async with Engine(config=Config(home=home), interpreter=interpreter, container=none) as engine:
         envelope = await engine.call("run_python", {"code": "1"})
@@ -487,7 +489,7 @@ def _file(path: str, content: str = "x") -> dict[str, str]:
     ],
     ids=lambda given: str(given)[:40],
 )
-def test_arguments_that_a_guest_can_take_have_no_fault(arguments: dict[str, Any]) -> None:
+def test_valid_program_arguments_have_no_fault(arguments: dict[str, Any]) -> None:
     assert _faults(**arguments) == {}
 
 
@@ -526,23 +528,23 @@ def test_arguments_that_a_guest_can_take_have_no_fault(arguments: dict[str, Any]
     ],
     ids=lambda given: ascii(given)[:40],
 )
-def test_every_fault_is_named_with_its_place(
+def test_every_argument_fault_is_named_with_its_path(
     arguments: dict[str, Any], where: str, words: str
 ) -> None:
     assert words in _faults(**arguments)[where]
 
 
-def test_all_faults_are_found_at_once() -> None:
+def test_all_argument_faults_are_reported_at_once() -> None:
     found = _faults(code="", stdin=1, files=[_file("/a"), {"path": "b"}])
     assert found.keys() == {"code", "stdin", "files.0.path", "files.1"}
 
 
-def test_a_fault_shows_no_more_than_the_beginning_of_a_path() -> None:
+def test_argument_fault_shows_only_the_beginning_of_a_long_path() -> None:
     (said,) = _faults(files=[_file("/" + "a" * 5000)]).values()
     assert len(said) < 200
 
 
-def test_command_is_a_line_for_bash_or_a_program_with_its_arguments() -> None:
+def test_shell_command_is_a_text_or_an_argument_list() -> None:
     def faults(**arguments: Any) -> dict[str, str]:
         return dict(argument_faults("code:shell", arguments))
 
@@ -553,7 +555,7 @@ def test_command_is_a_line_for_bash_or_a_program_with_its_arguments() -> None:
         assert faults(argv=argv) == {"argv": "names no program"}
 
 
-def test_surroundings_of_a_program_are_passed_on_where_they_are_given() -> None:
+def test_given_argv_env_and_working_directory_are_passed_on() -> None:
     given = {
         "argv": ["a"], "env": [{"name": "A", "value": "b"}], "working_directory": "d",
         "stdin_base64": "AP8=",
@@ -562,7 +564,7 @@ def test_surroundings_of_a_program_are_passed_on_where_they_are_given() -> None:
     assert asked == {"command": None, "stdin": None, "files": [], **given}
 
 
-def test_guest_gets_each_key_and_the_bytes_are_those_that_were_meant() -> None:
+def test_guest_request_has_every_key_and_exact_file_bytes() -> None:
     content = base64.b64encode(b"\0\xff").decode()
     arguments = {"code": "1", "files": [_file("a", "ä"), {"path": "b", "content_base64": content}]}
     assert program_arguments(arguments) == {**arguments, "stdin": None}
@@ -595,7 +597,7 @@ def _nested(depth: int) -> Any:
     [None, True, 0, -(2**53) + 1, 2**53 - 1, 1.5, "ä\0", [], {}, VALUE["value"], _nested(MAX_VALUE_DEPTH)],
     ids=lambda value: str(value)[:20],
 )  # fmt: skip
-def test_value_that_json_holds_exactly_is_passed_on(value: Any) -> None:
+def test_value_that_json_represents_exactly_is_passed_on(value: Any) -> None:
     assert read_value({**VALUE, "value": value}).value == value
 
 
@@ -606,7 +608,7 @@ def test_value_that_json_holds_exactly_is_passed_on(value: Any) -> None:
      _nested(MAX_VALUE_DEPTH + 1), {1}, b"x"],
     ids=lambda value: ascii(value)[:20],
 )  # fmt: skip
-def test_value_that_json_cannot_hold_is_null_and_its_words_stay(value: Any) -> None:
+def test_value_that_json_cannot_represent_is_null_with_its_repr(value: Any) -> None:
     claim = read_value({**VALUE, "value": value})
     assert (claim.value, claim.value_repr) == (None, VALUE["value_repr"])
 
@@ -618,11 +620,11 @@ def test_value_that_json_cannot_hold_is_null_and_its_words_stay(value: Any) -> N
      {**VALUE, "value_repr": 4}, {"result": VALUE}, {**VALUE, "has_value": False}],
     ids=str,
 )  # fmt: skip
-def test_value_in_another_form_is_none(result: Any) -> None:
+def test_malformed_claimed_value_is_ignored(result: Any) -> None:
     assert read_value(result) == NO_VALUE
 
 
-def test_failure_in_the_agreed_form_is_believed() -> None:
+def test_well_formed_claimed_failure_is_used() -> None:
     claim = read_failure(FAILURE_CODE_ENDINGS)
     assert claim is not None
     assert claim.model_dump() == {**FAILURE_CODE_ENDINGS, "errno": None}
@@ -646,7 +648,7 @@ def test_failure_in_the_agreed_form_is_believed() -> None:
     ],
     ids=lambda claimed: str(claimed)[:60],
 )  # fmt: skip
-def test_failure_in_another_form_is_not_believed_at_all(claimed: Any) -> None:
+def test_malformed_claimed_failure_is_ignored(claimed: Any) -> None:
     assert read_failure(claimed) is None
 
 
@@ -692,7 +694,7 @@ async def shell(ended_by: EndedBy, *, session_id: str | None = None, **fields: A
 
 
 @pytest.mark.row("S7")
-async def test_command_has_no_value_and_no_figures() -> None:
+async def test_shell_result_has_no_value_and_no_figures() -> None:
     lease = Says(EndedBy.OK, exit_code=0, stdout="a\n")
     outcome = await run("shell", lease, {"command": "echo a", "stdin": "i"})
     assert outcome.data == {
@@ -703,7 +705,7 @@ async def test_command_has_no_value_and_no_figures() -> None:
 
 
 @pytest.mark.row("S7")
-async def test_failed_command_shows_what_it_said() -> None:
+async def test_failed_command_shows_its_output() -> None:
     error = await shell(EndedBy.EXIT, exit_code=2, stderr="grep: no such file\n")
     assert (error.code, error.details["exit_code"]) == ("EXECUTION_ERROR", 2)
     assert error.message.startswith("The command exited with status 2.")
@@ -722,13 +724,13 @@ async def test_failed_command_shows_what_it_said() -> None:
         "Vim: Warning: Output is not to a terminal\nError: not a terminal",
     ],
 )
-async def test_command_that_looks_for_a_terminal_hears_that_there_is_none(stderr: str) -> None:
+async def test_command_that_needs_a_terminal_fails_with_a_hint(stderr: str) -> None:
     error = await shell(EndedBy.EXIT, exit_code=1, stderr=stderr)
     assert "no terminal is available" in error.message
 
 
 @pytest.mark.row("S7")
-async def test_command_that_waits_ends_with_a_time_out_that_names_the_cause() -> None:
+async def test_timeout_of_an_idle_command_says_that_it_was_waiting() -> None:
     waited = await shell(EndedBy.WALL_TIME, cpu_ms=40.0)
     assert waited.code == "TIMEOUT"
     assert "waiting, not computing" in waited.message
@@ -739,7 +741,7 @@ async def test_command_that_waits_ends_with_a_time_out_that_names_the_cause() ->
 
 
 @pytest.mark.row("S7")
-async def test_javascript_that_never_yields_is_a_plain_time_out() -> None:
+async def test_javascript_busy_loop_is_a_plain_timeout() -> None:
     lease = Says(EndedBy.WALL_TIME, cpu_ms=30_000.0)
     error = (await run("javascript", lease, {"code": "for(;;);"})).error
     assert error is not None
@@ -748,7 +750,7 @@ async def test_javascript_that_never_yields_is_a_plain_time_out() -> None:
 
 
 @pytest.mark.row("S7")
-async def test_javascript_answers_as_python_does() -> None:
+async def test_javascript_result_has_the_fields_of_python() -> None:
     value = {"value": [1], "has_value": True, "value_repr": "[ 1 ]"}
     outcome = await run("javascript", Says(EndedBy.OK, result=value), {"code": "[1]"})
     assert outcome.data.keys() == set(CODE_OUTPUT["required"])
@@ -770,7 +772,9 @@ async def test_javascript_answers_as_python_does() -> None:
     ("state", "words"),
     [("kept", None), ("rolled_back", "variables restored"), ("reset", "are lost"), (None, None)],
 )
-async def test_what_became_of_a_sessions_variables_is_said(state: Any, words: str | None) -> None:
+async def test_state_of_session_variables_is_reported_after_a_call(
+    state: Any, words: str | None
+) -> None:
     lease = Says(EndedBy.OK, state=state, variables_bytes=7)
     outcome = await run("python", lease, {"code": "1"}, "sess_1")
     assert outcome.data["session"] == {"id": "sess_1", "state": state, "variables_bytes": 7}
@@ -781,7 +785,7 @@ async def test_what_became_of_a_sessions_variables_is_said(state: Any, words: st
 
 @pytest.mark.row("S7")
 @pytest.mark.row("S6")
-async def test_failed_call_of_a_session_says_it_too() -> None:
+async def test_failed_session_call_reports_the_state_of_its_variables() -> None:
     lease = Says(EndedBy.WALL_TIME, state="rolled_back", variables_bytes=9)
     outcome = await run("python", lease, {"code": "1"}, "sess_1")
     assert outcome.error is not None
@@ -796,7 +800,7 @@ async def test_failed_call_of_a_session_says_it_too() -> None:
 
 @pytest.mark.row("S7")
 @pytest.mark.row("S6")
-async def test_lost_container_of_a_session_takes_everything_with_it() -> None:
+async def test_lost_session_container_error_says_that_files_and_variables_are_gone() -> None:
     error = await shell(EndedBy.SANDBOX_LOST, session_id="sess_1")
     assert (error.code, error.may_retry) == ("SANDBOX_UNAVAILABLE", False)
     assert "with its files and variables" in error.message
@@ -805,7 +809,7 @@ async def test_lost_container_of_a_session_takes_everything_with_it() -> None:
 
 @pytest.mark.row("S7")
 @pytest.mark.row("S6")
-async def test_memory_of_a_session_is_no_matter_of_one_call() -> None:
+async def test_memory_error_in_a_session_suggests_a_larger_session() -> None:
     error = await shell(EndedBy.MEMORY, session_id="sess_1")
     assert "start a session with more" in error.message
     assert "memory_limit_mb" not in error.message
@@ -814,7 +818,7 @@ async def test_memory_of_a_session_is_no_matter_of_one_call() -> None:
 
 @pytest.mark.row("S7")
 @pytest.mark.row("S4", "S6")
-async def test_variables_that_leave_no_room_are_named() -> None:
+async def test_memory_error_names_the_size_of_session_variables() -> None:
     async def python(held_mb: int) -> str:
         ending = Says(EndedBy.MEMORY, state="rolled_back", variables_bytes=held_mb << 20)
         outcome = await run("python", ending, {"code": "x"}, "sess_1")
@@ -826,7 +830,7 @@ async def test_variables_that_leave_no_room_are_named() -> None:
 
 
 @pytest.mark.row("S7")
-async def test_commands_arguments_are_checked_under_their_own_name() -> None:
+async def test_shell_arguments_are_reported_under_their_own_names() -> None:
 
     assert dict(argument_faults("code:shell", {"command": " "})).keys() == {"command"}
     assert dict(argument_faults("code:shell", {"code": "1"})).keys() == {"command"}

@@ -75,7 +75,7 @@ def sha256(content: bytes) -> str:
 
 
 @pytest.mark.row("A2")
-async def test_a_new_file_is_shown_with_the_directories_that_come_with_it(
+async def test_preview_of_a_new_file_includes_its_new_directories(
     files: FakeFiles,
 ) -> None:
     (files.root / "a").mkdir()
@@ -101,7 +101,7 @@ async def test_a_new_file_is_shown_with_the_directories_that_come_with_it(
 
 
 @pytest.mark.row("A2")
-async def test_a_replaced_file_is_shown_before_and_after_with_a_diff(files: FakeFiles) -> None:
+async def test_preview_of_a_replaced_file_has_a_diff(files: FakeFiles) -> None:
     (files.root / "f").write_text("one\ntwo\n")
     (files.root / "f").chmod(0o755)
     found = await shown("write", files, path="f", content="one\n2\n", mode="replace")
@@ -117,7 +117,7 @@ async def test_a_replaced_file_is_shown_before_and_after_with_a_diff(files: Fake
 
 
 @pytest.mark.row("A2")
-async def test_what_is_added_at_the_end_says_which_other_names_change_too(
+async def test_preview_of_an_append_names_other_hard_links(
     files: FakeFiles,
 ) -> None:
     (files.root / "f").write_text("one\n")
@@ -129,7 +129,7 @@ async def test_what_is_added_at_the_end_says_which_other_names_change_too(
 
 
 @pytest.mark.row("A2")
-async def test_what_is_no_text_or_too_long_is_shown_by_sizes_and_hashes(files: FakeFiles) -> None:
+async def test_preview_of_binary_or_long_content_has_sizes_and_hashes(files: FakeFiles) -> None:
     (files.root / "f").write_bytes(b"\xff")
     encoded = base64.b64encode(b"a\0").decode()
     for content in ({"content": "text"}, {"content_base64": encoded}):
@@ -157,7 +157,7 @@ async def test_what_is_no_text_or_too_long_is_shown_by_sizes_and_hashes(files: F
         ("create", "f/new", "no such file or directory"),
     ],
 )
-async def test_a_write_that_would_fail_says_so(
+async def test_preview_of_a_failing_write_reports_the_failure(
     files: FakeFiles, mode: str, path: str, words: str
 ) -> None:
     (files.root / "f").write_text("")
@@ -169,7 +169,7 @@ async def test_a_write_that_would_fail_says_so(
 
 
 @pytest.mark.row("A2")
-async def test_a_deletion_shows_all_that_goes_what_is_missing_and_what_stays(
+async def test_preview_of_a_deletion_lists_removed_missing_and_kept_paths(
     files: FakeFiles,
 ) -> None:
     (files.root / "d/e").mkdir(parents=True)
@@ -195,7 +195,9 @@ async def test_a_deletion_shows_all_that_goes_what_is_missing_and_what_stays(
 
 
 @pytest.mark.row("A2")
-async def test_a_large_deletion_is_counted_whole_and_shown_in_part(files: FakeFiles) -> None:
+async def test_preview_of_a_large_deletion_is_counted_in_full_and_listed_in_part(
+    files: FakeFiles,
+) -> None:
     (files.root / "d").mkdir()
     for number in range(1200):
         (files.root / f"d/{number:04}").write_text("x")
@@ -206,7 +208,7 @@ async def test_a_large_deletion_is_counted_whole_and_shown_in_part(files: FakeFi
 
 
 @pytest.mark.row("A2")
-async def test_two_deletions_of_equal_hash_are_of_the_same_things(files: FakeFiles) -> None:
+async def test_preview_hash_identifies_the_affected_files(files: FakeFiles) -> None:
     for name in "ab":
         (files.root / name).write_text("same")
     first = await effect("delete", files, paths=["a"])
@@ -225,7 +227,7 @@ async def test_two_deletions_of_equal_hash_are_of_the_same_things(files: FakeFil
 
 
 @pytest.mark.row("A2")
-async def test_a_tool_of_another_executor_has_no_preview(files: FakeFiles) -> None:
+async def test_only_file_changing_tools_have_a_preview(files: FakeFiles) -> None:
     for executor in ("workspace:read", "workspace:list", "code:python"):
         assert await effect_of(tool(executor), {"path": "f"}, LIMITS, files) is None
     with pytest.raises(InternalError):
@@ -236,7 +238,7 @@ async def test_a_tool_of_another_executor_has_no_preview(files: FakeFiles) -> No
 
 
 @pytest.mark.row("A2")
-async def test_too_much_to_look_at_is_refused_before_anybody_is_asked(
+async def test_preview_of_too_many_files_is_refused_before_approval(
     files: FakeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(survey, "MAX_LOOKED_AT", 1)
@@ -249,7 +251,7 @@ async def test_too_much_to_look_at_is_refused_before_anybody_is_asked(
 
 
 @pytest.mark.row("A2")
-async def test_a_call_that_was_approved_for_other_files_changes_nothing(files: FakeFiles) -> None:
+async def test_call_approved_for_other_files_changes_nothing(files: FakeFiles) -> None:
     (files.root / "f").write_text("one")
     found = await effect("delete", files, paths=["f"])
     (files.root / "f").write_text("two")
@@ -267,7 +269,7 @@ async def test_a_call_that_was_approved_for_other_files_changes_nothing(files: F
 
 
 @pytest.mark.row("A2")
-async def test_a_write_that_was_approved_is_asked_and_done_in_one_request(
+async def test_approved_write_is_checked_and_done_in_one_guest_request(
     files: FakeFiles,
 ) -> None:
     arguments = {"path": "f", "content": "x"}
@@ -291,7 +293,7 @@ CONTENTS = st.one_of(st.text(max_size=40).filter(lambda text: "\0" not in text),
     content=CONTENTS,
     mode=st.sampled_from(["create", "replace", "append"]),
 )
-async def test_a_file_is_afterwards_what_was_shown(
+async def test_written_file_matches_its_preview(
     files: FakeFiles, before: str | None, content: str, mode: str
 ) -> None:
     target = files.root / "f"
@@ -312,7 +314,7 @@ async def test_a_file_is_afterwards_what_was_shown(
 
 
 @pytest.mark.row("A2")
-async def test_the_preview_in_the_how_to_is_a_real_one(files: FakeFiles) -> None:
+async def test_preview_in_the_how_to_matches_a_real_one(files: FakeFiles) -> None:
     page = Path(__file__).parents[3] / "docs/howto/see-what-will-change.md"
     call, preview = map(
         json.loads, re.findall(r"^```json\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
@@ -405,7 +407,7 @@ def rehash(answer: Any) -> None:
 
 @pytest.mark.row("A2")
 @pytest.mark.parametrize("lie", LIES, ids=str)
-async def test_a_lie_of_the_guest_is_no_preview(files: FakeFiles, lie: Lie) -> None:
+async def test_inconsistent_preview_of_a_guest_is_rejected(files: FakeFiles, lie: Lie) -> None:
     (files.root / "d").mkdir()
     (files.root / "d/f").write_text("text")
 
@@ -435,7 +437,7 @@ async def test_a_lie_of_the_guest_is_no_preview(files: FakeFiles, lie: Lie) -> N
     ],
     ids=str,
 )
-async def test_a_lie_about_a_files_content_is_no_preview(files: FakeFiles, lie: Lie) -> None:
+async def test_preview_with_false_file_content_is_rejected(files: FakeFiles, lie: Lie) -> None:
     (files.root / "f").write_text("one")
 
     def tell(request: JsonObject, answer: Any) -> None:
@@ -451,7 +453,7 @@ async def test_a_lie_about_a_files_content_is_no_preview(files: FakeFiles, lie: 
 
 
 @pytest.mark.row("A2")
-async def test_a_place_that_is_lost_meanwhile_gives_no_preview() -> None:
+async def test_container_lost_during_a_preview_is_an_error() -> None:
     class Lost:
         queue_ms = 0.0
 
@@ -464,7 +466,7 @@ async def test_a_place_that_is_lost_meanwhile_gives_no_preview() -> None:
 
 
 @pytest.mark.row("A2")
-def test_guest_and_host_write_one_manifest() -> None:
+def test_guest_and_host_serialize_manifests_identically() -> None:
     value = {"b": "é\u202e\n", "a": None, "mode": 0o644}
     assert survey._line(value) == effects.manifest_line(value)
     assert survey.FORMAT == effects.SURVEY_FORMAT
@@ -511,7 +513,7 @@ def applied(before: str, diff: str) -> str:
 @example("a", "")
 @example("a", "a\n")
 @example("a\nb", "a\nb\nc")
-def test_a_diff_makes_one_text_of_the_other(before: str, after: str) -> None:
+def test_applying_a_diff_gives_the_new_text(before: str, after: str) -> None:
     diff = unified(before, after)
     assert not diff.is_truncated
     assert applied(before, diff.text) == after
@@ -519,9 +521,7 @@ def test_a_diff_makes_one_text_of_the_other(before: str, after: str) -> None:
 
 
 @given(TEXTS.map("".join), TEXTS.map("".join))
-def test_texts_that_are_not_compared_line_by_line_give_a_true_diff_too(
-    before: str, after: str
-) -> None:
+def test_coarse_diff_is_correct(before: str, after: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(effect_diff, "MAX_STEPS", 3)
         diff = unified(before, after)
@@ -532,7 +532,7 @@ def test_texts_that_are_not_compared_line_by_line_give_a_true_diff_too(
         assert re.fullmatch(r"-+\++", changed), "more than one part is shown as changed"
 
 
-def test_whoever_applies_it_gets_what_will_be(tmp_path: Path) -> None:
+def test_patch_program_applies_the_diff(tmp_path: Path) -> None:
     before = "".join(f"line {n}\n" for n in range(60))
     after = before.replace("line 7\n", "seven\n").replace("line 40\n", "") + "end"
     diff = unified(before, after).text
@@ -544,13 +544,13 @@ def test_whoever_applies_it_gets_what_will_be(tmp_path: Path) -> None:
         assert (tmp_path / "f").read_text() == after
 
 
-def test_lines_of_a_file_never_look_like_a_head() -> None:
+def test_file_lines_cannot_forge_a_diff_header() -> None:
     hostile = "@@ -1 +1 @@\n--- a\n+++ b\n\\ No newline at end of file\n"
     heads = [line for line in unified("", hostile).text.splitlines() if not line.startswith("+")]
     assert heads == ["@@ -0,0 +1,4 @@"]
 
 
-def test_a_long_diff_ends_at_its_bound_and_says_so() -> None:
+def test_long_diff_is_truncated_and_marked() -> None:
     for after in ("é" * 100_000, "line\n" * 100_000):
         diff = unified("", after)
         assert diff.is_truncated
@@ -579,7 +579,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize("slow", SLOW, ids=[slow.id for slow in SLOW])
-def test_texts_made_to_be_slow_are_not_compared_line_by_line(slow: Slow) -> None:
+def test_adversarial_texts_get_a_coarse_diff(slow: Slow) -> None:
     """Estimated, not timed: the estimate is proven below."""
     before, after = ("".join(f"{line}\n" for line in lines) for lines in (slow.before, slow.after))
     assert unified(before, after).is_coarse
@@ -588,7 +588,7 @@ def test_texts_made_to_be_slow_are_not_compared_line_by_line(slow: Slow) -> None
 @given(TEXTS, TEXTS)
 @example([f"{n % 9}\n" for n in range(300)], [f"{n % 7}\n" for n in range(300)])
 @example(["a\n", "b\n"] * 150, ["a\n"] * 250)
-def test_estimate_is_never_below_the_lines_looked_at(before: list[str], after: list[str]) -> None:
+def test_diff_cost_estimate_is_an_upper_bound(before: list[str], after: list[str]) -> None:
     looked_at = 0
 
     class Counted(effect_diff._Middle):
@@ -605,7 +605,7 @@ def test_estimate_is_never_below_the_lines_looked_at(before: list[str], after: l
     assert looked_at <= 2 * found + matcher.most_steps
 
 
-def test_a_small_change_in_a_long_text_is_compared_line_by_line() -> None:
+def test_small_change_in_a_long_text_gets_an_exact_diff() -> None:
     before = "".join(f"line {n}\n" for n in range(20_000))
     after = before.replace("line 9000\n", "").replace("line 9900\n", "other\n")
     diff = unified(before, after)

@@ -41,19 +41,19 @@ def read(body: bytes, kind: str | None = None, *, raw: bool = False, start: int 
         (b"+AGE-", "text/plain; charset=utf-7", {"text": "+AGE-", "characters": 5}),
     ],
 )  # fmt: skip
-def test_answer_becomes_json_or_text_by_its_type(
+def test_response_becomes_json_or_text_by_its_content_type(
     body: bytes, kind: str | None, expected: JsonObject
 ) -> None:
     found = read(body, kind)
     assert found == {"url": URL, "status": 200, "content_type": kind, **expected}
 
 
-def test_every_encoding_that_a_page_may_name_is_one_that_python_has() -> None:
+def test_every_offered_charset_is_known_to_python() -> None:
     for name in _CODECS:
         assert read(b"plain", f"text/plain; charset={name}")["status"] == 200, name
 
 
-def test_long_json_is_a_text_that_the_engine_shortens() -> None:
+def test_long_json_response_is_returned_as_text() -> None:
     body = b"[" + b"1," * 6000 + b"1]"
     assert read(body, "application/json")["text"] == body.decode()
     assert read(b"[" + b"1," * 4000 + b"1]", "application/json")["json"] == [1] * 4001  # twin
@@ -67,7 +67,7 @@ def test_long_json_is_a_text_that_the_engine_shortens() -> None:
         (b"text\0", "application/x; a=b", "application/x"),
     ],
 )
-def test_bytes_become_a_file(body: bytes, kind: str | None, shown: str) -> None:
+def test_binary_response_becomes_a_file(body: bytes, kind: str | None, shown: str) -> None:
     (file,) = read(body, kind)["files"]
     assert base64.b64decode(file.pop("content_base64")) == body
     assert file == {"filename": "page.bin", "content_type": shown, "size": len(body)}
@@ -81,11 +81,11 @@ def test_bytes_become_a_file(body: bytes, kind: str | None, shown: str) -> None:
         ("/%5c..%5cx", "x"), ("/" + "a" * 300, "a" * 100),
     ],
 )  # fmt: skip
-def test_name_of_a_file_is_no_path(path: str, name: str) -> None:
+def test_name_of_a_fetched_file_contains_no_path(path: str, name: str) -> None:
     assert file_name(f"https://example.org{path}?q=/x") == name
 
 
-def test_html_is_read_without_markup_and_as_it_is_where_that_is_asked_for() -> None:
+def test_html_is_converted_to_text_unless_raw_is_requested() -> None:
     page = (
         "<!doctype html><html><head><title>A &amp; B</title><style>p {}</style></head><body>"
         "<!-- hidden --><h1>Head</h1><p>Hi <b>you</b>&nbsp;there<br>next<script>alert('<p>')"
@@ -98,7 +98,7 @@ def test_html_is_read_without_markup_and_as_it_is_where_that_is_asked_for() -> N
     assert read(b'{"a": 1}', "application/json", raw=True)["text"] == '{"a": 1}'
 
 
-def test_text_goes_on_where_the_caller_says() -> None:
+def test_text_is_returned_from_the_requested_offset() -> None:
     found = read(b"0123456789", "text/plain", start=4)
     assert (found["text"], found["characters"]) == ("456789", 10)
     assert read(b"0123456789", "text/plain", start=99)["text"] == ""
@@ -106,7 +106,7 @@ def test_text_goes_on_where_the_caller_says() -> None:
 
 @given(st.lists(st.sampled_from(["<", ">", "</", "<!--", "-->", "<script>", "</script>", "'", '"',
                                  "<p ", "a", " ", "&#", "&lt;", "\n", "<b>"])))  # fmt: skip
-def test_no_script_and_no_tag_is_left_of_a_hostile_page(parts: list[str]) -> None:
+def test_text_of_a_hostile_page_has_no_tags_and_no_script(parts: list[str]) -> None:
     text = readable_text("".join(parts).replace("&lt;", "&amp;"))
     assert "<script>" not in text
     assert "<b>" not in text
@@ -115,7 +115,7 @@ def test_no_script_and_no_tag_is_left_of_a_hostile_page(parts: list[str]) -> Non
 @pytest.mark.parametrize(
     "part", ["<script", "<p>", "<a '", "<", "&#", "<!--", "<p", '<a "', "</", "<a b=c"]
 )
-def test_page_of_a_megabyte_is_read_whatever_it_holds(part: str) -> None:
+def test_any_page_of_one_megabyte_is_converted(part: str) -> None:
     page = part * ((1 << 20) // len(part))
     assert len(readable_text(page)) <= len(page)
     assert readable_text("&#" + "9" * 100_000) == "&#" + "9" * 100_000
@@ -145,7 +145,7 @@ ADDRESSES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", ADDRESSES)
-def test_address_that_is_no_plain_url_is_refused(case: str) -> None:
+def test_url_that_is_not_plain_http_is_refused(case: str) -> None:
     url, words = ADDRESSES[case]
     with pytest.raises(ArgumentsRefused) as caught:
         fetch_request({"url": url})
@@ -153,7 +153,7 @@ def test_address_that_is_no_plain_url_is_refused(case: str) -> None:
     assert any(word in caught.value.message for word in words.split("|"))
 
 
-def test_request_has_nothing_of_the_call_and_no_fragment() -> None:
+def test_fetch_request_carries_no_call_context_and_no_fragment() -> None:
     request = fetch_request({"url": "https://example.org/a?b=%20#part"})
     assert (request.method, request.url) == ("GET", "https://example.org/a?b=%20")
     assert {name for name, _ in request.headers} == {"accept", "user-agent"}

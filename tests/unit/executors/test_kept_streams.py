@@ -45,7 +45,7 @@ async def whole(blobs: BlobStore, url: str) -> str:
 
 
 @pytest.mark.parametrize("size", [1, 7, 299, 999, 5000])
-async def test_long_stream_is_kept_whole_elsewhere(blobs: BlobStore, size: int) -> None:
+async def test_long_output_stream_is_stored_as_a_blob(blobs: BlobStore, size: int) -> None:
     text = "".join(f"ä{number:04}" for number in range(1000))
     streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     for start in range(0, len(text), size):
@@ -60,7 +60,7 @@ async def test_long_stream_is_kept_whole_elsewhere(blobs: BlobStore, size: int) 
     assert await whole(blobs, cut.link["resource_url"]) == text
 
 
-async def test_stream_up_to_the_bound_is_a_text_as_ever(blobs: BlobStore) -> None:
+async def test_output_stream_within_the_bound_stays_inline(blobs: BlobStore) -> None:
     streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     for _ in range(1000):
         streams.hear("stdout", "x")
@@ -69,7 +69,7 @@ async def test_stream_up_to_the_bound_is_a_text_as_ever(blobs: BlobStore) -> Non
     assert blobs.room.taken == 0
 
 
-async def test_no_more_than_the_limit_is_kept_or_told(blobs: BlobStore) -> None:
+async def test_output_stream_is_kept_and_reported_up_to_its_limit(blobs: BlobStore) -> None:
     told: list[str] = []
     streams = KeptStreams(blobs, OWNER, 10, Redactor(), lambda stream, text: told.append(text))
     for _ in range(5):
@@ -77,7 +77,7 @@ async def test_no_more_than_the_limit_is_kept_or_told(blobs: BlobStore) -> None:
     assert (await streams.finish())["stdout"].text == "".join(told) == "abcdabcdab"
 
 
-async def test_stream_that_could_not_be_kept_still_has_its_ends(blobs: BlobStore) -> None:
+async def test_output_stream_that_cannot_be_stored_keeps_head_and_tail(blobs: BlobStore) -> None:
     blobs.room.share.most_of_one = 50
     streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     streams.hear("stdout", "a" * 3000 + "z")
@@ -87,7 +87,7 @@ async def test_stream_that_could_not_be_kept_still_has_its_ends(blobs: BlobStore
     assert "share" in cut.link["not_kept"]
 
 
-async def test_discarded_streams_leave_nothing(blobs: BlobStore) -> None:
+async def test_discarded_streams_leave_no_files(blobs: BlobStore) -> None:
     streams = KeptStreams(blobs, OWNER, 10**6, Redactor())
     streams.hear("stdout", "a" * 3000)
     streams.discard()
@@ -95,5 +95,5 @@ async def test_discarded_streams_leave_nothing(blobs: BlobStore) -> None:
     assert [path.name for path in blobs.room.directory.iterdir()] == []
 
 
-async def test_wall_that_tells_nothing_is_no_empty_stream(blobs: BlobStore) -> None:
+async def test_wall_without_output_streams_yields_no_streams(blobs: BlobStore) -> None:
     assert await KeptStreams(blobs, OWNER, 10, Redactor()).finish() == {}

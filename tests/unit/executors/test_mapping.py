@@ -42,7 +42,7 @@ def sent(definition: ToolDefinition, cursor: str | None) -> JsonObject:
 BY_CURSOR = {"items": "/found", "cursor_parameter": "after", "next_cursor": "/next"}
 
 
-def test_places_of_an_object_and_of_each_item_become_its_fields() -> None:
+def test_json_pointers_map_response_values_to_fields() -> None:
     document = {"a/b": {"~": [{"x": 1}, "no object", {}]}, "n": 3, "": {"y": SECRET}}
     assert page(tool(fields={"y": "//y", "first": "/a~1b/~0/0/x", "none": "/z"}), document) == {
         "y": "[redacted]", "first": 1, "none": None
@@ -56,19 +56,19 @@ def test_places_of_an_object_and_of_each_item_become_its_fields() -> None:
 
 
 @pytest.mark.parametrize("document", [{}, [], None, "found", {"found": {}}, {"found": "x"}])
-def test_answer_without_the_list_is_an_error_and_not_an_empty_list(document: Any) -> None:
+def test_response_without_the_expected_list_is_an_error(document: Any) -> None:
     with pytest.raises(ExecutionError, match="without a list at '/found'"):
         page(tool(items="/found"), document)
 
 
 @pytest.mark.parametrize("total", [-1, True, "7", 1.5, None, {}])
-def test_count_that_is_none_is_null(total: Any) -> None:
+def test_invalid_total_count_becomes_null(total: Any) -> None:
     found = page(tool(items="/found", total_count="/n"), {"found": [], "n": total})
     assert found["pagination"]["total_count"] is None
 
 
 @pytest.mark.parametrize("position", ["abc", "a b&x=1", 7, "é" * 100])
-def test_cursor_brings_the_services_own_value_back_to_its_parameter(position: Any) -> None:
+def test_cursor_returns_the_upstream_position_in_its_parameter(position: Any) -> None:
     definition = tool(**BY_CURSOR)
     first = page(definition, {"found": [1], "next": position})["pagination"]
     assert first["has_more"] is True
@@ -77,12 +77,12 @@ def test_cursor_brings_the_services_own_value_back_to_its_parameter(position: An
 
 
 @pytest.mark.parametrize("end", [{}, {"next": None}, {"next": ""}, {"next": False}])
-def test_list_ends_where_the_service_names_no_next_page(end: JsonObject) -> None:
+def test_list_ends_if_the_upstream_names_no_next_page(end: JsonObject) -> None:
     pagination = page(tool(**BY_CURSOR), {"found": [1], **end})["pagination"]
     assert pagination == {"has_more": False, "next_cursor": None, "total_count": None}
 
 
-def test_long_list_of_small_items_is_not_made_a_list_of_large_ones() -> None:
+def test_mapped_list_over_the_object_limit_is_refused() -> None:
     definition = tool(items="", fields={"title": "/title", "url": "/url"})
     with pytest.raises(OutputLimitExceeded):
         page(definition, [0] * (MAX_OBJECTS + 1))
@@ -101,20 +101,20 @@ def test_long_list_of_small_items_is_not_made_a_list_of_large_ones() -> None:
         ("ghp_" + "a" * 36, "with a secret"),
     ],
 )
-def test_cursor_that_cannot_be_handed_out_is_an_error(position: Any, words: str) -> None:
+def test_invalid_upstream_position_is_an_error(position: Any, words: str) -> None:
     with pytest.raises(ExecutionError, match=words) as caught:
         page(tool(**BY_CURSOR), {"found": [1], "next": position})
     assert SECRET not in caught.value.message
 
 
-def test_longest_position_fits_a_cursor() -> None:
+def test_longest_upstream_position_fits_a_cursor() -> None:
     definition = tool(**BY_CURSOR)
     cursor = page(definition, {"found": [1], "next": "a" * 3998})["pagination"]["next_cursor"]
     assert len(cursor) <= MAX_CURSOR
     assert sent(definition, cursor)["after"] == "a" * 3998
 
 
-def test_pages_and_items_are_counted_until_a_page_is_empty() -> None:
+def test_page_and_item_numbers_advance_until_an_empty_page() -> None:
     for counts, positions in (("pages", [None, 2, 3]), ("items", [None, 2, 4])):
         definition = tool(items="", cursor_parameter="at", counts=counts)
         cursor, seen = None, []
@@ -133,19 +133,19 @@ BY_URL = {"items": "/found", "cursor_parameter": "page", "next_url": "/next"}
     "url",
     ["https://evil.example/steal?x=1&page=2", "http://127.0.0.1/?page=2", "?page=2", "/a?page=2"],
 )
-def test_of_a_next_address_only_the_cursors_parameter_is_used(url: str) -> None:
+def test_only_the_cursor_parameter_of_a_next_url_is_used(url: str) -> None:
     definition = tool(**BY_URL)
     cursor = page(definition, {"found": [1], "next": url})["pagination"]["next_cursor"]
     assert sent(definition, cursor) == {"q": "x", "page": "2"}
 
 
 @pytest.mark.parametrize("url", ["https://a.example/", "https://[", "page=2", "?page=", 3])
-def test_next_address_without_the_parameter_is_an_error(url: Any) -> None:
+def test_next_url_without_the_cursor_parameter_is_an_error(url: Any) -> None:
     with pytest.raises(ExecutionError, match="not understood"):
         page(tool(**BY_URL), {"found": [1], "next": url})
 
 
-def test_cursor_is_good_for_its_list_and_its_owner_only() -> None:
+def test_cursor_is_valid_only_for_its_tool_arguments_and_owner() -> None:
     definition = tool(**BY_CURSOR)
     cursor = page(definition, {"found": [1], "next": "2"})["pagination"]["next_cursor"]
     elsewhere = definition.model_copy(update={"endpoint": "https://other.example/"})
@@ -168,6 +168,6 @@ def test_cursor_is_good_for_its_list_and_its_owner_only() -> None:
 
 
 @given(st.text())
-def test_no_made_up_cursor_reaches_the_service(cursor: str) -> None:
+def test_forged_cursor_is_refused_before_the_upstream_is_called(cursor: str) -> None:
     with pytest.raises(InvalidParams):
         MINE.with_position(tool(**BY_CURSOR), {"cursor": cursor})

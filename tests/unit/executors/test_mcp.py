@@ -16,7 +16,7 @@ from support.definitions import function_definition, registered
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D5")]
 
 
-async def test_server_is_told_the_span_of_the_call() -> None:
+async def test_mcp_request_carries_the_trace_context_of_the_call() -> None:
     span = context_of("mine", "call_1", TraceParent("a" * 32, "b" * 16, "01"))
     asked: list[Any] = []
 

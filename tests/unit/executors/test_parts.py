@@ -23,7 +23,7 @@ def given_out(values: list[Any]) -> Generator[Any, None, None]:
 
 
 @given(st.lists(VALUES), st.integers(0, 200))
-def test_parts_are_a_text_or_a_list_and_never_over_the_limit(values: list[Any], most: int) -> None:
+def test_streamed_parts_form_a_text_or_list_within_the_limit(values: list[Any], most: int) -> None:
     heard: list[str] = []
     parts = Parts(most, 20, heard.append)
     size = sum(len(strict_json.dumps(value)) + 1 for value in values)
@@ -39,7 +39,7 @@ def test_parts_are_a_text_or_a_list_and_never_over_the_limit(values: list[Any], 
         assert data == values
 
 
-async def test_generators_are_closed_however_they_end() -> None:
+async def test_generators_are_always_closed() -> None:
     closed = []
 
     def plain() -> Generator[str, None, None]:
@@ -63,7 +63,7 @@ async def test_generators_are_closed_however_they_end() -> None:
     assert closed == ["plain", "waiting"]
 
 
-def test_many_pieces_share_an_event_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_parts_are_batched_into_events_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     heard: list[str] = []

@@ -39,7 +39,7 @@ def _failed(ended_by: EndedBy, **fields: Any) -> RunEnding:
 @pytest.mark.anyio
 @pytest.mark.row("S1", "S2")
 @pytest.mark.parametrize("isolation", [None, "call"])
-async def test_program_always_asks_for_a_process_of_its_own(home, isolation) -> None:
+async def test_restricted_program_always_gets_a_fresh_process(home, isolation) -> None:
     options = {} if isolation is None else {"isolation": isolation}
     envelope, wall = await _call(home, RunEnding(EndedBy.OK, "call", result=GOOD), **options)
     assert envelope.data == GOOD
@@ -50,7 +50,7 @@ async def test_program_always_asks_for_a_process_of_its_own(home, isolation) -> 
 
 @pytest.mark.anyio
 @pytest.mark.row("E1", "S4")
-async def test_exception_brings_what_was_printed_and_the_programs_own_traceback(home) -> None:
+async def test_program_exception_has_the_printed_output_and_its_traceback(home) -> None:
     said = {"value": None, "value_repr": None, "stdout": "so far", "exception": EXCEPTION}
     ending = _failed(
         EndedBy.EXCEPTION,
@@ -76,7 +76,9 @@ async def test_exception_brings_what_was_printed_and_the_programs_own_traceback(
         (EndedBy.OUTPUT, "OUTPUT_LIMIT_EXCEEDED", {"output_bytes": 65536}),
     ],
 )
-async def test_limit_is_named_and_what_cannot_be_known_is_null(home, ended_by, code, limit) -> None:
+async def test_exceeded_limit_is_named_and_unknown_details_are_null(
+    home, ended_by, code, limit
+) -> None:
     envelope, _ = await _call(home, _failed(ended_by))
     assert envelope.error.code == code
     assert envelope.error.details == {"ended_by": ended_by.value, **NOTHING, "limit": limit}
@@ -85,14 +87,14 @@ async def test_limit_is_named_and_what_cannot_be_known_is_null(home, ended_by, c
 
 @pytest.mark.anyio
 @pytest.mark.row("E1")
-async def test_forbidden_system_call_is_a_violation_in_the_words_of_a_program(home) -> None:
+async def test_forbidden_system_call_is_a_sandbox_violation(home) -> None:
     envelope, _ = await _call(home, _failed(EndedBy.POLICY, signal=31))
     assert envelope.error.code == "SANDBOX_VIOLATION"
     assert "forbidden system call" in envelope.error.message
 
 
 @pytest.mark.anyio
-async def test_program_that_took_its_process_down_is_an_execution_error(home) -> None:
+async def test_program_that_crashed_its_process_is_an_execution_error(home) -> None:
     envelope, _ = await _call(home, _failed(EndedBy.SIGNAL, signal=11))
     assert envelope.error.code == "EXECUTION_ERROR"
     assert envelope.error.details == {
@@ -109,7 +111,7 @@ FORGED_RESULTS = [
 @pytest.mark.anyio
 @pytest.mark.row("S2", "E1")
 @pytest.mark.parametrize("result", FORGED_RESULTS, ids=str)
-async def test_success_in_another_form_is_nobodys_language(home, result) -> None:
+async def test_malformed_program_result_makes_the_sandbox_unavailable(home, result) -> None:
     assert not is_program_result(result)
     envelope, _ = await _call(home, RunEnding(EndedBy.OK, "call", result=result))
     assert envelope.error.code == "SANDBOX_UNAVAILABLE"
@@ -122,7 +124,7 @@ FORGED_DETAILS = [
 
 
 @pytest.mark.parametrize("claimed", FORGED_DETAILS, ids=str)
-def test_details_in_another_form_are_not_passed_on(claimed: Any) -> None:
+def test_malformed_claimed_details_are_dropped(claimed: Any) -> None:
     assert program_details(claimed) == NOTHING
 
 
@@ -137,19 +139,19 @@ def test_details_in_another_form_are_not_passed_on(claimed: Any) -> None:
     ],
     ids=str,
 )
-def test_exception_in_another_form_is_not_passed_on(exception: Any) -> None:
+def test_malformed_claimed_exception_is_dropped(exception: Any) -> None:
     said = program_details({"stdout": "x", "exception": exception, "value": "forged"})
     assert said == {**NOTHING, "stdout": "x"}
 
 
-def test_program_can_add_no_key_to_the_details() -> None:
+def test_program_cannot_add_keys_to_the_error_details() -> None:
     said = program_details({"stdout": "", "ended_by": "ok", "limit": 1, "truncated": "yes"})
     assert said.keys() == NOTHING.keys()
     assert program_details({"stdout": "", "truncated": True})["truncated"] is True
 
 
 @pytest.mark.row("S4")
-def test_claim_names_a_failure_and_never_undoes_one() -> None:
+def test_claimed_kind_names_a_failure_but_never_undoes_one() -> None:
     def ending(kind: Any) -> EndedBy:
         reply = {"error": {"kind": kind, "message": "m", "details": {"stdout": ""}}}
         return ending_of_reply(reply, isolation="call", cpu_ms=None, output_bytes=1).ended_by
@@ -178,14 +180,14 @@ def ask(module: ModuleType, function: Any, **arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.row("S1")
-def test_result_is_plain_data_with_what_was_spent(module: ModuleType) -> None:
+def test_function_result_has_plain_data_with_tokens_and_cost(module: ModuleType) -> None:
     def give() -> Any:
         return ToolResult({"a": (1, 2)}, tokens_used=3)
 
     assert ask(module, give) == {"result": {"data": {"a": [1, 2]}, "tokens_used": 3, "cost": "0"}}
 
 
-def test_arguments_have_the_types_that_the_function_declares(module: ModuleType) -> None:
+def test_arguments_are_converted_to_the_declared_types(module: ModuleType) -> None:
     def count(number: int = 2) -> Any:
         return type(number).__name__
 
@@ -195,7 +197,7 @@ def test_arguments_have_the_types_that_the_function_declares(module: ModuleType)
 
 
 @pytest.mark.row("E1")
-def test_own_refusal_keeps_its_words(module: ModuleType) -> None:
+def test_tool_error_raised_by_a_function_keeps_its_fields(module: ModuleType) -> None:
     def refuse() -> None:
         raise ToolError("NO_CITY", "None.", retryable=True, retry_after_ms=5, details={"a": 1})
 
@@ -206,7 +208,9 @@ def test_own_refusal_keeps_its_words(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_whatever_it_raises_is_its_failure(module: ModuleType, error: type[BaseException]) -> None:
+def test_any_exception_of_a_function_is_reported_as_its_failure(
+    module: ModuleType, error: type[BaseException]
+) -> None:
     def fail() -> None:
         raise error("x" * 10_000 + "\ud800")
 
@@ -215,7 +219,7 @@ def test_whatever_it_raises_is_its_failure(module: ModuleType, error: type[BaseE
     assert len(reply["message"]) == MAX_MESSAGE_CHARACTERS
 
 
-def test_missing_memory_is_left_to_whoever_called(module: ModuleType) -> None:
+def test_memory_error_of_a_function_is_propagated(module: ModuleType) -> None:
     def grow() -> None:
         raise MemoryError
 
@@ -223,7 +227,7 @@ def test_missing_memory_is_left_to_whoever_called(module: ModuleType) -> None:
         ask(module, grow)
 
 
-def test_traceback_shows_the_tools_own_frames_and_no_more_than_some(module: ModuleType) -> None:
+def test_traceback_shows_a_bounded_number_of_tool_frames(module: ModuleType) -> None:
     space: dict[str, Any] = {"__name__": "shop.deep"}
     exec("def fall(n):\n    return fall(n - 1) if n else 1 / 0", space)
 
@@ -237,14 +241,14 @@ def test_traceback_shows_the_tools_own_frames_and_no_more_than_some(module: Modu
 @pytest.mark.parametrize(
     ("name", "kind"), [("nothing_here", "AttributeError"), ("ToolError", "AttributeError")]
 )
-def test_name_that_holds_no_tool_is_a_failure(module: ModuleType, name: str, kind: str) -> None:
+def test_missing_tool_function_is_a_failure(module: ModuleType, name: str, kind: str) -> None:
     module.ToolError = ToolError  # type: ignore[attr-defined]
     reply = answer("shop", name, {}, max_depth=10)
     assert reply["error"]["type"] == kind
 
 
 @pytest.mark.row("S8")
-def test_progress_reaches_who_listens_within_bounds() -> None:
+def test_progress_is_reported_to_listeners_within_bounds() -> None:
     heard: list[tuple[float, str]] = []
     progress(5, "nobody listens")
     with reports_to(lambda percent, message: heard.append((percent, message))):
@@ -275,7 +279,7 @@ RAISED = {"kind": "exception", "type": "E", "message": "m", "traceback": ["a:1 i
      {"cost": "-1"}, {"cost": "NaN"}, {"cost": "1e999999999"}, {"cost": "1e13"}, {"cost": ""},
      {"cost": 1}, {"cost": None}, {"cls": "x"}],
 )  # fmt: skip
-def test_result_of_any_other_form_is_not_believed(change: dict[str, Any]) -> None:
+def test_malformed_function_result_is_rejected(change: dict[str, Any]) -> None:
     with pytest.raises(Unreadable):
         read_result({**RESULT, **change})
     with pytest.raises(Unreadable):
@@ -283,7 +287,7 @@ def test_result_of_any_other_form_is_not_believed(change: dict[str, Any]) -> Non
 
 
 @pytest.mark.row("E1")
-def test_refusals_become_the_engines_own_errors() -> None:
+def test_claimed_refusals_become_engine_errors() -> None:
     refusal = read_error(REFUSAL)
     assert isinstance(refusal, ToolError)
     assert refusal.tool_code == "NO_CITY"
@@ -301,7 +305,7 @@ def test_refusals_become_the_engines_own_errors() -> None:
      {**REFUSAL, "details": []}, {**REFUSAL, "more": 1}, {"kind": "arguments", "message": 1, "fields": []},
      {"kind": "arguments", "message": "", "fields": ["a"] * 51}],
 )  # fmt: skip
-def test_anything_else_chooses_no_error(claim: dict[str, Any]) -> None:
+def test_unknown_claim_selects_no_error(claim: dict[str, Any]) -> None:
     assert read_error(claim) is None
 
 
@@ -310,13 +314,13 @@ def test_anything_else_chooses_no_error(claim: dict[str, Any]) -> None:
     [{"traceback": ["x"] * 21}, {"traceback": ["x" * 201]}, {"traceback": [1]}, {"type": "x" * 101},
      {"message": None}, {"kind": "memory"}, {"more": 1}],
 )  # fmt: skip
-def test_exception_of_another_form_is_not_believed(change: dict[str, Any]) -> None:
+def test_malformed_raised_exception_is_ignored(change: dict[str, Any]) -> None:
     assert read_raised(RAISED) is not None
     assert read_raised({**RAISED, **change}) is None
 
 
 @pytest.mark.row("E1")
-def test_paths_of_this_host_are_taken_out_of_words() -> None:
+def test_host_paths_are_removed_from_messages() -> None:
     address = FunctionAddress("shop", "it", "/srv/tools/here")
     text = "no /srv/tools/here/data in /srv/tools/here, but /srv/tools/herein"
     assert without_paths(text, address) == "no data in , but in"

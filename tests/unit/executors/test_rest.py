@@ -56,7 +56,7 @@ HOSTILE = st.text() | st.sampled_from(
 )  # fmt: skip
 
 
-def test_no_argument_changes_host_depth_or_the_endpoints_own_query() -> None:
+def test_arguments_cannot_change_host_path_depth_or_fixed_query() -> None:
     endings = {"sent": 0, "refused": 0}
 
     @given(HOSTILE, HOSTILE, st.dictionaries(st.text(), JSON_VALUES, max_size=4))
@@ -87,14 +87,14 @@ def test_no_argument_changes_host_depth_or_the_endpoints_own_query() -> None:
     ["", ".", "..", "../x", "x/..", "..\\x", "%2e%2e", "%252e%252e", "..;a", "a\0", "a\n", None, [],
      {}, ["a"]],
 )  # fmt: skip
-def test_value_that_could_be_another_path_is_refused_by_name(city: Any) -> None:
+def test_path_argument_with_a_path_separator_is_refused(city: Any) -> None:
     with pytest.raises(ArgumentsRefused) as caught:
         ask({"city": city, "day": "1"})
     assert caught.value.fields == ("city",)
 
 
 @pytest.mark.parametrize("arguments", [{"city": "x"}, {"city": "c", "other": "x"}])
-def test_address_that_services_would_cut_off_is_not_sent(arguments: JsonObject) -> None:
+def test_over_long_url_is_not_sent(arguments: JsonObject) -> None:
     def of_length(count: int) -> JsonObject:
         return {"day": "1", **{name: value * count for name, value in arguments.items()}}
 
@@ -109,7 +109,7 @@ def test_address_that_services_would_cut_off_is_not_sent(arguments: JsonObject) 
     [("a.b", "a.b"), ("...", "..."), ("..a", "..a"), ("a/b", "a%2Fb"), (True, "true"), (1.5, "1.5"),
      ("100%", "100%25"), ("{day}", "%7Bday%7D")],
 )  # fmt: skip
-def test_harmless_value_is_percent_encoded(city: Any, sent: str) -> None:
+def test_path_argument_is_percent_encoded(city: Any, sent: str) -> None:
     url = ask({"city": city, "day": "1"}).url
     assert url.startswith(f"https://api.example/v1/cities/{sent}/days-1?")
 
@@ -126,7 +126,7 @@ QUERY = "https://api.example/v1?q={city}&n={day}&v=1"
         ({"city": "{day}", "day": "${secret:key}"}, "q=%7Bday%7D&n=%24%7Bsecret%3Akey%7D&v=1"),
     ],
 )
-def test_argument_fills_its_place_in_the_endpoints_query(arguments: JsonObject, query: str) -> None:
+def test_argument_fills_its_placeholder_in_the_query(arguments: JsonObject, query: str) -> None:
     assert ask(arguments, endpoint=QUERY).url == f"https://api.example/v1?{query}"
     with pytest.raises(ArgumentsRefused):
         ask({**arguments, "v": "2"}, endpoint=QUERY)
@@ -136,18 +136,18 @@ def test_argument_fills_its_place_in_the_endpoints_query(arguments: JsonObject, 
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [[1]], [{"a": 1}]])
-def test_query_takes_no_objects_and_no_nested_lists(value: Any) -> None:
+def test_query_argument_cannot_be_an_object_or_nested_list(value: Any) -> None:
     with pytest.raises(ArgumentsRefused):
         ask({"city": "a", "day": "1", "filter": value})
     assert ask({"city": "a", "day": "1", "filter": value}, method="POST").body is not None  # twin
 
 
-def test_argument_cannot_replace_a_part_of_the_endpoints_query() -> None:
+def test_argument_cannot_replace_a_fixed_query_parameter() -> None:
     with pytest.raises(ArgumentsRefused):
         ask({"city": "a", "day": "1", "key": "mine"})
 
 
-def test_reference_in_an_argument_stays_text() -> None:
+def test_secret_reference_in_an_argument_stays_literal() -> None:
     sent = ask({"city": "a", "day": "1", "note": "${secret:key}"})
     assert sent.url.endswith("&note=%24%7Bsecret%3Akey%7D")
 
@@ -160,7 +160,7 @@ PLACES: JsonObject = {
 }
 
 
-def test_arguments_fill_their_places_in_query_and_headers_and_are_not_in_the_body() -> None:
+def test_mapped_arguments_go_to_query_and_headers_and_not_to_the_body() -> None:
     sent = ask({"mode": "a&b", "tag": ["x", "y"], "trace": 7, "note": "n"}, **PLACES)
     assert sent.url == ("https://api.example/v1?mode=a%26b&tag=x&tag=y&v=1&key=${secret:key}")
     assert sent.body == b'{"note":"n"}'
@@ -176,7 +176,7 @@ def test_arguments_fill_their_places_in_query_and_headers_and_are_not_in_the_bod
 
 @example("a&b=c", "a: b")
 @given(HOSTILE, HOSTILE)
-def test_no_argument_makes_another_header_or_a_part_of_the_query(mode: str, trace: str) -> None:
+def test_argument_cannot_inject_a_header_or_query_parameter(mode: str, trace: str) -> None:
     try:
         sent = ask({"mode": mode, "trace": trace}, **PLACES)
     except ArgumentsRefused:
@@ -194,20 +194,20 @@ def test_no_argument_makes_another_header_or_a_part_of_the_query(mode: str, trac
 
 
 @pytest.mark.parametrize("trace", ["a\r\nhost: evil", "a\nb", " a", "ü", "\0", "x" * 4097, {}, []])
-def test_argument_that_cannot_stand_in_a_header_is_refused_by_name(trace: Any) -> None:
+def test_argument_invalid_in_a_header_is_refused(trace: Any) -> None:
     with pytest.raises(ArgumentsRefused) as caught:
         ask({"trace": trace}, **PLACES)
     assert caught.value.fields == ("trace",)
 
 
-def test_reference_in_a_header_stays_text() -> None:
+def test_secret_reference_in_a_header_argument_stays_literal() -> None:
     """Otherwise a caller would read a secret where a service echoes that header."""
     sent = fill_secrets(ask({"trace": "${secret:key}"}, **PLACES), {"key": "value-of-key"})
     assert dict(sent.headers)["x-trace"] == "${secret:key}"
     assert dict(sent.secret_headers) == {"x-key": "value-of-key"}
 
 
-def test_place_in_a_header_needs_a_parameter_and_is_for_no_credential() -> None:
+def test_header_placeholder_needs_a_parameter_and_no_credential_header() -> None:
     for headers, words in (
         ({"X-Trace": "{other}"}, "needs a parameter of that name"),
         ({"Authorization": "{trace}"}, "looks like a credential"),
@@ -219,7 +219,7 @@ def test_place_in_a_header_needs_a_parameter_and_is_for_no_credential() -> None:
             ask({}, **{**PLACES, "headers": headers})
 
 
-def test_headers_of_the_definition_win_over_the_defaults() -> None:
+def test_definition_headers_override_the_defaults() -> None:
     sent = ask({"city": "a", "day": "1"}, headers={"Accept": "text/csv", "X-Key": "${secret:key}"})
     assert dict(sent.headers) == {
         "accept": "text/csv", "user-agent": "fumehood", "traceparent": "00-a-b-01",
@@ -241,12 +241,12 @@ PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700:4700::1111", "2a00:1
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC)
-def test_address_that_is_not_public_is_known(address: str) -> None:
+def test_non_public_address_is_recognized(address: str) -> None:
     assert not is_public(ip_address(address))
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_public_address_is_known(address: str) -> None:
+def test_public_address_is_recognized(address: str) -> None:
     assert is_public(ip_address(address))
 
 
@@ -277,7 +277,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.anyio
-async def test_connection_goes_to_the_address_that_was_checked(connected: list[str]) -> None:
+async def test_connection_uses_the_checked_address(connected: list[str]) -> None:
     names = Names(["1.1.1.1"], ["127.0.0.1"])
     await names.connect_tcp("rebinding.example", 443)
     with pytest.raises(PermissionDenied):
@@ -287,9 +287,7 @@ async def test_connection_goes_to_the_address_that_was_checked(connected: list[s
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("address", NOT_PUBLIC)
-async def test_one_address_that_is_not_public_is_enough_to_refuse(
-    connected: list[str], address: str
-) -> None:
+async def test_one_non_public_address_refuses_the_host(connected: list[str], address: str) -> None:
     with pytest.raises(PermissionDenied) as caught:
         await Names(["1.1.1.1", address]).connect_tcp("mixed.example", 443)
     assert address not in caught.value.message
@@ -308,7 +306,7 @@ async def test_one_address_that_is_not_public_is_enough_to_refuse(
         ("[::1]:80", "::1", 80, True),
     ],
 )
-async def test_allowed_host_is_meant_exactly(
+async def test_allowed_host_matches_exactly(
     connected: list[str], allowed: str, host: str, port: int, passes: bool
 ) -> None:
     names = Names(["10.0.0.1"], allowed=(allowed,))
@@ -321,7 +319,7 @@ async def test_allowed_host_is_meant_exactly(
 
 
 @pytest.mark.anyio
-async def test_next_address_is_tried_where_one_does_not_answer(connected: list[str]) -> None:
+async def test_next_address_is_tried_if_one_does_not_answer(connected: list[str]) -> None:
     await Names(["1.0.0.1", "1.1.1.1"]).connect_tcp("two.example", 443)
     with pytest.raises(NetworkError):
         await Names(["1.0.0.1"]).connect_tcp("one.example", 443)
@@ -330,7 +328,9 @@ async def test_next_address_is_tried_where_one_does_not_answer(connected: list[s
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "127.1", "0", "localhost"])
-async def test_other_ways_to_write_loopback_are_refused(host: str, connected: list[str]) -> None:
+async def test_alternative_spellings_of_loopback_are_refused(
+    host: str, connected: list[str]
+) -> None:
     with pytest.raises((PermissionDenied, NetworkError)):
         await CheckedBackend().connect_tcp(host, 80)
     assert connected == []
@@ -343,19 +343,19 @@ VALUE = 'a/b"c d+e'
 
 
 @given(JSON_VALUES)
-def test_redaction_changes_nothing_else(value: Any) -> None:
+def test_redaction_leaves_other_values_unchanged(value: Any) -> None:
     assert SecretValues().value(value) == value
     assert SecretValues([VALUE * 3]).value(value) == value
 
 
 @given(st.lists(st.sampled_from([VALUE, "x", VALUE[:5], "a%2Fb%22c%20d%2Be", 'a/b\\"c d+e'])))
-def test_redacted_text_holds_no_form_of_the_value(parts: list[str]) -> None:
+def test_redacted_text_contains_no_encoding_of_the_secret(parts: list[str]) -> None:
     secret_values = SecretValues([VALUE])
     assert not secret_values.finds(secret_values.text("|".join(parts)))
     assert not secret_values.finds(secret_values.data("|".join(parts).encode()).decode())
 
 
-def test_value_is_found_in_keys_and_in_numbers() -> None:
+def test_secret_is_redacted_in_keys_and_numbers() -> None:
     secret_values = SecretValues(["12345678"])
     assert secret_values.value({"12345678": [12345678, 1, True, 0.12345678]}) == {
         "[redacted]": ["[redacted]", 1, True, "[redacted]"]
@@ -373,16 +373,16 @@ def test_value_is_found_in_keys_and_in_numbers() -> None:
         ("s3cret-Value/1", "czNjcmV0LVZhbHVlLzE"),
     ],
 )
-def test_value_is_found_as_common_encoders_write_it(value: str, echo: str) -> None:
+def test_secret_is_redacted_in_common_encodings(value: str, echo: str) -> None:
     assert SecretValues([value]).text(f"a {echo} b") == "a [redacted] b"
 
 
-def test_names_that_held_the_value_keep_their_values() -> None:
+def test_redacted_keys_keep_their_values() -> None:
     found = SecretValues([VALUE]).value({VALUE: 1, f"{VALUE}{VALUE}": 2, "[redacted]": 3})
     assert sorted(found.values()) == [1, 2, 3]
 
 
-def test_numbers_are_not_written_out_where_none_could_hold_the_value(
+def test_numbers_are_not_serialized_for_secrets_without_digits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     secret_values = SecretValues([VALUE])
@@ -408,7 +408,7 @@ def test_retry_after_is_seconds_or_a_date(value: str, wait_ms: int | None) -> No
 
 
 @pytest.mark.anyio
-async def test_what_follows_a_packed_body_is_not_read() -> None:
+async def test_data_after_a_compressed_body_is_not_read() -> None:
     read: list[bytes] = []
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -422,7 +422,7 @@ async def test_what_follows_a_packed_body_is_not_read() -> None:
 
 
 @pytest.mark.anyio
-async def test_secrets_that_hang_leave_the_engines_other_threads_alone(
+async def test_hanging_secret_lookups_do_not_exhaust_the_thread_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over, waiting = threading.Event(), threading.Semaphore(0)

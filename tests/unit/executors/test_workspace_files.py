@@ -58,7 +58,7 @@ async def content(store: BlobStore, entry: dict[str, Any]) -> bytes:
         return file.read()
 
 
-async def test_small_file_stands_in_the_answer(store: BlobStore, home: Path) -> None:
+async def test_small_file_is_inline_in_the_answer(store: BlobStore, home: Path) -> None:
     files = taker(store)
     put(files, "out/a.csv", b"1,2\n")
     put(files, "empty", b"")
@@ -69,7 +69,7 @@ async def test_small_file_stands_in_the_answer(store: BlobStore, home: Path) -> 
     assert os.listdir(home / "blobs") == []
 
 
-async def test_a_file_of_a_megabyte_and_more_is_behind_an_address(store: BlobStore) -> None:
+async def test_file_of_one_megabyte_or_more_is_stored_as_a_blob(store: BlobStore) -> None:
     files = taker(store)
     below, at = os.urandom(MAX_INLINE_BYTES - 1), os.urandom(MAX_INLINE_BYTES)
     put(files, "below", below)
@@ -82,7 +82,7 @@ async def test_a_file_of_a_megabyte_and_more_is_behind_an_address(store: BlobSto
     assert [await content(store, first), await content(store, second)] == [below, at]
 
 
-async def test_many_small_files_do_not_make_an_answer_nobody_can_read(store: BlobStore) -> None:
+async def test_total_size_of_inline_files_is_bounded(store: BlobStore) -> None:
     files = taker(store)
     texts = [os.urandom(900_000) for _ in range(7)]
     for number, text in enumerate(texts):
@@ -97,7 +97,7 @@ async def test_many_small_files_do_not_make_an_answer_nobody_can_read(store: Blo
 
 
 @pytest.mark.parametrize("size", [3, 0, 2 * MAX_INLINE_BYTES])
-async def test_what_was_sent_and_left_alone_is_not_sent_back(store: BlobStore, size: int) -> None:
+async def test_unchanged_input_files_are_not_returned(store: BlobStore, size: int) -> None:
     sent = os.urandom(size)
     files = taker(store, same=sent, longer=sent, other=sent, gone=sent)
     put(files, "same", sent)
@@ -110,7 +110,7 @@ async def test_what_was_sent_and_left_alone_is_not_sent_back(store: BlobStore, s
     assert store.room.taken == (3 * size + 1 if size >= MAX_INLINE_BYTES else 0)
 
 
-async def test_files_beyond_a_hundred_are_counted(store: BlobStore) -> None:
+async def test_files_beyond_the_list_limit_are_counted(store: BlobStore) -> None:
     files = taker(store)
     for number in range(MAX_LISTED + 3):
         put(files, str(number))
@@ -119,7 +119,7 @@ async def test_files_beyond_a_hundred_are_counted(store: BlobStore) -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../a", "a/../../b", "", "a\0", "a//b", "n" * 256])
-async def test_file_under_a_false_name_is_left_out(store: BlobStore, path: str) -> None:
+async def test_file_with_an_invalid_path_is_left_out(store: BlobStore, path: str) -> None:
     files = taker(store)
     put(files, path, b"x" * 2 * MAX_INLINE_BYTES)
     put(files, "twin")
@@ -127,7 +127,7 @@ async def test_file_under_a_false_name_is_left_out(store: BlobStore, path: str) 
     assert files.left_out == 1
 
 
-async def test_second_file_of_one_name_is_left_out(store: BlobStore) -> None:
+async def test_duplicate_file_name_is_left_out(store: BlobStore) -> None:
     files = taker(store)
     put(files, "a", b"first")
     put(files, "a", b"second")
@@ -138,7 +138,7 @@ async def test_second_file_of_one_name_is_left_out(store: BlobStore) -> None:
 
 @pytest.mark.parametrize("size", [2, 4, 0, 10 * MAX_INLINE_BYTES])
 @pytest.mark.parametrize("text", [b"abc", b"x" * 2 * MAX_INLINE_BYTES], ids=len)
-async def test_file_that_is_not_as_long_as_it_said_is_left_out(
+async def test_file_shorter_than_declared_is_left_out(
     store: BlobStore, text: bytes, size: int
 ) -> None:
     files = taker(store)
@@ -147,13 +147,13 @@ async def test_file_that_is_not_as_long_as_it_said_is_left_out(
     assert files.left_out == 1
 
 
-async def test_bytes_before_the_first_file_belong_to_nobody(store: BlobStore) -> None:
+async def test_file_bytes_before_the_first_file_are_ignored(store: BlobStore) -> None:
     files = taker(store)
     files.write(b"x")
     assert await files.entries() == []
 
 
-async def test_file_that_could_not_be_kept_says_so(home: Path) -> None:
+async def test_file_that_cannot_be_stored_has_a_note(home: Path) -> None:
     database = open_database(None)
     store = BlobStore(
         database, home, max_bytes=MAX_INLINE_BYTES, lifetime_s=60, now=ManualClock().now
@@ -171,9 +171,7 @@ async def test_file_that_could_not_be_kept_says_so(home: Path) -> None:
     database.close()
 
 
-async def test_files_of_a_run_that_nobody_asks_for_leave_nothing(
-    store: BlobStore, home: Path
-) -> None:
+async def test_discarded_run_files_leave_no_blobs(store: BlobStore, home: Path) -> None:
     files = taker(store)
     put(files, "a", b"x" * 2 * MAX_INLINE_BYTES)
     put(files, "b", b"x" * 2 * MAX_INLINE_BYTES)
@@ -197,5 +195,5 @@ async def test_files_of_a_run_that_nobody_asks_for_leave_nothing(
         ("http://x/a.png?b", "application/octet-stream"),
     ],
 )
-def test_type_follows_from_the_name_alone(path: str, kind: str) -> None:
+def test_content_type_follows_from_the_file_name(path: str, kind: str) -> None:
     assert content_type_of(path) == kind

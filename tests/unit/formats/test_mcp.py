@@ -18,7 +18,7 @@ def shape_of(**fields: Any) -> dict[str, Any]:
     return tool_to_mcp(ToolDefinition(**expression_document(**fields)))
 
 
-def test_annotations_are_the_definitions_own() -> None:
+def test_mcp_annotations_follow_the_definition() -> None:
     assert shape_of(read_only=True)["annotations"] == {
         "readOnlyHint": True, "destructiveHint": False, "idempotentHint": True,
         "openWorldHint": False,
@@ -28,14 +28,14 @@ def test_annotations_are_the_definitions_own() -> None:
 
 
 @pytest.mark.parametrize(("kind", "is_open"), [("REST", True), ("MCP", True), ("NATIVE", False)])
-def test_other_services_are_an_open_world(kind: str, is_open: bool) -> None:
+def test_remote_tools_have_the_open_world_hint(kind: str, is_open: bool) -> None:
     fields = {**expression_document(), "type": kind}
     fields.pop("executor", None)
     shape = tool_to_mcp(ToolDefinition.model_validate(fields))
     assert shape["annotations"]["openWorldHint"] is is_open
 
 
-def test_nothing_tells_how_a_tool_runs() -> None:
+def test_mcp_tool_hides_how_it_runs() -> None:
     shape = shape_of(output_schema={"type": "object"}, tags=["t"], timeout_seconds=3)
     assert shape.keys() == {"name", "description", "inputSchema", "outputSchema", "annotations"}
 

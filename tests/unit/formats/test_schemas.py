@@ -205,7 +205,7 @@ def test_recursive_schema_is_strict_for_openai_and_not_for_anthropic() -> None:
     assert not fit({**schema, "$defs": {"node": TEXT}}, ANTHROPIC).faults
 
 
-def test_definitions_of_draft_7_are_moved() -> None:
+def test_draft_7_definitions_are_moved() -> None:
     schema = {**parameters(p={"$ref": "#/definitions/d"}), "definitions": {"d": TEXT}}
     made = fit({**schema, "required": ["p"]}, OPENAI).schema
     assert made["properties"]["p"] == {"$ref": "#/$defs/d"}
@@ -229,9 +229,7 @@ def test_anthropic_has_no_lists_of_types_and_no_bounds() -> None:
 
 @pytest.mark.parametrize("name", ["user name", "$filter", "ä", "x" * 65, "a\n"])
 @pytest.mark.parametrize("dialect", [ANTHROPIC, GEMINI])
-def test_name_that_a_provider_does_not_take_has_an_alias_and_comes_back(
-    name: str, dialect: Any
-) -> None:
+def test_unsupported_property_name_gets_an_alias_that_is_restored(name: str, dialect: Any) -> None:
     schema = {**parameters(**{name: parameters(**{name: TEXT})}), "required": [name]}
     sent = aliased({name: {name: "x"}}, schema, dialect)
     (alias,) = sent
@@ -242,12 +240,12 @@ def test_name_that_a_provider_does_not_take_has_an_alias_and_comes_back(
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_two_names_never_share_an_alias(one: str, other: str) -> None:
+def test_aliases_are_unique(one: str, other: str) -> None:
     pattern = GEMINI.property_name
     assert (alias_of(one, pattern) == alias_of(other, pattern)) == (one == other)
 
 
-def test_argument_that_is_given_by_both_its_names_is_refused() -> None:
+def test_argument_given_by_name_and_alias_is_refused() -> None:
     """One of the two would silently be the other."""
     schema = parameters(**{"user name": TEXT, "other": parameters(**{"user name": TEXT})})
     alias = alias_of("user name", GEMINI.property_name)
@@ -258,7 +256,7 @@ def test_argument_that_is_given_by_both_its_names_is_refused() -> None:
     assert restored(twin, schema, GEMINI) == {"user name": "a", "other": {"user name": "b"}}
 
 
-def test_null_stays_where_the_parameter_takes_it_or_must_be_there() -> None:
+def test_null_is_kept_for_nullable_or_required_parameters() -> None:
     schema = {
         **parameters(a={"type": ["string", "null"]}, b=TEXT, c={}, d=TEXT),
         "required": ["b"],
@@ -267,7 +265,7 @@ def test_null_stays_where_the_parameter_takes_it_or_must_be_there() -> None:
     assert restored(given_, schema, OPENAI) == {"a": None, "b": None, "c": None, "unknown": None}
 
 
-def test_schema_that_doubles_at_every_reference_takes_no_longer() -> None:
+def test_exponentially_expanding_schema_is_converted_in_time() -> None:
     """2**28 paths lead through it."""
     definitions = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(28)} | {
         "d28": TEXT
@@ -282,7 +280,7 @@ def test_schema_that_doubles_at_every_reference_takes_no_longer() -> None:
     assert restored({"p": None}, loop, OPENAI) == {"p": None}
 
 
-def test_long_chain_of_definitions_is_followed_a_little_way() -> None:
+def test_long_reference_chain_is_followed_up_to_a_bound() -> None:
     chain = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(2000)}
     schema = {**parameters(p={"$ref": "#/$defs/d0"}), "$defs": {**chain, "d2000": TEXT}}
     tool_ = parse_definition(
@@ -294,7 +292,7 @@ def test_long_chain_of_definitions_is_followed_a_little_way() -> None:
     assert restored({"p": None}, schema, OPENAI) == {"p": None}
 
 
-def test_definition_is_not_changed_by_any_format() -> None:
+def test_export_formats_do_not_modify_the_definition() -> None:
     schema = parameters(p={"type": "string", "minLength": 2, "default": "ab"}, q=parameters(r=TEXT))
     before = json.dumps(schema)
     for dialect in (OPENAI, ANTHROPIC, GEMINI):
@@ -383,7 +381,7 @@ def values(draw: Any, schema: dict[str, Any]) -> tuple[Any, Any]:
 
 
 @given(st.data())
-def test_arguments_in_the_strict_form_are_restored_to_what_they_were(data: Any) -> None:
+def test_strict_arguments_are_restored_to_the_original(data: Any) -> None:
     schema = {**data.draw(schemas), "$defs": {"shared": SHARED}}
     value, sent = data.draw(values(schema))
     Draft202012Validator(schema).validate(value)

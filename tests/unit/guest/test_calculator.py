@@ -159,7 +159,7 @@ ERRORS = [
 
 @pytest.mark.row("S2", "S4")
 @pytest.mark.parametrize(("expression", "kind", "words"), ERRORS)
-def test_every_failure_has_its_kind(expression: str, kind: str, words: str) -> None:
+def test_each_failure_is_reported_with_its_kind(expression: str, kind: str, words: str) -> None:
     error = _run(expression)["error"]
     assert error["kind"] == kind
     assert words in error["message"]
@@ -180,7 +180,7 @@ def test_warming_up_leaves_nothing_behind() -> None:
     assert _result("2 * 3") == (6, "6")
 
 
-def test_long_lists_end_soon_after_the_limit() -> None:
+def test_long_list_is_cut_soon_after_the_limit() -> None:
     shown = render([1] * 9000, None, 100)
     assert 100 < len(shown["text"]) < 200
     assert len(render([1] * 20, None, 100)["text"]) == 60
@@ -225,7 +225,7 @@ def _is_small(expression: str) -> bool:
 @example("(1)<(2)")
 @example("(-2)**(-1)")
 @example("(0)**(-1)")
-def test_arithmetic_is_pythons(expression: str) -> None:
+def test_arithmetic_matches_python(expression: str) -> None:
     expected = _python(expression)
     if isinstance(expected, type):
         with pytest.raises(expected):
@@ -239,7 +239,7 @@ def test_arithmetic_is_pythons(expression: str) -> None:
 
 
 @given(st.integers(-(10**20), 10**20), st.integers(-(10**20), 10**20).filter(bool))
-def test_division_is_pythons_but_exact_where_it_can_be(left: int, right: int) -> None:
+def test_division_matches_python_and_is_exact_for_whole_quotients(left: int, right: int) -> None:
     value = evaluate(f"({left}) / ({right})")
     assert value == (left // right if left % right == 0 else left / right)
     assert isinstance(value, int) is (left % right == 0)

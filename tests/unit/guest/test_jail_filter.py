@@ -35,7 +35,7 @@ def _decide(machine: str, name: str, *arguments: int) -> int:
 
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_each_named_call_gets_its_answer(machine: str) -> None:
+def test_each_listed_system_call_gets_its_verdict(machine: str) -> None:
     checked = 0
     for name in NUMBERS[machine]:
         if name in JAIL_CONDITIONAL:
@@ -48,7 +48,7 @@ def test_each_named_call_gets_its_answer(machine: str) -> None:
 
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_every_other_call_ends_the_process(machine: str) -> None:
+def test_unlisted_system_call_kills_the_process(machine: str) -> None:
     architecture, _ = ARCHITECTURES[machine]
     program = build_jail_filter(machine)
     others = [number for number in range(600) if number not in NUMBERS[machine].values()]
@@ -69,7 +69,7 @@ def test_every_other_call_ends_the_process(machine: str) -> None:
      "setpgid", "setsid", "setuid", "capset", "chroot", "pipe", "pipe2", "pwrite64", "writev",
      "shmget", "mq_open", "keyctl", "personality", "pkey_mprotect"],
 )  # fmt: skip
-def test_calls_that_reach_outside_are_on_no_list(name: str) -> None:
+def test_system_calls_that_reach_outside_are_not_listed(name: str) -> None:
     assert name not in LISTED
     for machine, (architecture, numbers) in ARCHITECTURES.items():
         if name in numbers:
@@ -78,7 +78,7 @@ def test_calls_that_reach_outside_are_on_no_list(name: str) -> None:
 
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_files_are_opened_for_reading_only(machine: str) -> None:
+def test_files_can_be_opened_for_reading_only(machine: str) -> None:
     for flags in (os.O_RDONLY, os.O_CLOEXEC, os.O_DIRECTORY, os.O_PATH, os.O_NOFOLLOW):
         assert _decide(machine, "openat", 0, 0, flags) == ALLOW
     for flags in (os.O_WRONLY, os.O_RDWR, 3, os.O_CREAT, os.O_TRUNC, os.O_TMPFILE, 0o100 | HIGH):
@@ -87,7 +87,7 @@ def test_files_are_opened_for_reading_only(machine: str) -> None:
 
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_only_stream_pairs_are_made_and_nothing_is_sent_to_an_address(machine: str) -> None:
+def test_only_stream_socket_pairs_are_allowed_and_no_addressed_send(machine: str) -> None:
     stream = socket.SOCK_STREAM
     for kind in (stream, stream | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, stream | HIGH):
         assert _decide(machine, "socketpair", socket.AF_UNIX, kind, 0) == ALLOW
@@ -106,7 +106,7 @@ def test_only_stream_pairs_are_made_and_nothing_is_sent_to_an_address(machine: s
 
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_nobody_is_signalled_through_a_descriptor(machine: str) -> None:
+def test_fcntl_and_ioctl_cannot_send_signals(machine: str) -> None:
     assert {_decide(machine, "fcntl", 5, command) for command in (0, 1, 2, 3, 4, 1030)} == {ALLOW}
     others = [command for command in range(1100) if command not in (0, 1, 2, 3, 4, 1030)]
     assert {_decide(machine, "fcntl", 5, command) for command in others} == {EPERM}
@@ -117,7 +117,7 @@ def test_nobody_is_signalled_through_a_descriptor(machine: str) -> None:
 
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_what_is_written_is_never_run(machine: str) -> None:
+def test_memory_is_never_writable_and_executable(machine: str) -> None:
     answers = [_decide(machine, "mmap", 0, 0, protection) for protection in range(8)]
     assert answers == [ALLOW] * 6 + [EPERM] * 2
     answers = [_decide(machine, "mprotect", 0, 0, protection) for protection in range(8)]
@@ -126,7 +126,7 @@ def test_what_is_written_is_never_run(machine: str) -> None:
 
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_second_filter_takes_away_what_the_first_view_needed(machine: str) -> None:
+def test_second_filter_removes_calls_needed_only_for_setup(machine: str) -> None:
     architecture, _ = ARCHITECTURES[machine]
     second = build_second_filter(machine)
     assert _decide(machine, "seccomp", 1, 0) == ALLOW
@@ -139,7 +139,7 @@ def test_second_filter_takes_away_what_the_first_view_needed(machine: str) -> No
     assert decide(second, 0x40000003, NUMBERS[machine]["read"]) == KILL
 
 
-def test_the_lists_share_nothing_and_name_known_calls() -> None:
+def test_system_call_lists_are_disjoint_and_name_known_calls() -> None:
     lists = [JAIL_ALLOWED, JAIL_CONDITIONAL, UNTIL_NARROWED, JAIL_REFUSED]
     assert sum(len(each) for each in lists) == len(LISTED)
     assert set().union(*NUMBERS.values()) == LISTED

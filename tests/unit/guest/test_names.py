@@ -17,7 +17,7 @@ def _check(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_function_can_be_called_and_only_called(name: str) -> None:
+def test_function_name_is_allowed_only_in_a_call(name: str) -> None:
     _check(f"{name}(1)")
     with pytest.raises(NameRefused, match="call it"):
         _check(name)
@@ -26,14 +26,14 @@ def test_function_can_be_called_and_only_called(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_constant_can_be_used_and_not_called(name: str) -> None:
+def test_constant_cannot_be_called(name: str) -> None:
     _check(f"{name} + 1")
     with pytest.raises(NameRefused, match="no function"):
         _check(f"{name}(1)")
 
 
 @pytest.mark.row("S2")
-def test_no_other_builtin_exists() -> None:
+def test_builtins_outside_the_table_are_refused() -> None:
     for name in set(dir(builtins)) - FUNCTIONS.keys() - {"None", "True", "False", "__debug__"}:
         with pytest.raises(NameRefused, match="no function"):
             _check(f"{name}(1)")
@@ -63,7 +63,7 @@ def test_refused_name_is_shown_shortened() -> None:
     assert "é" not in str(caught.value)
 
 
-def test_functions_that_can_grow_their_result_are_the_weighed_ones() -> None:
+def test_functions_with_large_results_have_size_checks() -> None:
     weighed = {
         name for name, function in FUNCTIONS.items() if function.__module__ == sizes.__name__
     }
@@ -76,7 +76,7 @@ def test_every_function_of_math_is_offered() -> None:
 
 
 @pytest.mark.row("S2")
-def test_each_evaluator_gets_a_table_of_its_own() -> None:
+def test_each_evaluator_gets_its_own_symbol_table() -> None:
     mine = symbols()
     mine["sqrt"] = None
     assert symbols()["sqrt"] is math.sqrt

@@ -28,22 +28,22 @@ def _check(text: str) -> None:
     check(ast.parse(text, mode="eval"))
 
 
-def test_the_walk_over_the_classes_found_them_all() -> None:
+def test_all_ast_node_classes_are_found() -> None:
     assert len(NODE_CLASSES) > 100
     assert set(NAMED_BY_AST) <= set(NODE_CLASSES)
 
 
 @pytest.mark.row("S2")
-def test_every_node_class_stands_in_exactly_one_set() -> None:
+def test_every_ast_node_class_is_either_allowed_or_refused() -> None:
     assert {name for name in NODE_CLASSES if (name in ALLOWED) + (name in REFUSED) != 1} == set()
 
 
-def test_the_sets_share_nothing() -> None:
+def test_allowed_and_refused_nodes_are_disjoint() -> None:
     assert not ALLOWED & REFUSED
 
 
 @pytest.mark.row("S2")
-def test_node_that_nobody_has_classified_is_refused() -> None:
+def test_unclassified_ast_node_is_refused() -> None:
     class Teleport(ast.expr):
         pass
 
@@ -52,7 +52,7 @@ def test_node_that_nobody_has_classified_is_refused() -> None:
 
 
 @pytest.mark.row("S2")
-def test_invented_operator_is_refused() -> None:
+def test_unknown_operator_node_is_refused() -> None:
     class Entangle(ast.operator):
         pass
 
@@ -77,7 +77,7 @@ def test_invented_operator_is_refused() -> None:
         "pi",
     ],
 )
-def test_expression_of_the_calculator_passes(text: str) -> None:
+def test_calculator_expression_is_allowed(text: str) -> None:
     _check(text)
 
 
@@ -114,13 +114,13 @@ def test_expression_of_the_calculator_passes(text: str) -> None:
         ("[sqrt][0](2)", "only a function"),
     ],
 )
-def test_anything_more_is_refused_by_its_name(text: str, words: str) -> None:
+def test_other_syntax_is_refused_by_name(text: str, words: str) -> None:
     with pytest.raises(NodeRefused) as caught:
         _check(text)
     assert words in str(caught.value)
 
 
-def test_the_depth_is_bounded_exactly() -> None:
+def test_nesting_depth_limit_is_exact() -> None:
     tree = ast.Expression(body=ast.Constant(1))
     for _ in range(MAX_DEPTH - 2):
         tree = ast.Expression(body=ast.UnaryOp(op=ast.USub(), operand=tree.body))
@@ -130,7 +130,7 @@ def test_the_depth_is_bounded_exactly() -> None:
         check(deeper)
 
 
-def test_a_tree_far_deeper_than_pythons_stack_is_refused() -> None:
+def test_tree_deeper_than_the_python_stack_is_refused() -> None:
     body: ast.expr = ast.Constant(1)
     for _ in range(5000):
         body = ast.UnaryOp(op=ast.USub(), operand=body)

@@ -67,12 +67,12 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("text", "python"), REWRITES)
-def test_notation_becomes_python(text: str, python: str) -> None:
+def test_mathematical_notation_is_rewritten_to_python(text: str, python: str) -> None:
     assert rewrite(text) == python
 
 
 @pytest.mark.parametrize(("text", "cure"), REFUSALS)
-def test_misleading_sign_is_refused_with_the_cure(text: str, cure: str) -> None:
+def test_ambiguous_sign_is_refused_with_a_remedy(text: str, cure: str) -> None:
     with pytest.raises(NotationRefused) as caught:
         rewrite(text)
     assert cure in str(caught.value)
@@ -84,7 +84,7 @@ def test_text_without_such_signs_is_unchanged(text: str) -> None:
 
 
 @given(st.text("0123456789.+-*/()[], !%^=<>abe'\"\n٣", max_size=40))
-def test_any_text_is_rewritten_or_refused_as_one_error(text: str) -> None:
+def test_any_text_is_rewritten_or_refused_with_one_error_type(text: str) -> None:
     try:
         python = rewrite(text)
     except NotationRefused:
@@ -111,13 +111,11 @@ def test_every_factorial_of_a_sum_is_rewritten(numbers: list[int]) -> None:
         ("1 if (2)! else (3)!", "1 if factorial((2)) else factorial((3))"),
     ],
 )
-def test_word_before_a_bracket_is_no_function_where_it_is_an_operator(
-    text: str, python: str
-) -> None:
+def test_word_operator_before_a_bracket_is_not_a_function_call(text: str, python: str) -> None:
     assert rewrite(text) == python
 
 
 @pytest.mark.parametrize("text", ["not !", "1 if ! else 2", "1 and !"])
-def test_operator_in_words_has_no_factorial(text: str) -> None:
+def test_factorial_of_a_word_operator_is_refused(text: str) -> None:
     with pytest.raises(NotationRefused, match="stands after the number"):
         rewrite(text)

@@ -22,7 +22,7 @@ from fumehood.guest.core.progress import MAX_MESSAGE_CHARACTERS, read
         ({"percent": 1, "message": "x" * 999}, {"percent": 1.0, "message": "x" * MAX_MESSAGE_CHARACTERS}),
     ],
 )  # fmt: skip
-def test_report_is_brought_into_bounds(claim: Any, report: Any) -> None:
+def test_progress_report_is_clamped_to_its_bounds(claim: Any, report: Any) -> None:
     assert read(claim) == report
 
 
@@ -33,5 +33,5 @@ def test_report_is_brought_into_bounds(claim: Any, report: Any) -> None:
      {"percent": True, "message": ""}, {"percent": 1, "message": None}, {"percent": float("nan"), "message": ""},
      {"percent": float("inf"), "message": ""}],
 )  # fmt: skip
-def test_anything_else_is_no_report(claim: Any) -> None:
+def test_malformed_progress_report_is_ignored(claim: Any) -> None:
     assert read(claim) is None

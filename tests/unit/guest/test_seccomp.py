@@ -37,7 +37,7 @@ CALLS = [(m, name) for m in MACHINES for name in sorted(LISTED & set(ARCHITECTUR
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize(("machine", "name"), CALLS)
-def test_each_named_call_gets_its_answer(machine: str, name: str) -> None:
+def test_each_listed_system_call_gets_its_verdict(machine: str, name: str) -> None:
     answer = _decide(machine, _number(machine, name), 99, 0, 0)
     if name in ALLOWED:
         assert answer == ALLOW
@@ -52,7 +52,7 @@ def test_each_named_call_gets_its_answer(machine: str, name: str) -> None:
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_every_other_call_ends_the_process(machine: str) -> None:
+def test_unlisted_system_call_kills_the_process(machine: str) -> None:
     listed = {number for name, number in ARCHITECTURES[machine].numbers.items() if name in LISTED}
     others = [number for number in range(600) if number not in listed]
     assert len(others) > 500
@@ -61,7 +61,7 @@ def test_every_other_call_ends_the_process(machine: str) -> None:
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_only_the_two_descriptors_of_the_channel_are_read_and_written(machine: str) -> None:
+def test_only_the_two_channel_descriptors_can_be_read_and_written(machine: str) -> None:
     read, write = _number(machine, "read"), _number(machine, "write")
     assert _decide(machine, read, REQUEST_FD) == ALLOW
     assert _decide(machine, write, REPLY_FD) == ALLOW
@@ -83,14 +83,14 @@ def test_memory_never_becomes_executable(machine: str, name: str) -> None:
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_call_of_another_architecture_ends_the_process(machine: str) -> None:
+def test_system_call_of_another_architecture_kills_the_process(machine: str) -> None:
     number = _number(machine, "getpid")
     for architecture in (0x40000003, 0, 0xFFFFFFFF):  # the first is 32-bit x86
         assert _decide(machine, number, architecture=architecture) == KILL
 
 
 @pytest.mark.row("S2")
-def test_second_numbering_of_x86_is_closed() -> None:
+def test_x32_system_call_numbers_kill_the_process() -> None:
     for number in (0x40000000, 0x40000000 + _number("x86_64", "getpid"), 0xFFFFFFFF):
         assert _decide("x86_64", number) == KILL
 
@@ -101,7 +101,7 @@ def test_unknown_machine_has_no_filter(machine: str) -> None:
         build_interpreter_filter(machine or "none")
 
 
-def test_the_lists_share_nothing() -> None:
+def test_system_call_lists_are_disjoint() -> None:
     assert not set(ALLOWED) & set(REFUSED_GENTLY)
     assert not (set(ALLOWED) | set(REFUSED_GENTLY)) & WITH_CONDITIONS
     assert len(set(ALLOWED)) == len(ALLOWED)
@@ -115,7 +115,7 @@ def test_the_lists_share_nothing() -> None:
      "kill", "tgkill", "prctl", "setrlimit", "prlimit64", "bpf", "io_uring_setup", "unshare",
      "mount", "openat2", "process_vm_writev", "memfd_create"],
 )  # fmt: skip
-def test_calls_that_reach_outside_are_on_no_list(name: str) -> None:
+def test_system_calls_that_reach_outside_are_not_listed(name: str) -> None:
     assert name not in ALLOWED
     assert name not in REFUSED_GENTLY
     numbers = {
@@ -125,7 +125,7 @@ def test_calls_that_reach_outside_are_on_no_list(name: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_numbers_are_given_once_and_every_listed_call_exists_somewhere(machine: str) -> None:
+def test_system_call_numbers_are_unique_and_cover_every_listed_call(machine: str) -> None:
     numbers = ARCHITECTURES[machine].numbers
     assert len(set(numbers.values())) == len(numbers)
     if machine == "x86_64":

@@ -76,7 +76,7 @@ def _id(value: Any) -> str:
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize(("function", "arguments", "result"), FITS, ids=_id)
-def test_what_fits_is_computed(
+def test_result_within_the_limit_is_computed(
     function: Callable[..., Any], arguments: tuple[Any, ...], result: Any
 ) -> None:
     assert sizes.checked(function(*arguments)) == result
@@ -84,7 +84,7 @@ def test_what_fits_is_computed(
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize(("function", "arguments"), TOO_LARGE, ids=_id)
-def test_what_does_not_fit_is_refused_before_it_is_made(
+def test_oversized_result_is_refused_before_it_is_computed(
     function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     with pytest.raises(TooLarge):
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
 
 
 @pytest.mark.row("S4")
-def test_the_bound_on_digits_is_exact() -> None:
+def test_digit_limit_is_exact() -> None:
     assert len(str(MAX_INTEGER)) == MAX_DIGITS
     for fits in (MAX_INTEGER, -MAX_INTEGER, DIGITS_4300):
         assert sizes.checked(fits) is fits
@@ -102,7 +102,7 @@ def test_the_bound_on_digits_is_exact() -> None:
 
 
 @pytest.mark.row("S4")
-def test_the_bound_on_elements_is_exact() -> None:
+def test_element_limit_is_exact() -> None:
     for make in (list, tuple):
         assert sizes.checked(make(range(MAX_ELEMENTS)))
         with pytest.raises(TooLarge):
@@ -110,7 +110,7 @@ def test_the_bound_on_elements_is_exact() -> None:
 
 
 @pytest.mark.parametrize("value", [["a"], [[1]], [(1,)], [None], ["1", "2"]])
-def test_only_numbers_are_added_up_or_multiplied(value: list[Any]) -> None:
+def test_sum_and_product_of_non_numbers_are_refused(value: list[Any]) -> None:
     with pytest.raises(TypeError):
         sizes.total(value)
     with pytest.raises(TypeError):
@@ -124,7 +124,7 @@ def test_factorial_needs_a_whole_number(value: Any) -> None:
 
 
 @given(st.integers(-(10**40), 10**40), st.integers(0, 200))
-def test_powers_are_pythons(base: int, exponent: int) -> None:
+def test_power_matches_python_up_to_the_limit(base: int, exponent: int) -> None:
     expected = base**exponent
     if abs(expected) <= MAX_INTEGER:
         assert sizes.checked(sizes.power(base, exponent)) == expected
@@ -134,7 +134,7 @@ def test_powers_are_pythons(base: int, exponent: int) -> None:
 
 
 @given(st.integers(-(10**4200), 10**4200), st.integers(0, 15_000))
-def test_shifts_are_pythons(value: int, count: int) -> None:
+def test_shift_matches_python_up_to_the_limit(value: int, count: int) -> None:
     expected = value << count
     if abs(expected) <= MAX_INTEGER:
         assert sizes.checked(sizes.shift_left(value, count)) == expected
@@ -144,7 +144,7 @@ def test_shifts_are_pythons(value: int, count: int) -> None:
 
 
 @given(st.integers(0, 1700))
-def test_factorials_are_pythons(number: int) -> None:
+def test_factorial_matches_python_up_to_the_limit(number: int) -> None:
     expected = math.factorial(number)
     if expected <= MAX_INTEGER:
         assert sizes.checked(sizes.factorial(number)) == expected
@@ -154,7 +154,7 @@ def test_factorials_are_pythons(number: int) -> None:
 
 
 @given(st.integers(0, 2000), st.integers(0, 2000))
-def test_permutations_are_pythons(total: int, chosen: int) -> None:
+def test_permutations_match_python_up_to_the_limit(total: int, chosen: int) -> None:
     expected = math.perm(total, chosen)
     if expected <= MAX_INTEGER:
         assert sizes.checked(sizes.permutations(total, chosen)) == expected
@@ -164,12 +164,12 @@ def test_permutations_are_pythons(total: int, chosen: int) -> None:
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000))
-def test_combinations_are_pythons(total: int, chosen: int) -> None:
+def test_combinations_match_python(total: int, chosen: int) -> None:
     assert sizes.checked(sizes.combinations(total, chosen)) == math.comb(total, chosen)
 
 
 @given(st.integers(-(10**4299), 10**4299).filter(bool))
-def test_bits_are_the_logarithm(value: int) -> None:
+def test_bit_estimate_is_close_to_the_bit_length(value: int) -> None:
     assert value.bit_length() - 1 <= sizes.bits(value) <= value.bit_length()
 
 
@@ -195,11 +195,13 @@ def test_size_beyond_a_double_is_refused_as_too_large(
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("base", [1, 0, -1])
-def test_power_that_does_not_grow_is_computed(base: int) -> None:
+def test_power_of_one_or_zero_is_computed_for_any_exponent(base: int) -> None:
     assert sizes.power(base, 10**400) == base ** (10**400)
 
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize(("total", "chosen"), [(14_000, 7000), (14_200, 7000), (10_000, 5000)])
-def test_estimate_never_refuses_a_binomial_that_fits(total: int, chosen: int) -> None:
+def test_binomial_within_the_limit_is_never_refused_by_the_estimate(
+    total: int, chosen: int
+) -> None:
     assert sizes.checked(sizes.combinations(total, chosen)) == math.comb(total, chosen)

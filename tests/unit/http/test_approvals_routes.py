@@ -107,7 +107,7 @@ async def service(home: Path) -> AsyncIterator[Desk]:
         yield made
 
 
-async def test_approver_sees_everything_and_its_version_is_the_tag(here: Desk) -> None:
+async def test_approver_sees_full_approvals_with_version_as_etag(here: Desk) -> None:
     listed = await here.ask("GET", "/v1/approvals?state=pending")
     assert [item["id"] for item in listed.body["data"]["items"]] == [ONE.id]
     shown = await here.ask("GET", f"/v1/approvals/{ONE.id}")
@@ -115,7 +115,7 @@ async def test_approver_sees_everything_and_its_version_is_the_tag(here: Desk) -
     assert shown.headers["etag"] == '"1"'
 
 
-async def test_decision_says_who_decided_on_what_by_which_way(here: Desk) -> None:
+async def test_decision_records_approver_digest_and_channel(here: Desk) -> None:
     answer = await here.decide({"decision": "deny", "reason": "not today"})
     assert answer.code is None
     assert answer.body["data"]["approval"]["state"] == "denied"
@@ -132,12 +132,14 @@ async def test_token_with_the_scope_decides_as_its_own_principal(here: Desk) -> 
 
 
 @pytest.mark.row("A4")
-async def test_service_says_whom_the_approvers_user_is_as_a_caller(service: Desk) -> None:
+async def test_service_mode_decision_carries_the_callers_identity_of_the_approver(
+    service: Desk,
+) -> None:
     assert (await service.decide(uid=4321)).code is None
     assert service.decisions[0]["peer"] == "uid:4321"
 
 
-async def test_single_users_approver_is_not_taken_for_a_caller(here: Desk) -> None:
+async def test_single_user_mode_decision_carries_no_caller_identity(here: Desk) -> None:
     await here.decide()
     assert here.decisions[0]["peer"] is None
 
@@ -156,7 +158,7 @@ async def test_single_users_approver_is_not_taken_for_a_caller(here: Desk) -> No
         [("if-match", "")],
     ],
 )
-async def test_decision_on_nobody_knows_what_is_refused(
+async def test_decision_without_a_version_is_refused(
     here: Desk, headers: list[tuple[str, str]]
 ) -> None:
     answer = await here.decide(headers=headers)
@@ -164,7 +166,7 @@ async def test_decision_on_nobody_knows_what_is_refused(
     assert here.decisions == []
 
 
-async def test_star_decides_on_whatever_it_is(here: Desk) -> None:
+async def test_decision_with_if_match_star_applies_to_any_version(here: Desk) -> None:
     assert (await here.decide(headers=[("if-match", "*")])).code is None
     assert here.decisions[0]["version"] is None
 
@@ -174,13 +176,13 @@ async def test_star_decides_on_whatever_it_is(here: Desk) -> None:
     [{}, {"decision": "maybe"}, {"decision": "deny", "arguments": {}}, {"decision": "approve", "x": 1},
      {"decision": "approve", "remember": {"scope": "until"}}, [], {"decision": "deny", "reason": "x" * 1001}],
 )  # fmt: skip
-async def test_decision_that_is_none_is_refused(here: Desk, body: Any) -> None:
+async def test_malformed_decision_is_refused(here: Desk, body: Any) -> None:
     assert (await here.decide(body)).code == "INVALID_PARAMS"
     assert here.decisions == []
 
 
 @pytest.mark.row("A3")
-async def test_several_are_decided_with_one_request(here: Desk) -> None:
+async def test_several_approvals_are_decided_with_one_request(here: Desk) -> None:
     two = here.desk.put(approval(2))
     items = [
         {"approval_id": one.id, "version": 1, "decision": {"decision": "deny"}}
@@ -190,7 +192,7 @@ async def test_several_are_decided_with_one_request(here: Desk) -> None:
     assert [item["state"] for item in answer.body["data"]["items"]] == ["denied", "denied"]
 
 
-async def test_poll_answers_when_something_changes_and_not_before(here: Desk) -> None:
+async def test_poll_returns_only_when_something_changes(here: Desk) -> None:
     now = (await here.ask("GET", "/v1/approvals/changes")).body["data"]["changes"]
     answers: list[Answer] = []
 
@@ -207,13 +209,13 @@ async def test_poll_answers_when_something_changes_and_not_before(here: Desk) ->
     assert answers[0].body["data"]["changes"] == now + 1
 
 
-async def test_poll_ends_with_the_same_number_where_nothing_changes(here: Desk) -> None:
+async def test_poll_times_out_with_the_same_number(here: Desk) -> None:
     answer = await here.ask("GET", f"/v1/approvals/changes?after={here.desk.changes}&wait=0")
     assert answer.body["data"]["changes"] == here.desk.changes
     assert (await here.ask("GET", "/v1/approvals/changes?wait=26")).code == "INVALID_PARAMS"
 
 
-async def test_caller_sees_its_own_and_not_who_may_approve(here: Desk) -> None:
+async def test_caller_sees_its_own_approvals_without_approver_names(here: Desk) -> None:
     here.desk.put(approval(2, principal_id="token:caller", approvers=("alice",)))
     mine = {"face": Face.ENGINE, "credential": here.caller}
     listed = (await here.ask("GET", "/v1/approvals", **mine)).body["data"]["items"]
@@ -263,9 +265,7 @@ FORGERIES: dict[str, Callable[[bytes], list[str]]] = {
 
 @pytest.mark.row("A4")
 @pytest.mark.parametrize("forgery", FORGERIES)
-async def test_callback_that_is_not_signed_as_it_should_be_decides_nothing(
-    here: Desk, forgery: str
-) -> None:
+async def test_callback_with_a_bad_signature_decides_nothing(here: Desk, forgery: str) -> None:
     raw = json.dumps(CALLBACK).encode()
     headers = [(HEADER, value) for value in FORGERIES[forgery](raw)]
     encoded: Any = [(name, value.encode()) for name, value in headers]
@@ -274,7 +274,7 @@ async def test_callback_that_is_not_signed_as_it_should_be_decides_nothing(
     assert here.decisions == []
 
 
-async def test_callback_that_is_repeated_decides_nothing_more(here: Desk) -> None:
+async def test_replayed_callback_decides_nothing_more(here: Desk) -> None:
     """Also where the first was refused for another reason: a signature holds once."""
     raw = json.dumps({**CALLBACK, "version": 7}).encode()
     signature = sign(SECRET, raw, NOW)
@@ -294,12 +294,12 @@ async def test_callback_that_is_repeated_decides_nothing_more(here: Desk) -> Non
     ],
     ids=["without version", "unknown key", "deep", "key twice", "our own message sent back"],
 )
-async def test_signed_body_that_is_no_decision_is_refused(here: Desk, body: Any) -> None:
+async def test_signed_callback_without_a_decision_is_refused(here: Desk, body: Any) -> None:
     assert (await here.call_back(body)).code == "INVALID_PARAMS"
     assert here.decisions == []
 
 
-async def test_callback_decides_nothing_where_it_may_not(here: Desk) -> None:
+async def test_callback_is_refused_if_callbacks_are_disabled(here: Desk) -> None:
     here.engine.webhook = SimpleNamespace(callbacks=None)  # type: ignore[attr-defined]
     assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
     here.engine.webhook = None  # type: ignore[attr-defined]

@@ -72,14 +72,14 @@ async def takes_body(body: CallBody) -> Deleted:
     return Deleted(deleted=str(body.arguments))
 
 
-def test_names_and_words_are_those_of_the_function() -> None:
+def test_operation_name_and_summary_come_from_the_function() -> None:
     entry = described()
     assert entry["operationId"] == "lookUpThing"
     assert entry["summary"] == "Look a thing up."
     assert entry["description"] == "More of it is said here."
 
 
-def test_query_is_described_by_the_model_that_reads_it() -> None:
+def test_query_parameters_are_described_by_their_model() -> None:
     entry = described(takes_query)
     found = {parameter["name"]: parameter for parameter in entry["parameters"]}
     assert {name: p["required"] for name, p in found.items()} == {
@@ -90,12 +90,12 @@ def test_query_is_described_by_the_model_that_reads_it() -> None:
     assert "400" in entry["responses"]
 
 
-def test_body_brings_the_codes_of_reading_it() -> None:
+def test_operation_with_a_body_documents_its_error_codes() -> None:
     assert {"400", "413", "415"} <= set(described(takes_body, method="POST")["responses"])
     assert not {"400", "413", "415"} & set(described()["responses"])
 
 
-def test_who_may_ask_is_said_and_brings_its_codes() -> None:
+def test_required_authority_is_documented_with_its_error_codes() -> None:
     assert described(needs=Needs.ADMIN)["security"] == [{"bearer": []}]
     assert described(needs=Needs.CALLER)["security"] == [{}, {"bearer": []}]
     nobody = described(needs=Needs.NOBODY)
@@ -104,21 +104,21 @@ def test_who_may_ask_is_said_and_brings_its_codes() -> None:
     assert {"401", "403"} <= set(described()["responses"])
 
 
-def test_own_errors_stand_under_their_status() -> None:
+def test_declared_errors_are_documented_under_their_status() -> None:
     entry = described(errors=[RateLimited], has_tool_codes=True, data=Deleted)
     assert entry["responses"]["429"]["description"] == "RATE_LIMITED"
     assert "422" in entry["responses"]
     assert "422" not in described()["responses"]
 
 
-def test_plain_answer_is_no_envelope() -> None:
+def test_plain_answer_is_documented_without_an_envelope() -> None:
     entry = described(plain=(200, 503), data=Deleted)
     for status in ("200", "503"):
         schema = entry["responses"][status]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/Deleted"}
 
 
-async def test_only_field_of_an_answer_is_declared_with_the_operation() -> None:
+async def test_single_field_answer_is_declared_with_the_operation() -> None:
     async def say_it() -> Annotated[str, As("text", tag=lambda text: f'"{len(text)}"')]:
         """Say it."""
         return "abc"
@@ -149,7 +149,7 @@ def test_path_parameters_are_described_in_the_signature() -> None:
     assert "Deleted" in entry["document"]["components"]["schemas"]
 
 
-def test_undescribed_path_parameter_and_unknown_parameter_are_refused() -> None:
+def test_undescribed_or_unknown_path_parameter_is_refused() -> None:
     async def show(rest: str) -> Deleted:
         return Deleted(deleted=rest)
 
@@ -204,7 +204,7 @@ async def no_caller(body: Body) -> Deleted:
         (no_caller, b"{}", False, "who are you"),
     ],
 )
-async def test_checks_are_in_the_order_of_the_parameters(
+async def test_request_checks_follow_the_parameter_order(
     function: Any, body: bytes, authorized: bool, refusal: str
 ) -> None:
     async def authorize(request: Request) -> str:
@@ -233,7 +233,7 @@ def test_every_endpoint_of_the_routes_is_served() -> None:
     assert [operation.id for operation in made if id(operation) not in served] == []
 
 
-def test_socket_follows_from_who_may_ask() -> None:
+def test_socket_of_an_operation_follows_from_its_required_authority() -> None:
     assert {operation.needs for operation in OPERATIONS} == {Needs.CALLER, Needs.NOBODY}
     assert Needs.CALLER not in {operation.needs for operation in CONTROL_OPERATIONS}
 
@@ -242,7 +242,7 @@ def test_socket_follows_from_who_may_ask() -> None:
 
 
 @pytest.mark.row("D4")
-def test_share_is_one_users_and_each_sockets_apart() -> None:
+def test_connection_share_is_per_user_and_socket() -> None:
     everybody = Shares(2)
     alice = everybody.of(1000)
     assert [alice.connect("engine") for _ in range(4)] == [True, True, False, False]
@@ -253,7 +253,7 @@ def test_share_is_one_users_and_each_sockets_apart() -> None:
     assert not everybody.of(1000).connect("engine")
 
 
-def test_share_of_a_user_who_holds_nothing_is_forgotten() -> None:
+def test_unused_connection_share_is_forgotten() -> None:
     everybody = Shares(2)
     alice = everybody.of(1000)
     alice.connect("engine")
@@ -269,7 +269,7 @@ def test_share_of_a_user_who_holds_nothing_is_forgotten() -> None:
     ("files", "most"),
     [(100, 50), (1 << 16, MAX_CONNECTIONS), (resource.RLIM_INFINITY, MAX_CONNECTIONS)],
 )
-def test_one_user_never_takes_all_open_files(
+def test_one_user_cannot_exhaust_open_files(
     monkeypatch: pytest.MonkeyPatch, files: int, most: int
 ) -> None:
     monkeypatch.setattr(peer.resource, "getrlimit", lambda _: (files, files))
@@ -334,7 +334,7 @@ async def respond(home: Path, connection: Connection, until: Any, *, cancels: bo
 
 
 @pytest.mark.row("S8", "D2")
-async def test_comments_show_that_a_call_which_says_nothing_still_runs(
+async def test_silent_stream_gets_keep_alive_comments(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "KEEP_ALIVE_S", 0.01)
@@ -346,7 +346,7 @@ async def test_comments_show_that_a_call_which_says_nothing_still_runs(
 
 
 @pytest.mark.row("S8", "D2")
-async def test_client_that_takes_nothing_is_given_up(
+async def test_stream_of_a_stalled_client_is_closed(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "WRITE_DEADLINE_S", 0.01)
@@ -356,9 +356,7 @@ async def test_client_that_takes_nothing_is_given_up(
 
 @pytest.mark.row("S8", "D2")
 @pytest.mark.parametrize("cancels", [True, False])
-async def test_client_that_leaves_is_followed_by_its_call_only_where_asked(
-    home: Path, cancels: bool
-) -> None:
+async def test_disconnect_cancels_the_call_only_if_requested(home: Path, cancels: bool) -> None:
     connection = Connection()
     await respond(home, connection, lambda: b"started" in connection.body, cancels=cancels)
     assert not connection.aborted

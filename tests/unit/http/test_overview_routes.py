@@ -107,7 +107,7 @@ async def house(home: Path) -> AsyncIterator[House]:
     database.close()
 
 
-async def test_approver_sees_the_calls_of_all_and_searches_them(house: House) -> None:
+async def test_approver_sees_and_searches_calls_of_everybody(house: House) -> None:
     await house.call("1 + 1", trace_id="mine")
     await house.call("10 + 1")
     everything = (await house.ask("GET", "/v1/calls")).body["data"]["items"]
@@ -133,9 +133,7 @@ async def asked(house: House, operation: Operation, **more: Any) -> str | None:
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=lambda operation: operation.id)
-async def test_operation_of_the_control_socket_needs_its_scope(
-    house: House, operation: Operation
-) -> None:
+async def test_control_operation_needs_its_scope(house: House, operation: Operation) -> None:
     invented = f"fha_{'0' * 16}_{'a' * 43}"
     for credential in (None, invented):
         assert await asked(house, operation, credential=credential) == "UNAUTHORIZED"
@@ -158,7 +156,7 @@ def is_on_both(operation: Operation) -> bool:
     [one for one in CONTROL_OPERATIONS if not is_on_both(one)],
     ids=lambda operation: operation.id,
 )
-async def test_operation_of_the_control_socket_is_not_on_the_callers_socket(
+async def test_control_operation_is_absent_from_the_caller_socket(
     house: House, operation: Operation
 ) -> None:
     for credential in (None, house.caller, house.approver, house.admin):
@@ -166,13 +164,13 @@ async def test_operation_of_the_control_socket_is_not_on_the_callers_socket(
         assert code in ("RESOURCE_NOT_FOUND", "METHOD_NOT_ALLOWED")
 
 
-async def test_on_the_callers_socket_nothing_of_others_is_seen(house: House) -> None:
+async def test_caller_socket_shows_only_own_calls(house: House) -> None:
     await house.call("1 + 1")
     own = await house.ask("GET", "/v1/calls", face=Face.ENGINE, credential=None)
     assert own.body["data"]["items"] == []
 
 
-async def test_call_has_its_stages_its_audit_row_and_its_children(house: House) -> None:
+async def test_call_details_have_stages_audit_row_and_children(house: House) -> None:
     call_id = (await house.call("1 + 1")).metadata.call_id
     shown = (await house.ask("GET", f"/v1/calls/{call_id}")).body["data"]
     assert list(shown["stages_ms"])[:3] == ["resolve", "validate", "authorize"]
@@ -182,7 +180,7 @@ async def test_call_has_its_stages_its_audit_row_and_its_children(house: House) 
     assert (shown["children"], shown["approval"], shown["answer"]) == ([], None, "not_kept")
 
 
-async def test_answer_of_a_keyed_call_is_for_administrators(house: House) -> None:
+async def test_stored_answer_of_a_keyed_call_is_shown_only_to_administrators(house: House) -> None:
     call_id = (await house.call("1 + 1", idempotency_key="k")).metadata.call_id
     path = f"/v1/calls/{call_id}"
     seen = (await house.ask("GET", path)).body["data"]
@@ -194,7 +192,7 @@ async def test_answer_of_a_keyed_call_is_for_administrators(house: House) -> Non
     assert seen["envelope"]["metadata"]["call_id"] == call_id
 
 
-async def test_call_that_needed_approval_is_repeated_as_a_dry_run(house: House) -> None:
+async def test_approved_call_can_be_repeated_as_a_dry_run(house: House) -> None:
     waiting = await house.call("2 + 2")
     assert waiting.error is not None
     approval_id = str(waiting.error.approval_id)
@@ -211,12 +209,12 @@ async def test_call_that_needed_approval_is_repeated_as_a_dry_run(house: House) 
     assert len((await house.ask("GET", "/v1/calls")).body["data"]["items"]) == 1
 
 
-async def test_arguments_of_another_call_are_not_kept(house: House) -> None:
+async def test_arguments_of_a_call_without_approval_are_not_stored(house: House) -> None:
     call_id = (await house.call("1 + 1")).metadata.call_id
     assert (await house.ask("POST", f"/v1/calls/{call_id}/dry-run")).code == "RESOURCE_NOT_FOUND"
 
 
-async def test_figures_and_the_state_of_the_engine(house: House) -> None:
+async def test_overview_has_call_figures_and_the_engine_state(house: House) -> None:
     await house.call("1 + 1")
     figures = (await house.ask("GET", "/v1/figures?hours=1")).body["data"]
     assert [(one["tool"], one["calls"]) for one in figures["items"]] == [("calculator", 1)]
@@ -226,7 +224,7 @@ async def test_figures_and_the_state_of_the_engine(house: House) -> None:
     assert engine["readiness"]["status"] in ("ready", "not_ready")
 
 
-async def test_rules_count_the_calls_that_they_decided(house: House) -> None:
+async def test_policy_rules_count_their_decided_calls(house: House) -> None:
     await house.call("2 + 2")
     await house.call("10 + 2")
     await house.call("10 + 2", dry_run=True)
@@ -234,7 +232,9 @@ async def test_rules_count_the_calls_that_they_decided(house: House) -> None:
     assert {one["id"]: one["decided"] for one in rules} == {"sums": 1, "no-tens": 1}
 
 
-async def test_trying_rules_holds_nobody_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_rule_trial_does_not_block_other_requests(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hundred kilobytes of rules took nine seconds, in which nobody else was answered."""
     others = threading.Event()
 
@@ -253,7 +253,7 @@ async def test_trying_rules_holds_nobody_up(house: House, monkeypatch: pytest.Mo
     assert len(tried.body["data"]["items"]) == 2
 
 
-async def test_rule_is_tried_against_past_calls(house: House) -> None:
+async def test_rule_trial_is_evaluated_on_past_calls(house: House) -> None:
     await house.call("1 + 1")
     await house.call("1 / 0")
     await house.engine.run("gone", CallBody(), house.engine.principal_of_uid(1))

@@ -34,14 +34,14 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.row("R3")
-def test_nothing_given_grants_nothing() -> None:
+def test_default_agent_and_binding_grant_nothing() -> None:
     assert Agent(id="a").principals == ()
     binding = Binding(tool="act")
     assert (binding.fixed, binding.defaults, binding.sort_order) == ({}, {}, 0)
 
 
 @pytest.mark.row("R3")
-def test_an_argument_is_fixed_or_has_a_default_but_not_both() -> None:
+def test_bound_argument_cannot_be_both_fixed_and_default() -> None:
     Binding(tool="act", fixed={"a": 1}, defaults={"b": 1})
     with pytest.raises(ValidationError, match="is fixed and has a default"):
         Binding(tool="act", fixed={"a": 1, "b": 1}, defaults={"b": 2})
@@ -51,7 +51,7 @@ def test_an_argument_is_fixed_or_has_a_default_but_not_both() -> None:
 @pytest.mark.parametrize(
     ("tool", "name"), [("act", "act"), ("act@1.2.0", "act"), ("act@1.2.0-rc.1+x", "act")]
 )
-def test_a_tool_is_bound_with_or_without_its_version(tool: str, name: str) -> None:
+def test_binding_names_a_tool_with_or_without_version(tool: str, name: str) -> None:
     assert Binding(tool=tool).tool_name == name
 
 
@@ -59,13 +59,13 @@ def test_a_tool_is_bound_with_or_without_its_version(tool: str, name: str) -> No
     "tool",
     ["", "1act", "act@", "act@1@2", "a b", "act\n", "*", "act*", "a" * 65, "act@" + "1" * 101],
 )
-def test_a_tool_is_named_exactly(tool: str) -> None:
+def test_binding_must_name_a_tool_exactly(tool: str) -> None:
     with pytest.raises(ValidationError):
         Binding(tool=tool)
 
 
 @pytest.mark.parametrize("field", ["fixed", "defaults"])
-def test_a_binding_has_an_end(field: str) -> None:
+def test_number_of_bound_arguments_is_bounded(field: str) -> None:
     fits: dict[str, Any] = {str(n): n for n in range(MAX_CONFIGURED)}
     Binding(tool="act", **{field: fits})
     with pytest.raises(ValidationError):
@@ -81,7 +81,7 @@ def test_a_binding_has_an_end(field: str) -> None:
         {"id": "a", "description": "x" * 2001}, {"id": "a", "scopes": ["admin"]},
     ],
 )  # fmt: skip
-def test_an_agent_of_another_form_is_refused(fields: dict[str, Any]) -> None:
+def test_malformed_agent_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Agent.model_validate(fields)
     assert Agent.model_validate({"id": "a", "principals": ["uid:1", "token:ci"]}).is_enabled
@@ -96,7 +96,7 @@ def agents(database: Database) -> Agents:
 
 
 @pytest.mark.row("R3", "D4")
-async def test_an_agent_is_spoken_for_by_those_it_names_and_nobody_else(agents: Agents) -> None:
+async def test_only_named_principals_can_act_for_an_agent(agents: Agents) -> None:
     await make_agent(agents, "a", "uid:1", "alice")
     await make_agent(agents, "b", "uid:1")
     await make_agent(agents, "nobodys")
@@ -106,7 +106,7 @@ async def test_an_agent_is_spoken_for_by_those_it_names_and_nobody_else(agents: 
 
 
 @pytest.mark.row("R3")
-async def test_tools_stand_in_their_order(agents: Agents) -> None:
+async def test_agent_tools_keep_their_order(agents: Agents) -> None:
     await make_agent(agents, "a")
     await bind(agents, "a", ["c", "a", "b@1.0.0"])
     assert [binding.tool for binding in agents.bindings("a")] == ["c", "a", "b@1.0.0"]
@@ -115,7 +115,7 @@ async def test_tools_stand_in_their_order(agents: Agents) -> None:
 
 
 @pytest.mark.row("R3", "T4")
-async def test_a_tool_is_bound_once_whatever_its_version(agents: Agents) -> None:
+async def test_tool_is_bound_once_regardless_of_version(agents: Agents) -> None:
     await make_agent(agents, "a")
     for tool in ("act", "act@1.0.0", "act@2.0.0"):
         await bind(agents, "a", [tool])
@@ -126,7 +126,7 @@ async def test_a_tool_is_bound_once_whatever_its_version(agents: Agents) -> None
 
 
 @pytest.mark.row("R3")
-async def test_everything_is_there_after_the_next_start(agents: Agents, database: Database) -> None:
+async def test_agents_and_bindings_survive_a_restart(agents: Agents, database: Database) -> None:
     await make_agent(agents, "a", "uid:1", description="Buys.", is_enabled=False)
     await bind(agents, "a", ["act@1.0.0"], fixed={"x": [1, {"y": None}]}, defaults={"z": "ü"})
     again = Agents(database)
@@ -138,7 +138,7 @@ async def test_everything_is_there_after_the_next_start(agents: Agents, database
     assert again.spoken_for_by("uid:1") == {"a"}
 
 
-async def test_an_agent_is_made_once(agents: Agents) -> None:
+async def test_creating_an_existing_agent_is_a_conflict(agents: Agents) -> None:
     await make_agent(agents, "a", "uid:1")
     with pytest.raises(IdempotencyConflict):
         await make_agent(agents, "a", "uid:2")
@@ -146,7 +146,7 @@ async def test_an_agent_is_made_once(agents: Agents) -> None:
 
 
 @pytest.mark.row("R3")
-async def test_a_changed_agent_keeps_its_tools(agents: Agents, database: Database) -> None:
+async def test_updated_agent_keeps_its_tools(agents: Agents, database: Database) -> None:
     await make_agent(agents, "a", "uid:1")
     await bind(agents, "a", ["act"])
     await agents.update(Agent(id="a", principals=("uid:2",)), by=ADMIN, now=NOW)
@@ -157,7 +157,7 @@ async def test_a_changed_agent_keeps_its_tools(agents: Agents, database: Databas
 
 
 @pytest.mark.row("R3", "D4")
-async def test_a_deleted_agent_leaves_nothing_to_one_of_the_same_name(
+async def test_new_agent_inherits_nothing_from_a_deleted_one_of_its_name(
     agents: Agents, database: Database
 ) -> None:
     await make_agent(agents, "a", "uid:1")
@@ -171,7 +171,7 @@ async def test_a_deleted_agent_leaves_nothing_to_one_of_the_same_name(
 
 
 @pytest.mark.row("D4")
-async def test_binding_and_deleting_at_once_leaves_no_tool_behind(
+async def test_concurrent_binding_and_deletion_leaves_no_binding(
     agents: Agents, database: Database
 ) -> None:
     for _ in range(20):
@@ -199,7 +199,7 @@ async def test_binding_and_deleting_at_once_leaves_no_tool_behind(
         lambda a: a.unbind("there", "act", by=ADMIN, now=NOW),
     ],
 )
-async def test_what_is_not_there_cannot_be_changed(
+async def test_changing_a_missing_agent_is_refused(
     agents: Agents, database: Database, change: Callable[[Agents], Awaitable[None]]
 ) -> None:
     await make_agent(agents, "there")
@@ -208,7 +208,7 @@ async def test_what_is_not_there_cannot_be_changed(
     assert len(await database.read(lambda c: list_changes(c, 10))) == 1
 
 
-async def test_agents_and_tools_have_an_end(
+async def test_number_of_agents_and_bindings_is_bounded(
     agents: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_AGENTS", 2)
@@ -224,7 +224,7 @@ async def test_agents_and_tools_have_an_end(
 
 
 @pytest.mark.row("R1")
-async def test_what_could_not_be_written_is_not_seen(
+async def test_agent_change_that_cannot_be_stored_has_no_effect(
     agents: Agents, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make_agent(agents, "a", "uid:1")
@@ -249,7 +249,7 @@ async def test_what_could_not_be_written_is_not_seen(
 
 
 @pytest.mark.row("R1")
-async def test_changes_are_recorded_without_the_values_of_arguments(
+async def test_agent_changes_are_audited_without_argument_values(
     agents: Agents, database: Database
 ) -> None:
     await make_agent(agents, "a", "uid:1")
@@ -288,7 +288,7 @@ TOOL = function_definition(
 
 
 @pytest.mark.row("R3")
-def test_fixed_argument_is_neither_named_nor_described() -> None:
+def test_fixed_argument_is_hidden_from_the_agent() -> None:
     seen = seen_by_agent(TOOL, Binding(tool="act", fixed={"account": "secret-account"}))
     assert seen.parameters["properties"].keys() == {"text", "lines"}
     assert seen.parameters["required"] == ["text", "lines"]
@@ -296,7 +296,7 @@ def test_fixed_argument_is_neither_named_nor_described() -> None:
 
 
 @pytest.mark.row("R3")
-def test_argument_with_a_default_of_the_agents_need_not_be_given() -> None:
+def test_argument_with_an_agent_default_is_optional() -> None:
     seen = seen_by_agent(TOOL, Binding(tool="act", defaults={"lines": 3}))
     assert seen.parameters["properties"]["lines"] == {
         "type": "integer",
@@ -313,26 +313,26 @@ AGENT = Agent(id="a", principals=("uid:1",))
 
 
 @pytest.mark.row("D4")
-def test_nobody_is_unauthorized() -> None:
+def test_missing_principal_is_unauthorized() -> None:
     with pytest.raises(Unauthorized):
         require_caller(None)
 
 
 @pytest.mark.row("D4", "A4")
 @pytest.mark.parametrize("scopes", [set(), {Scope.APPROVE}, {Scope.ADMIN, Scope.APPROVE}])
-def test_authority_does_not_call(scopes: set[Scope]) -> None:
+def test_approver_cannot_call_tools(scopes: set[Scope]) -> None:
     with pytest.raises(PermissionDenied):
         require_caller(Principal("approver:owner", frozenset(scopes)))
 
 
 @pytest.mark.row("D4")
-def test_the_scope_call_calls() -> None:
+def test_call_scope_permits_calls() -> None:
     caller = Principal("uid:1", frozenset({Scope.CALL}))
     assert require_caller(caller) is caller
 
 
 @pytest.mark.row("R3", "D4")
-def test_unknown_disabled_and_somebody_elses_agents_are_refused_in_the_same_words() -> None:
+def test_unknown_disabled_and_foreign_agents_are_refused_identically() -> None:
     stranger = Principal("uid:2", frozenset({Scope.CALL}), frozenset({"b"}))
     words = set()
     for principal, agent in (
@@ -351,7 +351,7 @@ def test_unknown_disabled_and_somebody_elses_agents_are_refused_in_the_same_word
 
 
 @pytest.mark.row("R3")
-def test_a_tool_that_is_not_bound_is_denied_and_one_that_is_switched_off_disabled() -> None:
+def test_unbound_tool_is_denied_and_disabled_binding_is_disabled() -> None:
     with pytest.raises(PermissionDenied, match="has no tool 'act'"):
         require_binding("a", "act", None)
     with pytest.raises(ToolDisabled, match="disabled for the agent"):

@@ -38,7 +38,7 @@ def cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.row("D4")
-async def test_the_first_approver_has_authority_and_may_not_call(database: Database) -> None:
+async def test_first_approver_has_authority_but_cannot_call(database: Database) -> None:
     text = make_first_approver(database, "owner", NOW)
     principal = await Approvers(database).principal_of(text)
     assert principal == Principal("approver:owner", BOTH)
@@ -46,7 +46,7 @@ async def test_the_first_approver_has_authority_and_may_not_call(database: Datab
 
 
 @pytest.mark.row("D4")
-def test_there_is_one_first_approver(database: Database) -> None:
+def test_first_approver_can_be_created_only_once(database: Database) -> None:
     make_first_approver(database, "owner", NOW)
     with pytest.raises(PermissionDenied, match="already had its first approver"):
         make_first_approver(database, "intruder", NOW)
@@ -54,7 +54,7 @@ def test_there_is_one_first_approver(database: Database) -> None:
 
 
 @pytest.mark.row("D4")
-async def test_who_was_removed_was_the_first_approver_all_the_same(database: Database) -> None:
+async def test_removed_first_approver_cannot_be_created_again(database: Database) -> None:
     assert not had_approver(database)
     make_first_approver(database, "owner", NOW)
     # No engine removes the last one; somebody who restores or edits a database may have.
@@ -67,7 +67,7 @@ async def test_who_was_removed_was_the_first_approver_all_the_same(database: Dat
 
 
 @pytest.mark.row("D4")
-async def test_credential_is_shown_before_the_approver_exists(database: Database) -> None:
+async def test_credential_is_shown_before_the_approver_is_stored(database: Database) -> None:
     """So a crash at any point leaves no approver whose credential was not shown."""
     shown: list[str] = []
 
@@ -81,7 +81,7 @@ async def test_credential_is_shown_before_the_approver_exists(database: Database
 
 
 @pytest.mark.row("D4")
-def test_credential_that_cannot_be_shown_makes_no_approver(database: Database) -> None:
+def test_approver_is_not_created_if_its_credential_cannot_be_shown(database: Database) -> None:
     def show(_: str) -> None:
         raise OSError("the terminal is gone")
 
@@ -93,7 +93,7 @@ def test_credential_that_cannot_be_shown_makes_no_approver(database: Database) -
 
 
 @pytest.mark.row("D4")
-def test_credential_of_an_approver_that_could_not_be_kept_is_told_to_be_invalid(
+def test_credential_is_declared_invalid_if_the_approver_cannot_be_stored(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: object) -> None:
@@ -105,7 +105,7 @@ def test_credential_of_an_approver_that_could_not_be_kept_is_told_to_be_invalid(
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a\nb", "é", "a" * 65, "../x", "a/b"])
-async def test_a_name_that_could_be_mistaken_is_refused(database: Database, name: str) -> None:
+async def test_confusable_approver_name_is_refused(database: Database, name: str) -> None:
     with pytest.raises(InvalidParams):
         make_first_approver(database, name, NOW)
     with pytest.raises(InvalidParams):
@@ -115,12 +115,12 @@ async def test_a_name_that_could_be_mistaken_is_refused(database: Database, name
 
 @pytest.mark.row("D4")
 @pytest.mark.parametrize("scopes", [[], [Scope.CALL], [Scope.CALL, Scope.ADMIN]])
-async def test_an_approver_can_never_call(database: Database, scopes: list[Scope]) -> None:
+async def test_approver_cannot_get_the_call_scope(database: Database, scopes: list[Scope]) -> None:
     with pytest.raises(InvalidParams):
         await Approvers(database).add("anna", scopes, by=ADMIN, now=NOW)
 
 
-async def test_a_name_is_used_once_and_for_ever(database: Database) -> None:
+async def test_approver_name_is_never_reused(database: Database) -> None:
     make_first_approver(database, "owner", NOW)
     approvers = Approvers(database)
     await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
@@ -130,7 +130,7 @@ async def test_a_name_is_used_once_and_for_ever(database: Database) -> None:
 
 
 @pytest.mark.row("D4")
-async def test_a_removed_approver_is_nobody_here_and_after_the_next_start(
+async def test_removed_approver_stays_removed_after_a_restart(
     database: Database,
 ) -> None:
     make_first_approver(database, "owner", NOW)
@@ -144,7 +144,7 @@ async def test_a_removed_approver_is_nobody_here_and_after_the_next_start(
 
 
 @pytest.mark.row("D4")
-async def test_a_credential_that_is_taken_back_while_it_is_checked_is_refused(
+async def test_credential_revoked_during_its_check_is_refused(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_first_approver(database, "owner", NOW)
@@ -175,7 +175,7 @@ async def test_a_credential_that_is_taken_back_while_it_is_checked_is_refused(
 
 
 @pytest.mark.row("D4")
-async def test_the_last_admin_stays(database: Database) -> None:
+async def test_last_administrator_cannot_be_removed(database: Database) -> None:
     make_first_approver(database, "owner", NOW)
     approvers = Approvers(database)
     await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
@@ -187,7 +187,7 @@ async def test_the_last_admin_stays(database: Database) -> None:
 
 
 @pytest.mark.row("D4")
-async def test_two_admins_that_remove_each_other_at_once_leave_one(database: Database) -> None:
+async def test_concurrent_mutual_removal_leaves_one_administrator(database: Database) -> None:
     make_first_approver(database, "owner", NOW)
     approvers = Approvers(database)
     await approvers.add("anna", BOTH, by=ADMIN, now=NOW)
@@ -208,7 +208,7 @@ async def test_two_admins_that_remove_each_other_at_once_leave_one(database: Dat
 
 
 @pytest.mark.row("D4")
-async def test_whatever_is_wrong_costs_one_hash_and_one_comparison(
+async def test_every_wrong_credential_costs_one_hash_and_one_comparison(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = make_first_approver(database, "owner", NOW)
@@ -236,7 +236,7 @@ async def test_whatever_is_wrong_costs_one_hash_and_one_comparison(
 
 
 @pytest.mark.row("D4")
-async def test_who_was_right_a_moment_ago_pays_for_no_other_hash_and_who_guesses_does(
+async def test_verified_credential_is_cached_and_a_guess_is_not(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = make_first_approver(database, "owner", NOW)
@@ -269,7 +269,7 @@ async def test_who_was_right_a_moment_ago_pays_for_no_other_hash_and_who_guesses
 
 
 @pytest.mark.row("D4")
-async def test_guesses_beyond_a_bound_are_refused_and_the_loop_goes_on(
+async def test_excess_credential_guesses_are_refused_without_blocking(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = make_first_approver(database, "owner", NOW)
@@ -306,7 +306,7 @@ async def test_guesses_beyond_a_bound_are_refused_and_the_loop_goes_on(
 
 
 @pytest.mark.row("R1")
-async def test_every_change_is_recorded_with_who_made_it(database: Database) -> None:
+async def test_every_registry_change_is_recorded_with_its_author(database: Database) -> None:
     text = make_first_approver(database, "owner", NOW)
     approvers = Approvers(database)
     _, other = await approvers.add("anna", BOTH, by=ADMIN, now=NOW)

@@ -35,12 +35,12 @@ GOOD = "fht_0123456789abcdef_" + "A" * 43
 
 @pytest.mark.row("D4")
 @pytest.mark.parametrize("kind", ["fht", "fha"])
-def test_a_credential_says_its_kind_id_and_secret(kind: str) -> None:
+def test_credential_text_has_kind_id_and_secret(kind: str) -> None:
     identifier, secret, text = make_credential(kind)
     assert parse_credential(text) == Presented(kind, identifier, secret)
 
 
-def test_no_two_credentials_share_an_id_or_a_secret() -> None:
+def test_credentials_have_unique_ids_and_secrets() -> None:
     made = [make_credential("fht") for _ in range(100)]
     assert len({identifier for identifier, _, _ in made}) == 100
     assert len({secret for _, secret, _ in made}) == 100
@@ -55,19 +55,19 @@ def test_no_two_credentials_share_an_id_or_a_secret() -> None:
         GOOD.replace("0", "０", 1), GOOD.replace("_", "-"), GOOD.replace("A", "\x00", 1),
     ],
 )  # fmt: skip
-def test_another_form_is_no_credential(text: str) -> None:
+def test_malformed_credential_is_not_parsed(text: str) -> None:
     assert parse_credential(text) is None
     assert parse_credential(GOOD) is not None
 
 
 @given(st.text(max_size=80))
-def test_no_text_makes_the_parser_fail(text: str) -> None:
+def test_any_text_is_parsed_as_a_credential_or_none(text: str) -> None:
     presented = parse_credential(text)
     assert presented is None or f"{presented.kind}_{presented.id}_{presented.secret}" == text
 
 
 @pytest.mark.row("D4")
-def test_what_is_kept_depends_on_the_secret_and_holds_nothing_of_it() -> None:
+def test_stored_hash_depends_on_the_secret_and_does_not_contain_it() -> None:
     _, secret, _ = make_credential("fha")
     assert quick_hash(secret) == quick_hash(secret) != quick_hash(secret[:-1])
     assert secret.encode() not in quick_hash(secret)
@@ -77,7 +77,7 @@ def test_what_is_kept_depends_on_the_secret_and_holds_nothing_of_it() -> None:
     assert salted != slow_hash(secret[:-1], b"salt" * 4)
 
 
-def test_what_was_right_is_kept_for_the_newest_few_only() -> None:
+def test_credential_cache_keeps_the_newest_entries() -> None:
     right = CredentialCache()
     for number in range(MOST_RECENT + 3):
         right.add(f"credential {number}")
@@ -96,7 +96,7 @@ def tokens(database: Database) -> Tokens:
 
 
 @pytest.mark.row("D4")
-async def test_a_token_is_its_principal_with_its_scopes_and_agents(tokens: Tokens) -> None:
+async def test_token_yields_its_principal_scopes_and_agents(tokens: Tokens) -> None:
     token, text = await new_token(tokens, Scope.CALL, agents=["b", "a", "a"])
     expected = Principal("token:ci", frozenset({Scope.CALL}), frozenset({"a", "b"}), token.id)
     assert tokens.principal_of(text, NOW) == expected
@@ -104,7 +104,7 @@ async def test_a_token_is_its_principal_with_its_scopes_and_agents(tokens: Token
 
 
 @pytest.mark.row("D4")
-async def test_a_token_without_agents_speaks_for_none(tokens: Tokens) -> None:
+async def test_token_without_agents_acts_for_no_agent(tokens: Tokens) -> None:
     _, text = await new_token(tokens)
     assert tokens.principal_of(text, NOW).agents == frozenset()
 
@@ -126,7 +126,7 @@ def _with_another_id(text: str) -> str:
     "forge",
     [_of_another_kind, _with_another_secret, _with_another_id, str.upper, lambda text: text + "="],
 )
-async def test_a_forged_token_is_nobody(tokens: Tokens, forge: Any) -> None:
+async def test_forged_token_is_unauthorized(tokens: Tokens, forge: Any) -> None:
     _, text = await new_token(tokens)
     with pytest.raises(Unauthorized, match="not known"):
         tokens.principal_of(forge(text), NOW)
@@ -134,7 +134,7 @@ async def test_a_forged_token_is_nobody(tokens: Tokens, forge: Any) -> None:
 
 
 @pytest.mark.row("D4")
-async def test_a_token_ends_at_its_moment(tokens: Tokens) -> None:
+async def test_token_expires_exactly_at_its_time(tokens: Tokens) -> None:
     end = NOW + timedelta(hours=1)
     _, text = await new_token(tokens, expires_at=end)
     assert tokens.principal_of(text, end - timedelta(microseconds=1)).id == "token:ci"
@@ -143,7 +143,7 @@ async def test_a_token_ends_at_its_moment(tokens: Tokens) -> None:
 
 
 @pytest.mark.row("D4")
-async def test_a_clock_that_is_set_back_gives_no_token_its_life_again(
+async def test_clock_set_back_does_not_revive_an_expired_token(
     tokens: Tokens, database: Database
 ) -> None:
     end = NOW + timedelta(hours=1)
@@ -160,7 +160,7 @@ async def test_a_clock_that_is_set_back_gives_no_token_its_life_again(
 
 
 @pytest.mark.row("D4")
-async def test_a_revoked_token_is_nobody_here_and_after_the_next_start(
+async def test_revoked_token_stays_revoked_after_a_restart(
     tokens: Tokens, database: Database
 ) -> None:
     token, text = await new_token(tokens)
@@ -173,7 +173,7 @@ async def test_a_revoked_token_is_nobody_here_and_after_the_next_start(
     assert [each.id for each in tokens.all() if each.is_valid(NOW)] == [other.id]
 
 
-async def test_what_does_not_exist_cannot_be_revoked(tokens: Tokens) -> None:
+async def test_revoking_an_unknown_token_is_refused(tokens: Tokens) -> None:
     with pytest.raises(ResourceNotFound):
         await tokens.revoke("0" * 16, by=ADMIN, now=NOW)
 
@@ -192,7 +192,7 @@ async def test_what_does_not_exist_cannot_be_revoked(tokens: Tokens) -> None:
         ({"expires_at": NOW - timedelta(days=1)}, "expires_at"),
     ],
 )
-async def test_an_unsound_token_is_not_made(
+async def test_invalid_token_request_is_refused(
     tokens: Tokens, database: Database, fields: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidParams) as caught:
@@ -203,12 +203,12 @@ async def test_an_unsound_token_is_not_made(
 
 
 @pytest.mark.row("D4")
-async def test_authority_without_calling_is_granted(tokens: Tokens) -> None:
+async def test_token_can_have_authority_without_the_call_scope(tokens: Tokens) -> None:
     _, text = await new_token(tokens, Scope.APPROVE, Scope.ADMIN)
     assert tokens.principal_of(text, NOW).scopes == {Scope.APPROVE, Scope.ADMIN}
 
 
-async def test_there_is_an_end_to_tokens(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_tokens_is_bounded(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TOKENS", 2)
     for _ in range(2):
         await new_token(tokens)
@@ -217,7 +217,7 @@ async def test_there_is_an_end_to_tokens(tokens: Tokens, monkeypatch: pytest.Mon
 
 
 @pytest.mark.row("R1")
-async def test_making_and_revoking_are_recorded_without_the_secret(
+async def test_token_creation_and_revocation_are_audited_without_the_secret(
     tokens: Tokens, database: Database
 ) -> None:
     token, text = await new_token(tokens, agents=["a"])
@@ -231,7 +231,7 @@ async def test_making_and_revoking_are_recorded_without_the_secret(
     assert rows[1]["details"]["agents"] == ["a"]
 
 
-async def test_a_caller_that_gives_up_leaves_memory_and_database_alike(
+async def test_cancelled_token_creation_keeps_memory_and_database_consistent(
     tokens: Tokens, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, text = await new_token(tokens)
@@ -250,7 +250,7 @@ async def test_a_caller_that_gives_up_leaves_memory_and_database_alike(
 
 
 @pytest.mark.row("D4")
-async def test_secrets_are_compared_in_constant_time_whatever_is_wrong(
+async def test_secrets_are_always_compared_in_constant_time(
     tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[tuple[int, int]] = []
@@ -269,7 +269,9 @@ async def test_secrets_are_compared_in_constant_time_whatever_is_wrong(
     assert compared == [(32, 32)] * 5
 
 
-async def test_times_survive_the_database(database: Database, tokens: Tokens) -> None:
+async def test_token_times_round_trip_through_the_database(
+    database: Database, tokens: Tokens
+) -> None:
     end = datetime.fromisoformat("2026-03-04T05:06:07.000008+00:00")
     token, _ = await new_token(tokens, expires_at=end)
     (kept,) = Tokens(database).all()

@@ -65,7 +65,7 @@ rules:
 
 
 @pytest.mark.row("A1")
-def test_two_formats_say_the_same_and_yaml_knows_its_lines() -> None:
+def test_toml_and_yaml_policies_are_equal_and_yaml_has_lines() -> None:
     toml = parse_policy("p.toml", TOML.encode(), [tool()])
     yaml = parse_policy("p.yaml", YAML.encode(), [tool()])
     assert toml.rules == yaml.rules
@@ -75,7 +75,7 @@ def test_two_formats_say_the_same_and_yaml_knows_its_lines() -> None:
     assert toml.rules[1].when[1].not_ is not None
 
 
-def test_names_without_definitions_do() -> None:
+def test_policy_can_be_parsed_with_tool_names_only() -> None:
     assert parse_policy("p.toml", TOML.encode(), [("send_mail", "1.0.0")]).rules
 
 
@@ -201,7 +201,7 @@ CONDITION_FAULTS: list[tuple[str, str]] = [
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize(("text", "told"), FAULTS + CONDITION_FAULTS)
-def test_fault_is_told_with_file_and_key(text: str, told: str) -> None:
+def test_policy_fault_names_file_and_key(text: str, told: str) -> None:
     found = faults(text, tool(category="mail"), tool("other", dangerous=True))
     assert any(told in fault for fault in found), found
 
@@ -225,7 +225,7 @@ SOUND = [
 
 
 @pytest.mark.parametrize("text", SOUND)
-def test_sound_twin_is_loaded(text: str) -> None:
+def test_twin_sound_policy_is_loaded(text: str) -> None:
     assert faults(text, tool(category="mail")) == []
 
 
@@ -255,7 +255,7 @@ SHADOWED = [
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize(("first", "dead", "alive"), SHADOWED)
-def test_rule_that_others_leave_nothing_to_is_refused(
+def test_fully_shadowed_rule_is_refused(
     first: tuple[str, ...], dead: tuple[str, ...], alive: tuple[str, ...]
 ) -> None:
     (told,) = faults(_rule(1, *first) + _rule(2, *dead))
@@ -263,19 +263,19 @@ def test_rule_that_others_leave_nothing_to_is_refused(
     assert faults(_rule(1, *first) + _rule(2, *alive)) == []
 
 
-def test_stricter_rule_shadows_from_below_too() -> None:
+def test_later_stricter_rule_shadows_an_earlier_one() -> None:
     (told,) = faults(_rule(1, "allow", 'tools = ["send_mail"]') + _rule(2, "deny"))
     assert told.startswith("policy.toml: rule 'r1': it can never decide: the rule r2")
 
 
-def test_every_fault_is_told_at_once_in_order_of_the_rules() -> None:
+def test_all_policy_faults_are_reported_in_rule_order() -> None:
     found = faults(DENY + "mode = 1\n" + DENY.replace('"r"', '"s"') + "nothing = 1\nquorum = 0\n")
     assert [fault.split(":")[1:3] for fault in found] == [
         [" rule 'r'", " mode"], [" rule 's'", " quorum"], [" rule 's'", " nothing"],
     ]  # fmt: skip
 
 
-def test_rules_of_right_shape_are_held_against_the_tools_although_others_have_none() -> None:
+def test_well_formed_rules_are_checked_against_tools_despite_malformed_ones() -> None:
     """Each of these stayed unsaid until the last key was right."""
     when = '[[rules.when]]\nargument = "/tto"\nprefix = "a"\n'
     found = faults(
@@ -293,7 +293,7 @@ def test_rules_of_right_shape_are_held_against_the_tools_although_others_have_no
     assert len(found) == 8
 
 
-def test_faults_beyond_the_first_fifty_are_counted() -> None:
+def test_policy_faults_beyond_fifty_are_counted() -> None:
     found = faults("".join(_rule(number, "permit") for number in range(60)))
     assert len(found) == 51
     assert found[-1] == "policy.toml: and 10 more"
@@ -319,7 +319,7 @@ LIBRARY_SPEECH = re.compile(
         st.sampled_from([f.alias or n for n, f in Condition.model_fields.items()]), NOT_SHAPED
     ),
 )
-def test_what_is_wrong_with_a_shape_is_said_in_plain_words(
+def test_malformed_rule_has_a_plain_message(
     rule: dict[str, Any], condition: dict[str, Any]
 ) -> None:
     try:
@@ -331,7 +331,7 @@ def test_what_is_wrong_with_a_shape_is_said_in_plain_words(
 
 
 @pytest.mark.parametrize("key", ["tools", "agents", "when", "over_budget", "mode"])
-def test_key_without_a_value_is_no_absent_one(key: str) -> None:
+def test_yaml_key_without_a_value_is_a_fault(key: str) -> None:
     """In YAML a list that was forgotten would otherwise mean everybody."""
     text = f"rules:\n- id: r\n  decision: allow\n  {key}:\n"
     (told,) = faults(text, name="p.yaml")
@@ -344,7 +344,7 @@ def test_yaml_fault_has_its_line() -> None:
     assert faults(text, name="p.yml")[0].startswith("p.yml:6: rule 'r': when[0].prefx: unknown key")
 
 
-def test_mode_of_the_file_is_that_of_every_rule() -> None:
+def test_file_mode_is_the_default_of_every_rule() -> None:
     second = '[[rules]]\nid = "s"\ndecision = "ask"\nmode = "enforce"\nagents = ["a"]\n'
     policy = parse_policy(
         "p.toml", f'mode = "shadow"\n{second}{DENY}agents = ["b"]'.encode(), [tool()]
@@ -371,7 +371,9 @@ def write(place: Path, text: str, name: str = "policy.toml", mode: int = 0o600) 
 
 
 @pytest.mark.row("A1")
-def test_file_that_others_may_write_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_policy_file_writable_by_others_is_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     place = Path(os.path.realpath(tmp_path_factory.mktemp("policy")))
     place.chmod(0o700)
     assert load_policy(write(place, DENY), [tool()]).rules
@@ -387,13 +389,13 @@ def test_file_that_others_may_write_is_refused(tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("name", ["policy.json", "policy", "policy.toml.bak"])
-def test_ending_says_the_format(place: Path, name: str) -> None:
+def test_policy_format_follows_the_file_suffix(place: Path, name: str) -> None:
     with pytest.raises(PolicyError, match="must end in one of"):
         load_policy(write(place, DENY, name), [tool()])
 
 
 @pytest.mark.row("A1")
-def test_change_counts_when_two_looks_saw_the_same(place: Path) -> None:
+def test_policy_change_applies_once_the_file_is_stable(place: Path) -> None:
     file = PolicyFile(write(place, DENY), lambda: [tool()])
     first = file.load()
     assert file.poll() is None
@@ -406,7 +408,7 @@ def test_change_counts_when_two_looks_saw_the_same(place: Path) -> None:
 
 
 @pytest.mark.row("A1")
-def test_faulty_or_missing_file_is_told_once_a_change(place: Path) -> None:
+def test_faulty_or_missing_policy_file_is_reported_once_per_change(place: Path) -> None:
     file = PolicyFile(write(place, DENY), lambda: [tool()])
     file.load()
     path = write(place, "[[rules]")
@@ -428,7 +430,7 @@ def test_faulty_or_missing_file_is_told_once_a_change(place: Path) -> None:
 
 
 @pytest.mark.row("A1")
-def test_conditions_are_not_compared_with_each_other_or_with_schemas() -> None:
+def test_contradictory_conditions_are_accepted() -> None:
     when = [
         f'[[rules.when]]\nargument = "/to"\n{one}\n' for one in ("min = 3", "max = 2", "max = 2")
     ]
@@ -436,7 +438,7 @@ def test_conditions_are_not_compared_with_each_other_or_with_schemas() -> None:
 
 
 @pytest.mark.row("A1")
-def test_runs_is_a_condition_of_its_own_key() -> None:
+def test_runs_condition_has_its_own_key() -> None:
     short, long = (
         parse_policy("p.toml", (DENY + text).encode(), [("sh", "1.0.0")]).rules
         for text in ('runs = ["rm"]', '[[rules.when]]\nruns = ["rm"]')
@@ -445,7 +447,7 @@ def test_runs_is_a_condition_of_its_own_key() -> None:
 
 
 @pytest.mark.row("A1")
-def test_the_parser_of_commands_is_loaded_only_for_a_policy_with_runs() -> None:
+def test_command_parser_is_loaded_only_for_policies_with_runs() -> None:
     program = """
 import sys
 from fumehood.policy.model import Rule
@@ -459,7 +461,7 @@ for more in ({"when": [{"argument": "/a", "prefix": "b"}]}, {"runs": ["rm"]}):
 
 
 @pytest.mark.row("D3")
-def test_a_rule_may_name_tools_of_an_mcp_server_before_they_are_listed() -> None:
+def test_rule_can_name_mcp_tools_before_they_are_listed() -> None:
     tools = [tool(), ("clock__", "")]
     for entry in ("clock__stop", "clock__*", "clock__stop@1.0.0"):
         assert parse_policy("p.toml", (DENY + f'tools = ["{entry}"]').encode(), tools).rules

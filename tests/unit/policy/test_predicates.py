@@ -80,7 +80,9 @@ TABLE: list[tuple[dict[str, Any], Any, bool | None]] = [
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize(("predicate", "value", "expected"), TABLE)
-def test_predicate_answers(predicate: dict[str, Any], value: Any, expected: bool | None) -> None:
+def test_predicate_gives_the_expected_answer(
+    predicate: dict[str, Any], value: Any, expected: bool | None
+) -> None:
     assert asks(predicate, value) is expected
 
 
@@ -111,7 +113,7 @@ PATHS: list[tuple[str, bool | None]] = [
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize(("path", "expected"), PATHS)
-def test_path_is_inside_after_its_parts_are_resolved(path: str, expected: bool | None) -> None:
+def test_path_inside_resolves_dot_segments(path: str, expected: bool | None) -> None:
     assert asks({"path_inside": "/workspace/out"}, path) is expected
     assert asks({"path_inside": "out"}, path) is expected
 
@@ -165,9 +167,7 @@ HOSTS: list[tuple[str, bool | None]] = [
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize(("url", "expected"), HOSTS)
-def test_host_is_named_only_where_every_reader_sees_the_same(
-    url: str, expected: bool | None
-) -> None:
+def test_host_predicate_matches_only_unambiguous_hosts(url: str, expected: bool | None) -> None:
     hosts = ["example.org", "*.example.net", "127.0.0.1", "[::1]"]
     assert asks({"host_in": hosts}, url) is expected
     outside = asks({"not": {"host_in": hosts}}, url)
@@ -192,7 +192,7 @@ ELEMENTS: list[tuple[Any, bool | None, bool | None]] = [
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize(("arguments", "any_of", "every"), ELEMENTS)
-def test_star_asks_any_element_or_every_one(
+def test_star_pointer_tests_any_or_every_element(
     arguments: Any, any_of: bool | None, every: bool | None
 ) -> None:
     condition = {"argument": "/to/*", "prefix": "a"}
@@ -219,7 +219,7 @@ def test_star_asks_any_element_or_every_one(
         ("/a/*/b", {"a": [{"b": "y"}, {}]}, None),
     ],
 )
-def test_pointer_leads_to_the_argument_or_to_nothing(
+def test_pointer_resolves_to_the_argument_or_absent(
     pointer: str, arguments: Any, expected: bool | None
 ) -> None:
     """*Source*: RFC 6901, sections 3 and 4."""
@@ -231,7 +231,7 @@ def test_pointer_leads_to_the_argument_or_to_nothing(
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=12))
-def test_glob_is_what_a_backtracking_matcher_says(pattern: str, text: str) -> None:
+def test_glob_matches_like_a_backtracking_matcher(pattern: str, text: str) -> None:
     def matches(p: str, t: str) -> bool:
         if not p:
             return not t
@@ -248,13 +248,13 @@ PREDICATES = [predicate for predicate, _, _ in TABLE] + [
 
 
 @given(st.sampled_from(PREDICATES), JSON)
-def test_no_argument_makes_a_predicate_fail(predicate: dict[str, Any], value: Any) -> None:
+def test_predicates_never_raise_for_any_argument(predicate: dict[str, Any], value: Any) -> None:
     assert asks(predicate, value) in (True, False, None)
     for pointer in ("/a", "/a/*", "/a/0/b", "/*/*"):
         assert asks_of({"argument": pointer, **predicate}, {"a": value}) in (True, False, None)
 
 
 @given(JSON)
-def test_value_is_the_same_as_itself(value: Any) -> None:
+def test_value_equals_itself_by_json_equality(value: Any) -> None:
     assert same(value, value)
     assert not same(value, [value])

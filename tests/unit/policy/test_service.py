@@ -18,7 +18,7 @@ DANGEROUS = tool("delete_all", dangerous=True, version="1.2.0")
 
 
 @pytest.mark.row("A1")
-def test_without_a_policy_dangerous_asks_and_harmless_passes() -> None:
+def test_default_policy_asks_for_dangerous_tools_only() -> None:
     gate = PolicyGate(None, "production")
     assert gate.version == "none"
     assert (gate.decide(facts()).verdict, gate.decide(facts()).rule) == (ALLOW, HARMLESS_PASSES)
@@ -28,7 +28,7 @@ def test_without_a_policy_dangerous_asks_and_harmless_passes() -> None:
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_deny_wins_over_ask_and_ask_over_allow_in_any_order(order: tuple[int, ...]) -> None:
+def test_deny_overrides_ask_and_ask_overrides_allow(order: tuple[int, ...]) -> None:
     rules = [rule("allow", tools=["send_mail"]), rule("ask"), rule("deny", tools=["*"])]
     assert verdict(facts(), *[rules[n] for n in order]) is DENY
     assert verdict(facts(), *[rules[n] for n in order if n != 2]) is ASK
@@ -50,7 +50,7 @@ def test_deny_wins_over_ask_and_ask_over_allow_in_any_order(order: tuple[int, ..
         (None, ASK),
     ],
 )
-def test_only_its_own_name_written_out_opens_a_dangerous_tool(
+def test_dangerous_tool_is_allowed_only_by_its_exact_name(
     tools: list[str] | None, expected: Verdict
 ) -> None:
     fields = {} if tools is None else {"tools": tools}
@@ -58,7 +58,7 @@ def test_only_its_own_name_written_out_opens_a_dangerous_tool(
 
 
 @pytest.mark.row("A1")
-def test_name_is_not_a_prefix() -> None:
+def test_tool_name_in_a_rule_is_not_a_prefix() -> None:
     """*Source*: a rule for `bash` that also caught `bash_session` (control.md, A and B)."""
     assert verdict(facts(tool("bash_session")), rule("deny", tools=["bash"])) is ALLOW
     assert verdict(facts(tool("bash")), rule("deny", tools=["bash"])) is DENY
@@ -75,9 +75,7 @@ def test_name_is_not_a_prefix() -> None:
         ({"principals": ["token:ci-*"]}, {"principal": "token:ci"}),
     ],
 )
-def test_caller_is_matched_exactly_or_by_a_written_star(
-    fields: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_caller_matches_exactly_or_by_star(fields: dict[str, Any], other: dict[str, Any]) -> None:
     name = (fields.get("agents") or fields["principals"])[0].replace("*", "-x")
     same = {"agent": name} if "agents" in fields else {"principal": name}
     assert verdict(facts(**same), rule("deny", **fields)) is DENY
@@ -96,7 +94,7 @@ def test_caller_is_matched_exactly_or_by_a_written_star(
         ({"cost_over": "0.10"}, {"cost_per_use": "1000000"}, {"cost_per_use": "0.0999"}),
     ],
 )
-def test_tool_is_matched_by_what_it_is(
+def test_rule_matches_tool_properties(
     fields: dict[str, Any], of: dict[str, Any], not_of: dict[str, Any]
 ) -> None:
     assert verdict(facts(tool(**of)), rule("deny", **fields)) is DENY
@@ -104,7 +102,7 @@ def test_tool_is_matched_by_what_it_is(
 
 
 @pytest.mark.row("A1")
-def test_rule_of_another_environment_decides_nothing() -> None:
+def test_rule_of_another_environment_is_ignored() -> None:
     denies = rule("deny", environments=["production"])
     assert verdict(facts(), denies) is DENY
     assert verdict(facts(), denies, environment="staging") is ALLOW
@@ -112,7 +110,7 @@ def test_rule_of_another_environment_decides_nothing() -> None:
 
 @pytest.mark.row("A1")
 @pytest.mark.parametrize("arguments", [{}, {"to": 5}, {"to": None}, {"to": ["a@prod.example"]}])
-def test_in_doubt_a_deny_and_an_ask_hold_and_an_allow_does_not(arguments: Any) -> None:
+def test_undecidable_condition_applies_deny_and_ask_but_not_allow(arguments: Any) -> None:
     when = [{"argument": "/to", "glob": "*@prod.example"}]
     assert verdict(facts(None, arguments), rule("deny", when=when)) is DENY
     assert verdict(facts(None, arguments), rule("ask", when=when)) is ASK
@@ -122,7 +120,7 @@ def test_in_doubt_a_deny_and_an_ask_hold_and_an_allow_does_not(arguments: Any) -
 
 
 @pytest.mark.row("A1")
-def test_rule_in_doubt_says_so_and_why_instead_of_its_reason_alone() -> None:
+def test_undecidable_rule_explains_the_doubt() -> None:
     def told(decision: str, arguments: dict[str, Any], **fields: Any) -> str | None:
         made = rule(decision, reason="No deletions.", **fields)
         return decide(facts(run_shell, arguments), made).reason
@@ -156,7 +154,7 @@ def test_rule_in_doubt_says_so_and_why_instead_of_its_reason_alone() -> None:
 
 
 @pytest.mark.row("A1")
-def test_one_of_any_has_to_hold_and_the_doubtful_ones_are_named() -> None:
+def test_any_condition_needs_one_match_and_names_undecidable_ones() -> None:
     either = [{"argument": "/to", "prefix": "a"}, {"argument": "/copies", "equals": 1}]
     deny = rule("deny", any=either)
     assert verdict(facts(None, {"to": "a", "copies": 2}), deny) is DENY
@@ -193,7 +191,7 @@ def test_one_of_any_has_to_hold_and_the_doubtful_ones_are_named() -> None:
         ("git commit -m", 'git commit "$X"', None),
     ],
 )
-def test_words_of_a_program_are_its_first_operands_and_any_of_its_options(
+def test_runs_condition_matches_first_operands_and_any_options(
     program: str, command: str, matches: bool | None
 ) -> None:
     found = decide(facts(run_shell, {"command": command}), rule("deny", runs=[program]))
@@ -201,7 +199,7 @@ def test_words_of_a_program_are_its_first_operands_and_any_of_its_options(
     assert told is matches
 
 
-def test_all_conditions_have_to_hold() -> None:
+def test_all_conditions_of_a_rule_must_hold() -> None:
     when = [{"argument": "/to", "prefix": "a"}, {"argument": "/copies", "missing": True}]
     assert verdict(facts(None, {"to": "ab"}), rule("deny", when=when)) is DENY
     assert verdict(facts(None, {"to": "ab", "copies": []}), rule("deny", when=when)) is ALLOW
@@ -209,7 +207,7 @@ def test_all_conditions_have_to_hold() -> None:
 
 
 @pytest.mark.row("A1", "E4")
-def test_budget_is_asked_only_where_everything_else_of_a_rule_holds() -> None:
+def test_budget_condition_is_evaluated_last() -> None:
     asked: list[int] = []
 
     def is_over() -> bool:
@@ -225,7 +223,7 @@ def test_budget_is_asked_only_where_everything_else_of_a_rule_holds() -> None:
 
 
 @pytest.mark.row("A1", "A3")
-def test_first_written_is_named_and_what_all_ask_for_is_asked() -> None:
+def test_first_matching_ask_rule_is_named_and_requirements_are_combined() -> None:
     asked = decide(
         facts(),
         rule("ask", id="one", approvers=["alice", "bob", "carol"], reason="mail"),
@@ -237,7 +235,7 @@ def test_first_written_is_named_and_what_all_ask_for_is_asked() -> None:
 
 
 @pytest.mark.row("A3")
-def test_rules_that_agree_on_nobody_deny_and_do_not_leave_it_to_anybody() -> None:
+def test_ask_rules_without_a_common_approver_deny() -> None:
     answer = decide(
         facts(),
         rule("ask", id="one", approvers=["alice"]),
@@ -253,7 +251,7 @@ def test_rules_that_agree_on_nobody_deny_and_do_not_leave_it_to_anybody() -> Non
 
 
 @pytest.mark.row("A1")
-def test_shadow_is_told_and_counted_and_decides_nothing() -> None:
+def test_shadow_rule_is_reported_and_counted_but_decides_nothing() -> None:
     gate = PolicyGate(
         policy_of(
             rule("deny", id="later", mode="shadow"),
@@ -272,7 +270,7 @@ def test_shadow_is_told_and_counted_and_decides_nothing() -> None:
     assert enforced.decide(facts()).verdict is DENY
 
 
-def test_another_policy_counts_at_once_and_whole() -> None:
+def test_replaced_policy_applies_at_once() -> None:
     gate = PolicyGate(policy_of(rule("deny")), "production")
     assert gate.decide(facts()).verdict is DENY
     gate.replace(None)
@@ -281,7 +279,7 @@ def test_another_policy_counts_at_once_and_whole() -> None:
     assert (gate.decide(facts()).verdict, gate.version) == (ASK, "test")
 
 
-def test_tool_that_changes_is_looked_at_anew() -> None:
+def test_changed_tool_is_matched_again() -> None:
     """Which rules are about a tool is remembered: for this definition, not for its name."""
     gate = PolicyGate(policy_of(rule("deny", tags=["x"])), "production")
     assert gate.decide(facts(tool(tags=["x"]))).verdict is DENY
@@ -289,7 +287,7 @@ def test_tool_that_changes_is_looked_at_anew() -> None:
     assert gate.decide(facts(tool(tags=["x"]))).verdict is DENY
 
 
-def test_explanation_says_of_every_rule_what_holds() -> None:
+def test_explanation_lists_matching_conditions_of_every_rule() -> None:
     gate = PolicyGate(
         policy_of(
             rule("deny", id="no", agents=["clerk"], when=[{"argument": "/to", "prefix": "a"}]),
@@ -411,7 +409,7 @@ ANY = ["allow", "ask", "deny"]
 
 @pytest.mark.row("A1")
 @given(st.lists(rules_of(ANY), max_size=4), rules_of(["ask", "deny"], 9), st.integers(0, 4), CALLS)
-def test_one_more_deny_or_ask_never_opens_a_call(
+def test_additional_deny_or_ask_rule_never_allows_a_call(
     rules: list[Rule], added: Rule, at: int, call: CallFacts
 ) -> None:
     before = PolicyGate(policy_of(*rules), "production").decide(call)
@@ -422,7 +420,7 @@ def test_one_more_deny_or_ask_never_opens_a_call(
 
 @pytest.mark.row("A1")
 @given(st.lists(rules_of(ANY), max_size=4), rules_of(["allow"], 9), CALLS)
-def test_one_more_allow_never_overrules_a_deny_or_an_ask_that_a_rule_says(
+def test_additional_allow_rule_never_overrides_deny_or_ask(
     rules: list[Rule], added: Rule, call: CallFacts
 ) -> None:
     before = PolicyGate(policy_of(*rules), "production").decide(call)
@@ -434,7 +432,7 @@ def test_one_more_allow_never_overrules_a_deny_or_an_ask_that_a_rule_says(
 
 @pytest.mark.row("A1")
 @given(st.lists(rules_of(ANY), max_size=5), st.randoms(use_true_random=False), CALLS)
-def test_order_of_the_rules_decides_nothing(
+def test_rule_order_does_not_change_the_decision(
     rules: list[Rule], random: Any, call: CallFacts
 ) -> None:
     shuffled = random.sample(rules, len(rules))
@@ -459,7 +457,7 @@ def test_explanation_agrees_with_the_decision(rules: list[Rule], call: CallFacts
 
 @pytest.mark.row("A1")
 @given(st.lists(rules_of(ANY), max_size=4), CALLS)
-def test_dangerous_tool_is_never_opened_without_its_name(
+def test_dangerous_tool_is_never_allowed_without_its_name(
     rules: list[Rule], call: CallFacts
 ) -> None:
     assume(call.tool.dangerous)

@@ -16,7 +16,7 @@ CURSORS = Cursors(b"k" * 32)
 
 @pytest.mark.row("E5")
 @given(position=st.text(st.characters(exclude_categories=["Cs"]), max_size=64))
-def test_what_was_made_is_read_again(position: str) -> None:
+def test_cursor_round_trips(position: str) -> None:
     cursor = CURSORS.make("tools", "uid:1", position)
     assert CURSORS.read(cursor, "tools", "uid:1") == position
     assert cursor.isascii()
@@ -36,7 +36,7 @@ def test_cursor_of_another_list_or_principal_is_refused(listing: str, principal:
 
 
 @pytest.mark.row("E5")
-def test_cursor_of_another_start_of_the_engine_is_refused() -> None:
+def test_cursor_of_another_engine_start_is_refused() -> None:
     cursor = Cursors(b"other").make("tools", "uid:1", "calculator")
     with pytest.raises(InvalidParams, match="was restarted"):
         CURSORS.read(cursor, "tools", "uid:1")
@@ -54,6 +54,6 @@ def test_altered_cursor_is_refused_at_every_byte() -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "a", "!!!!", "ü", "\udcff", "AAAA", "A" * (MAX_CURSOR + 1)])
-def test_text_that_is_no_cursor_is_refused(cursor: str) -> None:
+def test_malformed_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(InvalidParams):
         CURSORS.read(cursor, "tools", "uid:1")

@@ -44,7 +44,7 @@ def _cut(stream: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(MESSAGES, st.lists(st.integers(0, 10_000), max_size=20))
-def test_messages_do_not_depend_on_how_the_stream_is_cut(
+def test_messages_are_decoded_from_any_chunks(
     messages: list[dict[str, Any]], places: list[int]
 ) -> None:
     decoder = Decoder(CAP)
@@ -53,7 +53,7 @@ def test_messages_do_not_depend_on_how_the_stream_is_cut(
     assert seen == messages
 
 
-def test_a_frame_at_the_cap_passes_and_one_byte_more_is_refused() -> None:
+def test_frame_at_the_size_limit_is_accepted_and_a_larger_one_refused() -> None:
     frame = encode({"a": "b"})
     body_bytes = len(frame) - 4
     assert Decoder(body_bytes).feed(frame) == [{"a": "b"}]
@@ -61,12 +61,12 @@ def test_a_frame_at_the_cap_passes_and_one_byte_more_is_refused() -> None:
         Decoder(body_bytes - 1).feed(frame)
 
 
-def test_too_large_length_is_refused_before_any_body_arrives() -> None:
+def test_oversized_frame_length_is_refused_before_its_body() -> None:
     with pytest.raises(FrameTooLarge):
         Decoder(CAP).feed(struct.pack("!I", CAP + 1))
 
 
-def test_the_cap_may_change_between_frames() -> None:
+def test_frame_size_limit_can_change_between_frames() -> None:
     decoder = Decoder(CAP)
     assert decoder.feed(encode({"a": "b" * 100})) == [{"a": "b" * 100}]
     decoder.max_bytes = 50
@@ -87,19 +87,19 @@ def test_the_cap_may_change_between_frames() -> None:
         b"[" * 100 + b"]" * 100,
     ],
 )
-def test_body_that_is_not_strict_json_ends_the_channel(body: bytes) -> None:
+def test_frame_without_strict_json_is_refused(body: bytes) -> None:
     with pytest.raises(FrameError, match="a frame is"):
         Decoder(CAP).feed(_frame(body))
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null", b"true"])
-def test_body_that_is_no_object_ends_the_channel(body: bytes) -> None:
+def test_frame_without_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(FrameError, match="holds no object"):
         Decoder(CAP).feed(_frame(body))
 
 
 @given(st.binary(max_size=300))
-def test_garbage_gives_messages_or_a_frame_error_and_nothing_else(chunk: bytes) -> None:
+def test_garbage_bytes_give_messages_or_a_frame_error(chunk: bytes) -> None:
     decoder = Decoder(64)
     try:
         messages = decoder.feed(chunk)
@@ -108,7 +108,7 @@ def test_garbage_gives_messages_or_a_frame_error_and_nothing_else(chunk: bytes) 
     assert all(isinstance(message, dict) for message in messages)
 
 
-def test_message_that_json_cannot_hold_is_not_encoded() -> None:
+def test_message_that_json_cannot_represent_is_not_encoded() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         encode({"a": float("nan")})
 
@@ -146,7 +146,7 @@ WRONG_READY: dict[str, list[Any]] = {
 }
 
 
-def test_the_frame_of_an_ending_becomes_a_value() -> None:
+def test_ended_frame_is_parsed() -> None:
     ending = parse_guest_frame(ENDED)
     assert isinstance(ending, GuestEnding)
     assert (ending.id, ending.ended_by, ending.cpu_ms) == (7, EndedBy.OK, 1.5)
@@ -154,19 +154,19 @@ def test_the_frame_of_an_ending_becomes_a_value() -> None:
 
 
 @pytest.mark.parametrize("ended_by", list(EndedBy))
-def test_every_ending_can_be_told(ended_by: EndedBy) -> None:
+def test_every_run_ending_can_be_parsed(ended_by: EndedBy) -> None:
     ending = parse_guest_frame({**ENDED, "ended_by": ended_by.value})
     assert isinstance(ending, GuestEnding)
     assert ending.ended_by is ended_by
 
 
-def test_a_guest_enforces_only_what_it_says_it_saw() -> None:
+def test_ready_frame_lists_limits_seen_as_enforced() -> None:
     ready = parse_guest_frame(READY)
     assert isinstance(ready, GuestReady)
     assert ready.enforced == {Limit.MEMORY}
 
 
-def test_an_unknown_limit_of_a_guest_is_no_limit() -> None:
+def test_unknown_limit_in_a_ready_frame_is_ignored() -> None:
     ready = parse_guest_frame({**READY, "enforces": {"gravity": True}})
     assert isinstance(ready, GuestReady)
     assert ready.enforced == frozenset()
@@ -175,7 +175,7 @@ def test_an_unknown_limit_of_a_guest_is_no_limit() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [(field, value) for field, values in WRONG.items() for value in values]
 )
-def test_ending_that_is_wrong_in_one_field_is_refused(field: str, value: Any) -> None:
+def test_ended_frame_with_an_invalid_field_is_refused(field: str, value: Any) -> None:
     with pytest.raises(FrameError, match="wrong in"):
         parse_guest_frame({**ENDED, field: value})
 
@@ -184,37 +184,37 @@ def test_ending_that_is_wrong_in_one_field_is_refused(field: str, value: Any) ->
     ("field", "value"),
     [(field, value) for field, values in WRONG_READY.items() for value in values],
 )
-def test_ready_that_is_wrong_in_one_field_is_refused(field: str, value: Any) -> None:
+def test_ready_frame_with_an_invalid_field_is_refused(field: str, value: Any) -> None:
     with pytest.raises(FrameError, match="wrong in"):
         parse_guest_frame({**READY, field: value})
 
 
 @pytest.mark.parametrize("frame", [ENDED, READY])
-def test_frame_with_a_field_missing_is_refused(frame: dict[str, Any]) -> None:
+def test_frame_with_a_missing_field_is_refused(frame: dict[str, Any]) -> None:
     for field in frame:
         with pytest.raises(FrameError):
             parse_guest_frame({key: value for key, value in frame.items() if key != field})
 
 
 @pytest.mark.parametrize("frame", [ENDED, READY])
-def test_frame_with_a_field_too_many_is_refused(frame: dict[str, Any]) -> None:
+def test_frame_with_an_unknown_field_is_refused(frame: dict[str, Any]) -> None:
     with pytest.raises(FrameError, match="wrong in 1 places"):
         parse_guest_frame({**frame, "host_path": "/"})
 
 
 @pytest.mark.parametrize("op", [None, "", "Ended", "run", 1, ["ended"], {}])
-def test_frame_of_no_known_kind_is_refused(op: Any) -> None:
+def test_frame_of_an_unknown_kind_is_refused(op: Any) -> None:
     with pytest.raises(FrameError, match="an unknown kind"):
         parse_guest_frame({**ENDED, "op": op})
 
 
-def test_refusal_repeats_nothing_of_what_the_guest_said() -> None:
+def test_frame_error_repeats_no_guest_content() -> None:
     with pytest.raises(FrameError) as caught:
         parse_guest_frame({**ENDED, "isolation": "SECRET", "SECRET": "SECRET"})
     assert "SECRET" not in str(caught.value)
 
 
-def test_run_frame_gives_limits_in_bytes_and_seconds() -> None:
+def test_run_frame_has_limits_in_bytes_and_seconds() -> None:
     frame = run_frame(3, "calculator", {"expression": "1"}, Limits(5.0, 2.0, 64, 1024))
     assert frame["limits"] == {
         "wall_s": 5.0,
@@ -225,7 +225,7 @@ def test_run_frame_gives_limits_in_bytes_and_seconds() -> None:
     assert (frame["op"], frame["id"], frame["program"]) == ("run", 3, "calculator")
 
 
-def test_run_without_a_memory_limit_cannot_be_asked_for() -> None:
+def test_run_frame_without_a_memory_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="memory limit"):
         run_frame(3, "calculator", {}, Limits(5.0, 2.0, None, 1024))
 
@@ -234,7 +234,7 @@ PROGRESS = {"op": "progress", "id": 1, "percent": 50.0, "message": "half"}
 
 
 @pytest.mark.row("S8")
-def test_progress_of_a_guest_is_read() -> None:
+def test_progress_frame_is_parsed() -> None:
     report = parse_guest_frame(PROGRESS)
     assert isinstance(report, GuestProgress)
     assert (report.id, report.percent, report.message) == (1, 50.0, "half")
@@ -245,7 +245,7 @@ def test_progress_of_a_guest_is_read() -> None:
     [{"percent": -1}, {"percent": 101}, {"percent": float("nan")}, {"percent": "5"}, {"percent": None},
      {"message": "x" * 201}, {"message": 1}, {"id": "1"}, {"run": "os.system"}],
 )  # fmt: skip
-def test_progress_of_any_other_form_ends_the_guest(change: dict[str, Any]) -> None:
+def test_malformed_progress_frame_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(FrameError):
         parse_guest_frame({**PROGRESS, **change})
 
@@ -255,7 +255,7 @@ def test_progress_of_any_other_form_ends_the_guest(change: dict[str, Any]) -> No
 
 @pytest.mark.row("S8", "S4")
 @given(st.text(max_size=200), st.sampled_from(["stdout", "stderr"]))
-def test_both_ways_give_the_same(text: str, stream: str) -> None:
+def test_fast_and_general_output_parsers_agree(text: str, stream: str) -> None:
     message = {
         "op": "output",
         "id": 1,
@@ -277,12 +277,12 @@ def test_both_ways_give_the_same(text: str, stream: str) -> None:
      b'"id":1,"stream":"stdout","text":"", "x":' + b"[" * 5000, b"",
      b'"id":1,"stream":"stdout","text":"' + b"a" * 70_000 + b'"}'],
 )  # fmt: skip
-def test_what_is_no_output_is_refused(rest: bytes) -> None:
+def test_malformed_output_frame_is_refused(rest: bytes) -> None:
     with pytest.raises(FrameError):
         parse_container_body(OUTPUT_START + rest)
 
 
 @pytest.mark.row("S8", "S4")
-def test_other_frames_are_read_as_strictly_as_ever() -> None:
+def test_other_frames_are_parsed_strictly() -> None:
     with pytest.raises(FrameError, match="twice"):
         parse_container_body(b'{"op":"reset","id":1,"id":2,"clean":true,"why":null}')

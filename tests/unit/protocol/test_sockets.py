@@ -42,7 +42,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("environment", "file", "callers", "control"), PLACES)
-def test_client_finds_the_socket_that_the_engine_makes(
+def test_client_and_engine_use_the_same_socket_path(
     environment: dict[str, str],
     file: str,
     callers: str,
@@ -69,7 +69,7 @@ def test_client_finds_the_socket_that_the_engine_makes(
         ("[service]\nrun = 1", "service.run: Extra inputs"),
     ],
 )
-def test_wrong_configuration_is_an_error_in_words(text: str, words: str, tmp_path: Path) -> None:
+def test_invalid_configuration_has_a_clear_error(text: str, words: str, tmp_path: Path) -> None:
     _write(tmp_path, text)
     with pytest.raises(ConfigError, match="socket cannot be found") as raised:
         Client()
@@ -77,19 +77,19 @@ def test_wrong_configuration_is_an_error_in_words(text: str, words: str, tmp_pat
     assert "\n" not in str(raised.value)
 
 
-def test_configuration_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_configuration_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_CONFIG", "/nonexistent/config.toml")
     with pytest.raises(ConfigError, match="does not exist"):
         Client()
 
 
-def test_path_that_is_given_needs_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_socket_path_needs_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_CONFIG", "/nonexistent/config.toml")
     Client("/s/engine.sock").close()
 
 
 @pytest.mark.anyio
-async def test_each_class_takes_the_socket_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_client_class_uses_its_own_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_HOME", "/h")
     blocking = Client(), ControlClient(credential="c")
     awaiting = AsyncClient(), AsyncControlClient(credential="c")
@@ -118,7 +118,7 @@ ENVIRONMENTS: list[dict[str, str]] = [
 
 @pytest.mark.parametrize("text", FILES)
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=str)
-def test_both_readers_give_the_same_paths(
+def test_quick_and_full_configuration_readers_agree_on_paths(
     text: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(tmp_path, text)
@@ -132,22 +132,22 @@ def test_both_readers_give_the_same_paths(
 
 
 @pytest.mark.parametrize("text", ["socket =", "socket = 7", 'mode = "other"', "service = 1", "\\"])
-def test_unclear_configuration_is_left_to_the_reader_that_says_what_is_wrong(
-    text: str, tmp_path: Path
-) -> None:
+def test_unclear_configuration_is_left_to_the_full_reader(text: str, tmp_path: Path) -> None:
     _write(tmp_path, text)
     assert read_engine_paths(os.environ) is None
     with pytest.raises(ConfigError):
         load_config()
 
 
-def test_file_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_named_configuration_must_exist_for_the_quick_reader(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("FUMEHOOD_CONFIG", str(tmp_path / "nothing.toml"))
     assert config_file(os.environ) == tmp_path / "nothing.toml"
     assert read_engine_paths(os.environ) is None
 
 
-def test_path_that_no_socket_can_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_socket_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_SOCKET", "/" + "x" * 120)
     paths = read_engine_paths(os.environ)
     assert paths is not None

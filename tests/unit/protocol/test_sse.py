@@ -17,7 +17,7 @@ events = st.tuples(kinds, st.integers(0, 10**9), st.text(max_size=40))
 
 
 @given(st.lists(events, max_size=8), st.lists(st.integers(1, 60), max_size=20))
-def test_events_survive_any_cut_of_the_bytes(
+def test_sse_events_are_decoded_from_any_chunks(
     sent: list[tuple[str, int, str]], cuts: list[int]
 ) -> None:
     wanted = [
@@ -33,7 +33,7 @@ def test_events_survive_any_cut_of_the_bytes(
     assert found == wanted
 
 
-def test_event_that_is_never_over_is_not_kept() -> None:
+def test_endless_sse_event_is_refused() -> None:
     decoder = Decoder(max_bytes=100)
     for _ in range(10):
         decoder.feed(b"data: aaaa")
@@ -46,6 +46,6 @@ def test_event_that_is_never_over_is_not_kept() -> None:
     [b"nonsense\n\n", b"id: 1\n\n", b"id: 1\nevent: a\n\n", b"id: 1\nid: 2\nevent: a\ndata: 1\n\n",
      b"id: \xff\nevent: a\ndata: 1\n\n"],
 )  # fmt: skip
-def test_what_is_no_event_of_an_engine_is_refused(raw: bytes) -> None:
+def test_malformed_sse_event_is_refused(raw: bytes) -> None:
     with pytest.raises(SseError):
         Decoder().feed(raw)

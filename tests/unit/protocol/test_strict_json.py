@@ -98,7 +98,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_ambiguous_document_is_refused_and_the_message_says_why(name: str) -> None:
+def test_ambiguous_json_is_refused_with_a_reason(name: str) -> None:
     document, words = REFUSALS[name]
     with pytest.raises(StrictJsonError) as caught:
         loads(document)
@@ -106,7 +106,7 @@ def test_ambiguous_document_is_refused_and_the_message_says_why(name: str) -> No
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_harmless_twin_is_parsed(name: str) -> None:
+def test_twin_unambiguous_json_is_parsed(name: str) -> None:
     document, value = TWINS[name]
     assert loads(document) == value
 
@@ -119,14 +119,14 @@ def test_long_repeated_key_is_shown_shortened_and_in_ascii() -> None:
     assert str(caught.value).isascii()
 
 
-def test_a_smaller_depth_can_be_asked_for() -> None:
+def test_smaller_json_depth_can_be_requested() -> None:
     assert loads(b"[[1]]", max_depth=2) == [[1]]
     with pytest.raises(StrictJsonError, match="deeper than 1 levels"):
         loads(b"[[1]]", max_depth=1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), [float("nan")]])
-def test_numbers_that_json_lacks_are_not_encoded(value: Any) -> None:
+def test_nan_and_infinity_are_not_encoded(value: Any) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         dumps(value)
 
@@ -150,13 +150,13 @@ def test_any_json_value_round_trips(value: Any) -> None:
 
 
 @given(JSON, st.booleans())
-def test_what_is_parsed_can_be_encoded_as_utf8(value: Any, ascii_only: bool) -> None:
+def test_parsed_json_can_be_encoded_as_utf8(value: Any, ascii_only: bool) -> None:
     parsed = loads(json.dumps(value, ensure_ascii=ascii_only).encode())
     assert json.loads(json.dumps(parsed, ensure_ascii=False).encode("utf-8")) == value
 
 
 @given(st.binary(max_size=200) | st.text('{}[]",:\\ud8cNaN01eE.- \n').map(str.encode))
-def test_any_bytes_are_parsed_or_refused_as_one_error(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused_with_one_error_type(data: bytes) -> None:
     try:
         value = loads(data)
     except StrictJsonError:
@@ -206,7 +206,7 @@ def _number(value: Any) -> Any:
 
 @pytest.mark.row("P3", "A2")
 @given(VALUES)
-def test_canonical_form_is_that_of_the_standard(value: Any) -> None:
+def test_canonical_json_matches_rfc_8785(value: Any) -> None:
     """Where it has no large integers and no names with `$`, which the standard does not escape."""
     form = canonical(value)
     assume(b"$" not in form)
@@ -215,7 +215,7 @@ def test_canonical_form_is_that_of_the_standard(value: Any) -> None:
 
 @pytest.mark.row("P3", "A2")
 @given(VALUES, VALUES)
-def test_values_that_differ_have_different_forms(one: Any, other: Any) -> None:
+def test_different_values_have_different_canonical_forms(one: Any, other: Any) -> None:
     assume(_meant(one) != _meant(other))
     assert canonical(one) != canonical(other)
 
@@ -235,16 +235,16 @@ def test_values_that_differ_have_different_forms(one: Any, other: Any) -> None:
         ("é", "e\u0301"),
     ],
 )
-def test_values_that_are_easily_confused_have_different_forms(one: Any, other: Any) -> None:
+def test_confusable_values_have_different_canonical_forms(one: Any, other: Any) -> None:
     assert canonical(one) != canonical(other)
 
 
 @pytest.mark.row("P3", "A2")
 @pytest.mark.parametrize(("one", "other"), [(1, 1.0), (0, -0.0), (1e2, 100), ("/", "\u002f")])
-def test_what_json_takes_for_equal_is_equal(one: Any, other: Any) -> None:
+def test_equal_json_values_have_equal_canonical_forms(one: Any, other: Any) -> None:
     assert canonical(one) == canonical(other)
 
 
 @pytest.mark.row("P3", "A2")
-def test_integers_of_every_length_that_json_may_bring_have_a_form() -> None:
+def test_longest_integers_have_a_canonical_form() -> None:
     assert canonical(10**4299) != canonical(10**4299 + 1)

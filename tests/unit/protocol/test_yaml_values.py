@@ -41,7 +41,7 @@ def each_parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         ("true: 1", None),
     ],
 )  # fmt: skip
-def test_plain_values_are_those_of_the_core_schema(text: str, value: Any) -> None:
+def test_yaml_scalars_follow_the_core_schema(text: str, value: Any) -> None:
     if value is None:
         with pytest.raises(YamlError, match="a key is not a string"):
             loads(text)
@@ -60,7 +60,7 @@ JSON = st.recursive(
 
 
 @given(value=JSON)
-def test_json_is_yaml_that_means_the_same(value: Any) -> None:
+def test_json_parsed_as_yaml_is_equal(value: Any) -> None:
     assert loads(json.dumps(value, ensure_ascii=False)) == value
 
 
@@ -97,20 +97,20 @@ REFUSED = {
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_json_could_not_say_is_refused_with_its_place(case: str) -> None:
+def test_yaml_beyond_json_is_refused_with_its_line(case: str) -> None:
     text, words = REFUSED[case]
     with pytest.raises(YamlError, match=words):
         loads(text)
 
 
-def test_sixty_four_levels_are_read() -> None:
+def test_yaml_is_parsed_up_to_64_levels() -> None:
     value = loads("[" * 64 + "]" * 64)
     for _ in range(63):
         (value,) = value
     assert value == []
 
 
-def test_more_values_than_the_cap_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_with_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_VALUES == 200_000
     monkeypatch.setattr(yaml_values, "MAX_VALUES", 1000)
     with pytest.raises(YamlError, match="more than 1000 values"):
@@ -118,7 +118,7 @@ def test_more_values_than_the_cap_are_refused(monkeypatch: pytest.MonkeyPatch) -
     assert len(loads("\n".join(f"- {i}" for i in range(998)))) == 998  # the twin
 
 
-def test_what_has_no_line_has_that_of_what_holds_it() -> None:
+def test_yaml_value_without_a_line_uses_that_of_its_parent() -> None:
     lines: Lines = {}
     loads("a: 1\nb c:\n  - {h: {i: 1}}\n  - 2\n", lines)
     assert line_of(lines, ("b c", 0, "h", "i")) == 3

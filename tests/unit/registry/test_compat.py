@@ -51,7 +51,7 @@ OUTPUT = {"type": "object", "properties": {"t": {"type": "number"}}, "required":
         (tool(strict=True), "strict", "every call"),
     ],
 )  # fmt: skip
-def test_a_breaking_change_names_its_callers_and_needs_a_major_step(
+def test_breaking_change_names_its_callers_and_needs_a_major_version(
     new: ToolDefinition, path: str, who: str
 ) -> None:
     found = compare(OLD, new)
@@ -75,7 +75,7 @@ def test_a_breaking_change_names_its_callers_and_needs_a_major_step(
         (tool(output_schema=OUTPUT), Step.MINOR),
     ],
 )  # fmt: skip
-def test_a_harmless_change_breaks_nobody(new: ToolDefinition, needed: Step) -> None:
+def test_compatible_change_breaks_no_caller(new: ToolDefinition, needed: Step) -> None:
     found = compare(OLD, new)
     assert found.breaking == ()
     assert found.needed is needed
@@ -93,7 +93,7 @@ def test_a_harmless_change_breaks_nobody(new: ToolDefinition, needed: Step) -> N
         ({**OUTPUT, "properties": {"t": {"type": "integer"}}}, False),
     ],
 )
-def test_results_break_their_readers_the_other_way_round(after: Any, breaks: bool) -> None:
+def test_output_schema_compatibility_is_checked_in_reverse(after: Any, breaks: bool) -> None:
     found = compare(tool(output_schema=OUTPUT), tool(output_schema=after))
     assert bool(found.breaking) is breaks
 
@@ -108,7 +108,7 @@ def test_results_break_their_readers_the_other_way_round(after: Any, breaks: boo
         ("2.0.0", "1.0.0", Step.NONE, False),
     ],
 )
-def test_the_step_made_is_held_against_the_step_needed(
+def test_version_step_is_compared_with_the_required_step(
     old: str, new: str, made: Step, is_enough: bool
 ) -> None:
     found = compare(tool(old), tool(new, dangerous=True))
@@ -116,7 +116,7 @@ def test_the_step_made_is_held_against_the_step_needed(
     assert found.is_enough is is_enough
 
 
-def test_a_renamed_parameter_is_recognised() -> None:
+def test_renamed_parameter_is_recognized() -> None:
     found = compare(OLD, tool(properties={"town": CITY, "unit": UNIT}, required=["town"]))
     assert [change.todo for change in found.breaking] == ["Send town instead of city."]
 
@@ -131,7 +131,7 @@ BOUNDS = st.fixed_dictionaries(
 
 
 @given(BOUNDS, BOUNDS, st.integers(-5, 5) | st.none() | st.just("a") | st.just(0.5))
-def test_a_value_that_stops_being_valid_is_always_a_breaking_change(
+def test_newly_invalid_value_is_always_a_breaking_change(
     before: Any, after: Any, value: Any
 ) -> None:
     old, new = (tool(properties={"n": each}, required=[]) for each in (before, after))

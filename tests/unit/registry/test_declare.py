@@ -103,12 +103,12 @@ def _properties(function: FunctionTool) -> dict[str, Any]:
         ("anything", {"default": 5}),
     ],
 )
-def test_each_parameter_becomes_its_schema(name: str, schema: dict[str, Any]) -> None:
+def test_each_function_parameter_becomes_a_schema(name: str, schema: dict[str, Any]) -> None:
     assert _properties(look_up)[name] == schema
 
 
 @pytest.mark.row("T7")
-def test_parameters_without_default_are_required_and_no_other_appears() -> None:
+def test_parameters_without_default_are_required() -> None:
     parameters = look_up.definition.parameters
     assert parameters["required"] == ["city"]
     assert parameters["type"] == "object"
@@ -117,7 +117,7 @@ def test_parameters_without_default_are_required_and_no_other_appears() -> None:
 
 
 @pytest.mark.row("T7")
-def test_named_values_and_nested_models_are_defined_inside_the_schema() -> None:
+def test_enums_and_nested_models_are_defined_inside_the_schema() -> None:
     definitions = look_up.definition.parameters["$defs"]
     assert definitions["Colour"]["enum"] == ["red", "blue"]
     assert definitions["Point"]["required"] == ["x"]
@@ -130,7 +130,7 @@ def test_name_and_summary_come_from_the_function() -> None:
 
 
 @pytest.mark.row("T7")
-def test_sphinx_fields_describe_parameters_too() -> None:
+def test_sphinx_fields_describe_parameters() -> None:
     @tool(sandboxed=False)
     async def wait(seconds: int, reason: str) -> None:
         """Wait.
@@ -148,7 +148,7 @@ def test_sphinx_fields_describe_parameters_too() -> None:
 
 
 @pytest.mark.row("T7")
-def test_decimal_is_a_plain_number_with_its_bounds() -> None:
+def test_decimal_parameter_is_a_number_with_bounds() -> None:
     @tool(sandboxed=False)
     async def pay(
         amount: Annotated[Decimal, Field(gt=0, le=100)],
@@ -161,7 +161,7 @@ def test_decimal_is_a_plain_number_with_its_bounds() -> None:
 
 
 @pytest.mark.row("T7")
-def test_the_old_form_of_optional_is_the_same() -> None:
+def test_typing_optional_equals_the_union_with_none() -> None:
     @tool(sandboxed=False)
     async def old(note: Optional[str] = None) -> None:  # noqa: UP045
         """Note."""
@@ -214,7 +214,7 @@ def test_tool_and_document_of_the_same_definition_are_equal() -> None:
 
 
 @pytest.mark.row("T7")
-def test_given_fields_win_over_what_the_function_says() -> None:
+def test_explicit_fields_override_those_of_the_function() -> None:
     @tool(
         sandboxed=False,
         name="renamed",
@@ -233,13 +233,13 @@ def test_given_fields_win_over_what_the_function_says() -> None:
     assert original.__name__ == "renamed"
 
 
-def test_a_declared_function_is_native_and_runs_as_a_function() -> None:
+def test_declared_function_has_the_native_type_and_function_executor() -> None:
     assert look_up.definition.type is ToolType.NATIVE
     assert look_up.definition.executor == "function"
 
 
 @pytest.mark.row("T7")
-def test_parameters_that_have_no_name_to_callers_are_refused() -> None:
+def test_positional_only_and_variadic_parameters_are_refused() -> None:
     async def many(*values: int) -> None:
         """Many."""
 
@@ -252,7 +252,7 @@ def test_parameters_that_have_no_name_to_callers_are_refused() -> None:
 
 
 @pytest.mark.row("T7")
-def test_function_without_words_is_refused() -> None:
+def test_function_without_a_description_is_refused() -> None:
     async def silent() -> None: ...
 
     with pytest.raises(InvalidDefinition, match="description"):
@@ -278,7 +278,7 @@ def test_unknown_field_is_refused_at_declaration() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("T7")
-async def test_invoke_gives_the_function_the_types_that_it_declared() -> None:
+async def test_invoke_converts_arguments_to_declared_types() -> None:
     answer = await look_up.invoke({"city": "Bonn", "colour": "blue", "place": {"x": 3}})
     assert answer == {
         "city": "Bonn",
@@ -292,7 +292,7 @@ async def test_invoke_gives_the_function_the_types_that_it_declared() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("T7")
-async def test_invoke_refuses_what_only_the_types_can_tell() -> None:
+async def test_invoke_refuses_values_that_violate_declared_types() -> None:
     @tool(sandboxed=False)
     async def on(day: date, other: int = 0) -> None:
         """Choose a day."""
@@ -305,7 +305,7 @@ async def test_invoke_refuses_what_only_the_types_can_tell() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("T7")
-async def test_keyword_arguments_allow_more_parameters() -> None:
+async def test_variadic_keyword_function_accepts_additional_parameters() -> None:
     @tool(sandboxed=False)
     async def open_ended(name: str, **more: Any) -> Any:
         """Take anything."""
@@ -317,7 +317,7 @@ async def test_keyword_arguments_allow_more_parameters() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_default_is_not_shared_between_calls() -> None:
+async def test_mutable_default_is_not_shared_between_calls() -> None:
     @tool(sandboxed=False)
     async def collect(items: list[int] = []) -> Any:  # noqa: B006
         """Collect."""
@@ -338,14 +338,14 @@ def test_any_ordinary_parameter_name_can_be_declared(name: str) -> None:
 
 @pytest.mark.row("T7")
 @pytest.mark.parametrize("name", ["_hidden", "model_config"])
-def test_parameter_with_a_name_that_models_reserve_is_not_lost(name: str) -> None:
+def test_parameter_with_a_reserved_model_name_is_kept(name: str) -> None:
     space: dict[str, Any] = {}
     exec(f"async def send({name}: str) -> None:\n    'Send.'", space)
     assert _properties(tool(sandboxed=False)(space["send"])) == {name: {"type": "string"}}
 
 
 @pytest.mark.row("T7")
-def test_annotation_that_names_nothing_is_a_wrong_definition() -> None:
+def test_unresolvable_annotation_is_an_invalid_definition() -> None:
     space: dict[str, Any] = {}
     exec("async def send(to: 'Nobody') -> None:\n    'Send.'", space)
     with pytest.raises(InvalidDefinition, match="Nobody"):

@@ -29,7 +29,7 @@ def _faults(document: dict[str, Any]) -> list[str]:
 
 @pytest.mark.row("T3")
 @pytest.mark.parametrize("executor", sorted({*ARGUMENTS, "function", "http", "mcp"}))
-def test_streaming_is_refused_where_an_executor_gives_its_result_whole(executor: str) -> None:
+def test_streaming_is_refused_for_executors_without_streaming(executor: str) -> None:
     kind = {"http": "REST", "mcp": "MCP"}.get(executor, "NATIVE")
     document = {"name": "a", "type": kind, "executor": executor, "description": "A.",
                 "streaming": True}  # fmt: skip
@@ -42,7 +42,7 @@ def test_streaming_is_refused_where_an_executor_gives_its_result_whole(executor:
 
 
 @pytest.mark.row("P6", "P7")
-def test_only_a_tool_of_a_service_is_retried_or_replaced() -> None:
+def test_retry_and_fallback_are_allowed_only_for_rest_and_mcp_tools() -> None:
     for field, value in (("retry_count", 1), ("fallback", "other@1.0.0")):
         parse_definition(rest_document(**{field: value}))
         (fault,) = _faults(expression_document(**{field: value}))
@@ -84,9 +84,7 @@ CACHED: dict[str, Any] = {"cacheable": True, "read_only": True}
         ),
     ],
 )
-def test_tool_whose_results_cannot_be_cached_so_is_refused_by_name(
-    fields: dict[str, Any], fault: str
-) -> None:
+def test_invalid_cache_setting_is_refused_by_name(fields: dict[str, Any], fault: str) -> None:
     assert _faults(expression_document(**fields)) == [fault]
 
 
@@ -125,12 +123,12 @@ def test_tool_whose_results_can_be_cached_is_accepted(fields: dict[str, Any]) ->
         {**CACHED, "executor": 7}, {"cacheable": "yes"},
     ],
 )  # fmt: skip
-def test_nonsense_about_the_cache_is_refused_like_any_other(fields: dict[str, Any]) -> None:
+def test_malformed_cache_setting_is_refused(fields: dict[str, Any]) -> None:
     assert _faults(expression_document(**fields))
 
 
 @pytest.mark.row("T1")
-def test_every_fault_is_listed_at_once() -> None:
+def test_all_definition_faults_are_listed_at_once() -> None:
     faults = _faults(
         {
             "name": "1 bad name",
@@ -215,7 +213,7 @@ FIT = [
 
 @pytest.mark.row("S1", "T6")
 @pytest.mark.parametrize(("kind", "executor", "sandboxed", "at_fault"), FIT)
-def test_type_executor_and_sandbox_must_fit(
+def test_type_executor_and_sandboxed_must_be_consistent(
     kind: str, executor: str | None, sandboxed: bool, at_fault: str | None
 ) -> None:
     make = rest_document if kind == "REST" else expression_document
@@ -234,7 +232,7 @@ def _code(properties: Any = None, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.row("S1", "T6")
-def test_code_takes_its_own_arguments_and_no_others() -> None:
+def test_code_executor_accepts_only_its_own_parameters() -> None:
     assert parse_definition(_code()).executor == "code:python"
     every = {name: {} for name in ("code", "stdin", "files")}
     assert parse_definition(_code(every)).sandboxed is True
@@ -248,7 +246,7 @@ def test_code_takes_its_own_arguments_and_no_others() -> None:
 
 
 @pytest.mark.row("S7", "T6")
-def test_command_is_taken_in_one_of_two_ways() -> None:
+def test_shell_tool_takes_either_command_or_argv() -> None:
     for name in ("command", "argv"):
         parse_definition({**_code({name: {}}), "executor": "code:shell"})
     assert _faults({**_code({"stdin": {}}), "executor": "code:shell"}) == [
@@ -257,7 +255,7 @@ def test_command_is_taken_in_one_of_two_ways() -> None:
 
 
 @pytest.mark.row("T2", "S4")
-def test_code_needs_the_smallest_container_at_least() -> None:
+def test_code_tool_needs_at_least_the_smallest_container() -> None:
     assert parse_definition(_code(memory_limit_mb=128)).memory_limit_mb == 128
     assert _faults(_code(memory_limit_mb=127)) == [
         "memory_limit_mb: a container needs at least 128"
@@ -266,14 +264,14 @@ def test_code_needs_the_smallest_container_at_least() -> None:
 
 @pytest.mark.row("S1", "R1")
 @pytest.mark.parametrize("said", ["no", "false", 0, "0", False])
-def test_what_the_model_reads_as_false_is_refused_like_false(said: Any) -> None:
+def test_value_coerced_to_false_is_refused_like_false(said: Any) -> None:
     assert "sandboxed: the executor 'expression' always runs in its sandbox" in _faults(
         expression_document(sandboxed=said)
     )
 
 
 @pytest.mark.row("T7")
-def test_faults_of_a_list_of_parameters_are_listed_with_all_others() -> None:
+def test_faults_in_a_parameter_list_are_listed() -> None:
     listed = [
         {"name": "expression", "type": "string", "description": "What."},
         {"name": "precision", "type": "float", "description": "How."},
@@ -288,7 +286,7 @@ def test_faults_of_a_list_of_parameters_are_listed_with_all_others() -> None:
 
 
 @pytest.mark.row("T7", "P2")
-def test_pattern_in_a_list_of_parameters_is_checked_like_any_other() -> None:
+def test_pattern_in_a_parameter_list_is_checked() -> None:
     listed = [{"name": "expression", "type": "string", "description": "What.", "pattern": "(?=a)"}]
     assert "RE2" in _faults(expression_document(parameters=listed))[0]
 
@@ -300,7 +298,7 @@ def test_memory_limit_on_a_host_function_is_refused() -> None:
     ]
 
 
-def test_expression_tool_needs_an_expression_and_knows_nothing_else() -> None:
+def test_expression_tool_has_exactly_its_known_parameters() -> None:
     document = expression_document(parameters={"properties": {"zoom": {}, "alpha": {}}})
     assert _faults(document) == [
         "parameters: the executor 'expression' needs a parameter 'expression'",
@@ -309,7 +307,7 @@ def test_expression_tool_needs_an_expression_and_knows_nothing_else() -> None:
     ]
 
 
-def test_program_tool_needs_code_and_knows_nothing_else() -> None:
+def test_restricted_program_tool_has_exactly_its_known_parameters() -> None:
     document = expression_document(
         executor="restricted_python", sandboxed=False, memory_limit_mb=8,
         parameters={"properties": {"stdin": {}}},
@@ -359,7 +357,7 @@ def test_program_tool_needs_code_and_knows_nothing_else() -> None:
         ),
     ],
 )
-def test_unsound_schema_is_refused_with_its_place(
+def test_unsound_schema_is_refused_with_its_path(
     where: str, schema: dict[str, Any], words: str
 ) -> None:
     faults = _faults(expression_document(**{where: schema}))
@@ -393,14 +391,14 @@ def test_root_of_the_parameters_must_be_an_object(kind: Any) -> None:
     assert "parameters: the root of the schema must be an object" in _faults(document)
 
 
-def test_a_definition_that_is_a_value_already_is_checked_the_same() -> None:
+def test_definition_object_is_checked_like_a_document() -> None:
     good = function_definition()
     check_definition(good)
     with pytest.raises(InvalidDefinition, match="cache_ttl"):
         check_definition(good.model_copy(update={"cache_ttl": 5}))
 
 
-def test_what_a_parsed_definition_says_is_what_the_document_said() -> None:
+def test_parsed_definition_equals_its_document() -> None:
     document = expression_document(version="2.0.0", tags=["a"], cost_per_use="0.5")
     definition = parse_definition(document)
     assert parse_definition(definition.model_dump()) == definition
@@ -418,13 +416,13 @@ def test_what_a_parsed_definition_says_is_what_the_document_said() -> None:
         {"parameters": {"title": "t", "properties": {"expression": {"$ref": "#/title/x"}}}},
     ],
 )
-def test_wrong_definition_of_any_shape_ends_in_a_list_of_faults(fields: dict[str, Any]) -> None:
+def test_any_wrong_definition_yields_a_list_of_faults(fields: dict[str, Any]) -> None:
     assert _faults(expression_document(**fields))
 
 
 @pytest.mark.row("P2")
 @pytest.mark.parametrize("target", ["#/title", "#/required", "#/examples/0"])
-def test_reference_to_what_is_no_schema_is_refused(target: str) -> None:
+def test_reference_to_a_non_schema_is_refused(target: str) -> None:
     parameters = {
         "title": "t",
         "required": ["expression"],
@@ -435,7 +433,7 @@ def test_reference_to_what_is_no_schema_is_refused(target: str) -> None:
 
 
 @pytest.mark.row("P2")
-def test_keyword_of_draft_7_is_enforced_or_refused() -> None:
+def test_draft_7_keyword_is_enforced_or_refused() -> None:
     schema = {"type": "object", "dependencies": {"a": ["b"]}}
     parameters = {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -529,7 +527,7 @@ ENDPOINTS = {
 
 @pytest.mark.row("T5")
 @pytest.mark.parametrize("case", ENDPOINTS)
-def test_endpoint_that_is_no_plain_url_is_refused(case: str) -> None:
+def test_endpoint_that_is_not_a_plain_url_is_refused(case: str) -> None:
     endpoint, words = ENDPOINTS[case]
     faults = _rest_faults(endpoint=endpoint)
     assert len(faults) == 1, faults
@@ -565,7 +563,7 @@ WITH_CURSOR = {"city": {"type": "string"}, "cursor": {"type": "string"}}
         (ITEMS, {"type": "MCP", "method": None}, "does not fit a tool of type MCP"),
     ],
 )
-def test_mapping_that_cannot_be_followed_is_refused(
+def test_unusable_response_mapping_is_refused(
     response: dict[str, Any], fields: dict[str, Any], words: str
 ) -> None:
     sound = {"parameters": {"properties": WITH_CURSOR}, "response": response}
@@ -603,7 +601,7 @@ def test_plain_headers_are_accepted(headers: dict[str, str]) -> None:
     assert _rest_faults(headers=headers) == []
 
 
-def test_type_of_a_body_is_json() -> None:
+def test_request_body_content_type_must_be_json() -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     assert _rest_faults(method="POST", headers=form) == [
         "headers: 'content-type' must be a type of JSON, as the body is"
@@ -647,7 +645,7 @@ HEADERS: dict[str, tuple[dict[str, str], str]] = {
 
 @pytest.mark.row("T5")
 @pytest.mark.parametrize("case", HEADERS)
-def test_header_that_cannot_be_sent_or_kept_is_refused(case: str) -> None:
+def test_invalid_or_secret_header_is_refused(case: str) -> None:
     headers, words = HEADERS[case]
     faults = _rest_faults(headers=headers)
     assert len(faults) == 1, faults
@@ -656,7 +654,7 @@ def test_header_that_cannot_be_sent_or_kept_is_refused(case: str) -> None:
 
 
 @pytest.mark.row("T5", "E8")
-def test_refusal_of_a_credential_names_the_cure_and_not_the_credential() -> None:
+def test_refusal_of_a_literal_credential_does_not_reveal_it() -> None:
     headers = {"authorization": "Bearer hunter2hunter2"}
     with pytest.raises(InvalidDefinition) as caught:
         parse_definition(rest_document(headers=headers, endpoint="https://a.example/?key=hunter2"))
@@ -675,13 +673,13 @@ def test_refusal_of_a_credential_names_the_cure_and_not_the_credential() -> None
         {"endpoint": "https://example.org/?api_key=${secret:KEY}"},
     ],
 )
-def test_reference_to_a_secret_is_no_literal_credential(fields: dict[str, Any]) -> None:
+def test_secret_reference_is_accepted_as_a_credential(fields: dict[str, Any]) -> None:
     assert _rest_faults(**fields) == []
     parse_definition(rest_document(**fields))
 
 
 @pytest.mark.row("T5")
-def test_place_in_the_path_names_a_required_parameter() -> None:
+def test_path_placeholder_must_name_a_required_parameter() -> None:
     fields: dict[str, Any] = {
         "endpoint": "https://example.org/{city}/{days}.json",
         "parameters": {
@@ -704,7 +702,7 @@ def test_place_in_the_path_names_a_required_parameter() -> None:
     [("endpoint", "https://example.org"), ("method", "GET"), ("headers", {}), ("timeout", 5)],
 )
 @pytest.mark.parametrize("kind", ["NATIVE", "BUILTIN"])
-def test_rest_fields_do_not_fit_other_types(kind: str, field: str, value: Any) -> None:
+def test_rest_fields_are_refused_for_other_types(kind: str, field: str, value: Any) -> None:
     document = expression_document(type=kind, **{field: value})
     with pytest.raises(InvalidDefinition) as caught:
         parse_definition(document)
@@ -722,7 +720,7 @@ def test_mcp_tool_takes_an_endpoint_and_has_no_method() -> None:
 
 @pytest.mark.row("S1", "R1")
 @pytest.mark.parametrize("kind", ["REST", "MCP"])
-def test_definition_cannot_lift_its_own_wall_or_promise_a_memory_limit(kind: str) -> None:
+def test_remote_tool_definition_cannot_set_sandbox_or_memory_limit(kind: str) -> None:
     faults = _rest_faults(type=kind, method=None if kind == "MCP" else "GET", sandboxed=False)
     assert [fault.split(":")[0] for fault in faults] == ["sandboxed"]
     assert "operator" in faults[0]

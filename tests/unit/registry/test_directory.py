@@ -71,7 +71,7 @@ def test_every_format_is_loaded_and_marked_with_its_source(
         (rest_document(parameters={"properties": {"a": {"type": "strin"}}}), "parameters"),
     ],
 )
-def test_faulty_definition_keeps_its_file_out_and_no_other(
+def test_faulty_definition_excludes_only_its_own_file(
     definitions: DefinitionDirectory, document: Any, words: str
 ) -> None:
     definitions.put("bad.json", {"tools": [rest_document(name="beside"), document]})
@@ -85,14 +85,16 @@ def test_faulty_definition_keeps_its_file_out_and_no_other(
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("name", ["a.txt", "README", "a.json.bak", "a.JSON", "json"])
-def test_file_of_another_name_is_a_fault(definitions: DefinitionDirectory, name: str) -> None:
+def test_file_with_an_unknown_suffix_is_a_fault(
+    definitions: DefinitionDirectory, name: str
+) -> None:
     definitions.put(name, b"[]")
     faults = _faults(ToolDirectory(definitions.path).load())
     assert faults == {name: "its name must end in one of .json, .toml, .yaml, .yml"}
 
 
 @pytest.mark.row("R4")
-def test_same_name_and_version_in_two_files_keeps_both_out(
+def test_same_tool_in_two_files_excludes_both(
     definitions: DefinitionDirectory,
 ) -> None:
     definitions.put_tools("a.json", "x", "only_a")
@@ -106,7 +108,7 @@ def test_same_name_and_version_in_two_files_keeps_both_out(
     }
 
 
-def test_same_name_and_version_twice_in_one_file_is_a_fault(
+def test_duplicate_tool_in_one_file_is_a_fault(
     definitions: DefinitionDirectory,
 ) -> None:
     definitions.put_tools("a.json", "x", "x")
@@ -114,7 +116,7 @@ def test_same_name_and_version_twice_in_one_file_is_a_fault(
 
 
 @pytest.mark.row("R1", "R4")
-def test_name_that_another_source_has_is_a_fault_in_every_version(
+def test_name_owned_by_another_source_is_a_fault_in_any_version(
     definitions: DefinitionDirectory,
 ) -> None:
     definitions.put_tools("a.json", "calculator", version="99.0.0")
@@ -127,7 +129,7 @@ def test_name_that_another_source_has_is_a_fault_in_every_version(
 
 
 @pytest.mark.row("R4")
-def test_directory_that_is_not_there_is_a_fault_until_it_is(
+def test_missing_directory_is_a_fault_until_it_exists(
     definitions: DefinitionDirectory,
 ) -> None:
     directory = ToolDirectory(definitions.path / "tools")
@@ -141,7 +143,7 @@ def test_directory_that_is_not_there_is_a_fault_until_it_is(
 
 
 @pytest.mark.row("R1", "R4")
-def test_added_changed_and_removed_files_are_seen_at_the_second_look(
+def test_added_changed_and_removed_files_are_noticed_once_stable(
     definitions: DefinitionDirectory,
 ) -> None:
     directory = ToolDirectory(definitions.path)
@@ -157,7 +159,7 @@ def test_added_changed_and_removed_files_are_seen_at_the_second_look(
 
 
 @pytest.mark.row("R1", "R4")
-def test_file_that_becomes_faulty_offers_nothing_any_more(
+def test_file_that_becomes_faulty_loses_its_tools(
     definitions: DefinitionDirectory,
 ) -> None:
     """Whoever takes a tool out and mistypes something else must not find it still there."""
@@ -176,7 +178,7 @@ def test_file_that_becomes_faulty_offers_nothing_any_more(
 
 
 @pytest.mark.row("R4")
-def test_file_that_others_may_write_from_now_on_offers_nothing_any_more(
+def test_file_that_becomes_writable_by_others_loses_its_tools(
     definitions: DefinitionDirectory,
 ) -> None:
     directory = ToolDirectory(definitions.path)
@@ -189,7 +191,7 @@ def test_file_that_others_may_write_from_now_on_offers_nothing_any_more(
 
 
 @pytest.mark.row("R4")
-def test_directory_that_others_may_write_offers_nothing_at_once(
+def test_directory_that_becomes_writable_by_others_loses_all_tools(
     definitions: DefinitionDirectory,
 ) -> None:
     directory = ToolDirectory(definitions.path)
@@ -205,7 +207,7 @@ def test_directory_that_others_may_write_offers_nothing_at_once(
 
 
 @pytest.mark.row("R4")
-def test_file_that_is_being_written_is_not_read_in_the_middle(
+def test_file_being_written_is_not_read_until_stable(
     definitions: DefinitionDirectory,
 ) -> None:
     directory = ToolDirectory(definitions.path)
@@ -219,7 +221,7 @@ def test_file_that_is_being_written_is_not_read_in_the_middle(
     assert _names(_settle(directory)) == ["b"]
 
 
-def test_file_that_never_settles_is_a_fault_in_the_end(definitions: DefinitionDirectory) -> None:
+def test_file_that_never_becomes_stable_is_a_fault(definitions: DefinitionDirectory) -> None:
     directory = ToolDirectory(definitions.path)
     path = definitions.put_tools("a.json", "a")
     definitions.put_tools("b.json", "b")
@@ -254,7 +256,7 @@ def test_file_that_changes_while_it_is_read_is_read_again(
     assert _names(_settle(directory)) == ["a"]
 
 
-def test_fault_of_ours_in_one_file_keeps_the_others_in(
+def test_internal_error_in_one_file_does_not_exclude_others(
     definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definitions.put_tools("a.json", "a")
@@ -272,7 +274,7 @@ def test_fault_of_ours_in_one_file_keeps_the_others_in(
     assert _faults(contents) == {"b.json": "it could not be understood (ZeroDivisionError)"}
 
 
-def test_directory_over_the_cap_of_definitions_leaves_the_last_files_out(
+def test_directory_over_the_definition_limit_excludes_the_last_files(
     definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_DEFINITIONS", 3)
@@ -284,7 +286,7 @@ def test_directory_over_the_cap_of_definitions_leaves_the_last_files_out(
     assert _faults(contents) == {"b.json": "with it the directory would hold over 3 tools"}
 
 
-def test_files_that_are_too_large_together_are_a_fault_of_the_directory(
+def test_total_file_size_over_the_limit_is_a_directory_fault(
     definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_TOTAL_BYTES", 1000)
@@ -294,7 +296,7 @@ def test_files_that_are_too_large_together_are_a_fault_of_the_directory(
     assert list(_faults(contents)) == [None]
 
 
-def test_fault_of_a_file_is_short_and_printable_whatever_it_holds(
+def test_file_fault_is_short_and_printable(
     definitions: DefinitionDirectory,
 ) -> None:
     tools = [{"\x1b[2J" + "k" * 10_000: 1, **rest_document(name="x" * 500)}] * 50
@@ -317,7 +319,7 @@ YAML = b"name: a\ntype: REST\ntags: [x, y]\ntimeout: 500\ndangerous: true\n"
 @pytest.mark.parametrize(
     ("name", "data"), [("a.json", JSON), ("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML)]
 )
-def test_three_formats_say_the_same(name: str, data: bytes) -> None:
+def test_json_toml_and_yaml_give_equal_definitions(name: str, data: bytes) -> None:
     assert read_documents(name, data) == [json.loads(JSON)]
 
 
@@ -378,7 +380,7 @@ FAULTS: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("case", FAULTS)
-def test_file_that_cannot_be_used_says_why(case: str) -> None:
+def test_unusable_definition_file_has_a_reason(case: str) -> None:
     name, data, words = FAULTS[case]
     with pytest.raises(FileFault, match=words) as caught:
         read_documents(name, data)
@@ -395,12 +397,12 @@ def test_file_that_cannot_be_used_says_why(case: str) -> None:
         ("a.yaml", b"- {}\n" * (MAX_DEFINITIONS + 1)),
     ],
 )
-def test_too_many_definitions_are_refused_before_one_is_looked_at(name: str, data: bytes) -> None:
+def test_too_many_definitions_are_refused_before_parsing(name: str, data: bytes) -> None:
     with pytest.raises(FileFault, match="it holds 10001 tools; at most 10000"):
         read_documents(name, data)
 
 
-def test_more_values_than_the_cap_are_refused() -> None:
+def test_document_with_too_many_values_is_refused() -> None:
     with pytest.raises(FileFault, match="more than 200000 values"):
         read_documents("a.json", b"[" + b"1," * 200_000 + b"1]")
 
@@ -412,10 +414,10 @@ def test_more_values_than_the_cap_are_refused() -> None:
         ("\x9b", "\\x9b"), ("ü€😀", "ü€😀"), ("\ud800", "\\xd800"),
     ],
 )  # fmt: skip
-def test_text_of_a_file_cannot_move_a_cursor(text: str, shown: str) -> None:
+def test_text_of_a_file_is_escaped_for_a_terminal(text: str, shown: str) -> None:
     assert one_line(text) == shown
 
 
-def test_long_text_is_cut() -> None:
+def test_long_text_is_truncated() -> None:
     value: Any = one_line("a" * 5000, 10)
     assert value == "a" * 10 + "…"

@@ -78,7 +78,7 @@ def _names(index: ToolIndex) -> list[str]:
 
 
 @pytest.mark.row("R4")
-def test_package_that_fails_to_load_leaves_the_others_in() -> None:
+def test_package_that_fails_to_load_does_not_exclude_others() -> None:
     index = ToolIndex()
     faults = discover(
         index,
@@ -99,7 +99,7 @@ def test_package_that_fails_to_load_leaves_the_others_in() -> None:
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("offered", [None, 5, "text", object, lambda: None, {"name": "a"}])
-def test_what_is_no_tool_is_left_out_with_the_reason(offered: Any) -> None:
+def test_entry_point_that_is_not_a_tool_is_left_out_with_a_reason(offered: Any) -> None:
     index = ToolIndex()
     faults = discover(index, (), _found(Offer("a:tool", offered)))
     assert _names(index) == []
@@ -108,7 +108,7 @@ def test_what_is_no_tool_is_left_out_with_the_reason(offered: Any) -> None:
 
 
 @pytest.mark.row("R4")
-def test_one_entry_point_may_bring_several_tools_and_only_the_wrong_ones_stay_out() -> None:
+def test_invalid_tools_of_an_entry_point_are_left_out_alone() -> None:
     index = ToolIndex()
     offered = [_expression(name="a"), 5, _expression(name="a"), _expression(name="b")]
     faults = discover(index, (), _found(Offer("pack:tools", offered)))
@@ -118,7 +118,7 @@ def test_one_entry_point_may_bring_several_tools_and_only_the_wrong_ones_stay_ou
 
 
 @pytest.mark.row("R4", "S1")
-def test_host_tool_is_disabled_until_the_operator_names_it() -> None:
+def test_host_tool_of_a_package_is_disabled_until_the_operator_allows_it() -> None:
     index = ToolIndex()
     assert discover(index, (), _found(Offer("a:tool", on_the_host))) == []
     assert "host_tools" in str(index.get("on_the_host").disabled_because)
@@ -129,14 +129,14 @@ def test_host_tool_is_disabled_until_the_operator_names_it() -> None:
 
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("named", ["on_the", "on_the_host_", "*", "on_*", "ON_THE_HOST", ""])
-def test_host_tools_are_named_exactly(named: str) -> None:
+def test_allowed_host_tools_match_exactly(named: str) -> None:
     index = ToolIndex()
     discover(index, (named,), _found(Offer("a:tool", on_the_host)))
     assert index.get("on_the_host").disabled_because is not None
 
 
 @pytest.mark.row("S1")
-def test_sandboxed_tool_needs_no_permission() -> None:
+def test_sandboxed_tool_of_a_package_is_enabled() -> None:
     index = ToolIndex()
     discover(index, (), _found(Offer("a:tool", _expression())))
     assert index.get("sums").disabled_because is None
@@ -144,7 +144,7 @@ def test_sandboxed_tool_needs_no_permission() -> None:
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("kind", ["REST", "MCP"])
-def test_entry_point_brings_no_tools_of_other_kinds(kind: str) -> None:
+def test_entry_point_cannot_bring_rest_or_mcp_tools(kind: str) -> None:
     index = ToolIndex()
     definition = ToolDefinition.model_validate({"name": "a", "description": "b", "type": kind})
     faults = discover(index, (), _found(Offer("a:tool", definition)))
@@ -153,7 +153,7 @@ def test_entry_point_brings_no_tools_of_other_kinds(kind: str) -> None:
 
 
 @pytest.mark.row("R1", "R4")
-def test_builtin_tools_come_first_whatever_the_order() -> None:
+def test_builtin_tools_take_precedence_in_any_order() -> None:
     index = ToolIndex()
     faults = discover(
         index,
@@ -177,14 +177,14 @@ def test_builtin_tools_come_first_whatever_the_order() -> None:
         ("other:sums", "fumehood"),
     ],
 )
-def test_another_package_cannot_call_itself_built_in(value: str, distribution: str | None) -> None:
+def test_package_cannot_claim_to_be_built_in(value: str, distribution: str | None) -> None:
     index = ToolIndex()
     discover(index, (), _found(Offer(value, _expression(), distribution=distribution)))
     assert index.get("sums").source is Source.ENTRY_POINT
 
 
 @pytest.mark.row("R4")
-def test_type_builtin_is_refused_from_another_package() -> None:
+def test_builtin_type_is_refused_for_other_packages() -> None:
     index = ToolIndex()
     faults = discover(index, (), _found(Offer("a:b", _expression(type="BUILTIN"))))
     assert _names(index) == []
@@ -192,7 +192,7 @@ def test_type_builtin_is_refused_from_another_package() -> None:
 
 
 @pytest.mark.row("R4")
-def test_package_that_exits_while_it_is_loaded_leaves_the_others_in() -> None:
+def test_package_that_exits_while_loading_does_not_exclude_others() -> None:
     class Exits(Offer):
         def load(self) -> Any:
             raise SystemExit(1)
@@ -238,7 +238,7 @@ def index_with_act() -> ToolIndex:
 
 
 @pytest.mark.row("R1", "T4")
-async def test_registered_versions_stand_side_by_side_and_again_after_a_start(
+async def test_registered_versions_coexist_and_survive_a_restart(
     database: Database,
 ) -> None:
     index = index_with_act()
@@ -269,7 +269,7 @@ async def test_registered_versions_stand_side_by_side_and_again_after_a_start(
     ],
     ids=["native", "builtin", "unsandboxed", "others-name", "bad-name", "executor", "list"],
 )
-async def test_what_may_not_be_registered_leaves_no_trace(
+async def test_refused_registration_leaves_no_trace(
     database: Database, document: Any, error: type[EngineError]
 ) -> None:
     index = index_with_act()
@@ -282,7 +282,7 @@ async def test_what_may_not_be_registered_leaves_no_trace(
 
 
 @pytest.mark.row("R1")
-async def test_same_version_twice_is_a_conflict_and_replacing_it_is_not(
+async def test_registering_an_existing_version_is_a_conflict_unless_replaced(
     database: Database,
 ) -> None:
     index = index_with_act()
@@ -299,7 +299,7 @@ async def test_same_version_twice_is_a_conflict_and_replacing_it_is_not(
 
 
 @pytest.mark.row("R1")
-async def test_tools_of_other_sources_can_be_switched_but_not_changed(database: Database) -> None:
+async def test_tools_of_other_sources_can_be_disabled_but_not_changed(database: Database) -> None:
     index = index_with_act()
     registrations = Registrations(index, database)
     with pytest.raises(PermissionDenied):
@@ -319,7 +319,7 @@ async def test_tools_of_other_sources_can_be_switched_but_not_changed(database: 
 
 
 @pytest.mark.row("R1")
-async def test_deleted_version_is_gone_and_its_switch_with_it(database: Database) -> None:
+async def test_deleted_version_is_removed_with_its_disabled_state(database: Database) -> None:
     index = index_with_act()
     registrations = Registrations(index, database)
     await registrations.register(rest(), **BY)
@@ -332,7 +332,7 @@ async def test_deleted_version_is_gone_and_its_switch_with_it(database: Database
 
 
 @pytest.mark.row("R1", "A7")
-async def test_every_change_is_recorded_with_who_made_it(database: Database) -> None:
+async def test_every_registry_change_is_recorded_with_its_author(database: Database) -> None:
     registrations = Registrations(index_with_act(), database)
     await registrations.register(rest(), **BY)
     await registrations.switch("get_weather", None, is_active=False, **BY)
@@ -343,7 +343,7 @@ async def test_every_change_is_recorded_with_who_made_it(database: Database) -> 
 
 
 @pytest.mark.row("D6")
-async def test_change_that_cannot_be_written_is_seen_by_nobody(
+async def test_registry_change_that_cannot_be_stored_has_no_effect(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(job: object) -> None:

@@ -69,7 +69,7 @@ def register(function: FunctionTool, *private: Path) -> RegisteredTool:
 @pytest.mark.row("S1")
 @pytest.mark.parametrize("module", ["stock", "till", "corner"])
 @pytest.mark.parametrize("name", ["sandboxed", "synchronous"])
-def test_function_that_runs_elsewhere_is_named_and_not_kept(
+def test_function_run_in_another_process_is_registered_by_address(
     package: SimpleNamespace, module: str, name: str
 ) -> None:
     loaded = getattr(package, module)
@@ -80,20 +80,20 @@ def test_function_that_runs_elsewhere_is_named_and_not_kept(
     assert registered.address.import_path == str(package.path)
 
 
-def test_asynchronous_host_function_is_called_here(package: SimpleNamespace) -> None:
+def test_asynchronous_host_function_is_called_in_process(package: SimpleNamespace) -> None:
     registered = register(package.stock.asynchronous)
     assert registered.address is None
     assert registered.function is not None
 
 
-def test_name_is_the_one_that_holds_the_tool(package: SimpleNamespace) -> None:
+def test_address_uses_the_name_bound_to_the_tool(package: SimpleNamespace) -> None:
     address = register(package.stock.under_another_name).address
     assert address is not None
     assert address.name == "under_another_name"
 
 
 @pytest.mark.row("T7")
-def test_function_that_nobody_can_import_is_refused_with_the_cure(
+def test_function_that_cannot_be_imported_is_refused_with_a_remedy(
     package: SimpleNamespace,
 ) -> None:
     def inner() -> None:
@@ -111,7 +111,7 @@ def test_function_that_nobody_can_import_is_refused_with_the_cure(
 
 
 @pytest.mark.row("T7")
-def test_synchronous_function_that_nobody_can_import_is_told_to_be_asynchronous() -> None:
+def test_local_synchronous_host_function_is_refused_suggesting_async() -> None:
     @tool(sandboxed=False)
     def inner() -> None:
         """Do nothing."""
@@ -121,7 +121,7 @@ def test_synchronous_function_that_nobody_can_import_is_told_to_be_asynchronous(
 
 
 @pytest.mark.parametrize("name", ["__main__", "not_loaded_at_all"])
-def test_function_that_its_module_does_not_hold_is_refused(
+def test_function_missing_from_its_module_is_refused(
     package: SimpleNamespace, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(package.stock.sandboxed.function, "__module__", name)
@@ -129,7 +129,7 @@ def test_function_that_its_module_does_not_hold_is_refused(
         register(package.stock.sandboxed)
 
 
-def test_module_that_lies_elsewhere_than_its_name_says_is_refused(
+def test_module_located_elsewhere_than_its_name_is_refused(
     package: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(package.corner.__spec__, "origin", str(package.path / "shop" / "stock.py"))
@@ -141,18 +141,18 @@ def test_module_that_lies_elsewhere_than_its_name_says_is_refused(
 
 
 @pytest.mark.row("S1")
-def test_import_path_that_holds_what_is_private_is_refused(package: SimpleNamespace) -> None:
+def test_import_path_containing_private_state_is_refused(package: SimpleNamespace) -> None:
     for private in (package.path, package.path / "state"):
         with pytest.raises(InvalidDefinition, match="directory of its own"):
             register(package.corner.sandboxed, private)
     assert register(package.corner.sandboxed, package.path.parent / "state").address is not None
 
 
-def test_host_function_may_lie_anywhere(package: SimpleNamespace) -> None:
+def test_host_function_may_be_located_anywhere(package: SimpleNamespace) -> None:
     assert register(package.corner.synchronous, package.path).address is not None
 
 
-def test_directories_of_a_host_are_too_wide() -> None:
+def test_system_directories_are_too_wide_as_import_paths() -> None:
     assert {Path("/"), Path("/etc"), Path("/tmp"), Path("/root"), Path("/proc")} <= TOO_WIDE
 
 
@@ -233,7 +233,7 @@ def one(): return 1""",
 
 @pytest.mark.row("T7")
 @pytest.mark.parametrize("name", USES)
-def test_what_a_function_uses_goes_with_it(program: Run, name: str) -> None:
+def test_globals_used_by_a_function_are_sent_with_it(program: Run, name: str) -> None:
     before, expression, result = USES[name]
     main = program(
         f"from fumehood import tool\n{before}\n"
@@ -243,7 +243,7 @@ def test_what_a_function_uses_goes_with_it(program: Run, name: str) -> None:
 
 
 @pytest.mark.row("T7")
-def test_arguments_arrive_in_the_types_that_the_program_defines(program: Run) -> None:
+def test_arguments_are_converted_to_types_defined_by_the_program(program: Run) -> None:
     main = program("""from __future__ import annotations
 from typing import Annotated, Optional
 from pydantic import BaseModel, Field
@@ -266,7 +266,7 @@ def act(point: Point, later: "Optional[Later]" = None) -> dict:
     assert call(main, point={"x": 1}, later={"y": 2}) == {"x": 1, "y": 2}
 
 
-def test_nothing_else_of_the_program_is_sent(program: Run, tmp_path: Path) -> None:
+def test_only_what_a_function_uses_is_sent(program: Run, tmp_path: Path) -> None:
     main = program(f"""from fumehood import Engine, tool
 SECRET = "secret-9b1"
 with open({str(tmp_path / "ran")!r}, "a") as file: file.write("x")
@@ -291,7 +291,7 @@ def other() -> str:
     assert (tmp_path / "ran").read_text() == "x"
 
 
-def test_traceback_has_the_lines_of_the_program(program: Run) -> None:
+def test_traceback_of_a_sent_function_has_source_lines(program: Run) -> None:
     main = program(
         "from fumehood import tool\n\n\n@tool\ndef act() -> int:\n"
         '    """Act."""\n    raise LookupError("here")\n'
@@ -311,7 +311,7 @@ def act(colour: Colour) -> int:
 
 
 @pytest.mark.row("A2")
-def test_digest_of_a_script_is_that_of_its_text(program: Run) -> None:
+def test_digest_of_a_script_function_depends_on_its_text(program: Run) -> None:
     """An approval that outlives the program must find the same function again."""
     one, again, two = (address_of(program(DIGESTED.format(n)).act) for n in (1, 1, 2))
     assert one.digest == again.digest != two.digest
@@ -319,7 +319,7 @@ def test_digest_of_a_script_is_that_of_its_text(program: Run) -> None:
 
 
 @pytest.mark.row("T7")
-def test_function_of_a_notebook_is_sent_with_names_of_other_cells(program: Run) -> None:
+def test_notebook_function_is_sent_with_names_of_other_cells(program: Run) -> None:
     main = program(
         "import math\nfrom decimal import Decimal\nfrom fumehood import tool\n",
         "def helper(x):\n    return math.floor(x) + len(DATA)\nDATA = list(range(10))\n",
@@ -330,7 +330,7 @@ def test_function_of_a_notebook_is_sent_with_names_of_other_cells(program: Run) 
 
 
 @pytest.mark.parametrize("options", ["", "(sandboxed=False)"])
-def test_what_cannot_be_pickled_is_refused_when_it_is_registered(
+def test_function_that_cannot_be_pickled_is_refused_at_registration(
     program: Run, options: str
 ) -> None:
     main = program(
@@ -342,7 +342,7 @@ def test_what_cannot_be_pickled_is_refused_when_it_is_registered(
     assert "importable module" in refused.value.message
 
 
-def test_each_function_that_cannot_be_sent_has_a_line_and_the_remedy_stands_once(
+def test_several_unpicklable_functions_are_listed_with_one_remedy(
     program: Run,
 ) -> None:
     main = program(
@@ -360,7 +360,7 @@ def test_each_function_that_cannot_be_sent_has_a_line_and_the_remedy_stands_once
     assert refused.value.message == str(refused.value)
 
 
-def test_pickle_that_cannot_be_read_is_an_answer() -> None:
+def test_invalid_pickle_is_reported_as_a_failure() -> None:
     broken = base64.b64encode(b"no pickle").decode()
     reply = inside.answer("__main__", "act", {}, pickled=broken, max_depth=20)
     assert reply["error"]["type"] == "UnpicklingError"

@@ -43,7 +43,7 @@ def _version(tool: RegisteredTool) -> str:
 
 
 @pytest.mark.row("T4")
-def test_versions_stand_side_by_side_and_the_newest_is_preferred() -> None:
+def test_versions_coexist_and_the_newest_is_preferred() -> None:
     index = _index(*(_expression(version=v) for v in ("1.2.0", "1.10.0", "1.9.0", "1.10.1-rc.1")))
     assert _version(index.get("sums")) == "1.10.1-rc.1"
     assert [_version(tool) for tool in index.versions("sums")] == [
@@ -55,7 +55,7 @@ def test_versions_stand_side_by_side_and_the_newest_is_preferred() -> None:
 
 
 @pytest.mark.row("T4")
-def test_newest_version_that_is_not_deprecated_wins() -> None:
+def test_newest_non_deprecated_version_is_preferred() -> None:
     index = _index(
         _expression(version="1.0.0"),
         _expression(version="2.0.0"),
@@ -66,7 +66,7 @@ def test_newest_version_that_is_not_deprecated_wins() -> None:
 
 
 @pytest.mark.row("T4")
-def test_where_all_are_deprecated_the_newest_wins() -> None:
+def test_newest_version_is_preferred_if_all_are_deprecated() -> None:
     index = _index(
         _expression(version="1.0.0", deprecated=True), _expression(version="2.0.0", deprecated=True)
     )
@@ -88,13 +88,13 @@ def test_unknown_version_is_refused_with_those_that_exist(reference: str) -> Non
 
 
 @pytest.mark.parametrize("reference", ["", "@1.0.0", "SUMS", "sums ", "sum", "x" * 10_000])
-def test_names_match_exactly(reference: str) -> None:
+def test_tool_names_match_exactly(reference: str) -> None:
     with pytest.raises(ToolNotFound) as caught:
         _index(_expression()).get(reference)
     assert len(caught.value.message) < 200
 
 
-def test_the_same_name_and_version_twice_is_refused() -> None:
+def test_duplicate_name_and_version_is_refused() -> None:
     index = _index(_expression())
     with pytest.raises(InvalidDefinition, match=r"sums@1\.0\.0 is already registered"):
         index.register(_expression(description="Other."), Source.PROGRAM)
@@ -111,21 +111,21 @@ def test_builtin_name_cannot_be_taken_by_another_version(source: Source) -> None
 
 
 @pytest.mark.row("R1")
-def test_the_engine_itself_may_bring_a_second_version() -> None:
+def test_engine_may_register_a_second_version_of_a_builtin_tool() -> None:
     index = _index(_expression(), _expression(version="2.0.0"), source=Source.BUILTIN)
     assert _version(index.get("sums")) == "2.0.0"
 
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("source", [Source.PROGRAM, Source.ENTRY_POINT])
-def test_only_the_engine_brings_builtin_tools(source: Source) -> None:
+def test_only_the_engine_registers_builtin_tools(source: Source) -> None:
     with pytest.raises(InvalidDefinition, match="BUILTIN is for the tools that come with"):
         ToolIndex().register(_expression(type="BUILTIN"), source)
     tool = ToolIndex().register(_expression(type="BUILTIN"), Source.BUILTIN)
     assert tool.source is Source.BUILTIN
 
 
-def test_function_goes_with_the_executor_function_and_only_with_it() -> None:
+def test_python_function_requires_the_function_executor() -> None:
     with pytest.raises(InvalidDefinition, match="goes with a Python function"):
         ToolIndex().register(function_definition(), Source.PROGRAM)
     with pytest.raises(InvalidDefinition, match="goes with a Python function"):
@@ -142,7 +142,7 @@ def test_faults_of_definition_and_index_are_listed_together() -> None:
     assert [fault.split(":", 1)[0] for fault in caught.value.faults] == ["streaming", "name"]
 
 
-def test_what_was_refused_does_not_stand_in_the_index() -> None:
+def test_refused_tool_is_not_in_the_index() -> None:
     index = ToolIndex()
     with pytest.raises(InvalidDefinition):
         index.register(function_definition(), Source.PROGRAM)
@@ -155,7 +155,7 @@ def test_tools_are_listed_by_name() -> None:
     assert [tool.definition.name for tool in index] == ["a", "b", "c"]
 
 
-def test_promise_that_the_executor_keeps_itself_is_not_checked_again() -> None:
+def test_output_schema_guaranteed_by_the_executor_is_not_checked() -> None:
     kept = _index(_expression(output_schema=EXPRESSION_OUTPUT)).get("sums")
     other = _index(_expression(output_schema={"required": ["text"]})).get("sums")
     none = _index(_expression()).get("sums")
@@ -170,7 +170,7 @@ def _from_directory(*names: str, **fields: Any) -> list[RegisteredTool]:
 
 
 @pytest.mark.row("R1", "R4")
-def test_tools_of_one_source_are_replaced_and_all_others_stay() -> None:
+def test_replacing_a_source_keeps_tools_of_other_sources() -> None:
     index = _index(_expression(), _expression(version="2.0.0"))
     index.replace_source(Source.DIRECTORY, _from_directory("a", "b"))
     assert [tool.definition.name for tool in index] == ["a", "b", "sums"]
@@ -185,7 +185,7 @@ def test_tools_of_one_source_are_replaced_and_all_others_stay() -> None:
 
 
 @pytest.mark.row("R1")
-def test_list_that_was_begun_and_a_tool_that_was_resolved_stay_as_they_were() -> None:
+def test_replacement_does_not_affect_a_running_iteration_or_a_resolved_tool() -> None:
     index = _index(_expression())
     index.replace_source(Source.DIRECTORY, _from_directory("a", "b"))
     resolved = index.get("a")
@@ -197,7 +197,7 @@ def test_list_that_was_begun_and_a_tool_that_was_resolved_stay_as_they_were() ->
 
 
 @pytest.mark.row("R1")
-def test_replacement_that_breaks_off_changes_nothing() -> None:
+def test_interrupted_replacement_changes_nothing() -> None:
     """Whatever goes wrong half way, readers still have the old tools, all of them."""
     index = ToolIndex()
     index.replace_source(Source.DIRECTORY, _from_directory("a", "b"))
@@ -212,7 +212,7 @@ def test_replacement_that_breaks_off_changes_nothing() -> None:
 
 
 @pytest.mark.row("R4")
-def test_owner_of_a_name_is_another_source_or_nobody() -> None:
+def test_owner_of_a_name_is_another_source_or_none() -> None:
     index = _index(_expression(), source=Source.BUILTIN)
     index.replace_source(Source.DIRECTORY, _from_directory("a"))
     assert index.owner("sums", but=Source.DIRECTORY) is Source.BUILTIN
@@ -221,7 +221,7 @@ def test_owner_of_a_name_is_another_source_or_nobody() -> None:
     assert index.owner("nothing", but=Source.DIRECTORY) is None
 
 
-def test_refusal_of_an_unknown_version_names_some_of_many() -> None:
+def test_refusal_of_an_unknown_version_lists_a_few_versions() -> None:
     index = _index(*(_expression(version=f"1.0.{n}") for n in range(100)))
     with pytest.raises(ToolNotFound) as caught:
         index.get("sums@2.0.0")
@@ -266,7 +266,7 @@ def _all_names(index: ToolIndex, limit: int, **filters: Any) -> list[str]:
 
 @pytest.mark.row("E5")
 @pytest.mark.parametrize("limit", [1, 3, 10, 25, 26, 100])
-def test_pages_together_hold_every_tool_once_in_order(limit: int) -> None:
+def test_pages_list_every_tool_once_in_order(limit: int) -> None:
     assert _all_names(_index_listing(26), limit) == [f"t{i:03}" for i in range(26)]
 
 
@@ -285,7 +285,7 @@ def test_filters_match_exactly_and_are_counted() -> None:
 
 
 @pytest.mark.row("E5")
-def test_tools_that_come_and_go_meanwhile_make_no_others_repeat_or_vanish() -> None:
+def test_concurrent_changes_do_not_repeat_or_skip_tools_on_pages() -> None:
     index = _index_listing(20)
     first = _page(index)
     kept = [tool for tool in index if tool.definition.name not in ("t003", "t009", "t015")]
@@ -336,33 +336,33 @@ def _kept(**wishes: object) -> list[str]:
 
 
 @pytest.mark.row("R2")
-def test_dangerous_tools_are_left_out_unless_they_are_asked_for() -> None:
+def test_dangerous_tools_are_excluded_unless_requested() -> None:
     assert _kept() == ["read_a", "read_b", "plain", "dear"]
     assert "wipe" in _kept(exclude_dangerous=False)
 
 
 @pytest.mark.row("R2")
-def test_categories_absent_mean_all_and_empty_ones_none() -> None:
+def test_no_categories_mean_all_and_an_empty_set_means_none() -> None:
     assert _kept(categories={"web"}) == ["read_b"]
     assert _kept(categories=set()) == []
     assert len(_kept(categories=None)) == 4
 
 
 @pytest.mark.row("R2")
-def test_tool_that_costs_just_as_much_stays() -> None:
+def test_tool_at_the_cost_limit_is_kept() -> None:
     assert _kept(max_cost=Decimal("0.01")) == ["read_a", "read_b", "plain"]
     assert _kept(max_cost=Decimal("0.009")) == ["read_b", "plain"]
     assert _kept(max_cost=Decimal(0)) == ["read_b", "plain"]
 
 
 @pytest.mark.row("R2")
-def test_at_most_so_many_in_the_order_they_came() -> None:
+def test_number_of_filtered_tools_is_limited_in_order() -> None:
     assert _kept(at_most=2) == ["read_a", "read_b"]
     assert _kept(at_most=0) == []
 
 
 @pytest.mark.row("R2")
-def test_every_tool_is_either_kept_or_has_a_reason() -> None:
+def test_every_excluded_tool_has_a_reason() -> None:
     selection = filter_tools(TOOLS, categories={"files"}, max_cost=Decimal(1), at_most=5)
     assert [tool.name for tool in selection.tools] == ["read_a"]
     assert {each.name: each.reason for each in selection.left_out} == {

@@ -72,7 +72,7 @@ def _violations(schema: dict[str, Any], document: Any) -> list[Violation]:
 
 @pytest.mark.row("P2")
 @pytest.mark.parametrize(("schema", "document", "words", "twin"), WORDS)
-def test_each_keyword_says_what_is_allowed(
+def test_each_schema_keyword_has_a_clear_message(
     schema: dict[str, Any], document: Any, words: str, twin: Any
 ) -> None:
     assert [violation.message for violation in _violations(schema, document)] == [words]
@@ -97,7 +97,7 @@ NESTED = {
 
 
 @pytest.mark.row("P2")
-def test_every_offending_path_is_named_however_deep() -> None:
+def test_every_violating_path_is_named_at_any_depth() -> None:
     found = _violations(NESTED, {"a": [{"x": 1}, {"x": "1"}, {}, {"x": 1, "y": 2, "z": 3}, 5]})
     assert sorted((violation.path, violation.message) for violation in found) == [
         ("a.1.x", "must be integer, not string"),
@@ -111,7 +111,7 @@ def test_every_offending_path_is_named_however_deep() -> None:
 
 
 @pytest.mark.row("P2")
-def test_additional_properties_may_have_a_schema_of_their_own() -> None:
+def test_additional_properties_schema_is_enforced() -> None:
     schema = {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}
     assert _violations(schema, {"a": "x", "b": 1}) == []
     assert _violations(schema, {"a": "x", "b": "y"}) == [
@@ -120,7 +120,7 @@ def test_additional_properties_may_have_a_schema_of_their_own() -> None:
 
 
 @pytest.mark.row("P2")
-def test_pattern_properties_name_the_property_that_is_wrong() -> None:
+def test_pattern_property_violation_names_its_property() -> None:
     schema = {
         "patternProperties": {"^n_": {"type": "integer"}, "_s$": {"type": "string"}},
         "additionalProperties": False,
@@ -131,23 +131,23 @@ def test_pattern_properties_name_the_property_that_is_wrong() -> None:
 
 
 @pytest.mark.row("P2")
-def test_required_key_that_looks_like_the_message_is_named_rightly() -> None:
+def test_required_key_containing_quotes_is_named_correctly() -> None:
     schema = {"required": ["a", "' is a required property", "b"]}
     found = _violations(schema, {})
     assert [v.path for v in found] == ["a", "' is a required property", "b"]
 
 
 @pytest.mark.parametrize("keys", [["é"], ["\n"], ["a.b"], [""], ["x" * 200]])
-def test_missing_key_of_any_form_is_named(keys: list[str]) -> None:
+def test_missing_key_is_named_for_any_characters(keys: list[str]) -> None:
     assert [v.path for v in _violations({"required": keys}, {})] == keys
 
 
-def test_unknown_keys_are_shortened() -> None:
+def test_long_unknown_key_is_shortened() -> None:
     found = _violations({"additionalProperties": False}, {"k" * 1000: 1})
     assert [v.path for v in found] == ["k" * 80]
 
 
-def test_long_values_in_words_are_shortened() -> None:
+def test_long_expected_value_in_a_message_is_shortened() -> None:
     found = _violations({"const": "x" * 1000}, 1)
     assert len(found[0].message) < 120
     found = _violations({"enum": [f"value {i}" for i in range(1000)]}, 1)
@@ -155,14 +155,14 @@ def test_long_values_in_words_are_shortened() -> None:
 
 
 @pytest.mark.row("P2")
-def test_no_more_than_twenty_violations_of_one_kind_are_listed() -> None:
+def test_at_most_twenty_violations_of_one_kind_are_listed() -> None:
     assert len(_violations({"items": {"type": "integer"}}, ["x"] * 1000)) == MAX_ERRORS
     unknown = {f"k{i}": 1 for i in range(1000)}
     assert len(_violations({"additionalProperties": False}, unknown)) == MAX_ERRORS
 
 
 @pytest.mark.row("P2")
-def test_catastrophic_pattern_comes_to_an_end() -> None:
+def test_catastrophic_pattern_ends_in_time() -> None:
     hostile = "a" * 50_000 + "!"
     assert [v.message for v in _violations({"pattern": "^(a+)+$"}, hostile)] == [
         'must match the pattern "^(a+)+$"'
@@ -171,14 +171,14 @@ def test_catastrophic_pattern_comes_to_an_end() -> None:
 
 
 @pytest.mark.row("P2")
-def test_catastrophic_pattern_for_names_comes_to_an_end() -> None:
+def test_catastrophic_property_name_pattern_ends_in_time() -> None:
     schema = {"patternProperties": {"^(a+)+$": {"type": "integer"}}, "additionalProperties": False}
     assert len(_violations(schema, {"a" * 50_000 + "!": 1})) == 1
     assert _violations(schema, {"a" * 50_000: 1}) == []
 
 
 @pytest.mark.row("P2")
-def test_uniqueness_of_many_elements_comes_to_an_end() -> None:
+def test_uniqueness_check_of_many_elements_ends_in_time() -> None:
     many: list[Any] = [{"n": i} for i in range(40_000)]
     assert _violations({"uniqueItems": True}, many) == []
     assert len(_violations({"uniqueItems": True}, [*many, {"n": 5.0}])) == 1
@@ -201,7 +201,7 @@ def test_uniqueness_of_many_elements_comes_to_an_end() -> None:
         ([2**60, float(2**60)], True),
     ],
 )
-def test_elements_are_the_same_where_json_says_so(items: list[Any], same: bool) -> None:
+def test_unique_items_compares_by_json_equality(items: list[Any], same: bool) -> None:
     assert bool(_violations({"uniqueItems": True}, items)) is same
 
 
@@ -215,7 +215,7 @@ def _doubling(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.row("P2")
-def test_exponential_schema_ends_in_too_costly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exponential_schema_is_reported_as_too_costly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fumehood.registry.json_schema.MAX_STEPS", 20_000)
     assert schema_faults(_doubling(28), "parameters") == []
     with pytest.raises(TooCostly):
@@ -224,25 +224,25 @@ def test_exponential_schema_ends_in_too_costly(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.row("P2")
-def test_schema_that_refers_to_itself_for_ever_ends_in_too_costly() -> None:
+def test_endless_schema_recursion_is_reported_as_too_costly() -> None:
     with pytest.raises(TooCostly):
         _violations({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, 1)
 
 
 @pytest.mark.row("P2")
-def test_too_many_elements_end_in_too_costly() -> None:
+def test_too_many_elements_are_reported_as_too_costly() -> None:
     with pytest.raises(TooCostly):
         _violations({"items": {"allOf": [{"type": "integer"}]}}, [1] * 200_001)
 
 
 @pytest.mark.row("P2")
-def test_many_patterns_on_many_names_end_in_too_costly() -> None:
+def test_many_patterns_on_many_names_are_reported_as_too_costly() -> None:
     schema = {"patternProperties": {f"^{i}$": {} for i in range(1000)}}
     with pytest.raises(TooCostly):
         _violations(schema, {f"k{i}": 1 for i in range(1000)})
 
 
-def test_the_budget_is_for_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_budget_applies_per_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fumehood.registry.json_schema.MAX_STEPS", 30_000)
     schema = CompiledSchema({"items": {"allOf": [{"type": "integer"}]}})
     for _ in range(3):
@@ -283,18 +283,18 @@ def test_schema_that_is_too_large_is_refused() -> None:
 @pytest.mark.parametrize(
     "pattern", ["(?=a)", "(?!a)", "(?<=a)b", "(a)\\1", "(", "[z-a]", "a{2000}"]
 )
-def test_pattern_that_re2_does_not_know_is_refused(pattern: str) -> None:
+def test_pattern_unsupported_by_re2_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="RE2"):
         compile_pattern(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["", "b", "^[A-Z]", "\\d{4}-\\d{2}", "(?i)X", "\\p{L}+"])
-def test_ordinary_pattern_is_searched_anywhere_in_the_text(pattern: str) -> None:
+def test_pattern_matches_anywhere_in_the_text(pattern: str) -> None:
     assert compile_pattern(pattern).search("Ab1x2026-01") is not None
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_pattern_or_refused_as_one(pattern: str) -> None:
+def test_any_pattern_is_compiled_or_refused(pattern: str) -> None:
     schema = {"pattern": pattern}
     faults = schema_faults(schema, "p")
     if not faults:
@@ -311,13 +311,13 @@ values = st.recursive(
 
 
 @given(values)
-def test_a_value_satisfies_the_schema_that_names_it(value: Any) -> None:
+def test_value_satisfies_its_own_const_and_enum_schema(value: Any) -> None:
     assert _violations({"const": value}, value) == []
     assert _violations({"enum": [value]}, value) == []
 
 
 @pytest.mark.row("P2")
-def test_no_pattern_is_ever_given_to_pythons_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_are_never_run_by_the_python_regex_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}
     assert schema_faults(schema, "parameters") == []
     assert schema_faults({"unevaluatedProperties": False}, "parameters")  # the library's own
@@ -334,17 +334,17 @@ def test_no_pattern_is_ever_given_to_pythons_own_engine(monkeypatch: pytest.Monk
     [({"multipleOf": 0.5}, 10**400), ({"multipleOf": 10**400}, 1.5), ({"multipleOf": 2.5}, 1e308)],
     ids=["large_document", "large_factor", "near_the_end"],
 )
-def test_multiple_of_numbers_of_any_size_is_answered(schema: dict[str, Any], document: Any) -> None:
+def test_multiple_of_handles_numbers_of_any_size(schema: dict[str, Any], document: Any) -> None:
     assert len(_violations(schema, document)) <= 1
 
 
 @pytest.mark.row("P2")
-def test_a_decimal_multiple_is_no_violation() -> None:
+def test_decimal_multiple_is_not_a_violation() -> None:
     assert _violations({"multipleOf": 0.01}, 19.99) == []
 
 
 @pytest.mark.row("P2")
-def test_twenty_violations_is_all_that_is_ever_listed() -> None:
+def test_at_most_twenty_violations_are_listed_in_total() -> None:
     names = [f"a{i}" for i in range(15)]
     schema = {
         "properties": {name: {"type": "string"} for name in names},
@@ -362,14 +362,14 @@ def test_twenty_violations_is_all_that_is_ever_listed() -> None:
         ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, "b"),
     ],
 )
-def test_offending_path_is_named_whatever_keyword_found_it(
+def test_violating_path_is_named_for_every_keyword(
     schema: dict[str, Any], document: Any, path: str
 ) -> None:
     assert [violation.path for violation in _violations(schema, document)] == [path]
 
 
 @pytest.mark.row("P2")
-def test_names_that_match_no_pattern_spend_from_the_budget_too() -> None:
+def test_names_matching_no_pattern_count_towards_the_budget() -> None:
     schema = {
         "additionalProperties": False,
         "patternProperties": {f"^z{i}$": {} for i in range(900)},
@@ -409,7 +409,7 @@ VALUE = st.one_of(
 
 @given(SCHEMA, st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), VALUE) | VALUE)
 @settings(max_examples=500, deadline=None)
-def test_what_is_accepted_at_once_is_valid(schema: dict[str, Any], document: Any) -> None:
+def test_document_accepted_by_the_fast_path_is_valid(schema: dict[str, Any], document: Any) -> None:
     accepts = plain_acceptor(schema)
     assert accepts is not None
     if accepts(document):
@@ -435,11 +435,11 @@ def test_what_is_accepted_at_once_is_valid(schema: dict[str, Any], document: Any
         {"type": "object", "$defs": {}},
     ],
 )
-def test_schema_that_says_more_is_left_to_the_validator(schema: dict[str, Any]) -> None:
+def test_complex_schema_has_no_fast_path(schema: dict[str, Any]) -> None:
     assert plain_acceptor(schema) is None
 
 
-def test_usual_call_is_accepted_at_once() -> None:
+def test_ordinary_arguments_take_the_fast_path() -> None:
     schema = {
         "type": "object",
         "required": ["a"],
@@ -475,7 +475,7 @@ def _check_in_full(schema: Any) -> list[str]:
 
 
 @given(schema=st.dictionaries(st.sampled_from([*_CHECKS, "$ref", "$id", "if"]), VALUES, max_size=4))
-def test_what_is_surely_sound_has_no_faults(schema: dict[str, Any]) -> None:
+def test_schema_sound_by_the_quick_check_has_no_faults(schema: dict[str, Any]) -> None:
     if is_surely_sound(schema):
         assert _check_in_full(schema) == []
 
@@ -493,7 +493,7 @@ PLAIN = {
 }
 
 
-def test_plain_schema_is_surely_sound_so_the_property_is_not_empty() -> None:
+def test_plain_schema_passes_the_quick_check() -> None:
     assert is_surely_sound(PLAIN)
     assert _check_in_full(PLAIN) == []
 
@@ -508,5 +508,5 @@ def test_plain_schema_is_surely_sound_so_the_property_is_not_empty() -> None:
         {"properties": {"a": True}}, {"items": {"type": "strin"}}, {"colour": "red"}, [], None,
     ],
 )  # fmt: skip
-def test_everything_else_is_left_to_the_full_check(schema: Any) -> None:
+def test_unusual_schema_is_left_to_the_full_check(schema: Any) -> None:
     assert not is_surely_sound(schema)

@@ -73,7 +73,7 @@ def properties_of(schema: Any, **fields: Any) -> Any:
 
 
 @pytest.mark.row("T1", "T2")
-def test_operation_becomes_a_whole_definition() -> None:
+def test_operation_becomes_a_complete_definition() -> None:
     operation = {
         "operationId": "listOrders",
         "summary": "List orders.",
@@ -124,7 +124,7 @@ def test_operation_becomes_a_whole_definition() -> None:
         ("delete", False, False, True),
     ],
 )
-def test_method_decides_whether_a_call_waits_for_approval_and_is_repeated(
+def test_http_method_decides_approval_and_idempotency(
     method: str, read_only: bool, idempotent: bool, dangerous: bool
 ) -> None:
     tool = parse_definition(tool_of({"operationId": "act"}, method=method))
@@ -135,7 +135,7 @@ def test_method_decides_whether_a_call_waits_for_approval_and_is_repeated(
     assert (freed["read_only"], freed["idempotent"]) == (read_only, idempotent)
 
 
-def test_approval_is_waived_for_the_named_tools_only() -> None:
+def test_approval_is_waived_only_for_named_tools() -> None:
     paths = {"/a": {"post": {"operationId": "a"}, "delete": {"operationId": "b", "tags": ["a"]}}}
     found = made(paths, options=ImportOptions(no_approval=("a",)))
     assert {tool["name"]: tool["dangerous"] for tool in found.tools} == {"a": False, "b": True}
@@ -144,7 +144,7 @@ def test_approval_is_waived_for_the_named_tools_only() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.0.0\n", "v1", 1.0, None, "2.1"])
-def test_version_that_is_no_semantic_version_is_left_to_the_default(version: Any) -> None:
+def test_non_semantic_version_falls_back_to_the_default(version: Any) -> None:
     tool = tool_of({}, info={"version": version})
     assert parse_definition(tool).version == "1.0.0"
 
@@ -152,7 +152,7 @@ def test_version_that_is_no_semantic_version_is_left_to_the_default(version: Any
 # -- names ---------------------------------------------------------------------------------
 
 
-def test_names_are_valid_unique_and_the_same_each_time() -> None:
+def test_imported_names_are_valid_unique_and_stable() -> None:
     ids = ["a b", "a/b", "a-b", "9lives", "", "ü", "x" * 80, "x" * 81, None]
     paths = {f"/p{number}/{{id}}": {"get": {"operationId": own}} for number, own in enumerate(ids)}
     for path in paths.values():
@@ -177,7 +177,9 @@ def test_names_are_valid_unique_and_the_same_each_time() -> None:
         ((), ["shop_listOrders", "shop_dropOrder", "shop_readStock"]),
     ],
 )
-def test_only_chooses_by_tool_operation_and_tag(only: tuple[str, ...], names: list[str]) -> None:
+def test_only_option_selects_by_tool_operation_and_tag(
+    only: tuple[str, ...], names: list[str]
+) -> None:
     paths = {
         "/o": {"get": {"operationId": "listOrders"}, "delete": {"operationId": "dropOrder"}},
         "/s": {"get": {"operationId": "readStock", "tags": ["stock"]}},
@@ -189,7 +191,7 @@ def test_only_chooses_by_tool_operation_and_tag(only: tuple[str, ...], names: li
 
 
 @pytest.mark.parametrize("prefix", ["9", "a b", "x" * 33, "ä", "${"])
-def test_prefix_must_be_able_to_begin_a_name(prefix: str) -> None:
+def test_invalid_name_prefix_is_refused(prefix: str) -> None:
     with pytest.raises(CannotImport, match="--prefix"):
         made({}, options=ImportOptions(prefix=prefix))
 
@@ -246,7 +248,7 @@ def test_nearest_server_wins() -> None:
         ("https://a .example", "holds what a URL cannot"),
     ],
 )
-def test_server_that_cannot_be_used_leaves_the_operation_out(server: str, words: str) -> None:
+def test_operation_with_an_unusable_server_is_left_out(server: str, words: str) -> None:
     operation = {"servers": [{"url": server}]}
     assert words in reason_of(operation)
 
@@ -254,11 +256,11 @@ def test_server_that_cannot_be_used_leaves_the_operation_out(server: str, words:
 @pytest.mark.parametrize(
     "path", ["x", ".evil.example/x", "@evil.example/x", ":8080/x", "/x?a=b", "/x#a", "/a b"]
 )
-def test_path_cannot_change_the_host_or_bring_a_query(path: str) -> None:
+def test_path_that_changes_host_or_query_is_left_out(path: str) -> None:
     assert reason_of({}, path)
 
 
-def test_server_option_must_be_an_address() -> None:
+def test_server_option_must_be_a_url() -> None:
     for server in ("shop.example", "file:///x", "https://a b"):
         with pytest.raises(CannotImport, match="--server takes"):
             made({}, options=ImportOptions(server=server))
@@ -321,7 +323,7 @@ def test_credentials_become_references_to_secrets(
         ([7], "not an object"),
     ],
 )
-def test_operation_whose_credentials_cannot_be_sent_is_left_out(
+def test_operation_with_unsupported_credentials_is_left_out(
     security: list[Any], words: str
 ) -> None:
     assert words in reason_of({"security": security}, **WITH_SCHEMES)
@@ -353,7 +355,7 @@ def test_document_cannot_name_a_secret(fields: dict[str, Any]) -> None:
 # -- arguments -----------------------------------------------------------------------------
 
 
-def test_path_argument_is_renamed_where_the_body_has_its_name() -> None:
+def test_path_argument_that_clashes_with_the_body_is_renamed() -> None:
     operation = {
         **body({"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}),
         "parameters": [parameter("id", "path"), parameter("sub id", "path")],
@@ -366,7 +368,7 @@ def test_path_argument_is_renamed_where_the_body_has_its_name() -> None:
     assert tool["parameters"]["required"] == ["path_id", "sub_id", "id"]
 
 
-def test_arguments_have_places_in_headers_and_in_the_query_of_a_body() -> None:
+def test_header_and_query_arguments_are_mapped_beside_a_body() -> None:
     operation = {
         **body({"properties": {"id": TEXT, "X-Trace": TEXT}}),
         "parameters": [
@@ -394,7 +396,7 @@ def test_arguments_have_places_in_headers_and_in_the_query_of_a_body() -> None:
     assert list(plain["parameters"]["properties"]) == ["X-Trace", "id"]
 
 
-def test_parameter_that_is_a_credential_is_no_argument() -> None:
+def test_credential_parameter_is_not_an_argument() -> None:
     given = [parameter("x-api-key", "header", required=True), parameter("api key", required=True)]
     tool = tool_of({"security": [{"Key": [], "QueryKey": []}], "parameters": given}, **WITH_SCHEMES)
     assert tool["parameters"]["properties"] == {}
@@ -404,7 +406,7 @@ def test_parameter_that_is_a_credential_is_no_argument() -> None:
     assert "looks like a credential" in open_tool.notes[0][1]
 
 
-def test_parameters_of_the_operation_replace_those_of_its_path() -> None:
+def test_operation_parameters_override_path_parameters() -> None:
     common = [parameter("a", description="Old."), parameter("b", required=True)]
     found = made(
         {
@@ -433,7 +435,7 @@ def test_parameters_of_the_operation_replace_those_of_its_path() -> None:
         ("get", parameter("a b", "header"), "is not a header's name"),
     ],
 )
-def test_parameter_that_cannot_be_sent_is_left_out_if_it_is_optional(
+def test_optional_unsupported_parameter_is_left_out(
     method: str, given: dict[str, Any], words: str
 ) -> None:
     found = made({"/x": {method: {"parameters": [given]}}})
@@ -445,7 +447,7 @@ def test_parameter_that_cannot_be_sent_is_left_out_if_it_is_optional(
 
 
 @pytest.mark.parametrize("name", ["Accept", "content-type", "Authorization"])
-def test_headers_that_others_decide_are_ignored(name: str) -> None:
+def test_transport_headers_are_ignored(name: str) -> None:
     assert made({"/x": {"get": {"parameters": [parameter(name, "header")]}}}).notes == []
 
 
@@ -458,7 +460,7 @@ def test_headers_that_others_decide_are_ignored(name: str) -> None:
         ({"enum": ["a"]}, {"enum": ["a"], "type": "string"}),
     ],
 )
-def test_path_argument_is_one_text_or_number(schema: Any, expected: Any) -> None:
+def test_path_argument_must_be_a_text_or_number(schema: Any, expected: Any) -> None:
     operation = {"parameters": [parameter("id", "path", schema=schema)]}
     assert tool_of(operation, "/{id}")["parameters"]["properties"] == {"id": expected}
     for wrong, words in (
@@ -474,7 +476,7 @@ def test_path_argument_is_one_text_or_number(schema: Any, expected: Any) -> None
     assert "its form in the path is not supported" in reason_of(styled, "/{id}")
 
 
-def test_json_body_is_the_arguments() -> None:
+def test_properties_of_a_json_body_become_arguments() -> None:
     schema = {"required": ["a"], "properties": {"a": TEXT, "b": TEXT}, "title": "T"}
     tool = tool_of(body(schema, "application/json; charset=utf-8"), method="post")
     assert tool["parameters"] == {
@@ -504,18 +506,18 @@ def test_json_body_is_the_arguments() -> None:
         (body({"type": "string"}), "not a plain JSON object"),
     ],
 )
-def test_body_that_is_no_json_object_leaves_the_operation_out(given: Any, words: str) -> None:
+def test_operation_with_a_non_object_body_is_left_out(given: Any, words: str) -> None:
     assert words in reason_of(given, method="post")
 
 
-def test_body_of_a_delete_is_left_out_if_it_is_optional() -> None:
+def test_optional_body_of_a_delete_is_left_out() -> None:
     found = made({"/x": {"delete": body({"type": "object"})}})
     assert found.notes == [("DELETE /x", "without its optional body")]
     assert "with a body" in reason_of(body({}, required=True), method="delete")
 
 
 @pytest.mark.parametrize("name", ["", "a\x1b[2J", "a\u202eb", "x" * 201])
-def test_parameter_with_a_misleading_name_leaves_the_operation_out(name: str) -> None:
+def test_operation_with_an_unprintable_parameter_name_is_left_out(name: str) -> None:
     assert "name is empty, too long, or cannot be printed" in reason_of(
         {"parameters": [parameter(name)]}
     )
@@ -545,11 +547,11 @@ def test_parameter_with_a_misleading_name_leaves_the_operation_out(name: str) ->
          {"type": "object", "required": ["a"], "properties": {"a": TEXT}}),
     ],
 )  # fmt: skip
-def test_schema_of_3_0_becomes_json_schema(schema: Any, expected: Any) -> None:
+def test_openapi_3_0_schema_becomes_json_schema(schema: Any, expected: Any) -> None:
     assert properties_of(schema, components={"schemas": {"Text": TEXT}}) == expected
 
 
-def test_schema_of_3_1_keeps_what_stands_beside_a_reference() -> None:
+def test_openapi_3_1_schema_keeps_siblings_of_a_reference() -> None:
     given = {"$ref": "#/components/schemas/Text", "description": "D."}
     components = {"schemas": {"Text": {**TEXT, "description": "Old.", "examples": ["a"]}}}
     fields = {"openapi": "3.1.0", "components": components}
@@ -558,7 +560,7 @@ def test_schema_of_3_1_keeps_what_stands_beside_a_reference() -> None:
     assert properties_of(maybe, **fields) == maybe
 
 
-def test_parts_of_all_of_are_merged_where_that_is_simple() -> None:
+def test_simple_all_of_schemas_are_merged() -> None:
     base = {"type": "object", "required": ["a"], "properties": {"a": TEXT}}
     more = {"type": "object", "required": ["b"], "properties": {"b": TEXT}, "description": "D."}
     assert properties_of({"allOf": [base, more]}) == {
@@ -572,7 +574,7 @@ def test_parts_of_all_of_are_merged_where_that_is_simple() -> None:
     assert "not a plain JSON object" in reason_of(body({"allOf": [base, other]}), method="post")
 
 
-def test_schema_that_contains_itself_is_cut_and_the_note_says_so() -> None:
+def test_recursive_schema_is_cut_with_a_note() -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#/components/schemas/Node"}}}
     components = {"schemas": {"Node": node}}
     found = made(
@@ -583,7 +585,7 @@ def test_schema_that_contains_itself_is_cut_and_the_note_says_so() -> None:
     assert "'#/components/schemas/Node' contains itself" in note
 
 
-def test_pattern_that_the_engine_cannot_check_is_left_out_and_the_note_says_so() -> None:
+def test_unsupported_pattern_is_left_out_with_a_note() -> None:
     schema = {"properties": {"a": {"type": "string", "pattern": "^(?=b)"},
                              "b": {"type": "string", "pattern": "^b$"}}}  # fmt: skip
     found = made({"/x": {"post": body(schema)}})
@@ -593,7 +595,7 @@ def test_pattern_that_the_engine_cannot_check_is_left_out_and_the_note_says_so()
     assert found.notes == [("POST /x", "without the pattern '^(?=b)': it is not supported")]
 
 
-def test_keyword_that_is_not_supported_is_left_out_and_the_note_says_so() -> None:
+def test_unsupported_keyword_is_left_out_with_a_note() -> None:
     schema = {"properties": {"a": {"type": "string", "x-own": 1, "if": {"minLength": 1}}}}
     found = made({"/x": {"post": body(schema)}})
     assert found.tools[0]["parameters"]["properties"] == {"a": TEXT}
@@ -618,7 +620,7 @@ def test_keyword_that_is_not_supported_is_left_out_and_the_note_says_so() -> Non
         ({"properties": {"a": {"enum": ["x" * 200_000]}}}, "larger than 128 KB"),
     ],
 )
-def test_schema_that_is_not_understood_leaves_the_operation_out(schema: Any, words: str) -> None:
+def test_operation_with_an_invalid_schema_is_left_out(schema: Any, words: str) -> None:
     loop = {"schemas": {"Loop": {"$ref": "#/components/schemas/Loop"}}}
     if words == "not a plain JSON object":  # a circle of references says nothing
         found = made({"/x": {"post": body(schema)}}, components=loop)
@@ -627,7 +629,7 @@ def test_schema_that_is_not_understood_leaves_the_operation_out(schema: Any, wor
     assert words in reason_of(body(schema), method="post", components=loop)
 
 
-def test_references_that_double_at_each_step_are_bounded() -> None:
+def test_exponentially_expanding_references_are_bounded() -> None:
     schemas: dict[str, Any] = {"s0": TEXT}
     for number in range(1, 11):
         part = {"$ref": f"#/components/schemas/s{number - 1}"}
@@ -639,7 +641,7 @@ def test_references_that_double_at_each_step_are_bounded() -> None:
     assert tool_of(small, method="post", components=components)
 
 
-def test_nesting_and_chains_of_references_are_bounded() -> None:
+def test_schema_nesting_and_reference_chains_are_bounded() -> None:
     schema: Any = TEXT
     for _ in range(30):
         schema = {"type": "array", "items": schema}
@@ -663,17 +665,17 @@ def test_nesting_and_chains_of_references_are_bounded() -> None:
         ("openapi: 3.0.0", "not an object"),
     ],
 )
-def test_other_documents_are_refused(given: Any, words: str) -> None:
+def test_documents_that_are_not_openapi_are_refused(given: Any, words: str) -> None:
     with pytest.raises(CannotImport, match=words):
         import_openapi(given, ImportOptions())
 
 
 @pytest.mark.parametrize("version", ["3.0.0", "3.0.4", "3.1", "3.1.1", 3.1])
-def test_both_versions_are_read(version: Any) -> None:
+def test_openapi_3_0_and_3_1_are_read(version: Any) -> None:
     assert made({"/x": {"get": {}}}, openapi=version).tools
 
 
-def test_document_is_read_by_its_suffix_or_else_its_first_character() -> None:
+def test_document_format_follows_its_suffix_or_first_character() -> None:
     text = json.dumps(document({"/x": {"get": {"responses": {"200": {}}}}})).encode()
     yaml = b"openapi: 3.0.3\npaths: {/x: {get: {responses: {200: {}}}}}\n"
     for name, data in (("a.json", text), ("a.yaml", text), ("-", text), ("a", b"\n " + text)):
@@ -696,9 +698,7 @@ def test_document_is_read_by_its_suffix_or_else_its_first_character() -> None:
         ("a.json", b" " * (MAX_DOCUMENT_BYTES + 1), "larger than 16 MB"),
     ],
 )
-def test_document_that_readers_could_understand_differently_is_refused(
-    name: str, data: bytes, words: str
-) -> None:
+def test_ambiguous_document_is_refused(name: str, data: bytes, words: str) -> None:
     with pytest.raises(CannotImport, match=words):
         read_document(name, data)
 
@@ -713,7 +713,7 @@ def test_document_with_too_many_operations_is_refused() -> None:
         made({}, components={"securitySchemes": schemes})
 
 
-def test_texts_lose_invisible_characters_and_are_cut() -> None:
+def test_imported_texts_lose_invisible_characters_and_are_cut() -> None:
     hidden = "Read.\x1b[2J\u202e\u200b\U000e0041\r\n\tTwo.\x00"
     tool = tool_of({"summary": hidden, "description": "x" * 5000, "tags": [hidden]})
     assert tool["description"].startswith("Read.[2J\n  Two.\n\nxxx")
@@ -726,7 +726,7 @@ def test_texts_lose_invisible_characters_and_are_cut() -> None:
     assert tool_of({"description": "\x00"}, "/x")["description"] == "GET /x"
 
 
-def test_methods_without_a_tool_are_named() -> None:
+def test_unsupported_methods_are_noted() -> None:
     found = made({"/x": {"options": {}, "trace": {}, "get": {}}, "/y": {"$ref": "a.yaml"}})
     assert [tool["name"] for tool in found.tools] == ["get_x"]
     assert [label for label, _ in found.left_out] == ["OPTIONS /x", "TRACE /x", "/y"]
@@ -777,7 +777,9 @@ _collect(WHOLE, ())
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PARTS), ANYTHING), min_size=1, max_size=3))
-def test_no_document_does_more_than_be_left_out(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+def test_mutated_document_yields_only_valid_definitions_or_notes(
+    changes: list[tuple[tuple[Any, ...], Any]],
+) -> None:
     """Any part may be anything: what is made is sound, and nothing else is raised."""
     changed: Any = {"document": copy.deepcopy(WHOLE)}
     for path, value in changes:
@@ -800,7 +802,7 @@ def test_no_document_does_more_than_be_left_out(changes: list[tuple[tuple[Any, .
         assert definition.dangerous is (definition.method not in ("GET", "HEAD"))
 
 
-def test_document_of_the_property_is_a_sound_one() -> None:
+def test_control_unmutated_document_is_imported() -> None:
     """Without this the test above could change nothing that matters."""
     found = import_openapi(WHOLE, ImportOptions(source="https://shop.example/openapi.json"))
     assert [tool["name"] for tool in found.tools] == ["read", "put_orders_id"]

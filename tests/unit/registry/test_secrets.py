@@ -40,7 +40,7 @@ def faults(secrets: SecretBindings, **fields: Any) -> list[str]:
     return secrets.faults(parse_definition(rest_document(headers=HEADERS, **fields)))
 
 
-def test_bound_secret_may_be_referred_to() -> None:
+def test_bound_secret_can_be_referenced() -> None:
     assert faults(bindings()) == []
     assert faults(bindings(hosts=("weather.example:443",))) == []
     assert faults(bindings(), endpoint="https://WEATHER.example./?k=${secret:key}") == []
@@ -60,7 +60,7 @@ def test_bound_secret_may_be_referred_to() -> None:
         (bindings(hosts=("api.internal",)), {"endpoint": "https://weather.example/"}, "not bound"),
     ],
 )
-def test_secret_that_is_not_bound_is_refused_by_name(
+def test_unbound_secret_is_refused_by_name(
     secrets: SecretBindings, fields: dict[str, Any], words: str
 ) -> None:
     (fault,) = faults(secrets, **fields)
@@ -69,11 +69,11 @@ def test_secret_that_is_not_bound_is_refused_by_name(
     assert words in fault
 
 
-def test_secret_may_go_over_http_to_a_host_that_the_operator_allows() -> None:
+def test_secret_can_be_sent_over_http_to_an_allowed_host() -> None:
     assert faults(bindings(hosts=("api.internal",)), endpoint="http://api.internal:8080/") == []
 
 
-def test_every_entrance_of_a_definition_checks_its_secrets() -> None:
+def test_every_way_to_register_a_tool_checks_its_secrets() -> None:
     document = rest_document(headers=HEADERS)
     with pytest.raises(InvalidDefinition, match="has no secret 'key'"):
         tool_of_document(document, Source.API)
@@ -82,7 +82,7 @@ def test_every_entrance_of_a_definition_checks_its_secrets() -> None:
     ToolIndex(bindings()).register(parse_definition(document), Source.PROGRAM)  # twin
 
 
-def test_value_is_read_when_it_is_asked_for() -> None:
+def test_secret_value_is_read_on_demand() -> None:
     definition = parse_definition(rest_document(headers=HEADERS))
     assert bindings().values(definition) == {"key": "value-of-key"}
 
@@ -91,7 +91,7 @@ def test_value_is_read_when_it_is_asked_for() -> None:
     "value", ["", "short", "with\nline-end", "with\r\nheader: x", " space-before", "non-äscii-value",
               "a" * 4097, "nul-\0-character"]
 )  # fmt: skip
-def test_value_that_cannot_be_sent_is_refused_without_being_shown(value: str) -> None:
+def test_unusable_secret_value_is_refused_without_revealing_it(value: str) -> None:
     definition = parse_definition(rest_document(headers=HEADERS))
     with pytest.raises(ExecutionError) as caught:
         bindings(value).values(definition)
@@ -99,7 +99,7 @@ def test_value_that_cannot_be_sent_is_refused_without_being_shown(value: str) ->
     assert not value or value not in caught.value.message
 
 
-def test_binding_is_checked_again_at_the_call() -> None:
+def test_secret_binding_is_checked_again_at_the_call() -> None:
     definition = parse_definition(rest_document(headers=HEADERS, name="other"))
     with pytest.raises(ExecutionError, match="not bound to the tool other"):
         bindings().values(definition)
@@ -116,7 +116,7 @@ def test_binding_is_checked_again_at_the_call() -> None:
         {"keyring": {"service": "", "username": "b"}}, {"keyring": "a/b"},
     ],
 )  # fmt: skip
-def test_settings_that_bind_nothing_sound_are_refused(fields: dict[str, Any]) -> None:
+def test_invalid_secret_binding_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         SecretSettings.model_validate({"tools": ("a",), "hosts": ("a.example",), **fields})
 
@@ -139,7 +139,7 @@ def from_keyring() -> dict[str, str]:
     return secrets.values(parse_definition(rest_document(headers=HEADERS)))
 
 
-def test_value_comes_from_its_entry_of_the_keyring(file_keyring: FileKeyring) -> None:
+def test_secret_is_read_from_its_keyring_entry(file_keyring: FileKeyring) -> None:
     keyring.set_password("weather.example", "another", "not-this-value")
     keyring.set_password("weather.example", "fumehood", "value-of-keyring")
     assert from_keyring() == {"key": "value-of-keyring"}
@@ -147,7 +147,7 @@ def test_value_comes_from_its_entry_of_the_keyring(file_keyring: FileKeyring) ->
     assert from_keyring() == {"key": "changed-value"}
 
 
-def test_entry_that_is_missing_or_cannot_be_sent_is_said(file_keyring: FileKeyring) -> None:
+def test_missing_or_unusable_keyring_entry_has_a_clear_error(file_keyring: FileKeyring) -> None:
     with pytest.raises(ExecutionError, match=r"'key' cannot be read.*no such entry"):
         from_keyring()
     keyring.set_password("weather.example", "fumehood", "short")
@@ -174,7 +174,7 @@ class Broken(FileKeyring):
         (Broken, r"backend failed \(ZeroDivisionError\)"),
     ],
 )
-def test_keyring_that_cannot_be_read_is_said_without_its_words(
+def test_unreadable_keyring_error_hides_its_details(
     file_keyring: FileKeyring, backend: type[KeyringBackend], words: str
 ) -> None:
     keyring.set_keyring(backend())
@@ -184,7 +184,7 @@ def test_keyring_that_cannot_be_read_is_said_without_its_words(
     assert caught.value.__cause__ is None
 
 
-def test_missing_package_is_said_with_the_extra_that_brings_it(
+def test_missing_keyring_package_error_names_the_extra(
     file_keyring: FileKeyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fumehood.registry.secrets.find_spec", lambda name: None)
@@ -192,7 +192,7 @@ def test_missing_package_is_said_with_the_extra_that_brings_it(
         from_keyring()
 
 
-def test_keyring_that_waits_for_its_user_holds_up_one_call_only(
+def test_locked_keyring_blocks_only_one_call(
     file_keyring: FileKeyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, unlocked = threading.Event(), threading.Event()

@@ -45,7 +45,7 @@ def over(number: int, principal_id: str = "alice") -> KeptSession:
     return KeptSession(principal_id, record, NOW + timedelta(seconds=number))
 
 
-async def test_nobody_s_sessions_crowd_out_anybody_else_s() -> None:
+async def test_session_history_of_one_principal_does_not_displace_others() -> None:
     rows = Rows()
     history = SessionHistory(rows)
     history.add(over(-1, "bob"))
@@ -59,7 +59,7 @@ async def test_nobody_s_sessions_crowd_out_anybody_else_s() -> None:
     assert len(rows.ids) == MAX_OF_PRINCIPAL + 1
 
 
-async def test_what_could_not_be_written_is_written_the_next_time() -> None:
+async def test_failed_history_write_is_repeated() -> None:
     rows = Rows()
     history = SessionHistory(rows)
     rows.failing = True
@@ -71,7 +71,7 @@ async def test_what_could_not_be_written_is_written_the_next_time() -> None:
     assert rows.ids == {"sess_1"}
 
 
-async def test_row_that_changes_while_it_is_written_is_written_again() -> None:
+async def test_history_row_changed_during_its_write_is_written_again() -> None:
     history: SessionHistory
     written: list[int] = []
 
@@ -89,7 +89,7 @@ async def test_row_that_changes_while_it_is_written_is_written_again() -> None:
     assert written == [1, 1]
 
 
-async def test_old_ones_are_forgotten_and_their_rows_with_them() -> None:
+async def test_expired_history_is_forgotten_with_its_rows() -> None:
     rows = Rows()
     history = SessionHistory(rows)
     history.add(over(1))

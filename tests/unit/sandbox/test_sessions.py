@@ -107,7 +107,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_session_is_written_down_before_anybody_is_told_of_it() -> None:
+async def test_session_is_stored_before_it_is_returned() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         kept = made.rows.kept[record.id]
@@ -125,7 +125,7 @@ async def test_session_is_written_down_before_anybody_is_told_of_it() -> None:
         assert record.expires_at == made.clock.now() + timedelta(seconds=1800)
 
 
-async def test_session_that_cannot_be_written_down_does_not_exist_and_leaves_no_place() -> None:
+async def test_session_that_cannot_be_stored_leaves_no_container() -> None:
     async with bench() as made:
         made.rows.failure = InternalError("the disk is full")
         with pytest.raises(InternalError, match="disk is full"):
@@ -136,7 +136,7 @@ async def test_session_that_cannot_be_written_down_does_not_exist_and_leaves_no_
         await made.keeper.create(ALICE)
 
 
-async def test_place_is_of_the_session_s_own_trust_domain() -> None:
+async def test_session_container_belongs_to_the_session_trust_domain() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE, agent_id="writer")
         (place,) = made.wall.held
@@ -146,7 +146,7 @@ async def test_place_is_of_the_session_s_own_trust_domain() -> None:
         assert made.wall.runs[0].domain == place.domain
 
 
-async def test_agent_that_the_principal_may_not_speak_for_gets_no_session() -> None:
+async def test_session_for_an_agent_of_another_principal_is_refused() -> None:
     async with bench() as made:
         with pytest.raises(ResourceNotFound):
             await made.keeper.create(ALICE, agent_id="others")
@@ -167,7 +167,9 @@ async def test_agent_that_the_principal_may_not_speak_for_gets_no_session() -> N
         ({"image": ""}, "image"),
     ],
 )
-async def test_wish_over_what_was_configured_is_refused(wishes: dict[str, Any], field: str) -> None:
+async def test_session_option_over_its_configured_limit_is_refused(
+    wishes: dict[str, Any], field: str
+) -> None:
     async with bench() as made:
         with pytest.raises(InvalidParams) as caught:
             await made.keeper.create(ALICE, **wishes)
@@ -175,7 +177,7 @@ async def test_wish_over_what_was_configured_is_refused(wishes: dict[str, Any], 
         assert made.wall.held == []
 
 
-async def test_wishes_within_are_granted_and_a_size_is_rounded_down() -> None:
+async def test_session_options_within_limits_are_granted_with_memory_rounded_down() -> None:
     async with bench() as made:
         record = await made.keeper.create(
             ALICE, image="node", memory_mb=300, idle_seconds=60, lifetime_seconds=600
@@ -184,7 +186,7 @@ async def test_wishes_within_are_granted_and_a_size_is_rounded_down() -> None:
         assert record.expires_at == made.clock.now() + timedelta(seconds=60)
 
 
-async def test_another_s_session_does_not_exist() -> None:
+async def test_session_of_another_principal_is_not_found() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         said = []
@@ -206,7 +208,7 @@ async def test_another_s_session_does_not_exist() -> None:
         assert made.state(record) == ("active", None)
 
 
-async def test_ended_session_of_another_does_not_exist_either() -> None:
+async def test_ended_session_of_another_principal_is_not_found() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         await made.keeper.end(ALICE, record.id)
@@ -214,7 +216,7 @@ async def test_ended_session_of_another_does_not_exist_either() -> None:
             made.keeper.find(BOB, record.id)
 
 
-async def test_call_of_another_agent_does_not_find_the_session() -> None:
+async def test_session_is_not_found_for_another_agent() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE, agent_id="writer")
         for agent_id in ("reader", None):
@@ -232,7 +234,7 @@ async def test_language_that_the_image_lacks_is_refused() -> None:
         assert str(caught.value).endswith("Make a session with another image, or call without one.")
 
 
-async def test_refusal_for_a_language_names_the_command_that_makes_a_session_with_it() -> None:
+async def test_refusal_for_a_missing_language_names_the_session_command() -> None:
     class WithImages(FakeWall, HasImages):
         look_again = until_known = facts_of = FakeWall.hold
 
@@ -245,7 +247,7 @@ async def test_refusal_for_a_language_names_the_command_that_makes_a_session_wit
             made.keeper.examine(ALICE, None, record.id, language="javascript")
 
 
-async def test_another_size_than_the_session_s_is_refused() -> None:
+async def test_call_with_another_memory_size_than_its_session_is_refused() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         made.keeper.examine(ALICE, None, record.id, memory_mb=512)
@@ -253,7 +255,7 @@ async def test_another_size_than_the_session_s_is_refused() -> None:
             made.keeper.examine(ALICE, None, record.id, memory_mb=1024)
 
 
-async def test_calls_of_one_session_follow_each_other_in_the_order_they_came() -> None:
+async def test_calls_of_one_session_run_first_in_first_out() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         (place,) = made.wall.held
@@ -291,7 +293,7 @@ async def test_two_sessions_of_one_principal_run_at_once() -> None:
         await waiting
 
 
-async def test_session_that_stays_busy_answers_so_within_its_patience() -> None:
+async def test_call_of_a_busy_session_is_refused_after_the_queue_time() -> None:
     async with bench(queue_seconds=0.01) as made:
         record = await made.keeper.create(ALICE)
         made.wall.held[0].may_run.clear()
@@ -305,7 +307,7 @@ async def test_session_that_stays_busy_answers_so_within_its_patience() -> None:
         assert (await running).ended_by is EndedBy.OK
 
 
-async def test_more_calls_than_may_wait_are_refused_at_once() -> None:
+async def test_call_over_the_queue_limit_of_a_session_is_refused() -> None:
     async with bench(waiting=1) as made:
         record = await made.keeper.create(ALICE)
         made.wall.held[0].may_run.clear()
@@ -318,7 +320,7 @@ async def test_more_calls_than_may_wait_are_refused_at_once() -> None:
         await waiting
 
 
-async def test_who_stops_waiting_keeps_nobody_else_from_the_session() -> None:
+async def test_cancelled_wait_does_not_block_the_session() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         made.wall.held[0].may_run.clear()
@@ -343,7 +345,7 @@ async def test_cancelled_call_keeps_the_session() -> None:
         assert (await made.run(record)).ended_by is EndedBy.OK
 
 
-async def test_session_that_nobody_uses_ends_after_its_idle_time_and_not_before() -> None:
+async def test_unused_session_ends_after_its_idle_time() -> None:
     async with bench(idle_seconds=100) as made:
         record = await made.keeper.create(ALICE)
         made.clock.advance(99)
@@ -357,7 +359,7 @@ async def test_session_that_nobody_uses_ends_after_its_idle_time_and_not_before(
         assert made.wall.held[0].lost is not None
 
 
-async def test_session_is_over_at_its_time_even_before_anybody_has_tidied() -> None:
+async def test_expired_session_is_refused_before_it_is_cleaned_up() -> None:
     async with bench(idle_seconds=100) as made:
         record = await made.keeper.create(ALICE)
         made.clock.advance(100)
@@ -367,7 +369,7 @@ async def test_session_is_over_at_its_time_even_before_anybody_has_tidied() -> N
         assert made.wall.runs == []
 
 
-async def test_session_in_use_ends_at_its_absolute_end_after_the_call_that_runs() -> None:
+async def test_busy_session_ends_after_its_call_once_its_lifetime_is_over() -> None:
     async with bench(idle_seconds=50, lifetime_seconds=100) as made:
         record = await made.keeper.create(ALICE)
         made.wall.held[0].may_run.clear()
@@ -412,7 +414,7 @@ async def test_owner_ends_a_session_with_the_call_in_it() -> None:
         assert (await made.keeper.end(ALICE, record.id)) == over  # again
 
 
-async def test_lost_place_is_a_lost_session_and_its_call_says_so() -> None:
+async def test_lost_container_loses_the_session_and_its_call() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         made.wall.held[0].may_run.clear()
@@ -428,7 +430,7 @@ async def test_lost_place_is_a_lost_session_and_its_call_says_so() -> None:
         assert made.rows.kept[record.id].record.state is SessionStatus.LOST
 
 
-async def test_place_that_is_lost_while_its_row_is_written_is_no_session() -> None:
+async def test_container_lost_while_its_session_is_stored_fails_the_creation() -> None:
     async with bench() as made:
 
         async def lose(put: list[KeptSession], delete: list[str]) -> None:
@@ -441,7 +443,7 @@ async def test_place_that_is_lost_while_its_row_is_written_is_no_session() -> No
         assert record.state is SessionStatus.LOST
 
 
-async def test_nobody_has_more_than_a_share_and_all_together_not_more_than_there_may_be() -> None:
+async def test_session_limits_hold_per_principal_and_in_total() -> None:
     async with bench(max=4, max_per_principal=3) as made:
         mine = [await made.keeper.create(ALICE) for _ in range(3)]
         with pytest.raises(QuotaExceeded, match="You have 3 sessions"):
@@ -453,7 +455,7 @@ async def test_nobody_has_more_than_a_share_and_all_together_not_more_than_there
         await made.keeper.create(BOB)
 
 
-async def test_sessions_that_are_being_made_count_too() -> None:
+async def test_sessions_being_created_count_towards_the_limits() -> None:
     async with bench(max=2, max_per_principal=1) as made:
         async with anyio.create_task_group() as group:
             answers: list[str] = []
@@ -471,7 +473,7 @@ async def test_sessions_that_are_being_made_count_too() -> None:
         assert made.keeper.counts == {"active": 1, "busy": 0, "creating": 0, "leaving": 0}
 
 
-async def test_container_that_is_being_removed_counts_until_it_is_gone() -> None:
+async def test_session_container_counts_until_it_is_removed() -> None:
     async with bench(max=1, max_per_principal=1) as made:
         record = await made.keeper.create(ALICE)
         made.wall.held[0].may_go.clear()
@@ -483,7 +485,7 @@ async def test_container_that_is_being_removed_counts_until_it_is_gone() -> None
         assert (await making).state is SessionStatus.ACTIVE
 
 
-async def test_refused_session_leaves_its_place_in_the_count_free() -> None:
+async def test_refused_session_does_not_count_towards_the_limits() -> None:
     async with bench(max=1, max_per_principal=1) as made:
         with pytest.raises(SandboxUnavailable):
             await made.keeper.create(ALICE, image="nothing")
@@ -504,7 +506,7 @@ async def test_stopping_engine_ends_all_sessions() -> None:
         await made.keeper.create(ALICE)
 
 
-async def test_what_a_dead_engine_left_active_is_lost_and_said_so() -> None:
+async def test_sessions_left_active_by_a_dead_engine_are_reported_as_lost() -> None:
     rows = Rows()
     async with bench(rows) as made:
         record = await made.keeper.create(ALICE)
@@ -519,7 +521,7 @@ async def test_what_a_dead_engine_left_active_is_lost_and_said_so() -> None:
             again.keeper.find(BOB, record.id)
 
 
-async def test_what_is_over_is_said_for_a_day_and_then_forgotten() -> None:
+async def test_ended_session_is_reported_for_a_day() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         await made.keeper.end(ALICE, record.id)
@@ -534,7 +536,7 @@ async def test_what_is_over_is_said_for_a_day_and_then_forgotten() -> None:
         assert record.id not in made.rows.kept
 
 
-async def test_end_that_could_not_be_written_is_written_later() -> None:
+async def test_failed_write_of_a_session_end_is_repeated() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         made.rows.failure = InternalError("the disk is full")
@@ -547,7 +549,7 @@ async def test_end_that_could_not_be_written_is_written_later() -> None:
         assert made.rows.kept[record.id].record.state is SessionStatus.ENDED
 
 
-async def test_list_has_the_active_ones_first_then_the_last_that_ended() -> None:
+async def test_session_list_has_active_sessions_first() -> None:
     async with bench() as made:
         first, second, third = [await made.keeper.create(ALICE) for _ in range(3)]
         await made.keeper.end(ALICE, first.id)
@@ -558,7 +560,7 @@ async def test_list_has_the_active_ones_first_then_the_last_that_ended() -> None
         assert ids[2:] == [second.id, first.id]
 
 
-async def test_files_are_another_use_of_the_same_turn_and_no_call() -> None:
+async def test_file_access_takes_a_turn_but_is_not_counted_as_a_call() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         made.clock.advance(10)
@@ -578,7 +580,7 @@ async def test_files_are_another_use_of_the_same_turn_and_no_call() -> None:
         assert after.last_used_at == made.clock.now()
 
 
-async def test_run_with_another_size_than_the_session_s_is_our_own_fault() -> None:
+async def test_run_with_another_size_than_its_lease_is_an_internal_error() -> None:
     async with bench() as made:
         record = await made.keeper.create(ALICE)
         lease = made.keeper.lease(ALICE, None, record.id, language=None, memory_mb=None)
@@ -587,7 +589,7 @@ async def test_run_with_another_size_than_the_session_s_is_our_own_fault() -> No
                 await place.run("python", {}, Limits(5, 5, 1024, 1000))
 
 
-async def test_wall_that_holds_no_places_has_no_sessions() -> None:
+async def test_sessions_without_a_container_wall_are_unavailable() -> None:
     made = Bench()
     made.keeper._wall = None
     async with made.keeper:

@@ -168,7 +168,7 @@ class World:
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_places_are_those_of_active_sessions_and_calls_are_one_at_a_time(
+def test_held_containers_match_active_sessions_and_calls_are_serial(
     steps: list[tuple[Any, ...]],
 ) -> None:
     async def play() -> None:

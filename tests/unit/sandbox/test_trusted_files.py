@@ -43,7 +43,7 @@ def test_private_file_in_a_private_directory_is_read(
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702, 0o1777])
-def test_directory_that_others_can_write_is_refused_with_the_cure(
+def test_directory_writable_by_others_is_refused_with_a_remedy(
     definitions: DefinitionDirectory, mode: int
 ) -> None:
     definitions.path.chmod(mode)
@@ -86,7 +86,9 @@ def test_directory_and_file_of_another_user_are_refused(
 
 
 @pytest.mark.parametrize("what", ["missing", "file", "link to nowhere"])
-def test_what_is_no_directory_is_refused(definitions: DefinitionDirectory, what: str) -> None:
+def test_path_that_is_not_a_directory_is_refused(
+    definitions: DefinitionDirectory, what: str
+) -> None:
     path = definitions.path / "tools"
     if what == "file":
         path.write_bytes(b"")
@@ -121,7 +123,7 @@ def test_file_that_others_can_write_is_refused(
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("target", ["/etc/hostname", "b.json", "nowhere"])
-def test_link_is_not_followed_wherever_it_leads(
+def test_symbolic_link_is_never_followed(
     definitions: DefinitionDirectory, opened: int, target: str
 ) -> None:
     definitions.put("b.json", b"[]")
@@ -131,7 +133,7 @@ def test_link_is_not_followed_wherever_it_leads(
 
 
 @pytest.mark.row("R4")
-def test_pipe_directory_socket_and_device_are_not_opened(
+def test_only_regular_definition_files_are_opened(
     definitions: DefinitionDirectory, opened: int
 ) -> None:
     os.mkfifo(definitions.path / "pipe.json", 0o600)
@@ -156,15 +158,15 @@ def test_file_at_the_size_limit_is_read_and_one_byte_more_is_not(
         read_file(opened, "a.json", OWNERS)
 
 
-def test_names_that_editors_leave_are_passed_over(
-    definitions: DefinitionDirectory, opened: int
-) -> None:
+def test_editor_backup_files_are_skipped(definitions: DefinitionDirectory, opened: int) -> None:
     for name in ("a.json", ".a.json.swp", "a.json~", "README"):
         definitions.put(name, b"[]")
     assert list_files(opened).keys() == {"a.json", "README"}
 
 
-def test_more_files_than_the_cap_are_refused(definitions: DefinitionDirectory, opened: int) -> None:
+def test_directory_with_too_many_files_is_refused(
+    definitions: DefinitionDirectory, opened: int
+) -> None:
     for number in range(MAX_FILES):
         (definitions.path / f"{number}.json").touch(0o600)
     assert len(list_files(opened)) == MAX_FILES
@@ -184,7 +186,7 @@ def test_refused_directory_leaves_no_descriptor_open(definitions: DefinitionDire
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_directory_need_not_be_readable_on_the_way_to_it(definitions: DefinitionDirectory) -> None:
+def test_parent_directory_does_not_need_to_be_readable(definitions: DefinitionDirectory) -> None:
     below = definitions.path / "tools"
     below.mkdir(mode=0o700)
     definitions.path.chmod(0o100)

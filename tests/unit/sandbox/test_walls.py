@@ -18,7 +18,7 @@ class _Log:
         self.lines.append(("info", values.get("why")))
 
 
-def test_same_failure_again_and_again_is_a_warning_once() -> None:
+def test_repeated_failure_is_logged_as_a_warning_once() -> None:
     log = _Log()
     on_event = logged(log)  # type: ignore[arg-type]
     for number, why in enumerate(["disk full", "disk full", "no runtime", "no runtime"]):

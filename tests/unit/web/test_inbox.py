@@ -121,7 +121,9 @@ TEXT = st.text(max_size=30)
         max_leaves=5,
     ),
 )
-def test_no_text_makes_a_tag(tool: str, reason: str, name: str, value: Any) -> None:
+def test_hostile_text_never_creates_an_html_tag(
+    tool: str, reason: str, name: str, value: Any
+) -> None:
     def shape_of(tool: str, reason: str, name: str, value: Any) -> list[str]:
         site = make_site()
         one = approval(tool=tool, reason=reason, arguments={name: value}, binding=None)

@@ -41,7 +41,7 @@ def _counters(root: Path, files: dict[str, str]) -> Counters:
     [(V1, (1234567, 3, 5000, 7, 4)), (V2, (1500000, 2, 6000, 5, 3)), ({}, (None,) * 5)],
     ids=["v1", "v2", "none"],
 )
-def test_each_version_is_read_and_what_is_not_there_is_none(
+def test_both_cgroup_versions_are_read_with_missing_counters_as_none(
     tmp_path: Path, files: dict[str, str], expected: tuple[int | None, ...]
 ) -> None:
     found = _counters(tmp_path, files)
@@ -53,7 +53,7 @@ def test_each_version_is_read_and_what_is_not_there_is_none(
     assert limits == ((167772160, 76) if files else (None, None))
 
 
-def test_a_counter_is_read_anew_each_time(tmp_path: Path) -> None:
+def test_cgroup_counter_is_read_on_each_access(tmp_path: Path) -> None:
     found = _counters(tmp_path, V1)
     (tmp_path / "pids/pids.current").write_text("9\n")
     assert found.processes() == 9
@@ -61,6 +61,6 @@ def test_a_counter_is_read_anew_each_time(tmp_path: Path) -> None:
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("text", ["max\n", "9223372036854771712\n", "-1\n x\n", ""])
-def test_no_limit_is_none_and_not_a_number(tmp_path: Path, text: str) -> None:
+def test_unlimited_memory_is_none(tmp_path: Path, text: str) -> None:
     found = _counters(tmp_path, {**V2, "memory.max": text})
     assert found.memory_limit is None

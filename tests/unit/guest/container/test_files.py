@@ -50,7 +50,7 @@ def listed(do: Do, **arguments: Any) -> list[str]:
     return [entry["path"] for entry in do("list", **asked)["entries"]]
 
 
-def test_what_is_written_is_read_and_listed(do: Do, place: Path) -> None:
+def test_written_file_is_read_and_listed(do: Do, place: Path) -> None:
     content = bytes(range(256)) * 4
     assert do("write", path="d/e/f.bin", mode="create", content=content) == {"size": 1024}
     read = do("read", path="d/e/f.bin", offset=1000, length=100)
@@ -64,7 +64,7 @@ def test_what_is_written_is_read_and_listed(do: Do, place: Path) -> None:
     assert listed(do, path="d/e/f.bin") == ["d/e/f.bin"]
 
 
-def test_a_version_changes_with_the_content(do: Do, place: Path) -> None:
+def test_file_version_changes_with_the_content(do: Do, place: Path) -> None:
     do("write", path="f", mode="create", content=b"one")
     first = do("read", path="f", offset=0, length=1)["version"]
     assert do("read", path="f", offset=1, length=1)["version"] == first
@@ -72,7 +72,7 @@ def test_a_version_changes_with_the_content(do: Do, place: Path) -> None:
     assert do("read", path="f", offset=0, length=1)["version"] != first
 
 
-def test_create_replace_and_append_do_what_they_say(do: Do, place: Path) -> None:
+def test_create_replace_and_append_modes_write_as_documented(do: Do, place: Path) -> None:
     do("write", path="f", mode="create", content=b"one")
     assert fault(do("write", path="f", mode="create", content=b"two")) == "exists"
     assert do("write", path="f", mode="append", content=b"+") == {"size": 4}
@@ -82,7 +82,7 @@ def test_create_replace_and_append_do_what_they_say(do: Do, place: Path) -> None
     assert sorted(os.listdir(place)) == ["f", "new"]
 
 
-def test_an_upload_in_pieces_is_seen_when_it_is_whole(do: Do, place: Path) -> None:
+def test_upload_in_pieces_is_visible_only_when_complete(do: Do, place: Path) -> None:
     assert do("put", token=TOKEN, offset=0, content=b"abc") == {"size": 3}
     assert do("put", token=TOKEN, offset=3, content=b"def") == {"size": 6}
     assert listed(do) == []
@@ -91,9 +91,7 @@ def test_an_upload_in_pieces_is_seen_when_it_is_whole(do: Do, place: Path) -> No
     assert (place / "d/whole").read_bytes() == b"abcdef"
 
 
-def test_an_upload_that_does_not_fit_together_is_refused_and_leaves_nothing(
-    do: Do, place: Path
-) -> None:
+def test_inconsistent_upload_is_refused_and_leaves_no_file(do: Do, place: Path) -> None:
     do("put", token=TOKEN, offset=0, content=b"abc")
     assert fault(do("put", token=TOKEN, offset=2, content=b"x")) == "changed"
     assert fault(do("finish", token=TOKEN, path="f", size=9, mode="create")) == "changed"
@@ -104,7 +102,7 @@ def test_an_upload_that_does_not_fit_together_is_refused_and_leaves_nothing(
     assert fault(do("put", token="../../etc", offset=0, content=b"x")) == "invalid"
 
 
-def test_deleting_names_what_was_there_and_what_was_not(do: Do, place: Path) -> None:
+def test_deletion_lists_deleted_and_missing_paths(do: Do, place: Path) -> None:
     do("write", path="d/f", mode="create", content=b"")
     do("write", path="g", mode="create", content=b"")
     once = do("delete", paths=["g", "d", "missing"], recursive=False)
@@ -118,7 +116,7 @@ def test_deleting_names_what_was_there_and_what_was_not(do: Do, place: Path) -> 
 @pytest.mark.parametrize(
     "path", ["..", "../outside", "a/../../outside", "/etc/passwd", "a//b", "."]
 )
-def test_paths_that_lead_out_are_refused(do: Do, place: Path, verb: str, path: str) -> None:
+def test_path_out_of_the_workspace_is_refused(do: Do, place: Path, verb: str, path: str) -> None:
     (place.parent / "outside").write_text("secret")
     (place / "a").mkdir()
     if verb == "delete":
@@ -133,7 +131,7 @@ def test_paths_that_lead_out_are_refused(do: Do, place: Path, verb: str, path: s
     assert (place.parent / "outside").read_text() == "secret"
 
 
-def test_links_are_named_and_never_followed(do: Do, place: Path) -> None:
+def test_symbolic_links_are_listed_and_never_followed(do: Do, place: Path) -> None:
     outside = place.parent / "outside"
     outside.mkdir()
     (outside / "secret").write_text("secret")
@@ -150,7 +148,7 @@ def test_links_are_named_and_never_followed(do: Do, place: Path) -> None:
     assert os.listdir(place) == []
 
 
-def test_what_is_no_plain_file_is_not_waited_for(do: Do, place: Path) -> None:
+def test_reading_a_pipe_is_refused_without_waiting(do: Do, place: Path) -> None:
     os.mkfifo(place / "pipe")
     assert fault(do("read", path="pipe", offset=0, length=9)) == "not_a_file"
     assert fault(do("write", path="pipe", mode="append", content=b"x")) == "not_a_file"
@@ -161,7 +159,7 @@ def test_what_is_no_plain_file_is_not_waited_for(do: Do, place: Path) -> None:
     assert entry["kind"] == "other"
 
 
-def test_a_long_list_comes_in_parts_that_go_on_from_each_other(do: Do, place: Path) -> None:
+def test_long_file_list_is_paged(do: Do, place: Path) -> None:
     for number in range(25):
         (place / f"{number:03}").touch()
     first = do("list", path="", recursive=False, most=10)
@@ -172,7 +170,7 @@ def test_a_long_list_comes_in_parts_that_go_on_from_each_other(do: Do, place: Pa
     assert names == [f"{number:03}" for number in range(25)]
 
 
-def test_a_missing_file_is_not_found_in_words(do: Do, place: Path) -> None:
+def test_missing_file_has_a_clear_message(do: Do, place: Path) -> None:
     missing = do("read", path="no/such", offset=0, length=1)
     assert fault(missing) == "not_found"
     assert "no/such" in missing["fault"]["message"]

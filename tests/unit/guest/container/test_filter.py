@@ -37,7 +37,7 @@ def _answer(machine: str, number: int, *arguments: int) -> int:
 
 @pytest.mark.row("S3")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_every_number_gets_its_answer_and_new_ones_look_missing(machine: str) -> None:
+def test_system_calls_get_their_verdict_and_unknown_ones_look_missing(machine: str) -> None:
     allowed = {NUMBERS[machine][name] for name in ALLOWED if name in NUMBERS[machine]}
     decided = {NUMBERS[machine][name] for name in DECIDED}
     assert len(allowed) > 150
@@ -49,14 +49,14 @@ def test_every_number_gets_its_answer_and_new_ones_look_missing(machine: str) ->
 
 
 @pytest.mark.row("S3")
-def test_nothing_that_reaches_out_of_a_container_is_allowed() -> None:
+def test_system_calls_that_reach_out_of_a_container_are_refused() -> None:
     assert not set(FORBIDDEN) & {*ALLOWED, *DECIDED}
     assert len(FORBIDDEN) > 60
 
 
 @pytest.mark.row("S3")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_another_architecture_or_numbering_ends_the_process(machine: str) -> None:
+def test_foreign_architecture_or_numbering_kills_the_process(machine: str) -> None:
     other = next(ARCHITECTURES[name][0] for name in MACHINES if name != machine)
     assert decide(build_container_filter(machine), other, NUMBERS[machine]["read"]) == KILL
     assert _answer(machine, 0x40000000 | NUMBERS[machine]["read"]) == KILL
@@ -67,7 +67,7 @@ CLONE_NEW = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0
 
 @pytest.mark.row("S3")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_new_process_gets_no_namespace_of_its_own(machine: str) -> None:
+def test_clone_cannot_create_namespaces(machine: str) -> None:
     clone = NUMBERS[machine]["clone"]
     assert {_answer(machine, clone, 17 | flag) for flag in CLONE_NEW} == {EPERM}
     thread = 0x3D0F00
@@ -78,14 +78,14 @@ def test_a_new_process_gets_no_namespace_of_its_own(machine: str) -> None:
 @pytest.mark.row("S3")
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("call", ["socket", "socketpair"])
-def test_sockets_are_of_three_families(machine: str, call: str) -> None:
+def test_only_unix_and_ip_sockets_are_allowed(machine: str, call: str) -> None:
     opened = {f for f in range(64) if _answer(machine, NUMBERS[machine][call], f, 1) == ALLOW}
     assert opened == {1, 2, 10}
 
 
 @pytest.mark.row("S3")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_personality_can_be_asked_for_and_not_changed(machine: str) -> None:
+def test_personality_can_be_read_but_not_changed(machine: str) -> None:
     personality = NUMBERS[machine]["personality"]
     assert [_answer(machine, personality, value) for value in (0, 0xFFFFFFFF)] == [ALLOW, ALLOW]
     assert _answer(machine, personality, 0x0040000) == EPERM  # no address space randomisation
@@ -93,14 +93,14 @@ def test_the_personality_can_be_asked_for_and_not_changed(machine: str) -> None:
 
 @pytest.mark.row("S3")
 @pytest.mark.parametrize("machine", MACHINES)
-def test_no_jump_of_the_filter_is_cut_off(machine: str) -> None:
+def test_filter_jumps_stay_within_the_program(machine: str) -> None:
     program = build_container_filter(machine)
     assert len(program) // 8 < 4096
     for at in range(0, len(program), 8):
         assert at // 8 + 1 + max(program[at + 2], program[at + 3]) <= len(program) // 8
 
 
-def test_every_allowed_call_has_a_number_on_one_machine_at_least() -> None:
+def test_every_allowed_system_call_has_a_number_on_some_machine() -> None:
     known = set().union(*NUMBERS.values())
     assert {*ALLOWED, *DECIDED} == known
     assert not set(ALLOWED) & set(container_filter.DECIDED)

@@ -30,7 +30,7 @@ def child_says(ran: list[str]) -> str:
     return said
 
 
-def test_held_hook_runs_only_after_they_were_resumed(hooks: ForkHooks) -> None:
+def test_held_fork_hook_runs_only_after_resume(hooks: ForkHooks) -> None:
     ran: list[str] = []
     hooks.hold()
     os.register_at_fork(after_in_child=lambda: ran.append("held"))
@@ -39,7 +39,7 @@ def test_held_hook_runs_only_after_they_were_resumed(hooks: ForkHooks) -> None:
     assert child_says(ran) == "ran"
 
 
-def test_hook_that_is_registered_after_that_runs_at_once(hooks: ForkHooks) -> None:
+def test_fork_hook_registered_after_resume_runs(hooks: ForkHooks) -> None:
     ran: list[str] = []
     hooks.hold()
     hooks.resume()
@@ -47,7 +47,7 @@ def test_hook_that_is_registered_after_that_runs_at_once(hooks: ForkHooks) -> No
     assert child_says(ran) == "ran"
 
 
-def test_held_hook_is_skipped_within_and_runs_after_that(hooks: ForkHooks) -> None:
+def test_held_fork_hook_is_skipped_on_request_and_runs_later(hooks: ForkHooks) -> None:
     ran: list[str] = []
     hooks.hold()
     os.register_at_fork(after_in_child=lambda: ran.append("held"))

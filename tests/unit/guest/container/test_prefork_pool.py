@@ -29,7 +29,7 @@ def pool_of(orders: socket.socket) -> PreforkPool:
     )  # fmt: skip
 
 
-def test_zygote_that_dies_with_an_order_unread_is_gone(
+def test_zygote_death_with_an_unread_order_is_reported(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = ends
@@ -41,7 +41,7 @@ def test_zygote_that_dies_with_an_order_unread_is_gone(
         pool.receive()
 
 
-def test_zygote_that_is_dead_gets_no_order(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_dead_zygote_gets_no_order(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     pool = pool_of(ours)
     theirs.close()

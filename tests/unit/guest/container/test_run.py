@@ -47,7 +47,7 @@ def _run(claim: dict[str, Any] | None = None, killed_for: str | None = None) -> 
         (None, SEAL_FAILED, None, ("exit", None)),
     ],
 )
-def test_the_exit_decides_and_a_claim_only_explains_a_failure(
+def test_exit_status_decides_the_ending_and_a_claim_only_explains_it(
     claim: dict[str, Any] | None,
     exit_code: int | None,
     number: int | None,
@@ -56,7 +56,7 @@ def test_the_exit_decides_and_a_claim_only_explains_a_failure(
     assert ending_of(_run(claim), exit_code, number, out_of_memory=False) == expected
 
 
-def test_whoever_has_read_its_request_was_sealed_whatever_it_says() -> None:
+def test_child_that_has_begun_cannot_claim_it_was_not_sealed() -> None:
     run = _run({"ready": False, "fault": "forged"})
     run.has_begun = True
     assert ending_of(run, SEAL_FAILED, None, out_of_memory=False) == ("exit", None)
@@ -64,14 +64,12 @@ def test_whoever_has_read_its_request_was_sealed_whatever_it_says() -> None:
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize(("cpu_ms", "ended_by"), [(999.0, "signal"), (1000.0, "cpu_time")])
-def test_the_signal_of_a_limit_that_was_not_reached_is_one_like_any_other(
-    cpu_ms: float, ended_by: str
-) -> None:
+def test_limit_signal_below_the_limit_is_an_ordinary_signal(cpu_ms: float, ended_by: str) -> None:
     ending = ending_of(_run(), None, signal.SIGXCPU, out_of_memory=False, cpu_ms=cpu_ms)
     assert ending == (ended_by, None)
 
 
-def test_only_the_agreed_words_of_a_failure_go_on() -> None:
+def test_only_known_fields_of_a_claimed_failure_are_passed_on() -> None:
     claim = {"error": {"kind": "memory", "message": "m", "errno": 12, "more": "x"}}
     assert ending_of(_run(claim), 1, None, out_of_memory=False) == (
         "memory",
@@ -82,7 +80,7 @@ def test_only_the_agreed_words_of_a_failure_go_on() -> None:
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("reason", ["wall_time", "cpu_time", "output", "cancelled"])
 @pytest.mark.parametrize(("exit_code", "number"), [(0, None), (None, 9)])
-def test_the_supervisors_own_reason_wins(
+def test_reason_of_the_supervisor_overrides_the_claim(
     reason: str, exit_code: int | None, number: int | None
 ) -> None:
     ended = ending_of(_run(RESULT, reason), exit_code, number, out_of_memory=True)
@@ -91,9 +89,7 @@ def test_the_supervisors_own_reason_wins(
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize(("exit_code", "number"), [(0, None), (1, None), (None, 9)])
-def test_where_the_kernel_killed_for_memory_no_claim_says_otherwise(
-    exit_code: int | None, number: int | None
-) -> None:
+def test_claim_cannot_hide_an_out_of_memory_kill(exit_code: int | None, number: int | None) -> None:
     assert ending_of(_run(RESULT), exit_code, number, out_of_memory=True) == ("memory", None)
 
 
@@ -101,10 +97,10 @@ def test_where_the_kernel_killed_for_memory_no_claim_says_otherwise(
 @pytest.mark.parametrize(
     ("number", "named"), [(24, {"open_files"}), (28, {"disk"}), (27, {"file_size"}), (2, set())]
 )
-def test_an_uncaught_refusal_names_its_limit(number: int, named: set[str]) -> None:
+def test_uncaught_os_error_names_its_limit(number: int, named: set[str]) -> None:
     assert claimed_limits({"error": {"kind": "exception", "errno": number}}) == named
 
 
 @pytest.mark.parametrize("claim", [None, {}, {"error": 3}, {"error": {"errno": [24]}}, RESULT])
-def test_a_claim_of_another_form_names_none(claim: dict[str, Any] | None) -> None:
+def test_malformed_claim_names_no_limit(claim: dict[str, Any] | None) -> None:
     assert claimed_limits(claim) == set()

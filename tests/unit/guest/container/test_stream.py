@@ -21,7 +21,7 @@ def pipe() -> Iterator[tuple[Stream, int]]:
         os.close(descriptor)
 
 
-def test_text_is_passed_on_as_it_came(pipe: tuple[Stream, int]) -> None:
+def test_output_text_is_passed_on_unchanged(pipe: tuple[Stream, int]) -> None:
     stream, writable = pipe
     os.write(writable, "naïve ☃\n".encode())
     assert stream.read(1000)
@@ -31,7 +31,7 @@ def test_text_is_passed_on_as_it_came(pipe: tuple[Stream, int]) -> None:
 
 
 @given(st.text(max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=40))
-def test_no_character_is_cut_wherever_the_reads_end(text: str, cuts: list[int]) -> None:
+def test_characters_split_between_reads_are_reassembled(text: str, cuts: list[int]) -> None:
     data = text.encode("utf-8", "replace")
     readable, writable = os.pipe()
     os.set_blocking(readable, False)
@@ -50,7 +50,7 @@ def test_no_character_is_cut_wherever_the_reads_end(text: str, cuts: list[int]) 
     assert said == text.encode("utf-8", "replace").decode()
 
 
-def test_bytes_that_are_no_text_are_marked_and_counted(pipe: tuple[Stream, int]) -> None:
+def test_invalid_utf8_is_replaced_and_counted(pipe: tuple[Stream, int]) -> None:
     stream, writable = pipe
     os.write(writable, b"\xff\xfe\x00ok\xe2\x98")
     stream.read(1000)
@@ -59,7 +59,7 @@ def test_bytes_that_are_no_text_are_marked_and_counted(pipe: tuple[Stream, int])
     assert stream.received_bytes == 7
 
 
-def test_over_its_limit_the_head_is_kept_and_the_rest_is_only_counted(
+def test_output_over_the_limit_keeps_its_head_and_counts_the_rest(
     pipe: tuple[Stream, int],
 ) -> None:
     stream, writable = pipe
@@ -73,7 +73,7 @@ def test_over_its_limit_the_head_is_kept_and_the_rest_is_only_counted(
     assert stream.received_bytes == 150
 
 
-def test_a_character_that_the_limit_cuts_is_left_out_not_marked_wrong(
+def test_character_cut_by_the_limit_is_left_out(
     pipe: tuple[Stream, int],
 ) -> None:
     stream, writable = pipe
@@ -83,14 +83,14 @@ def test_a_character_that_the_limit_cuts_is_left_out_not_marked_wrong(
     assert stream.take(last=True) == ["ab"]
 
 
-def test_pieces_fit_a_frame(pipe: tuple[Stream, int]) -> None:
+def test_output_pieces_fit_into_frames(pipe: tuple[Stream, int]) -> None:
     stream, writable = pipe
     os.write(writable, b"z" * (FRAME_CHARACTERS + 10))
     stream.read(1 << 20)
     assert [len(piece) for piece in stream.take()] == [FRAME_CHARACTERS, 10]
 
 
-def test_what_a_dead_program_left_is_taken(pipe: tuple[Stream, int]) -> None:
+def test_output_left_by_a_dead_program_is_read(pipe: tuple[Stream, int]) -> None:
     stream, writable = pipe
     os.write(writable, b"last words")
     stream.drain(1000)

@@ -91,7 +91,7 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_a_deletion_is_told_with_everything_that_would_go(place: Path) -> None:
+def test_deletion_survey_lists_everything_to_be_deleted(place: Path) -> None:
     some_of_everything(place)
     before = snapshot(place)
     told = look(deleting("d"))
@@ -110,7 +110,7 @@ def test_a_deletion_is_told_with_everything_that_would_go(place: Path) -> None:
     assert base64.b64decode(found["d/\\xff"]["path_base64"]) == b"d/\xff"
 
 
-def test_what_is_looked_at_on_the_way_is_told_too(place: Path) -> None:
+def test_survey_lists_every_path_component(place: Path) -> None:
     (place / "a/b").mkdir(parents=True)
     told = look(writing("a/b/c/d"))
     assert outcomes(told) == {"a/b/c/d": None}
@@ -120,7 +120,7 @@ def test_what_is_looked_at_on_the_way_is_told_too(place: Path) -> None:
     assert os.listdir(place / "a/b") == []
 
 
-def test_a_file_after_something_was_added_is_known_before(place: Path) -> None:
+def test_survey_of_an_append_gives_the_resulting_hash(place: Path) -> None:
     (place / "f").write_text("one")
     told = look(writing("f", "append", b"two"))
     assert told["appended"] == {"size": 6, "sha256": sha256(b"onetwo")}
@@ -193,9 +193,7 @@ def tree(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_A_TREE, ids=str)
-def test_a_deletion_that_was_approved_for_something_else_changes_nothing(
-    tree: Path, change: Change
-) -> None:
+def test_deletion_after_a_change_is_refused_and_changes_nothing(tree: Path, change: Change) -> None:
     request = deleting("d")
     expected = look(request)["base"]
     change.make(tree)
@@ -206,7 +204,7 @@ def test_a_deletion_that_was_approved_for_something_else_changes_nothing(
 
 @pytest.mark.parametrize("mode", ["replace", "append"])
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_write_that_was_approved_for_something_else_changes_nothing(
+def test_write_after_a_change_is_refused_and_changes_nothing(
     tree: Path, change: Change, mode: str
 ) -> None:
     request = writing("d/f", mode)
@@ -217,7 +215,7 @@ def test_a_write_that_was_approved_for_something_else_changes_nothing(
     assert snapshot(tree) == before
 
 
-def test_a_file_that_came_where_there_was_none_is_not_written_over(place: Path) -> None:
+def test_new_file_at_a_surveyed_path_is_not_overwritten(place: Path) -> None:
     for mode in ("create", "replace", "append"):
         request = writing("d/f", mode)
         expected = look(request)["base"]
@@ -229,9 +227,7 @@ def test_a_file_that_came_where_there_was_none_is_not_written_over(place: Path) 
 @pytest.mark.parametrize(
     "request_", [deleting("d"), writing("d/f", "replace"), writing("d/f", "append")], ids=str
 )
-def test_what_was_approved_is_done_also_where_something_else_has_changed(
-    tree: Path, request_: Request
-) -> None:
+def test_approved_change_ignores_unrelated_changes(tree: Path, request_: Request) -> None:
     """The twin: what the call does not look at may change."""
     expected = look(request_)["base"]
     (tree / "other-file").write_text("2")
@@ -241,7 +237,7 @@ def test_what_was_approved_is_done_also_where_something_else_has_changed(
     assert not (tree / "d").exists() or "new" in (tree / "d/f").read_text()
 
 
-def test_without_a_hash_to_hold_to_a_changed_file_is_written_over(tree: Path) -> None:
+def test_changed_file_is_overwritten_without_an_expected_hash(tree: Path) -> None:
     """The control: it is the comparison that keeps it."""
     look(writing("d/f", "replace"))
     (tree / "d/f").write_text("longer text")
@@ -249,7 +245,7 @@ def test_without_a_hash_to_hold_to_a_changed_file_is_written_over(tree: Path) ->
     assert (tree / "d/f").read_text() == "new"
 
 
-def test_a_wrong_hash_and_one_of_another_request_are_refused(tree: Path) -> None:
+def test_wrong_or_foreign_survey_hash_is_refused(tree: Path) -> None:
     other = look(deleting("d/f"))["base"]
     for expected in ("", "0" * 64, other, other.upper(), None):
         done = do({**deleting("d"), "expected": expected})
@@ -257,7 +253,7 @@ def test_a_wrong_hash_and_one_of_another_request_are_refused(tree: Path) -> None
     assert (tree / "d/f").exists()
 
 
-def test_paths_are_looked_at_in_the_order_in_which_they_would_go(place: Path) -> None:
+def test_survey_follows_the_order_of_deletion(place: Path) -> None:
     (place / "d").mkdir()
     (place / "d/a").write_text("")
     assert outcomes(look(deleting("d/a", "d", recursive=False))) == {"d/a": None, "d": None}
@@ -265,7 +261,7 @@ def test_paths_are_looked_at_in_the_order_in_which_they_would_go(place: Path) ->
     assert outcomes(look(deleting("d", "d/a"))) == {"d": None, "d/a": "not_found"}
 
 
-def test_what_cannot_be_seen_whole_is_left_alone(place: Path) -> None:
+def test_directory_that_cannot_be_surveyed_whole_is_not_deleted(place: Path) -> None:
     deep = "/".join("d" * (survey.MAX_DEPTH + 1))
     (place / deep).mkdir(parents=True)
     (place / "f").write_text("")
@@ -279,7 +275,7 @@ def test_what_cannot_be_seen_whole_is_left_alone(place: Path) -> None:
     assert outcomes(look(deleting("d"))) == {"d": None}  # the twin, one step less
 
 
-def test_what_may_not_be_read_is_left_alone_or_told_by_its_version(
+def test_unreadable_directory_is_not_deleted_and_unreadable_file_has_a_version(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a program's user without the right; whoever runs the tests may have it."""
@@ -307,7 +303,7 @@ def test_what_may_not_be_read_is_left_alone_or_told_by_its_version(
     assert (place / "d/shut/x").exists()
 
 
-def test_too_much_to_look_at_is_refused_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_survey_of_too_many_files_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (place / f"{number}").write_text("")
     names = [f"{number}" for number in range(20)]
@@ -318,7 +314,7 @@ def test_too_much_to_look_at_is_refused_whole(place: Path, monkeypatch: pytest.M
     assert look(deleting(*names))["count"] == 20
 
 
-def test_more_than_fits_is_cut_and_still_all_in_the_hash(place: Path) -> None:
+def test_long_survey_is_cut_but_fully_hashed(place: Path) -> None:
     (place / "d").mkdir()
     for number in range(survey.MAX_SHOWN + 50):
         (place / f"d/{number:05}").write_text("")
@@ -329,7 +325,7 @@ def test_more_than_fits_is_cut_and_still_all_in_the_hash(place: Path) -> None:
     assert look(deleting("d"))["base"] != told["base"]
 
 
-def test_long_names_do_not_make_an_answer_too_long(place: Path) -> None:
+def test_survey_with_long_names_fits_its_answer(place: Path) -> None:
     (place / "d").mkdir()
     for number in range(500):
         (place / "d" / f"{number:03}{chr(0x202E) * 80}").write_text("")
@@ -338,7 +334,7 @@ def test_long_names_do_not_make_an_answer_too_long(place: Path) -> None:
     assert len(str(told).encode()) < 400 * 1024
 
 
-def test_files_beyond_what_is_hashed_are_told_by_their_version(
+def test_files_over_the_hash_limit_are_identified_by_version(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(survey, "MAX_HASHED_BYTES", 10)
@@ -356,7 +352,7 @@ def test_files_beyond_what_is_hashed_are_told_by_their_version(
 @pytest.mark.parametrize(
     "path", ["..", "../outside", "a/../../outside", "/etc/passwd", "a//b", "."]
 )
-def test_a_survey_never_leaves_the_workspace(place: Path, path: str) -> None:
+def test_survey_never_leaves_the_workspace(place: Path, path: str) -> None:
     (place.parent / "outside").write_text("secret")
     (place / "a").mkdir()
     for request in (deleting(path), writing(path), writing(path, "append")):
@@ -365,7 +361,7 @@ def test_a_survey_never_leaves_the_workspace(place: Path, path: str) -> None:
         assert sha256(b"secret") not in str(told)
 
 
-def test_a_survey_follows_no_link(place: Path) -> None:
+def test_survey_follows_no_symbolic_link(place: Path) -> None:
     outside = place.parent / "outside"
     outside.mkdir()
     (outside / "secret").write_text("secret")
@@ -422,7 +418,7 @@ REQUESTS = st.one_of(
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(PATHS, KINDS), max_size=8), REQUESTS)
-def test_what_was_foretold_is_what_happens(
+def test_survey_predicts_the_deletion_exactly(
     ground: Path, made: list[tuple[str, str]], request_: Request
 ) -> None:
     shutil.rmtree(ground, ignore_errors=True)

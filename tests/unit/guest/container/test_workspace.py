@@ -44,7 +44,7 @@ def _kept(place: Path) -> tuple[dict[str, bytes], int]:
 
 
 @pytest.mark.row("S5", "E7")
-def test_plain_files_are_handed_over_in_order_and_then_nothing_is_left(place: Path) -> None:
+def test_plain_files_are_handed_over_in_order_and_then_removed(place: Path) -> None:
     (place / "b.txt").write_text("second")
     (place / "a").mkdir()
     (place / "a" / "x.bin").write_bytes(bytes(range(256)) * 500)
@@ -57,7 +57,7 @@ def test_plain_files_are_handed_over_in_order_and_then_nothing_is_left(place: Pa
 
 
 @pytest.mark.row("S5", "E7")
-def test_links_pipes_and_sockets_are_counted_and_never_followed(place: Path) -> None:
+def test_links_pipes_and_sockets_are_counted_but_not_handed_over(place: Path) -> None:
     outside = place.parent / "outside"
     outside.mkdir()
     (outside / "secret").write_text("secret")
@@ -70,7 +70,7 @@ def test_links_pipes_and_sockets_are_counted_and_never_followed(place: Path) -> 
 
 
 @pytest.mark.row("S5")
-def test_however_deep_or_closed_everything_is_removed(place: Path) -> None:
+def test_deep_and_unreadable_directories_are_removed(place: Path) -> None:
     here = os.open(place, os.O_RDONLY)
     for _ in range(400):
         os.mkdir("d", dir_fd=here)
@@ -91,7 +91,7 @@ def test_however_deep_or_closed_everything_is_removed(place: Path) -> None:
 
 @pytest.mark.row("S6")
 @pytest.mark.parametrize("mode", [0o000, 0o200, 0o640, 0o4000, 0o2711, 0o1755], ids=oct)
-def test_modes_of_a_session_stay_as_the_program_left_them(place: Path, mode: int) -> None:
+def test_file_modes_in_a_session_are_kept(place: Path, mode: int) -> None:
     (place / "d").mkdir()
     (place / "d" / "file").write_text("y")
     (place / "d" / "file").chmod(mode)
@@ -104,7 +104,7 @@ def test_modes_of_a_session_stay_as_the_program_left_them(place: Path, mode: int
 
 
 @pytest.mark.row("S5")
-def test_names_like_those_that_the_cleaner_makes_up_are_no_trap(place: Path) -> None:
+def test_names_used_by_the_cleaner_itself_are_removed(place: Path) -> None:
     for name in (".1", ".2", ".3"):
         (place / name / "inner" / ".1").mkdir(parents=True)
         (place / name / ".9").write_text("x")
@@ -113,16 +113,14 @@ def test_names_like_those_that_the_cleaner_makes_up_are_no_trap(place: Path) -> 
 
 
 @pytest.mark.row("E7")
-def test_a_name_that_is_no_text_is_left_out(place: Path) -> None:
+def test_file_name_that_is_not_utf8_is_left_out(place: Path) -> None:
     Path(os.fsdecode(os.fsencode(place) + b"/\xff\xfe")).write_text("x")
     (place / "☃.txt").write_text("y")
     assert _kept(place) == ({"☃.txt": b"y"}, 1)
 
 
 @pytest.mark.row("E7")
-def test_more_files_than_the_limit_are_counted(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_over_the_limit_are_counted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "MAX_FILES", 3)
     for number in range(5):
         (place / f"{number}").write_text("x")
@@ -131,7 +129,7 @@ def test_more_files_than_the_limit_are_counted(
 
 
 @pytest.mark.row("E7")
-def test_a_file_over_the_total_is_left_out_and_a_smaller_one_still_comes(
+def test_file_over_the_size_limit_is_left_out_and_smaller_files_are_kept(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workspace, "MAX_TOTAL_BYTES", 10)
@@ -140,7 +138,7 @@ def test_a_file_over_the_total_is_left_out_and_a_smaller_one_still_comes(
     assert _kept(place) == ({"b": b"x" * 10}, 1)
 
 
-def test_bounds_are_those_that_the_host_tells_of() -> None:
+def test_workspace_bounds_match_those_of_the_host() -> None:
     assert workspace.MAX_FILES == CONTAINER_FILES_OUT
     assert workspace.MAX_TOTAL_BYTES == CONTAINER_FILES_OUT_MB * MB
     assert set(workspace.MOUNTS) == set(CONTAINER_SIXTEENTHS)

@@ -94,18 +94,18 @@ def run(tmp_path: Path) -> Any:
         ("'\\ud800'", None, "'\\ud800'"),
     ],
 )
-def test_the_last_expression_is_the_value_where_json_can_hold_it(
+def test_last_expression_is_the_value_if_json_can_represent_it(
     run: Any, code: str, value: Any, shown: str | None
 ) -> None:
     assert run(code).result == (value, shown)
 
 
 @pytest.mark.parametrize("kind", ["class L(list): pass\nL([1])", "class I(int): pass\nI(4)"])
-def test_a_subclass_is_not_taken_for_what_it_looks_like(run: Any, kind: str) -> None:
+def test_instance_of_a_subclass_is_not_treated_as_plain_json(run: Any, kind: str) -> None:
     assert run(kind).result[0] is None
 
 
-def test_a_value_too_deep_or_too_large_is_only_shown(run: Any) -> None:
+def test_too_deep_or_large_value_is_shown_as_text_only(run: Any) -> None:
     value, shown = run("x = []\nfor _ in range(5000): x = [x]\nx").result
     assert (value, shown) == (None, "<repr() failed: RecursionError>")
     value, shown = run("'z' * 200_000").result
@@ -115,13 +115,13 @@ def test_a_value_too_deep_or_too_large_is_only_shown(run: Any) -> None:
     assert shown.endswith("zz'")
 
 
-def test_a_repr_that_raises_is_said_and_fails_nothing(run: Any) -> None:
+def test_repr_that_raises_is_reported_without_failing_the_run(run: Any) -> None:
     ran = run("class A:\n    def __repr__(self):\n        raise ValueError('secret')\nA()")
     assert (ran.exit_code, ran.result) == (0, (None, "<repr() failed: ValueError>"))
 
 
 @pytest.mark.row("S7", "E1")
-def test_a_traceback_shows_the_programs_own_lines_and_nothing_above_them(run: Any) -> None:
+def test_traceback_shows_only_the_lines_of_the_program(run: Any) -> None:
     ran = run("def f(n):\n    return 1 / n\n\nf(0)\n")
     assert ran.exit_code == 1
     assert ran.exception["type"] == "ZeroDivisionError"
@@ -144,7 +144,7 @@ def test_chained_exceptions_are_shown_together(run: Any) -> None:
     assert "languages" not in ran.stderr
 
 
-def test_an_exception_that_will_not_be_described_is_still_told(run: Any) -> None:
+def test_exception_with_a_failing_str_is_reported(run: Any) -> None:
     ran = run("class E(Exception):\n    def __str__(self):\n        raise RuntimeError\nraise E")
     assert (ran.exit_code, ran.exception["type"]) == (1, "E")
 
@@ -160,15 +160,15 @@ def test_an_exception_that_will_not_be_described_is_still_told(run: Any) -> None
         ("raise KeyboardInterrupt", 1),
     ],
 )
-def test_the_exit_code_is_pythons_own(run: Any, code: str, expected: int) -> None:
+def test_exit_code_matches_python(run: Any, code: str, expected: int) -> None:
     assert run(code).exit_code == expected
 
 
-def test_exit_with_words_prints_them(run: Any) -> None:
+def test_exit_with_a_text_prints_it_to_stderr(run: Any) -> None:
     assert run("import sys; sys.exit('words')").stderr == "words\n"
 
 
-def test_threads_are_joined_and_exit_handlers_run_and_all_is_flushed(run: Any) -> None:
+def test_threads_are_joined_exit_handlers_run_and_streams_are_flushed(run: Any) -> None:
     ran = run(
         "import atexit, sys, threading, time\n"
         "def later():\n    time.sleep(0.05)\n    print('thread')\n"
@@ -179,7 +179,7 @@ def test_threads_are_joined_and_exit_handlers_run_and_all_is_flushed(run: Any) -
     assert ran.stdout == "main\nno newlinethread\nhandler\n"
 
 
-def test_each_line_goes_out_at_once(run: Any) -> None:
+def test_output_is_flushed_after_each_line(run: Any) -> None:
     """What a killed program has printed would otherwise be lost in its buffer."""
     ran = run("import os\nprint('out')\nos.write(1, b'later')\n")
     assert ran.stdout == "out\nlater"
@@ -197,18 +197,18 @@ def test_the_program_is_the_main_module(run: Any) -> None:
     assert ran.result[0] == 5
 
 
-def test_a_stream_that_the_program_closed_fails_nothing(run: Any) -> None:
+def test_closing_its_streams_does_not_fail_a_program(run: Any) -> None:
     ran = run("import sys\nprint('x')\nsys.stdout.close()\nsys.stderr = None\n4")
     assert (ran.exit_code, ran.result[0]) == (0, 4)
 
 
-def test_every_refusal_of_the_kernel_keeps_its_number(run: Any) -> None:
+def test_os_error_keeps_its_errno(run: Any) -> None:
     ran = run("raise OSError(24, 'Too many open files')")
     assert ran.claim["error"]["errno"] == 24
     assert run("raise ValueError").claim["error"]["errno"] is None
 
 
-def test_long_words_are_shortened_in_the_middle(run: Any) -> None:
+def test_long_exception_message_is_shortened_in_the_middle(run: Any) -> None:
     ran = run("raise ValueError('a' * 50_000 + 'z')")
     message = ran.exception["message"]
     assert len(message) <= 2000
@@ -222,9 +222,7 @@ def test_long_words_are_shortened_in_the_middle(run: Any) -> None:
     ("code", "exit_code"),
     [("exit()", 0), ("quit()", 0), ("exit(3)", 3), ("def f():\n    quit('why')\nf()", 1)],
 )
-def test_exit_and_quit_end_a_program_as_any_python_does(
-    run: Any, code: str, exit_code: int
-) -> None:
+def test_exit_and_quit_end_a_program_as_in_python(run: Any, code: str, exit_code: int) -> None:
     ran = run(f"print('before')\n{code}\nprint('after')")
     assert (ran.exit_code, ran.stdout, ran.claim) == (exit_code, "before\n", {})
     assert ran.stderr == ("why\n" if exit_code == 1 else "")
@@ -254,7 +252,7 @@ OPEN = "kept = open('out', 'w')\nkept.write('all of it')\n"
     ],
     ids=["left", "failed", "exit", "cycle", "elsewhere", "daemon", "stdout", "finalizer"],
 )
-def test_what_a_program_did_not_close_is_written_at_its_end(
+def test_unclosed_file_is_flushed_at_exit(
     run: Any, tmp_path: Path, code: str, exit_code: int
 ) -> None:
     assert run(code).exit_code == exit_code
@@ -262,7 +260,7 @@ def test_what_a_program_did_not_close_is_written_at_its_end(
 
 
 @pytest.mark.row("S7")
-def test_the_thread_of_a_daemon_keeps_its_names_to_the_end(run: Any) -> None:
+def test_daemon_thread_can_use_globals_during_exit(run: Any) -> None:
     ran = run(
         "import threading\nname = 'x'\n"
         "def work():\n    while True:\n        name.upper()\n"
@@ -272,7 +270,7 @@ def test_the_thread_of_a_daemon_keeps_its_names_to_the_end(run: Any) -> None:
 
 
 @pytest.mark.row("S7")
-def test_an_archive_that_was_not_closed_is_whole(run: Any, tmp_path: Path) -> None:
+def test_unclosed_zip_archive_is_completed_at_exit(run: Any, tmp_path: Path) -> None:
     run("import zipfile\nz = zipfile.ZipFile('out', 'w')\nz.writestr('name', 'text')")
     with zipfile.ZipFile(tmp_path / "out") as archive:
         assert archive.read("name") == b"text"

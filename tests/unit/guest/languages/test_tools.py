@@ -45,7 +45,7 @@ def sent_by(made: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[str, Any]:
     return seen[0]
 
 
-def test_function_has_the_schemas_signature_and_words() -> None:
+def test_tool_function_has_the_signature_and_docstring_of_its_schema() -> None:
     function = make_module([spec()], lambda name, arguments: None).search
     assert str(inspect.signature(function)) == (
         "(query: str, limit: int = 10, page: Any = ABSENT, **others) -> dict"
@@ -54,26 +54,26 @@ def test_function_has_the_schemas_signature_and_words() -> None:
     assert (function.__name__, function.__module__) == ("search", "tools")
 
 
-def test_only_given_arguments_are_sent() -> None:
+def test_only_given_arguments_of_a_tool_function_are_sent() -> None:
     assert sent_by(spec(), "a") == ("search", {"query": "a"})
     assert sent_by(spec(), "a", 5, page=None)[1] == {"query": "a", "limit": 5, "page": None}
     assert sent_by(spec(), query="a", page=ABSENT)[1] == {"query": "a"}
     assert sent_by(spec(), "a", **{"from": "b"})[1] == {"query": "a", "from": "b"}
 
 
-def test_name_with_a_version_is_sent_as_it_was_asked_for() -> None:
+def test_versioned_tool_name_is_sent_unchanged() -> None:
     assert sent_by(spec() | {"name": "search@1.2.0"}, "a")[0] == "search@1.2.0"
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((), {}), (("a", 1, 2, 3), {}), (("a",), {"query": 1})]
 )
-def test_wrong_arguments_are_a_type_error_that_names_the_function(args: Any, kwargs: Any) -> None:
+def test_wrong_arguments_raise_a_type_error_naming_the_function(args: Any, kwargs: Any) -> None:
     with pytest.raises(TypeError, match=r"search\(\): "):
         sent_by(spec(), *args, **kwargs)
 
 
-def test_unknown_name_is_refused_where_the_schema_has_only_plain_ones() -> None:
+def test_unknown_argument_is_refused_for_a_closed_schema() -> None:
     closed = spec(parameters={"type": "object", "properties": {"query": {}}})
     with pytest.raises(TypeError, match="unexpected keyword argument 'x'"):
         sent_by(closed, "a", x=1)
@@ -84,7 +84,7 @@ def test_unknown_name_is_refused_where_the_schema_has_only_plain_ones() -> None:
 HOSTILE = '"""\nimport os; os.environ["CANARY"] = "1"\n"""); raise SystemExit #'
 
 
-def test_words_of_a_definition_are_never_code() -> None:
+def test_hostile_definition_text_is_never_executed() -> None:
     os.environ.pop("CANARY", None)
     properties = {HOSTILE: {"description": HOSTILE, "default": HOSTILE}, "a": {"default": HOSTILE}}
     made = spec(description=HOSTILE, parameters={"properties": properties, "required": [HOSTILE]})
@@ -99,7 +99,7 @@ def test_words_of_a_definition_are_never_code() -> None:
     st.dictionaries(st.text(max_size=8), st.one_of(st.none(), st.booleans(), st.integers())),
     st.data(),
 )
-def test_every_schema_has_a_function_that_sends_what_it_is_given(
+def test_function_of_any_schema_sends_exactly_its_arguments(
     properties: dict[str, Any], data: st.DataObject
 ) -> None:
     required = data.draw(st.lists(st.sampled_from(sorted(properties)))) if properties else []
@@ -153,7 +153,7 @@ def calls() -> ToolCalls:
     return made
 
 
-def test_answers_in_another_order_reach_the_threads_that_asked(
+def test_out_of_order_answers_reach_the_calling_threads(
     supervisor: Supervisor, calls: ToolCalls
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
@@ -163,7 +163,7 @@ def test_answers_in_another_order_reach_the_threads_that_asked(
         assert {n: one.result(10) for n, one in asked.items()} == {n: n * 10 for n in range(8)}
 
 
-def test_further_threads_wait_until_one_of_few_open_calls_is_answered(
+def test_tool_calls_over_the_limit_of_open_calls_wait(
     supervisor: Supervisor, calls: ToolCalls
 ) -> None:
     with ThreadPoolExecutor(tools.MAX_OPEN + 1) as pool:
@@ -179,7 +179,7 @@ def test_further_threads_wait_until_one_of_few_open_calls_is_answered(
         assert [one.result(10) for one in asked] == [None] * len(asked)
 
 
-def test_error_is_raised_with_all_that_the_engine_says(
+def test_tool_error_carries_all_fields_of_the_engine_error(
     supervisor: Supervisor, calls: ToolCalls
 ) -> None:
     told = {"code": "RATE_LIMITED", "message": "Wait.", "retryable": True, "retry_after_ms": 5}
@@ -191,7 +191,7 @@ def test_error_is_raised_with_all_that_the_engine_says(
     assert error.error == told
 
 
-def test_answer_that_nobody_expects_is_dropped(supervisor: Supervisor, calls: ToolCalls) -> None:
+def test_unexpected_answer_is_dropped(supervisor: Supervisor, calls: ToolCalls) -> None:
     supervisor.sends({"call": 99, "data": "another's"})
     supervisor.sends({"call": 1, "data": "mine"})
     assert calls.call("t", {}) == "mine"
@@ -212,7 +212,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_arguments_that_are_no_json_are_an_error_and_the_next_call_works(
+def test_arguments_that_json_cannot_represent_raise_and_the_next_call_works(
     name: str, supervisor: Supervisor, calls: ToolCalls
 ) -> None:
     arguments, code = UNFIT[name]
@@ -223,7 +223,7 @@ def test_arguments_that_are_no_json_are_an_error_and_the_next_call_works(
     assert calls.call("t", {}) == 1
 
 
-def test_no_call_before_the_program_after_it_or_from_another_process(
+def test_tool_calls_are_refused_outside_the_program_and_its_process(
     supervisor: Supervisor, calls: ToolCalls
 ) -> None:
     for closed in (ToolCalls(), calls):
@@ -236,7 +236,7 @@ def test_no_call_before_the_program_after_it_or_from_another_process(
         calls.call("t", {})
 
 
-def test_end_of_the_pipe_ends_every_waiting_call(supervisor: Supervisor, calls: ToolCalls) -> None:
+def test_closed_pipe_ends_every_waiting_tool_call(supervisor: Supervisor, calls: ToolCalls) -> None:
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(calls.call, "t", {}) for _ in range(4)]
         supervisor.calls(4)

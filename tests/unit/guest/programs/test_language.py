@@ -110,7 +110,7 @@ PROGRAMS = {
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize(("code", "value"), PROGRAMS.values(), ids=PROGRAMS)
-def test_program_gives(code: str, value: Any) -> None:
+def test_program_evaluates_to_the_expected_value(code: str, value: Any) -> None:
     assert _value(code) == value
 
 
@@ -146,12 +146,12 @@ WRONG_ARGUMENTS = {
 
 
 @pytest.mark.parametrize(("code", "message"), WRONG_ARGUMENTS.items())
-def test_wrong_arguments_are_told_as_python_tells_them(code: str, message: str) -> None:
+def test_wrong_arguments_raise_the_message_of_python(code: str, message: str) -> None:
     exception = _error(code)["details"]["exception"]
     assert (exception["type"], exception["message"]) == ("TypeError", message)
 
 
-def test_no_function_for_programs_has_an_inner_name() -> None:
+def test_functions_offered_to_programs_reveal_no_internal_names() -> None:
     """Python writes a function's qualified name into what it says of wrong arguments."""
     namespace = restricted.Run("1", MAX_BYTES).namespace()
     finder = namespace[modules.FINDER]
@@ -203,23 +203,23 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("code", "value", "text"), VALUES)
-def test_value_is_kept_as_json_or_as_text(code: str, value: Any, text: str | None) -> None:
+def test_value_is_returned_as_json_or_as_text(code: str, value: Any, text: str | None) -> None:
     result = _reply(code)["result"]
     assert (result["value"], result["value_repr"]) == (value, text)
 
 
-def test_text_of_a_value_is_cut_and_not_computed_to_its_end() -> None:
+def test_repr_of_a_huge_value_is_cut_without_being_computed() -> None:
     text = output.short_repr(["x" * 10**7] * 10**5)
     assert len(text) == output.MAX_REPR_CHARACTERS + 1
     assert text.endswith("…")
 
 
-def test_value_over_the_limit_is_seen_before_it_is_walked() -> None:
+def test_oversized_value_is_refused_before_it_is_walked() -> None:
     with pytest.raises(OutputFull):
         output.json_value([[0] * 10**6] * 10**6, 1000)
 
 
-def test_exception_tells_type_message_line_and_lines_of_the_program_only() -> None:
+def test_exception_has_type_message_and_lines_of_the_program_only() -> None:
     error = _error("print('before')\ndef f(x):\n    return sorted([x, 'a'])\n\nf(1)")
     assert error["kind"] == "exception"
     assert error["message"].startswith("TypeError: ")
@@ -251,13 +251,13 @@ def test_traceback_of_a_deep_recursion_is_short() -> None:
     assert len(exception["traceback"].splitlines()) < 30
 
 
-def test_message_of_an_exception_may_fail_itself() -> None:
+def test_exception_with_a_failing_message_is_reported() -> None:
     code = "class E(Exception):\n    def __str__(self): return 1 / 0\nraise E()"
     exception = _error(code)["details"]["exception"]
     assert (exception["type"], exception["message"]) == ("E", "")
 
 
-def test_syntax_error_tells_where() -> None:
+def test_syntax_error_has_a_line() -> None:
     error = _error("x = 1\ny = (")
     assert error["kind"] == "exception"
     assert error["details"]["exception"]["line"] == 2
@@ -273,7 +273,9 @@ REFUSED = {
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize(("code", "printed"), REFUSED.values(), ids=REFUSED)
-def test_refusal_is_a_refusal_however_the_program_goes_on(code: str, printed: str) -> None:
+def test_refused_program_ends_with_a_policy_error_even_if_it_catches_it(
+    code: str, printed: str
+) -> None:
     error = _error(code)
     assert error["kind"] == "policy"
     assert error["details"]["stdout"] == printed
@@ -286,13 +288,13 @@ def test_refusal_is_a_refusal_however_the_program_goes_on(code: str, printed: st
     ["while True: print('x' * 100)", "print('x' * 10**6)", "'x' * 3000", "list(range(10**6))",
      "print('\\n' * 1500)", "try:\n    print('y' * 5000)\nfinally:\n    print('z')"],
 )  # fmt: skip
-def test_too_much_output_is_named_and_its_beginning_kept(code: str) -> None:
+def test_output_over_the_limit_keeps_its_beginning(code: str) -> None:
     error = _error(code, 2048)
     assert error["kind"] == "output"
     assert len(error["details"]["stdout"]) <= 2048
 
 
-def test_failure_after_much_output_keeps_its_beginning_and_says_so() -> None:
+def test_failure_after_much_output_keeps_the_beginning_of_the_output() -> None:
     error = _error("print('\\n' * 2000)\n1 / 0", 2048)
     assert error["kind"] == "exception"
     assert error["details"]["truncated"] is True
@@ -301,18 +303,18 @@ def test_failure_after_much_output_keeps_its_beginning_and_says_so() -> None:
 
 
 @pytest.mark.row("S4")
-def test_memory_error_is_named_with_what_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_error_is_reported_with_the_printed_output(monkeypatch: pytest.MonkeyPatch) -> None:
     # It would find what other tests of this process have left open.
     monkeypatch.setattr(restricted.gc, "collect", lambda: 0)
     error = _error("print('before')\nraise MemoryError")
     assert (error["kind"], error["details"]["stdout"]) == ("memory", "before\n")
 
 
-def test_memory_error_that_is_caught_is_the_programs_own_business() -> None:
+def test_caught_memory_error_lets_the_program_continue() -> None:
     assert _value("try:\n    raise MemoryError\nexcept MemoryError:\n    x = 1\nx") == 1
 
 
-def test_preloaded_programs_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_work_after_preloading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     restricted.preload()
     restricted.warm_up()

@@ -27,17 +27,17 @@ def _check(code: str) -> None:
 
 
 @pytest.mark.row("S2")
-def test_every_node_class_stands_in_exactly_one_set() -> None:
+def test_every_ast_node_class_is_either_allowed_or_refused() -> None:
     assert {name for name in NODE_CLASSES if (name in ALLOWED) + (name in REFUSED) != 1} == set()
 
 
-def test_the_sets_share_nothing_and_many_classes_were_looked_at() -> None:
+def test_allowed_and_refused_node_classes_are_disjoint() -> None:
     assert not ALLOWED & REFUSED
     assert len(NODE_CLASSES) > 100
 
 
 @pytest.mark.row("S2")
-def test_node_that_nobody_has_classified_is_refused() -> None:
+def test_unclassified_ast_node_is_refused() -> None:
     class Teleport(ast.stmt):
         pass
 
@@ -46,7 +46,7 @@ def test_node_that_nobody_has_classified_is_refused() -> None:
 
 
 @pytest.mark.row("S2")
-def test_constant_of_an_invented_type_is_refused() -> None:
+def test_constant_of_an_unknown_type_is_refused() -> None:
     tree = ast.parse("1")
     assert isinstance(tree.body[0], ast.Expr)
     tree.body[0].value = ast.Constant(object())
@@ -91,14 +91,14 @@ WAYS_TO_WRITE_A_NAME = [
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("name", ["_getattr_", "__builtins__", "_x", "__ｃｌａｓｓ__"])
 @pytest.mark.parametrize("way", WAYS_TO_WRITE_A_NAME)
-def test_underscored_name_is_refused_wherever_it_stands(way: str, name: str) -> None:
+def test_name_with_an_underscore_is_refused_everywhere(way: str, name: str) -> None:
     with pytest.raises(Refused, match="underscore"):
         _check(way.format(name))
     _check("x = b = f = g = 1\n" + way.format("plain"))
 
 
 @pytest.mark.row("S2")
-def test_every_text_that_a_node_keeps_is_a_name_that_is_checked() -> None:
+def test_every_identifier_of_an_ast_node_is_checked() -> None:
     """The fields of this Python's grammar that hold identifiers, as its documentation has them."""
     keeping = {
         name: value.__doc__
@@ -111,7 +111,7 @@ def test_every_text_that_a_node_keeps_is_a_name_that_is_checked() -> None:
     }  # fmt: skip
 
 
-def test_underscore_alone_is_a_name_like_others() -> None:
+def test_single_underscore_is_an_allowed_name() -> None:
     _check("for _ in range(3): pass\n_, x = 1, 2")
 
 
@@ -121,7 +121,7 @@ def test_reserved_name_is_refused(name: str) -> None:
         _check(f"{name} = 1")
 
 
-def test_magic_method_belongs_directly_into_a_class() -> None:
+def test_magic_method_is_allowed_only_directly_in_a_class() -> None:
     _check("class A:\n    def __init__(self): pass\n    def __len__(self): return 1")
     for code in (
         "def __init__(): pass",
@@ -142,14 +142,14 @@ def test_import_outside_the_table_is_refused(code: str) -> None:
         _check(code)
 
 
-def test_name_of_python_that_is_not_for_programs_is_refused_with_a_cure() -> None:
+def test_withheld_builtin_is_refused_with_a_remedy() -> None:
     with pytest.raises(Refused, match=r"'getattr'.*dot \(line 2\)"):
         _check("x = 1\ngetattr(x, 'real')")
     _check("def getattr(a): return a\ngetattr(1)")  # the program's own
     _check("nobody_knows_this_name")  # an error when it is reached
 
 
-def test_annotations_are_forgotten_and_never_looked_at() -> None:
+def test_annotations_are_dropped_and_never_evaluated() -> None:
     tree = simplify(ast.parse("def f(a: open, *b: eval) -> exec: x: os = 1\ny: open"))
     assert "open" not in ast.dump(tree)
     assert "exec" not in ast.dump(tree)

@@ -184,7 +184,7 @@ class Walk:
 
 
 @pytest.mark.row("S2")
-def test_nothing_powerful_is_reachable_through_the_guards(program: Run) -> None:
+def test_no_powerful_object_is_reachable_through_the_guards(program: Run) -> None:
     walk = Walk(program)
     namespace = program.namespace()
     finder = namespace[modules.FINDER]
@@ -224,7 +224,7 @@ HARMLESS_OWNERS = {
 """A built-in function's module, which no guard gives out; these have none but such functions."""
 
 
-def test_control_walk_finds_what_stock_python_gives(program: Run) -> None:
+def test_control_walk_without_guards_finds_powerful_objects(program: Run) -> None:
     """The same walk with plain `getattr` and real modules finds at once what it must not."""
     walk = Walk(program)
     walk.guards = types.SimpleNamespace(get_attribute=getattr)  # type: ignore[assignment]
@@ -240,7 +240,7 @@ def test_control_walk_finds_what_stock_python_gives(program: Run) -> None:
 
 @pytest.mark.row("S2")
 @pytest.mark.parametrize("name", modules.MODULES)
-def test_no_member_of_a_module_begins_with_an_underscore_or_is_a_module(name: str) -> None:
+def test_offered_modules_expose_no_private_member_and_no_module(name: str) -> None:
     members = modules.ModuleFinder({}).find(name).members
     assert set(members) <= modules.MODULES[name]
     for member, value in members.items():
@@ -259,7 +259,7 @@ def test_unknown_modules_are_empty_and_nothing_is_imported() -> None:
     assert set(sys.modules) == before
 
 
-def test_members_that_this_python_lacks_are_named_as_newer() -> None:
+def test_members_missing_in_this_python_are_listed_as_newer() -> None:
     for name, members in modules.NEWER.items():
         module = importlib.import_module(name)
         assert {member for member in members if hasattr(module, member)} <= modules.MODULES[name]

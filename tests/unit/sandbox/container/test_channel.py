@@ -58,7 +58,7 @@ async def begun(
     return task
 
 
-async def test_run_is_sent_answered_and_the_next_waits_for_the_reset() -> None:
+async def test_next_run_waits_for_the_guest_to_be_reset() -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     guest.says(output("hi\n"), file(), data(), ended())
@@ -78,7 +78,7 @@ async def test_run_is_sent_answered_and_the_next_waits_for_the_reset() -> None:
     assert guest.heard.ends == []
 
 
-async def test_ready_says_what_was_seen_to_hold() -> None:
+async def test_ready_message_reports_enforced_limits_and_faults() -> None:
     guest = ScriptedGuest(ready=False)
     guest.says({"op": "ready", "enforces": {"memory": True, "disk": False}, "faults": ["a mount"]})
     assert guest.channel.enforced == {Limit.MEMORY}
@@ -97,7 +97,7 @@ BEFORE_ANY_RUN = {
 
 
 @pytest.mark.parametrize("name", BEFORE_ANY_RUN)
-async def test_word_that_nobody_asked_for_ends_the_container(name: str) -> None:
+async def test_unsolicited_message_before_any_run_ends_the_container(name: str) -> None:
     guest = ScriptedGuest()
     guest.says(BEFORE_ANY_RUN[name])
     assert guest.channel.dead.is_set()
@@ -130,7 +130,7 @@ DURING_A_RUN: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DURING_A_RUN)
-async def test_wrong_word_during_a_run_loses_it_and_ends_the_container(name: str) -> None:
+async def test_invalid_message_during_a_run_loses_the_run_and_the_container(name: str) -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     guest.says(*DURING_A_RUN[name])
@@ -151,7 +151,9 @@ AFTER_THE_ENDING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", AFTER_THE_ENDING)
-async def test_wrong_word_after_the_ending_ends_the_container_and_not_the_answer(name: str) -> None:
+async def test_invalid_message_after_the_ending_keeps_the_answer_and_ends_the_container(
+    name: str,
+) -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     guest.says(ended(), AFTER_THE_ENDING[name])
@@ -170,7 +172,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("name", RAW)
-async def test_bytes_that_are_no_frame_lose_the_run_and_end_the_container(name: str) -> None:
+async def test_malformed_frame_loses_the_run_and_ends_the_container(name: str) -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     guest.channel.data_received(RAW[name])
@@ -179,7 +181,7 @@ async def test_bytes_that_are_no_frame_lose_the_run_and_end_the_container(name: 
     assert guest.channel.dead.is_set()
 
 
-async def test_nothing_is_read_after_the_first_wrong_frame() -> None:
+async def test_frames_after_an_invalid_frame_are_not_read() -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     wrong, right = framing.encode({"op": "exec"}), framing.encode(ended())
@@ -188,7 +190,7 @@ async def test_nothing_is_read_after_the_first_wrong_frame() -> None:
         await task
 
 
-async def test_stderr_is_kept_for_the_log_up_to_a_cap_and_never_believed() -> None:
+async def test_guest_stderr_is_kept_for_the_log_up_to_a_cap() -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     for _ in range(100):
@@ -199,7 +201,7 @@ async def test_stderr_is_kept_for_the_log_up_to_a_cap_and_never_believed() -> No
     assert (await task).ended_by is EndedBy.OK
 
 
-async def test_guest_that_does_not_answer_in_time_is_ended_and_the_run_timed_out() -> None:
+async def test_guest_that_misses_its_deadline_is_ended_and_the_run_times_out() -> None:
     guest = ScriptedGuest(SHORT_CLOCKS)
     task = await begun(guest, QUICK)
     guest.says(output("so far"))
@@ -208,7 +210,7 @@ async def test_guest_that_does_not_answer_in_time_is_ended_and_the_run_timed_out
     assert guest.channel.dead.is_set()
 
 
-async def test_guest_that_never_comes_to_the_end_of_its_files_loses_the_run() -> None:
+async def test_guest_that_never_finishes_sending_files_loses_the_run() -> None:
     guest = ScriptedGuest(replace(SHORT_CLOCKS, answer_grace_s=60))
     task = await begun(guest, QUICK)
     guest.says(file(size=100), data())
@@ -216,7 +218,7 @@ async def test_guest_that_never_comes_to_the_end_of_its_files_loses_the_run() ->
     assert guest.channel.dead.is_set()
 
 
-async def test_guest_that_is_not_clean_in_time_is_ended_and_dirty() -> None:
+async def test_guest_that_does_not_reset_in_time_is_ended_as_dirty() -> None:
     guest = ScriptedGuest(SHORT_CLOCKS)
     task = await begun(guest)
     guest.says(ended())
@@ -226,7 +228,7 @@ async def test_guest_that_is_not_clean_in_time_is_ended_and_dirty() -> None:
     assert guest.channel.is_dirty
 
 
-async def test_guest_that_says_it_is_not_clean_is_ended_and_dirty() -> None:
+async def test_guest_that_reports_an_incomplete_reset_is_ended_as_dirty() -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     guest.says(ended(), reset(clean=False, why="a file is left"))
@@ -235,7 +237,7 @@ async def test_guest_that_says_it_is_not_clean_is_ended_and_dirty() -> None:
     assert guest.heard.ends == ["it is not clean: a file is left"]
 
 
-async def test_cancelled_run_is_ended_inside_before_it_raises() -> None:
+async def test_cancelled_run_raises_only_after_the_guest_ended_it() -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     task.cancel()
@@ -251,7 +253,7 @@ async def test_cancelled_run_is_ended_inside_before_it_raises() -> None:
 
 @pytest.mark.row("S8", "P8")
 @pytest.mark.parametrize("how", ["ended", "at_once", "silent", "dead"])
-async def test_ending_of_a_cancelled_run_is_told_before_it_raises(how: str) -> None:
+async def test_cancelled_run_reports_its_ending_before_it_raises(how: str) -> None:
     """Also where the guest had ended it in the same moment, or says nothing any more."""
     guest = ScriptedGuest(SHORT_CLOCKS)
     told: list[RunEnding] = []
@@ -276,7 +278,7 @@ async def test_ending_of_a_cancelled_run_is_told_before_it_raises(how: str) -> N
     assert ("".join(printed) == "so far, and more") is (how == "ended")
 
 
-async def test_guest_that_goes_on_with_a_cancelled_run_is_ended() -> None:
+async def test_guest_that_ignores_a_cancellation_is_ended() -> None:
     guest = ScriptedGuest(SHORT_CLOCKS)
     task = await begun(guest)
     task.cancel()
@@ -285,7 +287,7 @@ async def test_guest_that_goes_on_with_a_cancelled_run_is_ended() -> None:
     assert guest.channel.dead.is_set()
 
 
-async def test_guest_that_dies_while_its_run_is_cancelled_ends_the_wait() -> None:
+async def test_death_of_the_guest_ends_the_wait_for_a_cancelled_run() -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     task.cancel()
@@ -296,7 +298,7 @@ async def test_guest_that_dies_while_its_run_is_cancelled_ends_the_wait() -> Non
         await task
 
 
-async def test_end_of_the_stream_loses_the_run_with_what_had_come() -> None:
+async def test_closed_stream_loses_the_run_but_keeps_its_output() -> None:
     guest = ScriptedGuest()
     task = await begun(guest)
     guest.says(output("so far"))
@@ -307,7 +309,7 @@ async def test_end_of_the_stream_loses_the_run_with_what_had_come() -> None:
     assert guest.heard.ends == ["its stream ended"]
 
 
-async def test_long_request_goes_in_parts_and_then_the_run() -> None:
+async def test_long_request_is_sent_in_parts_before_the_run() -> None:
     guest = ScriptedGuest()
     code = "#" * (1 << 20)
     task = asyncio.ensure_future(
@@ -329,7 +331,7 @@ async def test_long_request_goes_in_parts_and_then_the_run() -> None:
     st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=50)), max_size=20),
     st.lists(st.integers(1, 30), min_size=1, max_size=50),
 )
-def test_streams_come_out_whole_however_the_bytes_are_cut(
+def test_docker_streams_are_reassembled_from_any_chunks(
     records: list[tuple[int, bytes]], cuts: list[int]
 ) -> None:
     wire = b"".join(record(stream, payload) for stream, payload in records)
@@ -346,12 +348,12 @@ def test_streams_come_out_whole_however_the_bytes_are_cut(
 
 
 @pytest.mark.parametrize("header", [b"\x00\0\0\0\0\0\0\x01", b"\x03\0\0\0\0\0\0\x01", b"HTTP/1.1"])
-def test_stream_that_docker_has_not_is_refused(header: bytes) -> None:
+def test_unknown_docker_stream_number_is_refused(header: bytes) -> None:
     with pytest.raises(NotMultiplexed):
         list(Demultiplexer().feed(header))
 
 
-def test_long_record_is_handed_on_before_it_is_whole() -> None:
+def test_partial_record_is_passed_on_before_it_is_complete() -> None:
     demultiplexer = Demultiplexer()
     head = b"\x01\0\0\0" + (1 << 20).to_bytes(4, "big")
     assert list(demultiplexer.feed(head + b"abc")) == [(1, b"abc")]
@@ -373,7 +375,7 @@ def test_long_record_is_handed_on_before_it_is_whole() -> None:
         "important = 1\nfrom_here = important",
     ],
 )
-def test_a_program_of_the_standard_library_needs_nothing_else(code: str) -> None:
+def test_program_with_only_standard_imports_needs_no_preloaded_modules(code: str) -> None:
     assert not needs_preloaded(code)
 
 
@@ -405,7 +407,7 @@ def test_a_program_of_the_standard_library_needs_nothing_else(code: str) -> None
         "from\x0cpandas import x",
     ],
 )
-def test_every_doubt_is_settled_for_the_modules(code: str) -> None:
+def test_program_with_unclear_imports_gets_preloaded_modules(code: str) -> None:
     assert needs_preloaded(code)
 
 
@@ -418,7 +420,7 @@ def test_every_doubt_is_settled_for_the_modules(code: str) -> None:
         ("from " + "a" * 60_000, False),
     ],
 )
-def test_a_long_strange_text_is_searched_in_linear_time(code: str, needs: bool) -> None:
+def test_imports_of_a_hostile_text_are_searched_in_linear_time(code: str, needs: bool) -> None:
     assert needs_preloaded(code) == needs
 
 
@@ -438,7 +440,7 @@ class Callee:
 
 
 @pytest.mark.row("B3")
-async def test_call_is_passed_on_and_its_answer_sent_in_parts() -> None:
+async def test_tool_call_of_a_program_is_answered_in_parts() -> None:
     guest, callee = ScriptedGuest(), Callee()
     task = await begun(guest, sinks=RunSinks(call=callee.on_call))
     assert guest.wire.messages[-1]["tools"] is True
@@ -473,7 +475,7 @@ WRONG_CALLS = {
 
 @pytest.mark.row("B3")
 @pytest.mark.parametrize("name", WRONG_CALLS)
-async def test_call_that_no_guest_of_ours_sends_ends_the_container(name: str) -> None:
+async def test_malformed_tool_call_ends_the_container(name: str) -> None:
     guest, callee = ScriptedGuest(), Callee()
     task = await begun(guest, sinks=RunSinks(call=callee.on_call))
     guest.says(*WRONG_CALLS[name])
@@ -483,7 +485,7 @@ async def test_call_that_no_guest_of_ours_sends_ends_the_container(name: str) ->
 
 
 @pytest.mark.row("B3", "P8")
-async def test_call_of_a_program_that_is_being_cancelled_is_dropped() -> None:
+async def test_tool_call_during_a_cancellation_is_dropped() -> None:
     guest, callee = ScriptedGuest(), Callee()
     task = await begun(guest, sinks=RunSinks(call=callee.on_call))
     task.cancel()
@@ -496,7 +498,7 @@ async def test_call_of_a_program_that_is_being_cancelled_is_dropped() -> None:
 
 
 @pytest.mark.row("B3", "S4")
-async def test_hosts_clock_stands_still_while_a_human_is_waited_for() -> None:
+async def test_host_clock_is_paused_while_a_tool_call_waits_for_approval() -> None:
     guest, callee = ScriptedGuest(SHORT_CLOCKS), Callee()
     task = await begun(guest, QUICK, RunSinks(call=callee.on_call))
     guest.says(call())
@@ -511,7 +513,7 @@ async def test_hosts_clock_stands_still_while_a_human_is_waited_for() -> None:
 
 
 @pytest.mark.row("B3")
-async def test_guest_that_reads_no_answers_is_ended() -> None:
+async def test_guest_that_does_not_read_answers_is_ended() -> None:
     guest, callee = ScriptedGuest(), Callee()
     task = await begun(guest, sinks=RunSinks(call=callee.on_call))
     guest.says(call())
@@ -523,7 +525,7 @@ async def test_guest_that_reads_no_answers_is_ended() -> None:
 
 
 @pytest.mark.row("B3")
-def test_module_of_tools_needs_no_module_of_the_image() -> None:
+def test_importing_tools_needs_no_preloaded_module() -> None:
     assert needs_preloaded("import tools")
     assert not needs_preloaded("import tools, json", has_tools=True)
     assert needs_preloaded("import tools.deeper", has_tools=True)

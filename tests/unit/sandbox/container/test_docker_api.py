@@ -21,7 +21,7 @@ from fumehood.sandbox.container.docker_api import (
 pytestmark = pytest.mark.anyio
 
 
-async def test_answer_and_failure_come_through() -> None:
+async def test_result_and_exception_of_a_threaded_call_are_passed_on() -> None:
     threads = BoundedThreads(1, "test")
     assert await threads.run(lambda: 4, 5) == 4
     with pytest.raises(ZeroDivisionError):
@@ -29,7 +29,7 @@ async def test_answer_and_failure_come_through() -> None:
     assert await threads.run(lambda: 5, 5) == 5
 
 
-async def test_call_that_hangs_is_given_up_and_its_late_answer_thrown_away() -> None:
+async def test_hanging_call_times_out_and_its_late_result_is_discarded() -> None:
     threads = BoundedThreads(2, "test")
     release, thrown = threading.Event(), threading.Event()
 
@@ -45,7 +45,7 @@ async def test_call_that_hangs_is_given_up_and_its_late_answer_thrown_away() -> 
     assert await anyio.to_thread.run_sync(thrown.wait, 20)
 
 
-def test_answer_that_comes_after_the_loop_was_closed_is_thrown_away() -> None:
+def test_result_that_arrives_after_the_loop_closed_is_discarded() -> None:
     release, thrown = threading.Event(), threading.Event()
 
     async def give_up() -> None:
@@ -59,7 +59,7 @@ def test_answer_that_comes_after_the_loop_was_closed_is_thrown_away() -> None:
     assert thrown.wait(20)
 
 
-async def test_hanging_calls_take_no_more_than_their_threads() -> None:
+async def test_hanging_calls_use_at_most_the_allowed_threads() -> None:
     threads = BoundedThreads(2, "test-bounded")
     release = threading.Event()
     for _ in range(5):
@@ -70,7 +70,7 @@ async def test_hanging_calls_take_no_more_than_their_threads() -> None:
     assert await threads.run(lambda: 4, 20) == 4
 
 
-async def test_cancelled_call_gives_its_thread_back_when_it_ends() -> None:
+async def test_cancelled_call_returns_its_thread_when_it_ends() -> None:
     threads = BoundedThreads(1, "test")
     release = threading.Event()
     with anyio.move_on_after(0.01):
@@ -88,7 +88,7 @@ async def test_cancelled_call_gives_its_thread_back_when_it_ends() -> None:
     ],
     ids=["https", "tls", "ssh"],
 )
-async def test_engine_refuses_a_docker_whose_streams_it_cannot_have(
+async def test_docker_address_without_stream_support_is_refused(
     environment: dict[str, str],
 ) -> None:
     """The channel to a guest is the socket itself, which must not be encrypted."""
@@ -98,7 +98,7 @@ async def test_engine_refuses_a_docker_whose_streams_it_cannot_have(
     assert isinstance(docker.failure, DockerNotSupported)
 
 
-async def test_failure_to_reach_docker_is_reported_until_a_request_reaches_it(
+async def test_docker_failure_is_reported_until_a_request_succeeds(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docker_api, "QUICK_S", 0.05)

@@ -28,7 +28,7 @@ def check(runtime: str | None = None, *, has_swap: bool = False, **other: Any) -
         {"has_swap": True},
     ],
 )
-def test_host_that_limits_everything_is_fit(other: dict[str, Any]) -> None:
+def test_host_with_all_limits_is_accepted(other: dict[str, Any]) -> None:
     assert check(**other) is None
 
 
@@ -51,11 +51,9 @@ def test_host_that_limits_everything_is_fit(other: dict[str, Any]) -> None:
         ({"runtime": "runsc"}, "no runtime"),
     ],
 )
-def test_host_that_does_not_is_refused_and_the_reason_named(
-    other: dict[str, Any], fault: str
-) -> None:
+def test_host_without_a_limit_is_refused_with_the_reason(other: dict[str, Any], fault: str) -> None:
     assert fault in (check(**other) or "")
 
 
-def test_docker_that_says_nothing_of_itself_is_refused() -> None:
+def test_docker_with_empty_info_is_refused() -> None:
     assert why_unfit({}, runtime=None, has_swap=False) is not None

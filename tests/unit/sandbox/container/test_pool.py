@@ -97,7 +97,7 @@ async def test_container_is_kept_for_its_domain_and_used_again() -> None:
         assert len(made.maker.made) == 1
 
 
-async def test_container_of_one_domain_is_never_another_s() -> None:
+async def test_container_is_never_shared_between_trust_domains() -> None:
     async with bench() as made:
         first = made.run(await made.take("a"))
         second = await made.take("b")
@@ -118,7 +118,7 @@ async def test_full_pool_destroys_the_least_recently_used_idle_one_to_make_room(
         assert made.maker.most_alive == 2
 
 
-async def test_new_one_is_not_made_before_the_old_one_is_gone() -> None:
+async def test_new_container_waits_for_the_removal_of_the_old_one() -> None:
     async with bench(pool_max=1) as made:
         made.run(await made.take("a"))
         made.maker.may_remove.clear()
@@ -130,14 +130,14 @@ async def test_new_one_is_not_made_before_the_old_one_is_gone() -> None:
         assert made.maker.most_alive == 1
 
 
-async def test_another_size_is_another_container() -> None:
+async def test_containers_are_reused_only_for_the_same_memory_size() -> None:
     async with bench() as made:
         small = made.run(await made.take("a", 128))
         assert (await made.take("a", 512)).container is not small
         assert (await made.take("a", 128)).container is small
 
 
-async def test_warm_ones_stand_ready_and_are_replaced_when_taken() -> None:
+async def test_taken_warm_container_is_replaced() -> None:
     async with bench(pool_min=1) as made:
         await settle()
         (warm,) = made.maker.made
@@ -146,7 +146,7 @@ async def test_warm_ones_stand_ready_and_are_replaced_when_taken() -> None:
         assert len(made.maker.made) == 2
 
 
-async def test_next_call_waits_for_the_reset_of_its_container_and_takes_no_other() -> None:
+async def test_next_call_of_a_domain_waits_for_its_own_container_to_reset() -> None:
     async with bench(pool_min=1) as made:
         container = made.run(await made.take("a"), clean=False)
         await settle()
@@ -157,7 +157,7 @@ async def test_next_call_waits_for_the_reset_of_its_container_and_takes_no_other
         assert (await waiting).container is container
 
 
-async def test_two_calls_do_not_wait_for_one_reset() -> None:
+async def test_only_one_call_waits_for_a_container_being_reset() -> None:
     async with bench() as made:
         container = made.run(await made.take("a"), clean=False)
         first, second = made.waits("a"), made.waits("a")
@@ -166,7 +166,7 @@ async def test_two_calls_do_not_wait_for_one_reset() -> None:
         assert (await first).container is container
 
 
-async def test_dirty_container_is_destroyed_and_counted_and_who_waited_gets_another() -> None:
+async def test_dirty_container_is_destroyed_and_its_waiter_gets_a_new_one() -> None:
     async with bench() as made:
         container = made.run(await made.take("a"), clean=False)
         waiting = made.waits("a")
@@ -178,7 +178,7 @@ async def test_dirty_container_is_destroyed_and_counted_and_who_waited_gets_anot
         assert made.maker.removed == [container.name]
 
 
-async def test_fresh_call_gets_one_that_ran_nothing_and_it_is_destroyed_after() -> None:
+async def test_fresh_call_gets_an_unused_container_that_is_destroyed_afterwards() -> None:
     async with bench(pool_max=3) as made:
         used = made.run(await made.take("a"))
         place = await made.take("a", fresh=True)
@@ -188,7 +188,7 @@ async def test_fresh_call_gets_one_that_ran_nothing_and_it_is_destroyed_after() 
         assert (await made.take("a")).container is used
 
 
-async def test_lease_that_is_left_in_the_middle_of_a_run_destroys_its_container() -> None:
+async def test_lease_left_during_a_run_destroys_its_container() -> None:
     async with bench() as made:
         place = await made.take("a")
         assert isinstance(place.container, FakeContainer)
@@ -197,14 +197,14 @@ async def test_lease_that_is_left_in_the_middle_of_a_run_destroys_its_container(
         assert place.container.is_dead
 
 
-async def test_container_that_ran_nothing_is_nobody_s_again() -> None:
+async def test_unused_container_returns_to_the_shared_pool() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a")
         made.pool.give_back(place, ran=False, fresh=False)
         assert (await made.take("b")).container is place.container
 
 
-async def test_container_in_which_memory_ran_out_is_not_used_again() -> None:
+async def test_container_that_ran_out_of_memory_is_destroyed() -> None:
     async with bench() as made:
         place = await made.take("a")
         assert isinstance(place.container, FakeContainer)
@@ -212,7 +212,7 @@ async def test_container_in_which_memory_ran_out_is_not_used_again() -> None:
         assert made.why(made.run(place)) == ["memory ran out in it"]
 
 
-async def test_container_that_has_served_enough_is_destroyed() -> None:
+async def test_container_is_destroyed_after_its_maximum_number_of_uses() -> None:
     async with bench(max_uses=2) as made:
         container = made.run(await made.take("a"))
         assert not container.is_dead
@@ -220,14 +220,14 @@ async def test_container_that_has_served_enough_is_destroyed() -> None:
         assert made.why(container) == ["it has served enough"]
 
 
-async def test_old_container_is_destroyed_when_it_comes_back() -> None:
+async def test_container_over_its_lifetime_is_destroyed_on_return() -> None:
     async with bench(lifetime_seconds=10) as made:
         place = await made.take("a")
         made.seconds = 10
         assert made.why(made.run(place)) == ["it is old"]
 
 
-async def test_idle_container_is_destroyed_after_a_while_and_a_warm_one_is_not() -> None:
+async def test_idle_container_is_destroyed_but_warm_containers_stay() -> None:
     async with bench(pool_min=1, idle_seconds=10, lifetime_seconds=100) as made:
         container = made.run(await made.take("a"))
         await settle()
@@ -253,7 +253,7 @@ async def test_idle_containers_of_an_older_image_are_destroyed() -> None:
         assert container.is_dead
 
 
-async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
+async def test_queue_timeout_is_refused_with_a_retry_time() -> None:
     async with bench(pool_max=1, queue_seconds=0.02) as made:
         await made.take("a")
         with pytest.raises(SandboxUnavailable) as refused:
@@ -264,7 +264,7 @@ async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
         assert made.pool.counts()["waiting"] == 0
 
 
-async def test_line_is_bounded_for_one_domain_one_principal_and_for_all() -> None:
+async def test_queue_is_bounded_per_domain_per_principal_and_in_total() -> None:
     async with bench(pool_max=1) as made:
         await made.take("a")
         waiting = [made.waits("a") for _ in range(500)]
@@ -285,7 +285,7 @@ async def test_line_is_bounded_for_one_domain_one_principal_and_for_all() -> Non
         assert made.pool.counts()["waiting"] == 0
 
 
-async def test_calls_of_one_domain_are_served_in_the_order_in_which_they_came() -> None:
+async def test_calls_of_one_domain_are_served_first_in_first_out() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a")
         order: list[int] = []
@@ -303,7 +303,7 @@ async def test_calls_of_one_domain_are_served_in_the_order_in_which_they_came() 
         assert order == list(range(20))
 
 
-async def test_domain_with_one_call_does_not_wait_for_all_of_another_s() -> None:
+async def test_domain_with_one_call_is_not_starved_by_a_busy_domain() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a")
         order: list[str] = []
@@ -324,7 +324,7 @@ async def test_domain_with_one_call_does_not_wait_for_all_of_another_s() -> None
         assert order.index("b") <= 4  # one turn of a second
 
 
-async def test_principal_with_many_sessions_has_no_more_turns_than_one_with_one() -> None:
+async def test_principal_with_many_sessions_gets_no_more_turns_than_others() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a/0")
         order: list[str] = []
@@ -347,7 +347,7 @@ async def test_principal_with_many_sessions_has_no_more_turns_than_one_with_one(
         assert [number for number, name in enumerate(order) if name == "b"][-1] <= 7
 
 
-async def test_one_principal_s_calls_never_have_all_containers() -> None:
+async def test_one_principal_cannot_occupy_all_containers() -> None:
     async with bench(pool_max=4) as made:
         waiting = [made.waits(f"a/{number}") for number in range(8)]
         await settle()
@@ -358,7 +358,7 @@ async def test_one_principal_s_calls_never_have_all_containers() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_domains_do_not_take_the_container_from_each_other_for_every_call() -> None:
+async def test_alternating_domains_do_not_recreate_the_container_for_each_call() -> None:
     async with bench(pool_max=1) as made:
 
         async def call(domain: str) -> None:
@@ -372,7 +372,7 @@ async def test_domains_do_not_take_the_container_from_each_other_for_every_call(
         assert len(made.maker.made) <= 5
 
 
-async def test_small_requests_behind_one_that_is_being_made_for_are_served() -> None:
+async def test_idle_container_serves_its_domain_while_another_is_being_made() -> None:
     async with bench(pool_max=3) as made:
         idle = made.run(await made.take("a", 128))
         made.maker.may_make.clear()
@@ -383,7 +383,7 @@ async def test_small_requests_behind_one_that_is_being_made_for_are_served() -> 
         await first
 
 
-async def test_failure_to_make_one_is_told_to_who_waits_for_it() -> None:
+async def test_failed_container_start_is_reported_to_the_waiting_call() -> None:
     async with bench() as made:
         made.maker.failure = SandboxUnavailable("No container could be started.")
         with pytest.raises(SandboxUnavailable, match="No container"):
@@ -392,7 +392,7 @@ async def test_failure_to_make_one_is_told_to_who_waits_for_it() -> None:
         assert await made.take("a")
 
 
-async def test_waiting_calls_are_refused_when_docker_is_lost_and_later_ones_are_served() -> None:
+async def test_waiting_calls_are_refused_when_docker_fails_and_later_calls_are_served() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a")
         waiting = [made.waits("a"), made.waits("b")]
@@ -421,14 +421,14 @@ async def test_container_that_becomes_ready_after_the_pool_was_closed_is_destroy
             await made.take("a")
 
 
-async def test_container_that_is_lost_while_idle_is_replaced() -> None:
+async def test_idle_container_that_ended_is_replaced() -> None:
     async with bench(pool_max=1) as made:
         container = made.run(await made.take("a"))
         container.end("its stream ended")
         assert (await made.take("a")).container is not container
 
 
-async def test_lost_container_is_not_removed_before_it_is_known_how_it_ended() -> None:
+async def test_lost_container_is_examined_before_it_is_removed() -> None:
     async with bench() as made:
         place = await made.take("a")
         container = place.container
@@ -459,7 +459,7 @@ async def test_cancelling_a_call_at_any_moment_loses_no_container(steps: int) ->
         assert await made.take("b")
 
 
-async def test_call_that_is_cancelled_in_the_moment_it_is_served_gives_back_what_it_got() -> None:
+async def test_call_cancelled_while_it_is_served_returns_its_container() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a")
         waiting = made.waits("a")
@@ -471,7 +471,7 @@ async def test_call_that_is_cancelled_in_the_moment_it_is_served_gives_back_what
         assert (await made.take("a")).container is container
 
 
-async def test_container_that_was_made_for_who_left_serves_the_next() -> None:
+async def test_container_made_for_a_cancelled_call_serves_the_next_call() -> None:
     async with bench() as made:
         made.maker.may_make.clear()
         waiting = made.waits("a")
@@ -483,7 +483,7 @@ async def test_container_that_was_made_for_who_left_serves_the_next() -> None:
         assert (await made.take("b")).container is made.maker.made[0]
 
 
-async def test_another_image_is_another_container() -> None:
+async def test_containers_are_reused_only_for_the_same_image() -> None:
     async with bench(pool_max=3) as made:
         python = made.run(await made.take("a"))
         shell = made.run(await made.take("a", image="shell"))
@@ -501,7 +501,7 @@ async def test_ready_container_of_another_image_is_destroyed_to_make_room() -> N
         assert place.kind == Kind("shell", 512)
 
 
-async def test_those_that_stand_ready_are_of_the_first_image_only() -> None:
+async def test_warm_containers_use_the_first_image_only() -> None:
     async with bench(pool_min=1, pool_max=4) as made:
         await settle()
         made.run(await made.take("a", image="shell"))
@@ -522,7 +522,7 @@ class Holder:
         self.heard.append(why)
 
 
-async def test_container_that_is_let_go_is_its_holder_s_and_counts_no_more() -> None:
+async def test_container_handed_to_a_holder_leaves_the_pool() -> None:
     async with bench(pool_max=1) as made:
         place = await made.take("a", fresh=True)
         container = place.container
@@ -541,7 +541,7 @@ async def test_container_that_is_let_go_is_its_holder_s_and_counts_no_more() -> 
         assert made.maker.removed == []
 
 
-async def test_warm_container_that_is_let_go_is_replaced() -> None:
+async def test_warm_container_handed_to_a_holder_is_replaced() -> None:
     async with bench(pool_min=1) as made:
         await settle()
         assert made.pool.let_go(await made.take("a", fresh=True), Holder())
@@ -549,7 +549,7 @@ async def test_warm_container_that_is_let_go_is_replaced() -> None:
         assert made.pool.counts()["warm"] == 1
 
 
-async def test_container_that_ended_as_it_was_taken_cannot_be_let_go() -> None:
+async def test_ended_container_cannot_be_handed_to_a_holder() -> None:
     async with bench() as made:
         place = await made.take("a", fresh=True)
         place.container.end("it ended")

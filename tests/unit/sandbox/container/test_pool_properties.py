@@ -174,7 +174,7 @@ class World:
 
 @settings(max_examples=150)
 @given(STEPS)
-def test_no_container_serves_two_domains_and_there_are_never_too_many(
+def test_no_container_serves_two_domains_and_the_pool_limit_holds(
     steps: list[tuple[Any, ...]],
 ) -> None:
     async def play() -> None:

@@ -53,13 +53,13 @@ def reaper(docker: FakeDocker, *in_use: str) -> Reaper:
     ],
     ids=lambda value: value.name if isinstance(value, Listed) else "",
 )  # fmt: skip
-async def test_sweep_removes_exactly_what_nobody_wants(found: Listed, goes: bool) -> None:
+async def test_sweep_removes_exactly_the_unused_containers(found: Listed, goes: bool) -> None:
     docker = FakeDocker(None, containers={found.id: found})
     assert await reaper(docker, "in-use").sweep() == int(goes)
     assert docker.removed == ([found.name] if goes else [])
 
 
-async def test_removal_is_tried_until_docker_is_back() -> None:
+async def test_removal_is_retried_until_docker_answers() -> None:
     found = container("c", "me", "my-state")
     docker = FakeDocker(None, containers={found.id: found}, failing=DockerNotRunning("away"))
     async with anyio.create_task_group() as group:
@@ -70,7 +70,7 @@ async def test_removal_is_tried_until_docker_is_back() -> None:
     assert docker.removed == ["c"]
 
 
-async def test_stop_removes_all_of_this_engine_and_none_of_another() -> None:
+async def test_stop_removes_only_the_containers_of_this_engine() -> None:
     both = [container(f"c{n}", "me", "my-state") for n in range(20)]
     both.append(container("other", "other", "other-state"))
     docker = FakeDocker(None, containers={one.id: one for one in both})
@@ -78,7 +78,7 @@ async def test_stop_removes_all_of_this_engine_and_none_of_another() -> None:
     assert [one.name for one in docker.containers.values()] == ["other"]
 
 
-async def test_stop_ends_also_where_docker_is_away() -> None:
+async def test_stop_succeeds_while_docker_is_unavailable() -> None:
     docker = FakeDocker(None, failing=DockerNotRunning("away"))
     await reaper(docker).stop()
     assert docker.asked == ["list"]

@@ -59,7 +59,7 @@ def ending(**other: Any) -> ContainerEnding:
     "path",
     ["a", "a/b", "a b", "ä/ü", "a" * 255, "/".join(["d" * 200] * 20), "..a", "a..", "...", "\n"],
 )
-def test_plain_path_is_taken(path: str) -> None:
+def test_plain_path_is_accepted(path: str) -> None:
     assert is_plain_path(path)
 
 
@@ -70,7 +70,7 @@ def test_plain_path_is_taken(path: str) -> None:
         "a\0b", "a" * 256, "ä" * 128, "/".join(["d" * 200] * 21), "\udc80",
     ],
 )  # fmt: skip
-def test_path_that_leads_elsewhere_is_refused(path: str) -> None:
+def test_path_that_escapes_the_workspace_is_refused(path: str) -> None:
     assert not is_plain_path(path)
 
 
@@ -85,7 +85,7 @@ def test_output_is_kept_up_to_the_limit_of_each_stream() -> None:
     assert kept.stdout_bytes == 6000
 
 
-def test_files_are_handed_on_in_order() -> None:
+def test_received_files_are_passed_on_in_order() -> None:
     sink = Sink()
     received = run(sink)
     received.on_file(file("a", 5))
@@ -95,7 +95,7 @@ def test_files_are_handed_on_in_order() -> None:
     assert sink.files == [("a", 5, b"hello"), ("d/empty", 0, b"")]
 
 
-def test_sink_that_raises_is_not_asked_again_and_the_run_goes_on() -> None:
+def test_failing_sink_is_not_used_again_and_the_run_continues() -> None:
     class Broken(Sink):
         def write(self, data: bytes) -> None:
             self.files.append(("asked", 0, data))
@@ -111,14 +111,14 @@ def test_sink_that_raises_is_not_asked_again_and_the_run_goes_on() -> None:
     assert received.on_ended(ending()).ended_by is EndedBy.OK
 
 
-def test_bytes_beyond_the_files_size_are_refused() -> None:
+def test_file_data_beyond_the_declared_size_is_refused() -> None:
     received = run()
     received.on_file(file("a", 3))
     with pytest.raises(FrameError):
         received.on_data(data(b"four"))
 
 
-def test_bytes_of_no_file_are_refused() -> None:
+def test_file_data_without_a_file_is_refused() -> None:
     with pytest.raises(FrameError):
         run().on_data(data(b""))
 
@@ -131,7 +131,7 @@ def test_more_files_than_a_workspace_holds_are_refused() -> None:
         received.on_file(file("one-more", 0))
 
 
-def test_more_bytes_than_the_memory_are_refused_before_they_come() -> None:
+def test_declared_files_over_the_memory_limit_are_refused_at_once() -> None:
     received = run()
     received.on_file(file("a", 128 * MB))
     with pytest.raises(FrameError):
@@ -139,13 +139,13 @@ def test_more_bytes_than_the_memory_are_refused_before_they_come() -> None:
 
 
 @pytest.mark.parametrize("claim", [None, {"error": {}}, {"result": "nonsense"}])
-def test_success_is_told_by_the_exit_and_a_value_only_by_a_claim(claim: JsonObject | None) -> None:
+def test_success_without_a_claimed_value_has_no_result(claim: JsonObject | None) -> None:
     ended = run().on_ended(ending(claim=claim))
     assert (ended.ended_by, ended.result) == (EndedBy.OK, None)
 
 
 @pytest.mark.parametrize("ended_by", [by.value for by in EndedBy if by is not EndedBy.OK])
-def test_claim_never_makes_a_success_of_a_failure(ended_by: str) -> None:
+def test_claimed_result_does_not_turn_a_failure_into_success(ended_by: str) -> None:
     received = run().on_ended(ending(ended_by=ended_by, claim={"result": {"value": 4}}))
     assert received.ended_by.value == ended_by
     assert received.result is None
@@ -161,7 +161,7 @@ def test_claim_never_makes_a_success_of_a_failure(ended_by: str) -> None:
         ("wall_time", "memory", EndedBy.WALL_TIME),
     ],
 )
-def test_program_may_name_its_failure_only_where_nobody_outside_did(
+def test_claimed_failure_kind_is_used_only_without_an_observed_one(
     decided: str, claimed: str, named: EndedBy
 ) -> None:
     error = {"kind": claimed, "message": "m" * 5000}
@@ -171,14 +171,14 @@ def test_program_may_name_its_failure_only_where_nobody_outside_did(
     assert len(received.claimed_message) == 2000
 
 
-def test_cut_off_run_keeps_what_had_come() -> None:
+def test_interrupted_run_keeps_its_partial_output() -> None:
     received = run()
     received.on_output(output("größe"))
     kept = received.cut_off(EndedBy.WALL_TIME)
     assert (kept.ended_by, kept.stdout, kept.stdout_bytes) == (EndedBy.WALL_TIME, "größe", 7)
 
 
-def test_limits_hit_are_named_once() -> None:
+def test_each_exceeded_limit_is_named_once() -> None:
     received = run().on_ended(ending(limits_hit=["disk", "disk", "processes"]))
     assert received.limits_hit == ("disk", "processes")
 

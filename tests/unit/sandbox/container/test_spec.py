@@ -91,16 +91,16 @@ WHOLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_body_is_exactly_this_and_nothing_else() -> None:
+def test_create_request_is_exactly_the_expected_body() -> None:
     assert create_body(SPEC) == WHOLE
 
 
-def test_runtime_is_named_only_where_one_is_configured() -> None:
+def test_runtime_is_set_only_if_configured() -> None:
     assert create_body(replace(SPEC, runtime="runsc"))["HostConfig"]["Runtime"] == "runsc"
 
 
 @pytest.mark.parametrize("memory_mb", CONTAINER_MEMORY_CLASSES)
-def test_what_can_be_written_is_half_the_memory_at_most_in_every_class(memory_mb: int) -> None:
+def test_writable_mounts_take_half_of_the_memory_in_every_size_class(memory_mb: int) -> None:
     spec = replace(SPEC, memory_mb=memory_mb)
     assert sum(spec.writable_mb.values()) == memory_mb // 2
     assert all(size > 0 for size in spec.writable_mb.values())
@@ -109,7 +109,7 @@ def test_what_can_be_written_is_half_the_memory_at_most_in_every_class(memory_mb
     assert json.loads(create_body(spec)["Cmd"][0])["memory_bytes"] == memory_mb * MB
 
 
-def test_half_a_processor_is_half_its_nanoseconds() -> None:
+def test_fraction_of_a_cpu_is_converted_to_nanoseconds() -> None:
     assert create_body(replace(SPEC, cpus=0.5))["HostConfig"]["NanoCpus"] == 500_000_000
 
 
@@ -124,7 +124,7 @@ def test_half_a_processor_is_half_its_nanoseconds() -> None:
         ("runsc-kvm", 672, 1100),
     ],
 )
-def test_gvisors_own_kernel_gets_room_within_the_containers_limits(
+def test_gvisor_container_limits_include_the_memory_of_its_kernel(
     runtime: str | None, memory_mb: int, processes: int
 ) -> None:
     host = create_body(replace(SPEC, runtime=runtime))["HostConfig"]
@@ -132,7 +132,7 @@ def test_gvisors_own_kernel_gets_room_within_the_containers_limits(
     assert host["PidsLimit"] == processes
 
 
-def test_an_image_whose_guest_holds_more_adds_to_the_container_and_not_to_the_program() -> None:
+def test_larger_guest_raises_the_container_limit_but_not_the_program_limit() -> None:
     body = create_body(replace(SPEC, guest_mb=150))
     assert body["HostConfig"]["Memory"] == body["HostConfig"]["MemorySwap"] == (512 + 150) * MB
     assert json.loads(body["Cmd"][0])["memory_bytes"] == 512 * MB

@@ -42,7 +42,7 @@ class Volumes:
         return []
 
 
-def test_images_are_being_built_while_their_build_runs_and_no_longer() -> None:
+def test_images_are_marked_as_being_built_during_the_build_only() -> None:
     docker: Any = Volumes()
     with building_noted(docker, ["node", "python-data"]):
         assert is_being_built(docker, "node")
@@ -52,7 +52,7 @@ def test_images_are_being_built_while_their_build_runs_and_no_longer() -> None:
     assert docker.kept == {}
 
 
-def test_build_that_fails_takes_its_note_back() -> None:
+def test_failed_build_removes_its_mark() -> None:
     docker: Any = Volumes()
     with pytest.raises(SystemExit), building_noted(docker, ["node"]):
         raise SystemExit(4)
@@ -60,7 +60,7 @@ def test_build_that_fails_takes_its_note_back() -> None:
 
 
 @pytest.mark.parametrize("until", ["1", "", "soon", "-1", "²", "9" * 13])
-def test_note_without_a_deadline_to_come_is_not_believed_and_is_removed_by_the_next_build(
+def test_expired_build_mark_is_ignored_and_removed_by_the_next_build(
     until: str,
 ) -> None:
     docker: Any = Volumes(**{BUILDING: "node", UNTIL: until})
@@ -69,13 +69,13 @@ def test_note_without_a_deadline_to_come_is_not_believed_and_is_removed_by_the_n
     assert docker.kept == {}
 
 
-def test_note_of_another_build_that_runs_is_left_alone() -> None:
+def test_build_mark_of_a_running_build_is_kept() -> None:
     docker: Any = Volumes(**{BUILDING: "node", UNTIL: "9" * 12})
     sweep_builders(docker)
     assert is_being_built(docker, "node")
 
 
-def test_build_goes_on_where_docker_keeps_no_note() -> None:
+def test_build_continues_if_docker_cannot_store_its_mark() -> None:
     docker: Any = Volumes()
     docker.refuses = True
     reached = []

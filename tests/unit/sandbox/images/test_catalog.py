@@ -16,7 +16,7 @@ GUEST = guest_digest()
 BASE = "debian@sha256:" + "b" * 64
 
 
-def test_newest_of_this_engine_is_found_by_its_id() -> None:
+def test_newest_image_of_this_engine_is_found() -> None:
     docker = ListedImages(
         image_row("sha256:old", recipe=RECIPE, guest=GUEST, created=1_700_000_000),
         image_row("sha256:new", recipe=RECIPE, guest=GUEST, created=1_700_000_009),
@@ -26,7 +26,7 @@ def test_newest_of_this_engine_is_found_by_its_id() -> None:
     assert (image.id, image.packages, image.size_bytes) == ("sha256:new", 114, 117_000_000)
 
 
-def test_languages_and_memory_of_the_guest_are_read_from_the_labels() -> None:
+def test_guest_languages_and_memory_are_read_from_image_labels() -> None:
     row = image_row(
         "sha256:x", recipe=RECIPE, guest=GUEST, languages="python,javascript", guest_mb="96"
     )
@@ -46,7 +46,7 @@ def test_languages_and_memory_of_the_guest_are_read_from_the_labels() -> None:
     ],
     ids=["none", "guest", "recipe", "base", "base without digest"],
 )
-def test_any_other_image_is_refused_with_the_build_command(
+def test_unusable_image_is_refused_with_the_build_command(
     rows: list[dict[str, Any]], words: str
 ) -> None:
     with pytest.raises(SandboxUnavailable) as refusal:
@@ -57,7 +57,7 @@ def test_any_other_image_is_refused_with_the_build_command(
 
 
 @pytest.mark.row("S10")
-def test_image_that_no_command_builds_is_refused_with_the_names_that_there_are() -> None:
+def test_unknown_image_name_is_refused_with_the_known_names() -> None:
     with pytest.raises(SandboxUnavailable) as refusal:
         find_image(ListedImages(), "pyhton")
     assert "image 'pyhton' does not exist" in refusal.value.message
@@ -70,7 +70,7 @@ def test_image_that_no_command_builds_is_refused_with_the_names_that_there_are()
     "tags",
     [None, [], ["shop/derived:latest"], ["shop/fumehood/python:latest"], ["fumehood/python2:x"]],
 )
-def test_image_derived_from_ours_is_not_ours(tags: list[str] | None) -> None:
+def test_image_derived_from_an_engine_image_is_not_used(tags: list[str] | None) -> None:
     """It inherits every label; what else is in it nobody here knows."""
     ours = image_row("sha256:ours", recipe=RECIPE, guest=GUEST)
     derived = image_row("sha256:derived", recipe=RECIPE, guest=GUEST, created=1_800_000_000)
@@ -78,7 +78,7 @@ def test_image_derived_from_ours_is_not_ours(tags: list[str] | None) -> None:
     assert find_image(ListedImages(derived, ours), "python").id == "sha256:ours"
 
 
-def test_image_from_a_named_base_is_ours_where_its_recipe_says_so() -> None:
+def test_image_built_from_a_named_base_is_recognized() -> None:
     recipe = read_recipe("python", base=BASE).digest
     row = image_row("sha256:x", recipe=recipe, guest=GUEST, base=BASE)
     assert find_image(ListedImages(row), "python").base == BASE
@@ -93,6 +93,6 @@ def test_image_from_a_named_base_is_ours_where_its_recipe_says_so() -> None:
         {"packages_from": "9" * 30},
     ],
 )
-def test_labels_that_cannot_be_read_are_no_image_of_ours(label: dict[str, str]) -> None:
+def test_image_with_malformed_labels_is_ignored(label: dict[str, str]) -> None:
     broken = image_row("sha256:x", recipe=RECIPE, guest=GUEST, **label)
     assert list_images(ListedImages(broken)) == []

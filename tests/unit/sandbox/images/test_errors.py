@@ -21,17 +21,17 @@ from fumehood.sandbox.images.errors import build_error
         ("mmdebstrap: /tmp is mounted with nodev", "temporary files", "TMPDIR"),
     ],
 )
-def test_known_troubles_come_with_their_cure(said: str, found: str, remedy: str) -> None:
+def test_known_build_error_has_a_remedy(said: str, found: str, remedy: str) -> None:
     error = build_error("It failed", ["I: running", said, "I: done"])
     assert found in error.found
     assert remedy in error.remedy
 
 
-def test_unknown_trouble_shows_what_was_said_last() -> None:
+def test_unknown_build_error_shows_the_last_lines() -> None:
     error = build_error("It failed", [*(f"line {n}" for n in range(9)), "", "dpkg: error 7"])
     assert "dpkg: error 7" in error.found
     assert "line 4" not in error.found
 
 
-def test_a_program_that_says_nothing_is_reported_too() -> None:
+def test_build_error_without_output_is_reported() -> None:
     assert "printed nothing" in build_error("It failed", []).found

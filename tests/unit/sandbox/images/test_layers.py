@@ -29,7 +29,7 @@ def content(target: Path, name: str) -> bytes:
         return file.read()
 
 
-def test_packages_are_roots_and_nobody_elses_to_write(tmp_path: Path) -> None:
+def test_installed_packages_are_owned_by_root_and_read_only(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, "tool", files={"tool_data/deep/x.txt": "x"})
     write_site([wheel], "the lock", tmp_path / "site.tar")
     found = members(tmp_path / "site.tar")
@@ -44,7 +44,7 @@ def test_packages_are_roots_and_nobody_elses_to_write(tmp_path: Path) -> None:
     assert {m.mode for m in found.values() if m.isdir()} == {0o755}
 
 
-def test_programs_and_headers_are_left_out_and_libraries_are_not(tmp_path: Path) -> None:
+def test_wheel_scripts_and_headers_are_left_out_of_the_image(tmp_path: Path) -> None:
     data = "tool-1.0.data"
     wheel = write_wheel(
         tmp_path, "tool",
@@ -57,7 +57,7 @@ def test_programs_and_headers_are_left_out_and_libraries_are_not(tmp_path: Path)
     assert not [name for name in names if "data" in name or name.endswith(("/run", "a.h", "etc/a"))]
 
 
-def test_tests_of_the_large_packages_are_left_out_and_of_others_kept(tmp_path: Path) -> None:
+def test_tests_of_large_packages_are_left_out_of_the_image(tmp_path: Path) -> None:
     pandas = write_wheel(
         tmp_path, "pandas", files={"pandas/tests/a.py": "", "pandas/core/tests/b.py": "",
                                    "pandas/testing/c.py": ""}
@@ -73,7 +73,7 @@ def test_tests_of_the_large_packages_are_left_out_and_of_others_kept(tmp_path: P
     "path",
     ["../../../etc/cron.d/x", "/etc/passwd", "a/../../x", "a\\..\\x", "tool.data/purelib/../x"],
 )
-def test_file_outside_of_its_folder_is_refused(tmp_path: Path, path: str) -> None:
+def test_wheel_file_outside_its_directory_is_refused(tmp_path: Path, path: str) -> None:
     wheel = write_wheel(tmp_path, "tool", files={path: "x"})
     with pytest.raises(ImageBuildError, match="not a file below its own folder"):
         write_site([wheel], "", tmp_path / "site.tar")
@@ -90,7 +90,7 @@ def test_link_and_special_file_are_refused(tmp_path: Path, kind: int) -> None:
         write_site([wheel], "", tmp_path / "site.tar")
 
 
-def test_mode_of_a_wheel_does_not_reach_the_image(tmp_path: Path) -> None:
+def test_file_modes_of_a_wheel_are_not_copied_to_the_image(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, "tool")
     with zipfile.ZipFile(wheel, "a") as archive:
         member = zipfile.ZipInfo("su")
@@ -100,7 +100,7 @@ def test_mode_of_a_wheel_does_not_reach_the_image(tmp_path: Path) -> None:
     assert members(tmp_path / "site.tar")[f"{SITE}/su"].mode == 0o644
 
 
-def test_more_than_an_image_takes_is_refused(
+def test_wheels_over_the_unpacked_size_limit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = write_wheel(tmp_path, "tool", files={"big": "x" * 1000})
@@ -110,13 +110,13 @@ def test_more_than_an_image_takes_is_refused(
         write_site([wheel], "", tmp_path / "site.tar")
 
 
-def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
+def test_malformed_wheel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"not a zip file")
     with pytest.raises(ImageBuildError, match="cannot be unpacked"):
         write_site([tmp_path / "a-1-py3-none-any.whl"], "", tmp_path / "site.tar")
 
 
-def test_file_that_two_packages_bring_is_there_once(tmp_path: Path) -> None:
+def test_file_in_two_packages_is_written_once(tmp_path: Path) -> None:
     wheels = [write_wheel(tmp_path, name, files={"both.py": name}) for name in ("a", "b")]
     write_site(wheels, "", tmp_path / "site.tar")
     with tarfile.open(tmp_path / "site.tar") as archive:

@@ -59,7 +59,7 @@ def root(identifier: str, digest: str, *, created: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_what_stands_on_another_goes_before_it() -> None:
+def test_dependent_image_is_removed_before_its_parent() -> None:
     store = Store(
         root("sha256:root", "d" * 64, created=OLD),
         top("sha256:top", created=OLD, parent="sha256:root"),
@@ -68,7 +68,7 @@ def test_what_stands_on_another_goes_before_it() -> None:
     assert store.removed == ["sha256:top", "sha256:root"]
 
 
-def test_what_a_container_uses_stays_with_what_it_stands_on() -> None:
+def test_image_in_use_is_kept_with_its_parent() -> None:
     store = Store(
         root("sha256:root", "d" * 64, created=OLD),
         top("sha256:top", created=OLD, parent="sha256:root"),
@@ -78,7 +78,7 @@ def test_what_a_container_uses_stays_with_what_it_stands_on() -> None:
     assert store.removed == []
 
 
-def test_image_of_this_engine_and_a_new_one_of_another_are_of_use() -> None:
+def test_current_images_are_not_considered_unused() -> None:
     store = Store(
         top("sha256:ours", created=OLD),
         top("sha256:new", created=NEW, guest="0" * 64),
@@ -88,7 +88,7 @@ def test_image_of_this_engine_and_a_new_one_of_another_are_of_use() -> None:
     assert useless(store, Path("/nonexistent")) == {"sha256:old", "sha256:before"}
 
 
-def test_root_that_a_recipe_names_is_kept_for_the_next_build() -> None:
+def test_root_image_of_a_recipe_is_kept_for_the_next_build() -> None:
     store = Store(
         root("sha256:used", read_recipe("shell").root_digest, created=OLD),
         root("sha256:idle", "d" * 64, created=OLD),

@@ -27,7 +27,7 @@ HASH, OTHER = "a" * 64, "b" * 64
      'a; python_version < "3.12"', "a==1.0+cu118", "a ; sys_platform == 'linux' and extra == ''",
      "a_b.c-d", "numpy==2.0  # why"],
 )  # fmt: skip
-def test_name_extras_versions_and_marker_are_taken(line: str) -> None:
+def test_requirement_keeps_its_extras_versions_and_marker(line: str) -> None:
     (kept,) = parse_requirements(f"# first\n\n{line}\n").values()
     assert kept == line.partition("  #")[0]
 
@@ -66,17 +66,17 @@ def test_name_extras_versions_and_marker_are_taken(line: str) -> None:
         ("a,b", "not a package"),
     ],
 )
-def test_anything_else_is_refused_with_its_line(line: str, words: str) -> None:
+def test_invalid_requirement_is_refused_with_its_line(line: str, words: str) -> None:
     with pytest.raises(WrongRequirements, match=words):
         parse_requirements(f"numpy\n{line}\n")
 
 
-def test_package_that_is_named_twice_is_refused() -> None:
+def test_duplicate_requirement_is_refused() -> None:
     with pytest.raises(WrongRequirements, match="a-b is named twice"):
         parse_requirements("a_b==1\nA.B\n")
 
 
-def test_lock_reads_what_it_writes() -> None:
+def test_lock_file_round_trips() -> None:
     lock = Lock((Pinned("a", "1.0", (HASH, OTHER)), Pinned("b-c", "2", (HASH,))))
     assert parse_lock(lock.text) == lock
     assert parse_lock(f"# none\n{lock.text}# end\n") == lock
@@ -90,12 +90,12 @@ def test_lock_reads_what_it_writes() -> None:
      f"--find-links=/x a==1 --hash=sha256:{HASH}", f"a @ file:///x --hash=sha256:{HASH}",
      f"a==1 --hash=sha256:{HASH.upper()}"],
 )  # fmt: skip
-def test_lock_with_anything_but_one_version_and_hashes_is_refused(line: str) -> None:
+def test_lock_line_without_one_version_and_hashes_is_refused(line: str) -> None:
     with pytest.raises(WrongRequirements):
         parse_lock(f"b==1 --hash=sha256:{OTHER}\n{line}\n")
 
 
-def test_lock_of_files_takes_exactly_these(tmp_path: Path) -> None:
+def test_lock_of_wheel_files_pins_exactly_these_files(tmp_path: Path) -> None:
     (tmp_path / "B_c-2.0-cp311-cp311-linux_x86_64.whl").write_bytes(b"two")
     (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"one")
     lock = lock_of(sorted(tmp_path.iterdir()))
@@ -106,11 +106,11 @@ def test_lock_of_files_takes_exactly_these(tmp_path: Path) -> None:
         lock_of(sorted(tmp_path.iterdir()))
 
 
-def test_names_are_compared_as_the_index_does() -> None:
+def test_package_names_are_normalized_for_comparison() -> None:
     assert {normalized(name) for name in ("A_b", "a.B", "a--b", "a-b")} == {"a-b"}
 
 
-def test_own_line_wins_over_the_one_of_the_image_below() -> None:
+def test_own_requirement_overrides_the_one_of_the_parent_image() -> None:
     ours = parse_requirements("pandas\nnumpy\n")
     theirs = parse_requirements("Pandas<3\nhumanize\n")
     assert merged(ours, theirs) == "humanize\nnumpy\nPandas<3\n"

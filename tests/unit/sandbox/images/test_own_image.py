@@ -33,7 +33,9 @@ def make(wish: ImageRequest, home: Path) -> Path:
         return publish(folder, wish.name)
 
 
-def test_folder_says_all_that_the_image_is_made_from(asked: list[str], tmp_path: Path) -> None:
+def test_image_directory_holds_everything_the_image_is_built_from(
+    asked: list[str], tmp_path: Path
+) -> None:
     home = tmp_path / "images"
     make(ImageRequest("mine", "Tool\n", ("cowsay",), "python"), home)
     recipe = read_recipe("mine", own=home)
@@ -44,7 +46,7 @@ def test_folder_says_all_that_the_image_is_made_from(asked: list[str], tmp_path:
     assert sorted(entry.name for entry in home.iterdir()) == ["mine"]
 
 
-def test_packages_and_preloaded_modules_of_the_image_below_are_kept(
+def test_packages_and_preloads_of_the_parent_image_are_kept(
     asked: list[str], tmp_path: Path
 ) -> None:
     make(ImageRequest("mine", "Pandas<9\ntool\n"), tmp_path / "images")
@@ -69,7 +71,7 @@ def test_packages_and_preloaded_modules_of_the_image_below_are_kept(
         (ImageRequest("mine", "-r x"), "is an option"),
     ],
 )
-def test_wish_that_cannot_be_fulfilled_is_refused_before_anything_is_made(
+def test_invalid_image_request_is_refused_before_anything_is_written(
     tmp_path: Path, wish: ImageRequest, words: str
 ) -> None:
     with pytest.raises(WrongRecipe, match=words):
@@ -78,9 +80,7 @@ def test_wish_that_cannot_be_fulfilled_is_refused_before_anything_is_made(
     assert not (tmp_path / "images").exists()
 
 
-def test_image_that_is_there_is_replaced_only_when_that_is_meant(
-    asked: list[str], tmp_path: Path
-) -> None:
+def test_existing_image_is_replaced_only_on_request(asked: list[str], tmp_path: Path) -> None:
     home = tmp_path / "images"
     first, second = (
         ImageRequest("mine", "tool", (), "python"),
@@ -95,7 +95,7 @@ def test_image_that_is_there_is_replaced_only_when_that_is_meant(
     assert sorted(entry.name for entry in home.iterdir()) == ["mine"]
 
 
-def test_what_is_broken_off_leaves_no_folder_and_the_old_one_stays(
+def test_interrupted_image_request_leaves_the_old_directory(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "images"
@@ -117,7 +117,9 @@ def test_what_is_broken_off_leaves_no_folder_and_the_old_one_stays(
     assert [entry.name for entry in home.iterdir()] == ["mine"]
 
 
-def test_folder_is_closed_to_others_whatever_the_umask_is(asked: list[str], tmp_path: Path) -> None:
+def test_image_directory_is_not_writable_by_others_under_any_umask(
+    asked: list[str], tmp_path: Path
+) -> None:
     import os
 
     before = os.umask(0)

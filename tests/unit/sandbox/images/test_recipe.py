@@ -29,7 +29,7 @@ from support.docker_images import write_image_folder
 DIGEST = "sha256:" + "a" * 64
 
 
-def test_recipe_of_this_package_is_read_as_it_stands() -> None:
+def test_built_in_recipe_is_read() -> None:
     recipe = read_recipe("python")
     assert recipe.release == "bookworm"
     assert {"python3", "tzdata"} <= set(recipe.packages)
@@ -37,7 +37,7 @@ def test_recipe_of_this_package_is_read_as_it_stands() -> None:
     assert recipe.file("finish").startswith(b"#!/bin/sh")
 
 
-def test_images_of_this_package_are_all_read_and_each_has_what_its_guest_needs() -> None:
+def test_every_built_in_image_has_what_its_guest_needs() -> None:
     recipes = {name: read_recipe(name) for name in image_names()}
     assert recipes.keys() == {"python", "python-data", "python-science", "shell", "node"}
     assert all("python3" in recipe.packages for recipe in recipes.values())
@@ -45,7 +45,7 @@ def test_images_of_this_package_are_all_read_and_each_has_what_its_guest_needs()
     assert "javascript" in recipes["node"].settings.languages
 
 
-def test_image_tells_its_guest_what_it_is() -> None:
+def test_image_describes_itself_to_its_guest() -> None:
     about = json.loads(read_recipe("node").about)
     assert about == {
         "name": "node", "languages": ["python", "shell", "javascript"], "preload": [],
@@ -80,9 +80,7 @@ def test_image_tells_its_guest_what_it_is() -> None:
         ('release = "x y"', "not TOML"),
     ],
 )
-def test_settings_that_are_not_understood_are_refused(
-    tmp_path: Path, line: str, words: str
-) -> None:
+def test_unknown_image_settings_are_refused(tmp_path: Path, line: str, words: str) -> None:
     folder = write_image_folder(
         tmp_path, image=f'release = "bookworm"\ndescription = "x"\n{line}\n'
     )
@@ -94,7 +92,7 @@ def test_settings_that_are_not_understood_are_refused(
     "text", ['release = "bookworm"\n', 'description = "x"\n', 'release = 3\ndescription = "x"\n',
              'release = "--x"\ndescription = "x"\n', 'release = "bookworm"\ndescription = "a\\nb"\n']
 )  # fmt: skip
-def test_release_and_description_are_needed_and_checked(tmp_path: Path, text: str) -> None:
+def test_image_release_and_description_are_required(tmp_path: Path, text: str) -> None:
     with pytest.raises(WrongRecipe, match=r"image\.toml of the image python"):
         read_recipe("python", folder=write_image_folder(tmp_path, image=text))
 
@@ -108,7 +106,9 @@ def test_release_and_description_are_needed_and_checked(tmp_path: Path, text: st
         ("finish", "false\n"),
     ],
 )
-def test_every_file_of_the_folder_decides_the_digest(tmp_path: Path, stem: str, text: str) -> None:
+def test_every_file_of_the_image_directory_changes_its_digest(
+    tmp_path: Path, stem: str, text: str
+) -> None:
     before = read_recipe("python", folder=write_image_folder(tmp_path / "a"))
     same = read_recipe("python", folder=write_image_folder(tmp_path / "b"))
     other = read_recipe("python", folder=write_image_folder(tmp_path / "c", **{stem: text}))
@@ -116,7 +116,7 @@ def test_every_file_of_the_folder_decides_the_digest(tmp_path: Path, stem: str, 
     assert before.digest != other.digest
 
 
-def test_a_named_base_decides_the_digest(tmp_path: Path) -> None:
+def test_named_base_changes_the_image_digest(tmp_path: Path) -> None:
     folder = write_image_folder(tmp_path)
     own = read_recipe("python", folder=folder)
     named = read_recipe("python", base=f"debian@{DIGEST}", folder=folder)
@@ -142,15 +142,13 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
 @pytest.mark.parametrize(
     "line", ["numpy==2.0", "numpy==2.0 --hash=sha256:00", "numpy", "-r other.txt"]
 )
-def test_index_packages_without_a_hash_are_refused_and_not_left_out(
-    tmp_path: Path, line: str
-) -> None:
+def test_locked_package_without_a_hash_is_refused(tmp_path: Path, line: str) -> None:
     folder = write_image_folder(tmp_path, requirements=f"{line}\n")
     with pytest.raises(WrongRecipe, match=r"requirements\.lock of the image python"):
         read_recipe("python", folder=folder)
 
 
-def test_packages_of_python_data_are_locked_and_its_guest_is_told_of_them() -> None:
+def test_python_data_packages_are_locked_and_preloaded() -> None:
     recipe = read_recipe("python-data")
     names = {package.name for package in recipe.lock.packages}
     asked = parse_requirements(recipe.file("requirements.in").decode())
@@ -163,7 +161,7 @@ def test_packages_of_python_data_are_locked_and_its_guest_is_told_of_them() -> N
     assert [word for word in ("://", "--index-url", "--find-links") if word in text] == []
 
 
-def test_python_science_is_python_data_and_more_in_the_same_versions() -> None:
+def test_python_science_extends_python_data_with_equal_versions() -> None:
     data, science = read_recipe("python-data"), read_recipe("python-science")
     assert set(data.lock.packages) < set(science.lock.packages)
     asked = [parse_requirements(one.file("requirements.in").decode()) for one in (data, science)]
@@ -176,7 +174,7 @@ def test_python_science_is_python_data_and_more_in_the_same_versions() -> None:
     assert about["environment"]["JE_ARROW_MALLOC_CONF"] == "background_thread:false"
 
 
-def test_images_of_the_default_tools_share_one_root_and_the_small_one_does_not() -> None:
+def test_default_images_share_one_root() -> None:
     digests = {name: read_recipe(name).root_digest for name in image_names()}
     assert digests["shell"] == digests["python-data"] == digests["node"]
     assert digests["python-science"] == digests["python-data"]
@@ -189,7 +187,9 @@ def test_images_of_the_default_tools_share_one_root_and_the_small_one_does_not()
     [("packages", "python3\ntzdata\n"), ("image", 'release = "trixie"\ndescription = "x"\n'),
      ("finish", "false\n")],
 )  # fmt: skip
-def test_what_decides_the_root_decides_its_digest(tmp_path: Path, stem: str, text: str) -> None:
+def test_every_input_of_the_root_image_changes_its_digest(
+    tmp_path: Path, stem: str, text: str
+) -> None:
     before = read_recipe("python", folder=write_image_folder(tmp_path / "a"))
     other = read_recipe("python", folder=write_image_folder(tmp_path / "b", **{stem: text}))
     assert before.root_digest != other.root_digest
@@ -208,7 +208,7 @@ def own_folder(home: Path, name: str = "mine") -> Path:
     return folder
 
 
-def test_image_of_the_operators_own_is_read_with_what_all_images_share(tmp_path: Path) -> None:
+def test_own_image_is_read_with_the_shared_files(tmp_path: Path) -> None:
     own_folder(tmp_path)
     assert image_names(own=tmp_path) == [
         "mine", "node", "python", "python-data", "python-science", "shell",
@@ -220,19 +220,19 @@ def test_image_of_the_operators_own_is_read_with_what_all_images_share(tmp_path:
         read_recipe("mine")
 
 
-def test_folder_of_the_operator_runs_nothing_during_the_build(tmp_path: Path) -> None:
+def test_own_image_directory_cannot_run_code_during_the_build(tmp_path: Path) -> None:
     """What `finish` says is run by root."""
     (own_folder(tmp_path) / "finish").write_text("echo here", encoding="utf-8")
     assert read_recipe("mine", own=tmp_path).file("finish") == read_recipe("python").file("finish")
 
 
-def test_folder_of_the_operator_does_not_hide_one_of_ours(tmp_path: Path) -> None:
+def test_own_image_cannot_shadow_a_built_in_image(tmp_path: Path) -> None:
     own_folder(tmp_path, "python")
     assert read_recipe("python", own=tmp_path) == read_recipe("python")
 
 
 @pytest.mark.parametrize("what", ["folder", "image.toml", "requirements.lock"])
-def test_own_image_that_others_may_write_is_refused(tmp_path: Path, what: str) -> None:
+def test_own_image_writable_by_others_is_refused(tmp_path: Path, what: str) -> None:
     folder = own_folder(tmp_path)
     assert read_recipe("mine", own=tmp_path)
     target = folder if what == "folder" else folder / what
@@ -255,20 +255,20 @@ def test_own_image_with_a_link_or_without_a_file_is_refused(tmp_path: Path) -> N
     "name",
     ["python", "node", "common", "root", "base-x", "building-x", "", "A", "a_b", "../a", "a" * 32],
 )
-def test_name_that_is_ours_or_none_cannot_be_an_own_images(name: str) -> None:
+def test_reserved_or_invalid_name_is_refused_for_an_own_image(name: str) -> None:
     assert not is_own_name(name)
     assert is_own_name("a" * 31)
 
 
 @pytest.mark.parametrize("package", ["--allow-x", "a,b", "a b", "A", "x;rm", "$(x)"])
-def test_a_line_that_is_no_package_is_refused(tmp_path: Path, package: str) -> None:
+def test_invalid_debian_package_name_is_refused(tmp_path: Path, package: str) -> None:
     """They become part of a command line."""
     folder = write_image_folder(tmp_path, packages=f"python3\n{package}\n")
     with pytest.raises(WrongRecipe, match="not the name"):
         read_recipe("python", folder=folder)
 
 
-def test_guest_is_all_of_its_files_and_nothing_of_the_host() -> None:
+def test_guest_archive_has_the_guest_files_only() -> None:
     paths = [path for path, _ in guest_files()]
     assert paths == sorted(paths)
     outside = {path for path in paths if not path.startswith("guest/")}
@@ -279,7 +279,9 @@ def test_guest_is_all_of_its_files_and_nothing_of_the_host() -> None:
     assert not any("__pycache__" in path for path in paths)
 
 
-def test_guest_digest_follows_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guest_digest_changes_with_every_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = guest_digest()
     files = guest_files()
     for changed in (
@@ -293,7 +295,7 @@ def test_guest_digest_follows_every_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert guest_digest.__wrapped__() == before
 
 
-def test_guest_in_the_archive_is_roots_and_nobody_elses_to_write() -> None:
+def test_archived_guest_is_owned_by_root_and_read_only() -> None:
     with tarfile.open(fileobj=io.BytesIO(guest_archive())) as archive:
         members = archive.getmembers()
         start = archive.extractfile(f"{GUEST_HOME}/guest/__main__.py")

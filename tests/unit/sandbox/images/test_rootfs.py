@@ -31,9 +31,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def test_steps_are_told_as_they_come_and_the_folder_decides_the_command(
-    fake: Path, tmp_path: Path
-) -> None:
+def test_root_build_reports_its_steps_and_uses_the_recipe(fake: Path, tmp_path: Path) -> None:
     steps: list[str] = []
     rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", steps.append)
     assert steps == ["running apt-get update", "downloading packages with apt"]
@@ -43,13 +41,13 @@ def test_steps_are_told_as_they_come_and_the_folder_decides_the_command(
     assert arguments[-2:] == ["bookworm", str(tmp_path / "root.tar")]
 
 
-def test_failure_says_what_was_said_last(fake: Path, tmp_path: Path) -> None:
+def test_failed_root_build_reports_the_last_error(fake: Path, tmp_path: Path) -> None:
     fake.write_text(FAKE.format(then="echo 'E: Temporary failure resolving mirror' >&2; exit 25"))
     with pytest.raises(ImageBuildError, match="cannot be reached"):
         rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
 
 
-def test_one_that_never_ends_is_ended(
+def test_root_build_over_its_deadline_is_ended(
     fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rootfs, "DEADLINE_S", 0.2)
@@ -74,7 +72,7 @@ def test_interrupted_build_leaves_no_process(fake: Path, tmp_path: Path) -> None
         os.kill(pid, 0)
 
 
-def test_without_root_the_other_way_is_named(
+def test_root_build_without_root_rights_suggests_a_named_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -83,7 +81,7 @@ def test_without_root_the_other_way_is_named(
     assert "--base" in error.value.remedy
 
 
-def test_without_mmdebstrap_its_package_is_named(
+def test_root_build_without_mmdebstrap_names_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)

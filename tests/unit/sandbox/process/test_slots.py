@@ -26,7 +26,7 @@ async def has_place(places: Slots, who: str) -> bool:
 
 
 @pytest.mark.row("S4")
-async def test_one_principal_has_three_quarters_and_the_rest_is_for_others() -> None:
+async def test_one_principal_takes_at_most_three_quarters_of_the_slots() -> None:
     places = Slots(8, "the wall")
     assert [await has_place(places, "alice") for _ in range(8)] == [True] * 6 + [False] * 2
     assert [await has_place(places, "bob") for _ in range(3)] == [True, True, False]
@@ -37,7 +37,7 @@ async def test_one_principal_has_three_quarters_and_the_rest_is_for_others() -> 
     assert await has_place(places, "alice")
 
 
-async def test_whoever_waits_gets_the_place_that_is_left() -> None:
+async def test_waiting_call_gets_the_released_slot() -> None:
     places = Slots(1, "the wall")
     await places.take("alice")
     took = anyio.Event()
@@ -56,7 +56,7 @@ async def test_whoever_waits_gets_the_place_that_is_left() -> None:
     assert await has_place(places, "bob")
 
 
-async def test_whoever_gives_up_leaves_nothing_taken() -> None:
+async def test_cancelled_wait_leaves_no_slot_taken() -> None:
     places = Slots(2, "the wall")
     await places.take("alice")
     await places.take("alice")
@@ -69,7 +69,7 @@ async def test_whoever_gives_up_leaves_nothing_taken() -> None:
 
 
 @pytest.mark.row("S4")
-async def test_one_principal_never_has_all_that_there_is_to_wait_in(
+async def test_one_principal_cannot_fill_the_waiting_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 4)
