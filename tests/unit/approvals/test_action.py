@@ -1,4 +1,4 @@
-"""The document that a yes is for: what decides what happens is in it, what describes is not."""
+"""The action document that an approval covers: it holds what affects execution, and only that."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ BASE = _action()
         (lambda: _action(Effect({}, "base", "effect")), "workspace"),
     ],
 )
-def test_what_decides_what_happens_makes_another_action(
+def test_change_that_affects_execution_changes_the_action_digest(
     make: Callable[[], Action], field: str
 ) -> None:
     other = make()
@@ -78,7 +78,7 @@ def test_what_decides_what_happens_makes_another_action(
     assert changed_fields(BASE.document, other.document) == (field,)
 
 
-def test_another_definition_price_or_version_is_another_action() -> None:
+def test_changed_definition_price_or_version_changes_the_action_digest() -> None:
     for fields, named in (
         ({"description": "Another."}, ("definition",)),
         ({"cost_per_use": "0.5"}, ("cost_ceiling", "definition")),
@@ -100,18 +100,18 @@ def test_another_definition_price_or_version_is_another_action() -> None:
     ],
     ids=["trace", "waiting", "debug", "key", "the rule that asks"],
 )
-def test_what_only_describes_makes_no_other_action(make: Callable[[], Action]) -> None:
+def test_descriptive_option_does_not_change_the_action_digest(make: Callable[[], Action]) -> None:
     assert make().digest == BASE.digest
 
 
-def test_every_field_of_the_document_is_named_in_the_explanation() -> None:
+def test_every_action_field_is_documented_in_the_explanation() -> None:
     page = Path(__file__).parents[3] / "docs/explanation/approval.md"
     words = page.read_text(encoding="utf-8")
     missing = [name for name in BASE.document if f"`{name}`" not in words]
     assert missing == []
 
 
-def test_the_source_of_a_function_is_part_of_its_definition(tmp_path: Path) -> None:
+def test_definition_digest_covers_function_source(tmp_path: Path) -> None:
     module = tmp_path / "deeds.py"
     module.write_text("def act(): return 1\n")
     address = FunctionAddress("deeds", "act", str(tmp_path))
@@ -122,7 +122,7 @@ def test_the_source_of_a_function_is_part_of_its_definition(tmp_path: Path) -> N
     assert definition_digest(found) != before
 
 
-def test_the_source_of_a_started_program_is_part_of_its_definition() -> None:
+def test_definition_digest_covers_source_of_a_main_program() -> None:
     found = registered(function_definition(sandboxed=False))
 
     def digest(source: str) -> str:
@@ -132,7 +132,7 @@ def test_the_source_of_a_started_program_is_part_of_its_definition() -> None:
     assert digest("one") == digest("one") != digest("two")
 
 
-def test_two_functions_with_one_definition_are_two_tools() -> None:
+def test_functions_with_equal_definitions_have_different_digests() -> None:
     def register(function: Any) -> RegisteredTool:
         from fumehood.registry.functions import register_function
 

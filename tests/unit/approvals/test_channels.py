@@ -1,4 +1,4 @@
-"""The table of channels, and what the engine does for each channel in it."""
+"""The table of approval channels, and what the engine does for each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.row("A6")]
 
 
 class Noticeboard(ApprovalChannel):
-    """Remembers what it was told. Its `owe` fails while `is_full`."""
+    """A channel that records what it is notified of. Its `owe` fails while `is_full`."""
 
     name = "noticeboard"
     decides_as = "noticeboard"
@@ -53,7 +53,7 @@ class Noticeboard(ApprovalChannel):
 
 @pytest.fixture
 def boards(monkeypatch: pytest.MonkeyPatch) -> list[Noticeboard]:
-    """Makes the table have one more channel, which is configured by being there."""
+    """Add a channel to the table, always configured."""
     made: list[Noticeboard] = []
 
     def make(settings: Any, context: ChannelContext) -> ApprovalChannel:
@@ -69,7 +69,7 @@ def boards(monkeypatch: pytest.MonkeyPatch) -> list[Noticeboard]:
     return made
 
 
-async def test_a_channel_in_the_table_is_told_shown_and_may_decide(
+async def test_registered_channel_is_notified_runs_and_may_decide(
     boards: list[Noticeboard],
 ) -> None:
     async with asking(approver=False) as desk:
@@ -88,7 +88,7 @@ async def test_a_channel_in_the_table_is_told_shown_and_may_decide(
     assert board.show is None
 
 
-async def test_a_message_that_cannot_be_stored_undoes_the_change_that_it_reports(
+async def test_failed_notification_rolls_back_the_decision(
     boards: list[Noticeboard],
 ) -> None:
     async with asking() as desk:
@@ -104,11 +104,11 @@ async def test_a_message_that_cannot_be_stored_undoes_the_change_that_it_reports
         assert desk.deeds.done == ["a"]
 
 
-def test_each_channel_has_its_section_in_the_configuration() -> None:
+def test_each_channel_has_a_configuration_section() -> None:
     assert set(CHANNELS) <= set(Config.model_fields)
 
 
-def test_a_channel_without_settings_is_not_made() -> None:
+def test_channel_without_settings_is_not_opened() -> None:
     database = open_database(None)
     try:
         context = ChannelContext(database, ManualClock().now, quiet_logger())

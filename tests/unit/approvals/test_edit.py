@@ -1,4 +1,4 @@
-"""What the caller of an edited call is told: names of arguments, and never what is hidden."""
+"""The warning to the caller of an edited call: argument names, never hidden ones or values."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def _changed(asked: dict[str, Any], done: dict[str, Any], *hidden: str) -> str:
     return said.partition("this call ran")[2]
 
 
-def test_it_names_what_is_changed_added_and_removed_and_no_value() -> None:
+def test_edit_warning_names_changed_added_and_removed_arguments_without_values() -> None:
     asked = {"same": 1, "other": "secret", "gone": None}
     done = {"same": 1, "other": "s3cret", "new": None}
     assert _changed(asked, done) == ": changed /gone, /new, /other"
 
 
-def test_a_call_that_nobody_edited_has_no_warning() -> None:
+def test_unedited_call_has_no_edit_warning() -> None:
     assert edit_warning(_stored(None, {"a": 1})) is None
 
 
-def test_true_is_not_one() -> None:
+def test_edit_warning_distinguishes_true_from_one() -> None:
     assert _changed({"a": 1, "b": 1}, {"a": True, "b": 1.0}) == ": changed /a"
 
 
-def test_names_are_json_pointers_and_bounded() -> None:
+def test_edit_warning_uses_json_pointers_and_is_bounded() -> None:
     assert _changed({"a/b~c": 1}, {"a/b~c": 2}) == ": changed /a~1b~0c"
     assert len(_changed({"a" * 5000: 1}, {})) < MAX_POINTER + 20
     many = _changed({f"{number:04}": 1 for number in range(5000)}, {})
@@ -61,7 +61,7 @@ def test_names_are_json_pointers_and_bounded() -> None:
     assert many.endswith(", …")
 
 
-def test_what_the_agents_configuration_hides_is_in_neither_warning_nor_view() -> None:
+def test_hidden_arguments_are_in_neither_warning_nor_callers_view() -> None:
     stored = _stored({"a": 1, "fixed": 1}, {"a": 2, "fixed": 2}, "fixed")
     assert _changed({"a": 1, "fixed": 1}, {"a": 2, "fixed": 2}, "fixed") == ": changed /a"
     own = own_view(stored)

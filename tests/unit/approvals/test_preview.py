@@ -1,4 +1,4 @@
-"""The preview of a call: whose turn it takes, and which calls have none."""
+"""The preview of a call: its turn in the session, and calls without a preview."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def bench(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Be
         yield Bench(engine, await engine.sessions.create(engine.owner))
 
 
-async def test_a_call_is_looked_at_in_a_turn_of_its_session_which_counts_as_no_call(
+async def test_preview_takes_a_session_turn_without_counting_as_a_call(
     bench: Bench,
 ) -> None:
     arguments = {"path": "f", "content": "x"}
@@ -65,7 +65,7 @@ async def test_a_call_is_looked_at_in_a_turn_of_its_session_which_counts_as_no_c
     assert await bench.engine.session_files(bench.session.id).page() is not None
 
 
-async def test_what_has_no_preview_takes_nobodys_turn(bench: Bench) -> None:
+async def test_call_without_preview_takes_no_session_turn(bench: Bench) -> None:
     turn = await bench.engine.sessions.files(bench.engine.owner, bench.session.id)
     async with turn:
         for tool, arguments in (("run_python", {"code": "1"}), ("list_files", {})):
@@ -73,7 +73,7 @@ async def test_what_has_no_preview_takes_nobodys_turn(bench: Bench) -> None:
         assert await bench.look("calculator", {"expression": "1"}) is None
 
 
-async def test_a_session_that_is_busy_or_over_refuses_before_anybody_is_asked(
+async def test_preview_in_busy_or_ended_session_is_refused(
     bench: Bench,
 ) -> None:
     call = "delete_files", {"paths": ["f"]}

@@ -1,4 +1,4 @@
-"""A remembered rule allows what its approver has seen, and differs only in what they freed."""
+"""A remembered rule allows calls like the approved one, except in what its approver left free."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _call(
 
 
 def _rule(approved: PermittedCall, same: tuple[str, ...] | None, scope: str = "until") -> Any:
-    """The rule that the approval of a call leaves, `same` named as those that must be equal."""
+    """The rule remembered for an approved call, with `same` as the arguments that must be equal."""
     options = approved.request.options
     definition = definition_digest(approved.tool)
     stored = approval(
@@ -107,7 +107,7 @@ def _exact(value: Any) -> str:
     approved={"a": [0.0]}, repeated={"a": [-0.0]}, same=None, options={}, other_options={},
     dangerous=False, stranger=False, scope="until",
 )  # fmt: skip
-def test_call_differs_from_the_approved_one_only_in_what_was_freed(
+def test_remembered_rule_allows_difference_only_in_freed_arguments(
     shared_database: Database,
     approved: dict[str, Any],
     repeated: dict[str, Any],
@@ -142,7 +142,7 @@ def test_call_differs_from_the_approved_one_only_in_what_was_freed(
 
 
 @pytest.mark.parametrize("same", [(), ("paths",)])
-def test_dangerous_tool_is_never_remembered_with_any_others(same: tuple[str, ...]) -> None:
+def test_dangerous_tool_is_remembered_only_with_exact_arguments(same: tuple[str, ...]) -> None:
     given = {"paths": ["build"], "recursive": False}
     with pytest.raises(InvalidParams, match="exactly the approved arguments"):
         _rule(_call(given, dangerous=True), same)
@@ -150,7 +150,7 @@ def test_dangerous_tool_is_never_remembered_with_any_others(same: tuple[str, ...
     assert not _rule(_call(given, dangerous=True), ("paths", "recursive")).any_others
 
 
-def test_rule_of_an_earlier_version_is_read_as_narrow(database: Database) -> None:
+def test_stored_rule_of_an_earlier_version_allows_no_other_arguments(database: Database) -> None:
     call = _call({"paths": ["build"]})
     earlier = _rule(call, None).model_dump(mode="json", exclude={"any_others"})
     names = ", ".join(earlier)
@@ -167,7 +167,7 @@ def test_rule_of_an_earlier_version_is_read_as_narrow(database: Database) -> Non
     assert not _allows(database, read, _call({"paths": ["build"], "recursive": True}))
 
 
-def test_empty_rule_allows_only_a_call_without_arguments(database: Database) -> None:
+def test_rule_without_arguments_allows_only_a_call_without_arguments(database: Database) -> None:
     one = _rule(_call({}), None)
     assert _allows(database, one, _call({}))
     assert not _allows(database, one, _call({"a": 1}))

@@ -1,4 +1,4 @@
-"""A repeated call is the call that waits, or whose answer nobody has fetched: asked and done once."""
+"""A repeat is the same call while it is pending or its answer unfetched: approved and run once."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ async def waiting(desk: Asking) -> int:
 
 
 async def done(desk: Asking, approval_id: str) -> None:
-    """Until the call has its answer, which nobody fetches."""
+    """Wait until the call has its answer, without fetching it."""
     await desk.state(approval_id, ApprovalState.DONE, ApprovalState.FAILED, ApprovalState.DENIED)
 
 
 async def followed(desk: Asking, approval_id: str, count: int) -> None:
-    """Until so many callers wait for the call's answer."""
+    """Wait until this number of callers wait for the call's answer."""
     with anyio.fail_after(10):
         while len(desk.engine.approvals.requests.runs.followers(approval_id)) != count:
             await anyio.sleep(0.01)
 
 
-async def test_repeat_of_a_call_that_waits_is_that_call() -> None:
+async def test_repeat_of_pending_call_is_the_same_call() -> None:
     async with asking() as desk:
         first = await desk.ask("a")
         again = await desk.ask("a")
@@ -57,7 +57,7 @@ async def test_repeat_of_a_call_that_waits_is_that_call() -> None:
         assert await waiting(desk) == 1
 
 
-async def test_repeat_of_a_decided_call_gets_its_answer_once_and_then_asks_anew() -> None:
+async def test_repeat_gets_unfetched_answer_once_then_needs_new_approval() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id)
@@ -70,7 +70,7 @@ async def test_repeat_of_a_decided_call_gets_its_answer_once_and_then_asks_anew(
         assert desk.deeds.done == ["a"]
 
 
-async def test_caller_that_waited_and_got_its_answer_has_fetched_it() -> None:
+async def test_answer_received_while_waiting_counts_as_fetched() -> None:
     async with asking() as desk:
         async with anyio.create_task_group() as group:
 
@@ -88,7 +88,7 @@ async def test_caller_that_waited_and_got_its_answer_has_fetched_it() -> None:
         assert await waiting(desk) == 2
 
 
-async def test_answer_looked_up_by_the_call_id_is_fetched() -> None:
+async def test_answer_looked_up_by_call_id_counts_as_fetched() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id)
@@ -96,7 +96,7 @@ async def test_answer_looked_up_by_the_call_id_is_fetched() -> None:
         assert await desk.parked("a") != approval_id
 
 
-async def test_of_equal_calls_at_once_one_asks_and_all_wait_for_it() -> None:
+async def test_concurrent_equal_calls_share_one_approval() -> None:
     async with asking() as desk:
         ids: list[str] = []
 
@@ -110,7 +110,7 @@ async def test_of_equal_calls_at_once_one_asks_and_all_wait_for_it() -> None:
         assert await waiting(desk) == 1
 
 
-async def test_equal_members_of_a_batch_are_one_call_also_one_after_the_other() -> None:
+async def test_equal_sequential_batch_members_run_once() -> None:
     async with asking() as desk:
         member = {"tool": "erase", "arguments": {"what": "a"}, "options": {"wait_for_approval": 10}}
         twin = {**member, "arguments": {"what": "b"}}
@@ -138,7 +138,7 @@ async def test_equal_members_of_a_batch_are_one_call_also_one_after_the_other() 
         await desk.parked("a")  # the batch has fetched them
 
 
-async def test_batch_whose_caller_has_left_has_fetched_nothing() -> None:
+async def test_cancelled_batch_leaves_its_answers_unfetched() -> None:
     async with asking() as desk:
         members = [
             {"tool": "erase", "arguments": {"what": what}, "options": {"wait_for_approval": 10}}
@@ -170,14 +170,14 @@ async def test_batch_whose_caller_has_left_has_fetched_nothing() -> None:
         {"timeout_seconds": 3.0},
     ],
 )
-async def test_another_call_asks_by_itself(other: dict[str, Any]) -> None:
+async def test_different_call_needs_its_own_approval(other: dict[str, Any]) -> None:
     async with asking() as desk:
         first = await desk.parked("a")
         assert await desk.parked(**{"what": "a", **other}) != first
         assert await desk.parked("a", trace_id="other", max_length=9) == first  # only its form
 
 
-async def test_call_with_a_key_or_a_new_call_is_not_what_a_later_one_repeats() -> None:
+async def test_keyed_or_new_call_is_not_matched_by_a_later_repeat() -> None:
     async with asking() as desk:
         keyed = await desk.parked("a", idempotency_key="k")
         new = await desk.parked("a", new_call=True)
@@ -186,7 +186,7 @@ async def test_call_with_a_key_or_a_new_call_is_not_what_a_later_one_repeats() -
         assert await desk.parked("a", idempotency_key="k") == keyed
 
 
-async def test_dry_run_repeats_nothing_and_fetches_nothing() -> None:
+async def test_dry_run_does_not_fetch_the_answer() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id)
@@ -195,7 +195,7 @@ async def test_dry_run_repeats_nothing_and_fetches_nothing() -> None:
         assert (await desk.ask("a")).data == {"erased": "a"}
 
 
-async def test_denial_reaches_the_repeat_with_its_reason_and_nothing_is_asked_again() -> None:
+async def test_repeat_of_denied_call_is_denied_with_reason_for_a_day() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, NO)
@@ -210,7 +210,7 @@ async def test_denial_reaches_the_repeat_with_its_reason_and_nothing_is_asked_ag
 
 
 @pytest.mark.parametrize("ending", ["expired", "cancelled"])
-async def test_call_that_nobody_decided_is_asked_anew(ending: str) -> None:
+async def test_repeat_of_expired_or_cancelled_call_needs_new_approval(ending: str) -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         if ending == "expired":
@@ -222,7 +222,7 @@ async def test_call_that_nobody_decided_is_asked_anew(ending: str) -> None:
         assert await desk.parked("a") != approval_id
 
 
-async def test_answer_is_for_a_repeat_for_a_time_only() -> None:
+async def test_unfetched_answer_is_replayed_only_within_repeat_seconds() -> None:
     async with asking(approvals=ApprovalSettings(repeat_seconds=60)) as desk:
         for pause_s, is_repeat in ((59, True), (61, False)):
             approval_id = await desk.parked("a")
@@ -233,7 +233,7 @@ async def test_answer_is_for_a_repeat_for_a_time_only() -> None:
         assert desk.deeds.done == ["a", "a"]
 
 
-async def test_repeat_of_an_edited_call_gets_the_answer_of_what_was_done() -> None:
+async def test_repeat_of_edited_call_gets_the_answer_of_the_edited_call() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "b"}))
@@ -244,7 +244,7 @@ async def test_repeat_of_an_edited_call_gets_the_answer_of_what_was_done() -> No
         assert desk.deeds.done == ["b"]
 
 
-async def test_repeat_comes_before_a_remembered_rule() -> None:
+async def test_pending_call_takes_precedence_over_remembered_rule() -> None:
     async with asking(dangerous=False) as desk:
         desk.engine.policy.gate.replace(policy_of(rule("ask", id="anybody")))
         approval_id = await desk.parked("a")
@@ -258,7 +258,7 @@ async def test_repeat_comes_before_a_remembered_rule() -> None:
         assert desk.deeds.done == ["b", "c"]
 
 
-async def test_repeat_while_it_runs_is_told_so() -> None:
+async def test_repeat_of_running_call_is_refused_as_in_progress() -> None:
     deeds = Deeds(gate=anyio.Event())
     async with asking(deeds=deeds) as desk:
         approval_id = await desk.parked("a")
@@ -274,7 +274,7 @@ async def test_repeat_while_it_runs_is_told_so() -> None:
         assert deeds.done == ["a"]
 
 
-async def test_repeat_that_may_wait_gets_the_answer_of_the_call_that_runs() -> None:
+async def test_waiting_repeat_of_running_call_gets_its_answer() -> None:
     deeds = Deeds(gate=anyio.Event())
     async with asking(deeds=deeds) as desk:
         approval_id = await desk.parked("a")
@@ -301,7 +301,7 @@ async def test_repeat_that_may_wait_gets_the_answer_of_the_call_that_runs() -> N
 
 
 @pytest.mark.parametrize("is_running", [False, True])
-async def test_caller_that_gives_up_does_not_take_back_a_call_that_another_one_waits_for(
+async def test_cancelled_caller_does_not_cancel_a_call_with_another_follower(
     is_running: bool,
 ) -> None:
     deeds = Deeds(gate=anyio.Event())
@@ -332,8 +332,7 @@ async def test_caller_that_gives_up_does_not_take_back_a_call_that_another_one_w
         assert deeds.done == ["a"]
 
 
-async def test_last_caller_that_gives_up_takes_the_call_back() -> None:
-    """The control."""
+async def test_control_last_cancelled_caller_cancels_the_call() -> None:
     async with asking() as desk:
         handles = [CallHandle(), CallHandle()]
         async with anyio.create_task_group() as group:
@@ -355,7 +354,7 @@ async def test_last_caller_that_gives_up_takes_the_call_back() -> None:
         assert (await desk.engine.approvals.show(approval.id)).state is ApprovalState.CANCELLED
 
 
-async def test_next_engine_knows_the_call_that_waits_and_the_answer_nobody_fetched(
+async def test_pending_call_and_unfetched_answer_are_matched_after_restart(
     tmp_path: Path,
 ) -> None:
     deeds = Deeds()
@@ -374,7 +373,7 @@ async def test_next_engine_knows_the_call_that_waits_and_the_answer_nobody_fetch
         assert deeds.done == ["b", "a"]
 
 
-async def test_repeat_of_an_interrupted_call_is_unknown_until_a_human_has_resolved_it(
+async def test_repeat_of_interrupted_call_is_outcome_unknown_until_resolved(
     tmp_path: Path,
 ) -> None:
     async with asking(tmp_path) as desk:
@@ -395,7 +394,7 @@ async def test_repeat_of_an_interrupted_call_is_unknown_until_a_human_has_resolv
         assert desk.deeds.done == []
 
 
-async def test_stream_that_ended_before_its_last_event_was_read_fetched_nothing() -> None:
+async def test_stream_closed_before_its_last_event_leaves_answer_unfetched() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         name, body = parse_own_call("erase", {"what": "a"}, {"wait_for_approval": 10})
@@ -421,7 +420,7 @@ JSON = st.recursive(
 @given(
     one=st.dictionaries(st.text(max_size=3), JSON), other=st.dictionaries(st.text(max_size=3), JSON)
 )
-def test_only_equal_arguments_have_the_same_key(one: Any, other: Any) -> None:
+def test_repeat_key_is_equal_only_for_equal_arguments(one: Any, other: Any) -> None:
     async def keys_of(*given: Any) -> list[str | None]:
         return [await repeat_key_of(permitted(arguments)) for arguments in given]
 

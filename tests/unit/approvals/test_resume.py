@@ -1,4 +1,4 @@
-"""What is done after a yes is what the yes was for, as things are by then."""
+"""Execution after approval: restarts, and changes between approval and execution."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADMIN = Principal("approver:root", frozenset({Scope.ADMIN}))
 
 
 def _says(verdict: Verdict, rule: str = "test") -> Callable[[Engine], None]:
-    """A policy that says this of every call."""
+    """A policy with this verdict on every call."""
 
     def prepare(engine: Engine) -> None:
         def decide(facts: CallFacts) -> Decision:
@@ -42,7 +42,7 @@ def _says(verdict: Verdict, rule: str = "test") -> Callable[[Engine], None]:
     return prepare
 
 
-async def test_what_was_pending_still_is_after_a_restart(tmp_path: Path) -> None:
+async def test_pending_approval_is_unchanged_after_restart(tmp_path: Path) -> None:
     async with asking(tmp_path) as desk:
         approval_id = await desk.parked("a")
         before = await desk.engine.approvals.show(approval_id)
@@ -53,7 +53,7 @@ async def test_what_was_pending_still_is_after_a_restart(tmp_path: Path) -> None
     assert desk.deeds.done == ["a"]
 
 
-async def test_what_was_approved_and_not_started_starts_once_after_a_restart(
+async def test_approved_unstarted_call_runs_once_after_restart(
     tmp_path: Path,
 ) -> None:
     deeds = Deeds()
@@ -69,7 +69,7 @@ async def test_what_was_approved_and_not_started_starts_once_after_a_restart(
     assert deeds.done == ["a"]
 
 
-async def test_a_yes_that_could_not_be_used_in_time_has_expired(tmp_path: Path) -> None:
+async def test_approval_not_started_in_time_expires(tmp_path: Path) -> None:
     deeds, clock = Deeds(), ManualClock()
     rules = ApprovalSettings(start_within_seconds=60)
     async with asking(tmp_path, deeds=deeds, clock=clock, approvals=rules) as desk:
@@ -84,7 +84,7 @@ async def test_a_yes_that_could_not_be_used_in_time_has_expired(tmp_path: Path) 
     assert deeds.done == []
 
 
-async def test_what_had_begun_when_the_engine_ended_is_interrupted_and_never_runs_again(
+async def test_running_call_is_interrupted_by_engine_end_and_never_rerun(
     tmp_path: Path,
 ) -> None:
     deeds = Deeds(gate=anyio.Event())
@@ -105,7 +105,7 @@ async def test_what_had_begun_when_the_engine_ended_is_interrupted_and_never_run
     assert deeds.done == []
 
 
-async def test_a_human_resolves_what_was_interrupted(tmp_path: Path) -> None:
+async def test_resolved_interrupted_call_replays_the_resolution(tmp_path: Path) -> None:
     deeds = Deeds(gate=anyio.Event())
     async with asking(tmp_path, deeds=deeds) as desk:
         approval_id = await desk.parked("a", idempotency_key="k")
@@ -123,9 +123,7 @@ async def test_a_human_resolves_what_was_interrupted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["done", "denied", "expired", "cancelled", "never started", "gone"])
-async def test_every_answer_names_the_tool_and_its_version_and_the_whole_time(
-    tmp_path: Path, how: str
-) -> None:
+async def test_every_final_answer_has_tool_version_and_total_time(tmp_path: Path, how: str) -> None:
     deeds, clock = Deeds(), ManualClock()
     async with asking(tmp_path, deeds=deeds, clock=clock) as desk:
         approval_id = await desk.parked("a")
@@ -153,7 +151,7 @@ async def test_every_answer_names_the_tool_and_its_version_and_the_whole_time(
 
 
 @pytest.mark.parametrize("decision", [YES, NO])
-async def test_the_wait_for_a_human_is_a_stage_and_no_latency_of_the_tool(
+async def test_approval_wait_is_a_stage_excluded_from_tool_latency(
     tmp_path: Path, decision: NewDecision
 ) -> None:
     clock = ManualClock()
@@ -173,7 +171,9 @@ async def test_the_wait_for_a_human_is_a_stage_and_no_latency_of_the_tool(
     assert figures.p95_ms == pytest.approx(details.call.execution_time_ms - 40_000)
 
 
-async def test_an_interrupted_calls_answers_name_the_tool_and_its_version(tmp_path: Path) -> None:
+async def test_interrupted_and_resolved_answers_have_tool_version_and_total_time(
+    tmp_path: Path,
+) -> None:
     deeds, clock = Deeds(gate=anyio.Event()), ManualClock()
     async with asking(tmp_path, deeds=deeds, clock=clock) as desk:
         approval_id = await desk.parked("a")
@@ -188,7 +188,7 @@ async def test_an_interrupted_calls_answers_name_the_tool_and_its_version(tmp_pa
 
 
 def _without_tools(how: str) -> Callable[[Engine], None]:
-    """Take the tool away, where that is how it ends."""
+    """Remove the tool if the case is "gone"."""
 
     def prepare(engine: Engine) -> None:
         if how == "gone":
@@ -205,7 +205,7 @@ def _require_named(answer: Envelope) -> None:
 
 
 @pytest.mark.parametrize("what", ["the definition", "the limits", "the answer of another rule"])
-async def test_what_would_be_something_else_by_now_is_not_done(tmp_path: Path, what: str) -> None:
+async def test_approved_call_is_refused_if_its_action_changed(tmp_path: Path, what: str) -> None:
     deeds = Deeds()
     async with asking(tmp_path, deeds=deeds) as desk:
         approval_id = await desk.parked("a")
@@ -231,7 +231,7 @@ async def test_what_would_be_something_else_by_now_is_not_done(tmp_path: Path, w
 
 
 @pytest.mark.row("A1")
-async def test_a_rule_that_denies_by_now_wins_over_the_yes(tmp_path: Path) -> None:
+async def test_deny_rule_overrides_earlier_approval(tmp_path: Path) -> None:
     deeds = Deeds()
     async with asking(tmp_path, deeds=deeds) as desk:
         approval_id = await desk.parked("a")
@@ -244,7 +244,7 @@ async def test_a_rule_that_denies_by_now_wins_over_the_yes(tmp_path: Path) -> No
 
 
 @pytest.mark.row("A3")
-async def test_an_edit_that_a_rule_denies_is_refused_to_the_approver() -> None:
+async def test_edit_matching_deny_rule_is_refused_to_approver() -> None:
     from fumehood.approvals.model import NewDecision
     from fumehood.core.errors import PermissionDenied
 
@@ -267,7 +267,7 @@ async def test_an_edit_that_a_rule_denies_is_refused_to_the_approver() -> None:
 
 
 @pytest.mark.row("D4")
-async def test_a_token_that_was_taken_back_carries_nothing_out(tmp_path: Path) -> None:
+async def test_approved_call_of_revoked_token_is_refused(tmp_path: Path) -> None:
     deeds = Deeds()
     async with asking(tmp_path, deeds=deeds) as desk:
         engine = desk.engine
@@ -288,7 +288,7 @@ async def test_a_token_that_was_taken_back_carries_nothing_out(tmp_path: Path) -
 
 
 @pytest.mark.row("R3")
-async def test_what_is_fixed_for_an_agent_is_shown_to_the_approver_and_not_to_the_caller() -> None:
+async def test_fixed_arguments_are_shown_to_approver_but_not_to_caller() -> None:
     async with asking() as desk:
         await _bind(desk, Binding(tool="erase", fixed={"what": "the draft"}))
         answer = await desk.engine.run(*_call({}, agent_id="writer"), _speaker())
@@ -304,7 +304,7 @@ async def test_what_is_fixed_for_an_agent_is_shown_to_the_approver_and_not_to_th
 
 
 @pytest.mark.row("R3")
-async def test_a_binding_that_changed_meanwhile_is_another_action() -> None:
+async def test_approved_call_is_refused_if_agent_binding_changed() -> None:
     async with asking() as desk:
         await _bind(desk, Binding(tool="erase", fixed={"what": "the draft"}))
         answer = await desk.engine.run(*_call({}, agent_id="writer"), _speaker())
@@ -319,7 +319,7 @@ async def test_a_binding_that_changed_meanwhile_is_another_action() -> None:
 
 
 @pytest.mark.row("R3")
-async def test_what_is_fixed_by_the_time_of_an_edit_is_not_shown_to_the_caller_either() -> None:
+async def test_arguments_fixed_before_an_edit_are_hidden_from_the_caller() -> None:
     async with asking() as desk:
         await _bind(desk, Binding(tool="erase"))
         answer = await desk.engine.run(*_call({"what": "a"}, agent_id="writer"), _speaker())
@@ -337,7 +337,7 @@ async def test_what_is_fixed_by_the_time_of_an_edit_is_not_shown_to_the_caller_e
         assert (listed.arguments, listed.asked_arguments) == ({}, {})
 
 
-async def test_a_stored_request_that_was_changed_in_the_database_is_not_done(
+async def test_stored_request_tampered_with_in_database_is_refused(
     tmp_path: Path,
 ) -> None:
     deeds = Deeds()
@@ -359,7 +359,7 @@ async def test_a_stored_request_that_was_changed_in_the_database_is_not_done(
 
 
 def _slower(engine: Engine) -> None:
-    """Another timeout of the tool than the one that was approved."""
+    """Change the tool's timeout after approval."""
     index: Any = engine._made.registry
     found = index.get("erase")
     definition = found.definition.model_copy(update={"timeout_seconds": 7.0})

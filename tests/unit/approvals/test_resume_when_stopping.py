@@ -1,4 +1,4 @@
-"""A yes that comes while the engine begins to stop is kept for the next start."""
+"""An approval given while the engine begins to stop is kept for the next start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ APPROVER = Principal("approver:ann", frozenset({Scope.APPROVE}))
 
 @pytest.mark.row("A5", "D6")
 @pytest.mark.parametrize("is_stopping", [True, False])
-async def test_yes_that_is_about_to_start_when_the_engine_stops_stays_a_yes(
+async def test_approved_call_not_yet_started_at_shutdown_stays_approved(
     home: Path, is_stopping: bool
 ) -> None:
     ran = []

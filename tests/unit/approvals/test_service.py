@@ -1,4 +1,4 @@
-"""The desk: calls that wait for humans, in an engine of memory only."""
+"""The approval service: calls that wait for approval, in an engine with in-memory state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.row("A1", "A2")
-async def test_dangerous_call_waits_and_nothing_is_done() -> None:
+async def test_dangerous_call_is_pending_and_does_not_run() -> None:
     async with asking() as desk:
         approval = await desk.engine.approvals.show(await desk.parked("a"))
         assert approval.state is ApprovalState.PENDING
@@ -56,14 +56,14 @@ async def test_dangerous_call_waits_and_nothing_is_done() -> None:
 
 
 @pytest.mark.row("A1")
-async def test_harmless_call_of_the_same_tool_asks_nobody() -> None:
+async def test_harmless_call_runs_without_approval() -> None:
     async with asking(dangerous=False) as desk:
         assert (await desk.ask("a")).success
         assert desk.deeds.done == ["a"]
 
 
 @pytest.mark.row("A5")
-async def test_after_the_yes_the_engine_carries_the_call_out_once_and_keeps_its_answer() -> None:
+async def test_approved_call_runs_once_and_keeps_its_answer() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id)
@@ -78,7 +78,7 @@ async def test_after_the_yes_the_engine_carries_the_call_out_once_and_keeps_its_
 
 
 @pytest.mark.row("A3")
-async def test_denied_call_never_runs_and_the_model_hears_the_reason() -> None:
+async def test_denied_call_never_runs_and_error_has_the_reason() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, NO)
@@ -91,7 +91,7 @@ async def test_denied_call_never_runs_and_the_model_hears_the_reason() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_the_same_call_is_answered_at_once_for_a_day_after_a_no() -> None:
+async def test_repeat_of_denied_call_is_refused_for_a_day() -> None:
     async with asking() as desk:
         await desk.decide(await desk.parked("a"), NO)
         again = await desk.ask("a")
@@ -107,7 +107,9 @@ async def test_the_same_call_is_answered_at_once_for_a_day_after_a_no() -> None:
 @pytest.mark.row("A2")
 @pytest.mark.parametrize("first", [YES, NO], ids=["approved", "denied"])
 @pytest.mark.parametrize("second", [YES, NO], ids=["approve", "deny"])
-async def test_nobody_decides_what_is_decided(first: NewDecision, second: NewDecision) -> None:
+async def test_second_decision_on_decided_approval_is_refused(
+    first: NewDecision, second: NewDecision
+) -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, first)
@@ -120,7 +122,7 @@ async def test_nobody_decides_what_is_decided(first: NewDecision, second: NewDec
 
 
 @pytest.mark.row("A2")
-async def test_of_two_who_decide_at_once_the_first_one_wins() -> None:
+async def test_first_of_two_concurrent_decisions_wins() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         refused: list[EngineError] = []
@@ -140,7 +142,7 @@ async def test_of_two_who_decide_at_once_the_first_one_wins() -> None:
 
 
 @pytest.mark.row("A2")
-async def test_whoever_saw_an_older_version_is_told_so() -> None:
+async def test_decision_with_wrong_version_is_refused() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         with pytest.raises(IdempotencyConflict):
@@ -149,7 +151,7 @@ async def test_whoever_saw_an_older_version_is_told_so() -> None:
 
 
 @pytest.mark.row("A2")
-async def test_expired_is_no_denial_and_cannot_be_approved_any_more() -> None:
+async def test_expired_approval_is_not_a_denial_and_cannot_be_approved() -> None:
     rules = ApprovalSettings(expire_seconds=60, warn_seconds=0)
     async with asking(approvals=rules) as desk:
         approval_id = await desk.parked("a")
@@ -166,7 +168,7 @@ async def test_expired_is_no_denial_and_cannot_be_approved_any_more() -> None:
 
 
 @pytest.mark.row("A2")
-async def test_a_clock_that_is_set_back_gives_no_approval_its_life_again() -> None:
+async def test_clock_set_back_does_not_revive_expired_approval() -> None:
     async with asking(approvals=ApprovalSettings(expire_seconds=60)) as desk:
         approval_id = await desk.parked("a")
         desk.clock.advance(61)
@@ -180,7 +182,7 @@ async def test_a_clock_that_is_set_back_gives_no_approval_its_life_again() -> No
 
 
 @pytest.mark.row("A2")
-async def test_a_warning_goes_out_once_before_the_end() -> None:
+async def test_expiry_warning_is_sent_once() -> None:
     rules = ApprovalSettings(expire_seconds=600, warn_seconds=60)
     async with asking(approvals=rules) as desk:
         approval_id = await desk.parked("a")
@@ -198,7 +200,7 @@ async def test_a_warning_goes_out_once_before_the_end() -> None:
 
 @pytest.mark.row("A2")
 @pytest.mark.parametrize("damage", ["document = '{}'", "document = '{'", "expires_at = '2'"])
-async def test_one_that_cannot_be_understood_ends_neither_the_keeper_nor_the_engine(
+async def test_damaged_approval_row_does_not_stop_scheduler_or_engine(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fumehood.approvals.scheduler.LOOK_S", 0.01)
@@ -218,7 +220,7 @@ async def test_one_that_cannot_be_understood_ends_neither_the_keeper_nor_the_eng
 
 
 @pytest.mark.row("A2")
-async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after_it() -> None:
+async def test_expiry_warning_does_not_change_the_approval_version() -> None:
     rules = ApprovalSettings(expire_seconds=600, warn_seconds=60)
     async with asking(approvals=rules) as desk:
         approval_id = await desk.parked("a")
@@ -248,9 +250,7 @@ async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after
     ],
     ids=["itself", "at its own socket", "without the scope", "admin only"],
 )
-async def test_nobody_approves_its_own_call_and_the_attempt_is_recorded(
-    by: Principal, peer: str | None
-) -> None:
+async def test_self_approval_is_refused_and_audited(by: Principal, peer: str | None) -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         for decision in (YES, NO):
@@ -263,7 +263,7 @@ async def test_nobody_approves_its_own_call_and_the_attempt_is_recorded(
 
 
 @pytest.mark.row("A4")
-async def test_self_approval_is_the_operators_named_choice_and_recorded_as_such() -> None:
+async def test_self_approval_is_recorded_if_allowed_by_configuration() -> None:
     async with asking(approvals=ApprovalSettings(allow_self_approval=True)) as desk:
         approval_id = await desk.parked("a")
         itself = Principal(CALLER.id, frozenset({Scope.APPROVE}))
@@ -272,7 +272,7 @@ async def test_self_approval_is_the_operators_named_choice_and_recorded_as_such(
 
 
 @pytest.mark.row("A3")
-async def test_edited_call_runs_as_edited() -> None:
+async def test_edited_call_runs_with_edited_arguments() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         edited = NewDecision(decision="approve", arguments={"what": "b"})
@@ -287,7 +287,7 @@ EDITED = "approval: a human changed the arguments before this call ran: changed 
 
 
 @pytest.mark.row("A3")
-async def test_the_caller_of_an_edited_call_is_told_so_in_every_answer() -> None:
+async def test_every_answer_to_an_edited_call_has_an_edit_warning() -> None:
     async with asking() as desk:
         answers = []
 
@@ -316,7 +316,7 @@ async def test_the_caller_of_an_edited_call_is_told_so_in_every_answer() -> None
 
 
 @pytest.mark.row("A3")
-async def test_the_second_approver_sees_what_was_asked_and_what_it_was_edited_to() -> None:
+async def test_second_approver_sees_original_and_edited_arguments() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
         for what in ("b", "c"):
@@ -333,7 +333,7 @@ async def test_the_second_approver_sees_what_was_asked_and_what_it_was_edited_to
 
 
 @pytest.mark.row("A3")
-async def test_the_warning_of_an_edit_survives_a_crash_in_the_middle(tmp_path: Path) -> None:
+async def test_edit_warning_survives_a_crash_during_execution(tmp_path: Path) -> None:
     deeds = Deeds(gate=anyio.Event())
     async with asking(tmp_path, deeds=deeds) as desk:
         approval_id = await desk.parked("a")
@@ -345,7 +345,7 @@ async def test_the_warning_of_an_edit_survives_a_crash_in_the_middle(tmp_path: P
 
 
 @pytest.mark.row("A3")
-async def test_an_edit_is_looked_at_before_the_yes_and_nothing_of_it_is_kept() -> None:
+async def test_edit_preview_matches_the_decision_and_stores_nothing() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         before, rows = await desk.engine.approvals.show(approval_id), await _audited(desk)
@@ -364,7 +364,7 @@ async def test_an_edit_is_looked_at_before_the_yes_and_nothing_of_it_is_kept() -
 
 
 @pytest.mark.row("A3")
-async def test_a_yes_to_what_was_shown_is_no_yes_to_something_else() -> None:
+async def test_decision_with_stale_action_digest_is_refused() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         shown = await desk.engine.approvals.preview_edit(approval_id, {"what": "b"}, ALICE)
@@ -382,7 +382,7 @@ async def test_a_yes_to_what_was_shown_is_no_yes_to_something_else() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_an_edit_that_would_be_refused_is_refused_when_it_is_looked_at() -> None:
+async def test_edit_preview_refuses_what_the_decision_would_refuse() -> None:
     carol = Principal("approver:carol", frozenset({Scope.APPROVE}))
     itself = Principal(CALLER.id, frozenset({Scope.APPROVE}))
 
@@ -419,7 +419,7 @@ async def test_an_edit_that_would_be_refused_is_refused_when_it_is_looked_at() -
 
 @pytest.mark.row("A3")
 @pytest.mark.parametrize("arguments", [{}, {"what": 5}], ids=["missing", "of another type"])
-async def test_what_is_edited_into_something_invalid_is_refused_with_its_fields(
+async def test_edit_to_invalid_arguments_is_refused_with_field_names(
     arguments: dict[str, object],
 ) -> None:
     async with asking() as desk:
@@ -432,7 +432,7 @@ async def test_what_is_edited_into_something_invalid_is_refused_with_its_fields(
 
 
 @pytest.mark.row("A3")
-async def test_several_are_decided_all_or_none() -> None:
+async def test_batch_of_decisions_is_atomic_and_rejects_duplicates() -> None:
     async with asking() as desk:
         first, second = await desk.parked("a"), await desk.parked("b")
         items = [OneOfSeveral(approval_id=one, decision=YES) for one in (first, second)]
@@ -449,7 +449,7 @@ async def test_several_are_decided_all_or_none() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_of_several_the_one_that_is_not_there_is_named_and_none_is_decided() -> None:
+async def test_batch_with_unknown_id_names_it_and_decides_none() -> None:
     async with asking() as desk:
         first = await desk.parked("a")
         with pytest.raises(ResourceNotFound):
@@ -465,7 +465,7 @@ async def test_of_several_the_one_that_is_not_there_is_named_and_none_is_decided
 
 @pytest.mark.row("A3", "E4")
 @pytest.mark.parametrize("period", ["day", "total"])
-async def test_who_is_asked_to_exceed_a_budget_sees_which_whose_how_much_and_until_when(
+async def test_over_budget_approval_shows_budget_subject_and_reset_time(
     period: Any,
 ) -> None:
     def prepare(engine: Any) -> None:
@@ -500,7 +500,7 @@ async def test_who_is_asked_to_exceed_a_budget_sees_which_whose_how_much_and_unt
 
 
 @pytest.mark.row("A2")
-async def test_the_callers_own_cancelling_takes_a_waiting_call_back() -> None:
+async def test_caller_can_cancel_its_own_pending_call_only() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         with pytest.raises(ResourceNotFound):
@@ -515,7 +515,7 @@ async def test_the_callers_own_cancelling_takes_a_waiting_call_back() -> None:
         assert desk.deeds.done == []
 
 
-async def test_cancelling_by_call_id_reaches_a_call_that_runs_after_its_yes() -> None:
+async def test_cancel_by_call_id_stops_running_approved_call() -> None:
     deeds = Deeds(gate=anyio.Event())
     async with asking(deeds=deeds) as desk:
         approval_id = await desk.parked("a")
@@ -531,7 +531,7 @@ async def test_cancelling_by_call_id_reaches_a_call_that_runs_after_its_yes() ->
 
 
 @pytest.mark.row("A5")
-async def test_a_caller_that_cancels_while_it_waits_takes_the_call_back() -> None:
+async def test_cancel_by_call_id_cancels_call_waiting_for_approval() -> None:
     async with asking() as desk:
         answers = []
 
@@ -551,7 +551,7 @@ async def test_a_caller_that_cancels_while_it_waits_takes_the_call_back() -> Non
 
 
 @pytest.mark.row("A5")
-async def test_a_caller_that_waits_gets_the_calls_own_answer() -> None:
+async def test_waiting_caller_gets_the_answer_after_approval() -> None:
     async with asking() as desk:
         answers = []
 
@@ -570,7 +570,7 @@ async def test_a_caller_that_waits_gets_the_calls_own_answer() -> None:
 
 
 @pytest.mark.row("A5")
-async def test_a_caller_whose_patience_ends_hears_that_the_call_still_waits() -> None:
+async def test_wait_timeout_reports_that_approval_is_still_pending() -> None:
     async with asking() as desk:
         answer = await desk.ask("a", wait_for_approval=0.05)
         assert answer.error is not None
@@ -581,7 +581,7 @@ async def test_a_caller_whose_patience_ends_hears_that_the_call_still_waits() ->
 
 
 @pytest.mark.row("A5", "P3")
-async def test_the_same_key_finds_the_waiting_call_and_then_its_answer() -> None:
+async def test_idempotency_key_finds_pending_call_and_then_its_answer() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a", idempotency_key="k")
         assert await desk.parked("a", idempotency_key="k") == approval_id
@@ -594,7 +594,7 @@ async def test_the_same_key_finds_the_waiting_call_and_then_its_answer() -> None
 
 
 @pytest.mark.row("A5", "P3")
-async def test_the_same_key_hears_the_no() -> None:
+async def test_idempotency_key_replays_the_denial() -> None:
     async with asking() as desk:
         await desk.decide(await desk.parked("a", idempotency_key="k"), NO)
         again = await desk.ask("a", idempotency_key="k")
@@ -603,7 +603,7 @@ async def test_the_same_key_hears_the_no() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_two_of_two_have_to_say_yes_and_one_no_ends_it() -> None:
+async def test_quorum_needs_both_approvals_and_one_denial_denies() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
         assert (await desk.decide(approval_id, YES, ALICE)).state is ApprovalState.PENDING
@@ -619,7 +619,7 @@ async def test_two_of_two_have_to_say_yes_and_one_no_ends_it() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_a_yes_to_something_else_does_not_count_for_the_edited_call() -> None:
+async def test_approval_before_an_edit_does_not_count_for_the_edited_call() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, YES, ALICE)
@@ -631,7 +631,7 @@ async def test_a_yes_to_something_else_does_not_count_for_the_edited_call() -> N
 
 
 @pytest.mark.row("A3")
-async def test_who_has_edited_a_call_since_says_yes_to_the_edited_one_only() -> None:
+async def test_approvers_own_later_edit_replaces_its_earlier_approval() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, YES, ALICE)
@@ -647,7 +647,7 @@ async def test_who_has_edited_a_call_since_says_yes_to_the_edited_one_only() -> 
 
 
 @pytest.mark.row("A3")
-async def test_the_yes_of_somebody_who_may_not_approve_any_more_does_not_count() -> None:
+async def test_approval_of_removed_approver_does_not_count() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, YES, ALICE)
@@ -657,7 +657,7 @@ async def test_the_yes_of_somebody_who_may_not_approve_any_more_does_not_count()
 
 
 @pytest.mark.row("A3")
-async def test_what_nobody_can_complete_any_more_says_so_until_it_can_be_again() -> None:
+async def test_approval_without_enough_approvers_is_shown_as_stuck_until_restored() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id, YES, ALICE)
@@ -688,7 +688,7 @@ async def test_what_nobody_can_complete_any_more_says_so_until_it_can_be_again()
 
 
 @pytest.mark.row("A3")
-async def test_a_call_that_would_wait_for_approvers_who_are_none_is_refused_at_once() -> None:
+async def test_call_without_enough_named_approvers_is_refused_at_once() -> None:
     async with asking(prepare=_ask_two) as desk:
         await desk.parked("a")
         await _remove(desk, "alice")
@@ -704,7 +704,7 @@ async def test_a_call_that_would_wait_for_approvers_who_are_none_is_refused_at_o
 
 @pytest.mark.row("A3")
 @pytest.mark.parametrize("quorum", [1, 2, 3])
-async def test_a_quorum_larger_than_all_approvers_is_refused_and_one_as_large_waits(
+async def test_quorum_larger_than_number_of_approvers_is_refused(
     quorum: int,
 ) -> None:
     def prepare(engine: Any) -> None:
@@ -721,7 +721,7 @@ async def test_a_quorum_larger_than_all_approvers_is_refused_and_one_as_large_wa
 
 
 @pytest.mark.row("A3")
-async def test_a_remembered_rule_ends_with_its_authors_authority() -> None:
+async def test_remembered_rule_ends_if_its_author_is_removed() -> None:
     async with asking() as desk:
         until = desk.clock.now() + timedelta(hours=1)
         wish = RememberWish(scope="until", until=until)
@@ -734,7 +734,7 @@ async def test_a_remembered_rule_ends_with_its_authors_authority() -> None:
 
 
 @pytest.mark.row("A2")
-async def test_one_callers_large_calls_do_not_fill_the_disk() -> None:
+async def test_pending_call_size_is_limited_per_principal() -> None:
     rules = ApprovalSettings(max_pending_mb_per_principal=1)
     async with asking(approvals=rules) as desk:
         first = await desk.parked("a" * 200_000)
@@ -759,7 +759,7 @@ async def _remove(desk: Asking, name: str) -> None:
 
 
 @pytest.mark.row("A3")
-async def test_only_named_approvers_decide() -> None:
+async def test_decision_by_unnamed_approver_is_refused() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
         carol = Principal("approver:carol", frozenset({Scope.APPROVE}))
@@ -769,7 +769,7 @@ async def test_only_named_approvers_decide() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_remembered_for_a_time_lets_the_like_of_it_through_so_often() -> None:
+async def test_remembered_rule_allows_equal_calls_up_to_its_uses() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         until = desk.clock.now() + timedelta(hours=1)
@@ -788,7 +788,7 @@ async def test_remembered_for_a_time_lets_the_like_of_it_through_so_often() -> N
 
 
 @pytest.mark.row("A3")
-async def test_remembered_ends_with_its_time_or_when_it_is_taken_back() -> None:
+async def test_forgotten_rule_no_longer_allows_calls() -> None:
     async with asking() as desk:
         until = desk.clock.now() + timedelta(hours=1)
         wish = RememberWish(scope="until", until=until)
@@ -805,7 +805,7 @@ async def test_remembered_ends_with_its_time_or_when_it_is_taken_back() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_what_cannot_be_remembered_is_refused_and_nothing_decided() -> None:
+async def test_invalid_remember_wish_is_refused_without_a_decision() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         past = desk.clock.now() - timedelta(seconds=1)
@@ -821,7 +821,7 @@ async def test_what_cannot_be_remembered_is_refused_and_nothing_decided() -> Non
 
 
 @pytest.mark.row("A1")
-async def test_with_nobody_to_ask_the_call_is_refused_and_nothing_is_kept() -> None:
+async def test_call_without_any_approver_is_refused_and_not_stored() -> None:
     async with asking(approver=False) as desk:
         answer = await desk.ask("a")
         assert answer.error is not None
@@ -832,7 +832,7 @@ async def test_with_nobody_to_ask_the_call_is_refused_and_nothing_is_kept() -> N
 
 
 @pytest.mark.row("A2")
-async def test_one_callers_waiting_calls_take_no_room_from_anothers() -> None:
+async def test_pending_call_count_is_limited_per_principal() -> None:
     rules = ApprovalSettings(max_pending=3, max_pending_per_principal=2)
     async with asking(approvals=rules) as desk:
         first = await desk.parked("a")
@@ -846,7 +846,7 @@ async def test_one_callers_waiting_calls_take_no_room_from_anothers() -> None:
 
 
 @pytest.mark.row("D4")
-async def test_a_caller_sees_its_own_approvals_only_and_not_how_they_are_bound() -> None:
+async def test_caller_sees_only_its_own_approvals_without_binding() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         own = await desk.engine.approvals.show(approval_id, principal=CALLER)
@@ -861,7 +861,7 @@ async def test_a_caller_sees_its_own_approvals_only_and_not_how_they_are_bound()
             )
 
 
-async def test_lists_go_from_the_newest_to_the_oldest_page_by_page() -> None:
+async def test_approvals_are_listed_in_pages_newest_first() -> None:
     async with asking() as desk:
         made = [await desk.parked(str(number)) for number in range(5)]
         page = await desk.engine.approvals.list(ApprovalQuery(limit=2))
@@ -875,7 +875,7 @@ async def test_lists_go_from_the_newest_to_the_oldest_page_by_page() -> None:
         assert (await desk.engine.approvals.list(pending)).items == ()
 
 
-async def test_only_what_was_interrupted_can_be_resolved() -> None:
+async def test_resolving_uninterrupted_call_is_refused() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
         with pytest.raises(IdempotencyConflict):
@@ -908,7 +908,7 @@ async def _until_warned_of(desk: Asking, approval_id: str) -> None:
 
 
 async def _warned_of(desk: Asking, approval_id: str) -> int:
-    """How often people were told that its end is near."""
+    """The number of expiry warnings for an approval."""
     return sum(
         row.kind == "approval.expiring" and approval_id in str(row.body)
         for row in await _audited(desk)
@@ -916,7 +916,7 @@ async def _warned_of(desk: Asking, approval_id: str) -> int:
 
 
 def _ask_two(engine: object) -> None:
-    """A policy that wants two named people."""
+    """A policy that requires approval by two named approvers."""
     from fumehood.policy.service import PolicyGate
 
     def decide(self: PolicyGate, facts: CallFacts) -> Decision:

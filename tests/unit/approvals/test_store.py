@@ -1,4 +1,4 @@
-"""Rows of approvals: what is over goes after its time, what is not stays; one change is one."""
+"""Approval rows: retention, and atomic changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _step(desk: Asking, leaves: ApprovalState, to: ApprovalState, **more: object
     )  # type: ignore[arg-type]
 
 
-async def test_what_is_over_goes_after_its_time_and_what_is_not_stays() -> None:
+async def test_ended_approvals_are_pruned_after_retention_and_pending_kept() -> None:
     deeds, clock = Deeds(), ManualClock()
     rules = ApprovalSettings(kept_days=1, expire_seconds=10 * 86_400)
     async with asking(deeds=deeds, clock=clock, approvals=rules) as desk:
@@ -48,7 +48,7 @@ async def test_what_is_over_goes_after_its_time_and_what_is_not_stays() -> None:
         assert [one.id for one in left] == [waits]
 
 
-async def test_what_nobody_has_resolved_yet_is_never_forgotten(tmp_path: Path) -> None:
+async def test_unresolved_interrupted_approval_is_never_pruned(tmp_path: Path) -> None:
     async with asking(tmp_path) as desk:
         approval_id = await desk.parked("a")
         table = desk.engine._made.approvals.requests.table
@@ -61,7 +61,7 @@ async def test_what_nobody_has_resolved_yet_is_never_forgotten(tmp_path: Path) -
         assert await desk.engine._made.approvals.requests.table.prune(later) == 0
 
 
-async def test_several_steps_are_one_change() -> None:
+async def test_change_of_several_approvals_is_atomic() -> None:
     async with asking() as desk:
         first, second = await desk.parked("a"), await desk.parked("b")
         table = desk.engine._made.approvals.requests.table
@@ -83,7 +83,7 @@ async def test_several_steps_are_one_change() -> None:
     ],
     ids=["another version", "another action", "too late"],
 )
-async def test_a_step_that_does_not_fit_changes_nothing(
+async def test_step_with_wrong_version_digest_or_time_changes_nothing(
     more: dict[str, object], error: type[EngineError]
 ) -> None:
     async with asking(approvals=ApprovalSettings(expire_seconds=60, warn_seconds=0)) as desk:

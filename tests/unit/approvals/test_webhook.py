@@ -1,4 +1,4 @@
-"""What is owed arrives, once more where need be, and holds up nobody."""
+"""Webhook deliveries: signing, retries, retention and isolation of failures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def database() -> Iterator[Database]:
 
 
 class Receiver:
-    """Takes messages, or answers as it is told; the last answer stays."""
+    """A receiver that returns scripted answers and repeats the last one."""
 
     def __init__(self, *answers: int | Exception) -> None:
         self.answers = list(answers) or [200]
@@ -101,7 +101,7 @@ def owed(database: Database) -> list[deliveries.Owed]:
 
 
 @pytest.mark.anyio
-async def test_message_is_signed_and_says_what_happened_without_the_binding(
+async def test_message_is_signed_and_omits_the_binding(
     database: Database, secret_file: Path
 ) -> None:
     owe(database)
@@ -120,7 +120,7 @@ async def test_message_is_signed_and_says_what_happened_without_the_binding(
 
 
 @pytest.mark.anyio
-async def test_of_what_says_all_that_came_before_only_the_newest_is_owed(
+async def test_newest_audit_anchor_replaces_older_undelivered_one(
     database: Database, secret_file: Path
 ) -> None:
     owe(database)
@@ -147,7 +147,7 @@ async def test_of_what_says_all_that_came_before_only_the_newest_is_owed(
 @pytest.mark.parametrize(
     "answer", [500, 404, 302, 199, httpx2.ConnectError("no"), TimeoutError(), OSError("no")]
 )
-async def test_what_is_not_taken_is_owed_still(
+async def test_undelivered_message_is_retried(
     database: Database, secret_file: Path, answer: Any
 ) -> None:
     owe(database)
@@ -160,7 +160,7 @@ async def test_what_is_not_taken_is_owed_still(
 
 
 @pytest.mark.anyio
-async def test_what_is_owed_survives_a_restart_with_its_attempts(
+async def test_undelivered_message_and_attempt_count_survive_restart(
     secret_file: Path, tmp_path: Path
 ) -> None:
     before = open_database(tmp_path / "state.db")
@@ -178,7 +178,7 @@ async def test_what_is_owed_survives_a_restart_with_its_attempts(
 
 
 @pytest.mark.anyio
-async def test_one_that_is_never_taken_does_not_hold_up_the_others_for_ever(
+async def test_permanently_refused_message_does_not_block_others(
     database: Database, secret_file: Path
 ) -> None:
     for number in (1, 2, 3):
@@ -200,7 +200,7 @@ async def test_one_that_is_never_taken_does_not_hold_up_the_others_for_ever(
 
 
 @pytest.mark.anyio
-async def test_one_that_cannot_be_understood_does_not_hold_up_the_others(
+async def test_message_of_damaged_row_does_not_block_others(
     database: Database, secret_file: Path
 ) -> None:
     class Desk(FakeDesk):
@@ -223,7 +223,7 @@ async def test_one_that_cannot_be_understood_does_not_hold_up_the_others(
 
 
 @pytest.mark.anyio
-async def test_an_anchor_that_arrives_late_does_not_strike_off_the_newer_one(
+async def test_late_delivery_of_old_anchor_does_not_drop_the_newer_one(
     database: Database, secret_file: Path
 ) -> None:
     def owe_anchor(seq: int) -> None:
@@ -250,7 +250,7 @@ async def test_an_anchor_that_arrives_late_does_not_strike_off_the_newer_one(
 
 
 @pytest.mark.anyio
-async def test_silent_address_is_not_asked_for_each_of_many(
+async def test_failing_receiver_gets_a_bounded_number_of_attempts_per_round(
     database: Database, secret_file: Path
 ) -> None:
     for number in range(1, 16):
@@ -265,7 +265,7 @@ async def test_silent_address_is_not_asked_for_each_of_many(
 
 
 @pytest.mark.anyio
-async def test_message_about_what_is_no_longer_kept_is_given_up(
+async def test_message_about_deleted_approval_is_dropped(
     database: Database, secret_file: Path
 ) -> None:
     owe(database, 99)
@@ -275,7 +275,7 @@ async def test_message_about_what_is_no_longer_kept_is_given_up(
 
 
 @pytest.mark.anyio
-async def test_receiver_that_never_answers_is_left(database: Database, secret_file: Path) -> None:
+async def test_hanging_receiver_times_out(database: Database, secret_file: Path) -> None:
     owe(database)
 
     async def silent(body: bytes, headers: dict[str, str]) -> int:
@@ -287,7 +287,7 @@ async def test_receiver_that_never_answers_is_left(database: Database, secret_fi
 
 
 @pytest.mark.anyio
-async def test_what_is_owed_while_it_runs_goes_out_when_it_is_woken(
+async def test_message_queued_while_running_is_sent_on_wake(
     database: Database, secret_file: Path
 ) -> None:
     receiver = Receiver()
@@ -302,7 +302,7 @@ async def test_what_is_owed_while_it_runs_goes_out_when_it_is_woken(
 
 
 @pytest.mark.anyio
-async def test_neither_a_fault_inside_nor_a_refusal_ends_it(
+async def test_sender_survives_internal_error_and_refused_delivery(
     database: Database, secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fumehood.approvals.channels.webhook.FIRST_PAUSE_S", 0.001)
@@ -326,7 +326,7 @@ async def test_neither_a_fault_inside_nor_a_refusal_ends_it(
 
 
 @pytest.mark.anyio
-async def test_old_messages_that_have_ended_are_removed_and_owed_ones_kept(
+async def test_delivered_messages_are_pruned_and_undelivered_ones_kept(
     database: Database, secret_file: Path
 ) -> None:
     owe(database, 1)
@@ -341,7 +341,7 @@ async def test_old_messages_that_have_ended_are_removed_and_owed_ones_kept(
     assert database.write_now(partial(deliveries.forget_old, before=before)) == 0
 
 
-def test_callbacks_are_judged_only_where_they_may_decide(
+def test_callbacks_are_verified_only_if_webhook_may_decide(
     database: Database, secret_file: Path
 ) -> None:
     assert make_channel(database, secret_file).callbacks is None
@@ -370,12 +370,12 @@ def _gone(path: Path) -> None:
     path.unlink()
 
 
-def test_secret_is_read_without_the_end_of_its_line(secret_file: Path) -> None:
+def test_secret_is_read_without_trailing_newline(secret_file: Path) -> None:
     assert read_secret(secret_file) == SECRET
 
 
 @pytest.mark.parametrize("spoil", [_short, _open_to_the_group, _link, _pipe, _gone])
-def test_secret_that_cannot_be_trusted_is_refused(secret_file: Path, spoil: Any) -> None:
+def test_untrustworthy_secret_file_is_refused(secret_file: Path, spoil: Any) -> None:
     spoil(secret_file)
     with pytest.raises(ConfigError, match=r"webhook\.secret_file") as refused:
         read_secret(secret_file)
@@ -383,6 +383,6 @@ def test_secret_that_cannot_be_trusted_is_refused(secret_file: Path, spoil: Any)
     assert str(secret_file) not in str(refused.value)
 
 
-def test_secret_is_named_by_a_whole_path() -> None:
+def test_relative_secret_path_is_refused() -> None:
     with pytest.raises(ConfigError, match="absolute"):
         read_secret(Path("secret"))

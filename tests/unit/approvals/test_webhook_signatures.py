@@ -1,4 +1,4 @@
-"""What is signed, and what is believed: once, of these bytes, made just now."""
+"""Webhook signatures: signing, and verification of body, time window and single use."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def callbacks() -> Callbacks:
     return Callbacks(SECRET, window_s=WINDOW_S)
 
 
-def test_signature_is_what_any_other_program_computes() -> None:
+def test_signature_is_hmac_sha256_of_time_and_body() -> None:
     expected = hmac.new(SECRET, b"1767225600." + BODY, hashlib.sha256).hexdigest()
     assert sign(SECRET, BODY, NOW) == f"t=1767225600,v1={expected}"
 
 
-def test_good_signature_is_believed_once() -> None:
+def test_valid_signature_is_accepted_once() -> None:
     judge = callbacks()
     judge.check([sign(SECRET, BODY, NOW)], BODY, NOW)
     with pytest.raises(Unauthorized, match="used before"):
@@ -38,23 +38,23 @@ def test_good_signature_is_believed_once() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-WINDOW_S, 0, WINDOW_S])
-def test_edge_of_the_window_is_inside(seconds: int) -> None:
+def test_signature_at_edge_of_time_window_is_accepted(seconds: int) -> None:
     callbacks().check([sign(SECRET, BODY, NOW + timedelta(seconds=seconds))], BODY, NOW)
 
 
 @pytest.mark.parametrize("seconds", [-WINDOW_S - 1, WINDOW_S + 1, -(10**8)])
-def test_outside_of_the_window_is_refused(seconds: int) -> None:
+def test_signature_outside_time_window_is_refused(seconds: int) -> None:
     with pytest.raises(Unauthorized, match="Sign anew"):
         callbacks().check([sign(SECRET, BODY, NOW + timedelta(seconds=seconds))], BODY, NOW)
 
 
-def test_wrong_signature_learns_nothing_of_the_clock() -> None:
+def test_wrong_signature_does_not_reveal_whether_it_is_expired() -> None:
     old = sign(b"x" * 32, BODY, NOW - timedelta(days=1))
     with pytest.raises(Unauthorized, match="is wrong"):
         callbacks().check([old], BODY, NOW)
 
 
-def test_every_changed_bit_of_the_body_is_found() -> None:
+def test_any_flipped_bit_of_the_body_is_rejected() -> None:
     signature = sign(SECRET, BODY, NOW)
     for position in range(len(BODY) * 8):
         changed = bytearray(BODY)
@@ -63,7 +63,7 @@ def test_every_changed_bit_of_the_body_is_found() -> None:
             callbacks().check([signature], bytes(changed), NOW)
 
 
-def test_time_and_body_cannot_be_cut_elsewhere() -> None:
+def test_boundary_between_time_and_body_cannot_be_moved() -> None:
     """`1.` and `2.x` must not be `1.2` and `.x`."""
     moment = datetime.fromtimestamp(17, UTC)
     mac = sign(SECRET, b"67225600." + BODY, moment).partition("v1=")[2]
@@ -71,7 +71,9 @@ def test_time_and_body_cannot_be_cut_elsewhere() -> None:
         callbacks().check([f"t=1767225600,v1={mac}"], BODY, NOW)
 
 
-def test_clock_that_is_set_back_makes_nothing_good_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_set_back_does_not_revalidate_a_used_signature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(webhook, "MAX_SEEN", 1)
     judge = callbacks()
     first = sign(SECRET, BODY, NOW)
@@ -82,7 +84,7 @@ def test_clock_that_is_set_back_makes_nothing_good_again(monkeypatch: pytest.Mon
         judge.check([first], BODY, NOW)
 
 
-def test_what_is_remembered_is_bounded_and_nothing_in_the_window_is_forgotten(
+def test_seen_signatures_are_bounded_and_kept_within_the_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(webhook, "MAX_SEEN", 3)
@@ -97,7 +99,7 @@ def test_what_is_remembered_is_bounded_and_nothing_in_the_window_is_forgotten(
     judge.check([sign(SECRET, BODY, later)], BODY, later)
 
 
-def test_forged_ones_take_no_memory() -> None:
+def test_forged_signatures_are_not_remembered() -> None:
     judge = callbacks()
     for second in range(50):
         with pytest.raises(Unauthorized):
