@@ -1,4 +1,4 @@
-"""The database of most of these tests: in a file, and in memory."""
+"""The database fixture of most storage tests: in a file and in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The call log of all principals: what a page holds, and what one question may cost."""
+"""The call log of all principals: pages, filters, figures and bounded queries."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ async def listed(database: Database, **query: Any) -> tuple[list[int], bool]:
     return [int(one.call_id.removeprefix("call_"), 16) for one in page.items], page.has_more
 
 
-async def test_calls_of_all_principals_come_newest_first(log: CallLog, database: Database) -> None:
+async def test_calls_of_all_principals_are_listed_newest_first(
+    log: CallLog, database: Database
+) -> None:
     for number in range(4):
         log.record(call_row(number, principal_id=f"uid:{number % 2}"))
     assert await listed(database) == ([3, 2, 1, 0], False)
     assert await listed(database, principal="uid:1") == ([3, 1], False)
 
 
-async def test_each_filter_holds_the_others_back(log: CallLog, database: Database) -> None:
+async def test_each_filter_returns_only_matching_calls(log: CallLog, database: Database) -> None:
     fields: list[dict[str, Any]] = [
         {"agent_id": "a"}, {"tool": "t"}, {"code": "TIMEOUT"}, {"session_id": "s"},
         {"trace_id": "trace_x"}, {"parent_id": "call_p"},
@@ -55,10 +57,10 @@ async def test_each_filter_holds_the_others_back(log: CallLog, database: Databas
     ]
 
 
-async def test_rare_call_is_found_by_going_on_page_after_page(
+async def test_rare_call_is_found_across_bounded_scans(
     log: CallLog, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the log is, one question reads a bounded part of it."""
+    """Each query scans a bounded part of the log, however long it is."""
     monkeypatch.setattr(module, "SCANNED", 10)
     for number in range(35):
         log.record(call_row(number, code="TIMEOUT" if number == 3 else "OK"))
@@ -82,7 +84,7 @@ async def test_unknown_cursor_and_call_are_not_found(database: Database) -> None
         await AllCalls(database).get("call_0")
 
 
-async def test_call_has_its_stages_and_its_row_in_the_audit_chain(
+async def test_call_details_have_stages_and_audit_sequence_number(
     log: CallLog, database: Database
 ) -> None:
     for number in range(3):
@@ -98,7 +100,9 @@ async def test_call_has_its_stages_and_its_row_in_the_audit_chain(
     assert "stages" not in rows[0][0]
 
 
-async def test_figures_are_those_of_the_calls(log: CallLog, database: Database) -> None:
+async def test_figures_count_codes_and_percentiles_per_tool(
+    log: CallLog, database: Database
+) -> None:
     codes = {0: "TIMEOUT", 1: "PERMISSION_DENIED", 2: "APPROVAL_DENIED", 3: "INVALID_PARAMS"}
     codes |= {4: "EXECUTION_ERROR", 5: "OF_THE_TOOL"}
     for number in range(100):
@@ -114,8 +118,8 @@ async def test_figures_are_those_of_the_calls(log: CallLog, database: Database) 
     assert not found.is_partial
 
 
-async def test_figures_leave_out_the_wait_for_a_human(log: CallLog, database: Database) -> None:
-    """The twin: a stage that is no wait counts."""
+async def test_figures_exclude_the_approval_wait(log: CallLog, database: Database) -> None:
+    """The twin: any other stage counts."""
     for number, stage in enumerate(["approval wait", "execute"]):
         row = call_row(number, tool=f"t{number}", total_ms=40_260.0)
         row["stages"] = {stage: 40_000.0, "validate": 1.0}
@@ -125,7 +129,7 @@ async def test_figures_leave_out_the_wait_for_a_human(log: CallLog, database: Da
     assert (ran.mean_ms, ran.p50_ms, ran.p95_ms) == (40_260.0, 40_260.0, 40_260.0)
 
 
-async def test_figures_of_too_many_calls_or_names_say_so(
+async def test_figures_over_their_bounds_are_marked_partial(
     log: CallLog, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(12):

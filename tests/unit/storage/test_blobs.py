@@ -1,4 +1,4 @@
-"""Blobs: whole or not there, their owner's only, gone in time, and never more than allowed."""
+"""Blobs: atomic, private to their owner, expiring and bounded in size."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def keep(store: BlobStore, content: bytes = b"abc", owner: str = OWNER) ->
 
 
 async def keep_on(store: BlobStore) -> None:
-    """Until the pages at hand are used up."""
+    """Keep blobs until the database's free pages are used up."""
     for _ in range(500):
         await keep(store, b"x")
 
@@ -104,7 +104,9 @@ def kept_session(session_id: str, clock: ManualClock) -> KeptSession:
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", bytes(range(256)) * 100])
-async def test_what_was_fed_is_what_is_read(store: BlobStore, home: Path, content: bytes) -> None:
+async def test_blob_content_is_read_back_unchanged_from_private_file(
+    store: BlobStore, home: Path, content: bytes
+) -> None:
     blob = await keep(store, content)
     assert (blob.filename, blob.content_type, blob.size) == ("a/b.txt", "text/plain", len(content))
     assert await read(store, blob.url) == content
@@ -114,7 +116,7 @@ async def test_what_was_fed_is_what_is_read(store: BlobStore, home: Path, conten
 
 
 @pytest.mark.row("D4")
-async def test_blob_of_another_does_not_exist(store: BlobStore) -> None:
+async def test_blob_of_another_principal_is_not_found(store: BlobStore) -> None:
     blob = await keep(store)
     with pytest.raises(ResourceNotFound, match="You have no such blob"):
         await read(store, blob.url, OTHER)
@@ -122,7 +124,7 @@ async def test_blob_of_another_does_not_exist(store: BlobStore) -> None:
 
 
 @pytest.mark.row("D4")
-async def test_address_that_was_altered_leads_nowhere(store: BlobStore) -> None:
+async def test_altered_blob_url_is_not_found(store: BlobStore) -> None:
     link = parse_blob_url((await keep(store)).url)
     for expires, signature in (
         (str(int(link.expires) + 1), link.signature), (link.expires, "0" * 64),
@@ -133,7 +135,7 @@ async def test_address_that_was_altered_leads_nowhere(store: BlobStore) -> None:
             await store.open_blob(link.blob_id, OWNER, expires, signature)
 
 
-async def test_expired_blob_is_refused_at_once_and_removed_at_the_next_turn(
+async def test_expired_blob_is_refused_at_once_and_removed_on_prune(
     store: BlobStore, home: Path, clock: ManualClock
 ) -> None:
     blob = await keep(store)
@@ -149,7 +151,7 @@ async def test_expired_blob_is_refused_at_once_and_removed_at_the_next_turn(
     assert await store.prune(clock.now()) == 0
 
 
-async def test_pruning_leaves_what_has_not_expired(store: BlobStore, clock: ManualClock) -> None:
+async def test_prune_keeps_unexpired_blobs(store: BlobStore, clock: ManualClock) -> None:
     old = await keep(store)
     clock.advance(30)
     new = await keep(store, b"new")
@@ -159,14 +161,14 @@ async def test_pruning_leaves_what_has_not_expired(store: BlobStore, clock: Manu
         await read(store, old.url)
 
 
-async def test_discarded_draft_leaves_nothing(store: BlobStore, home: Path) -> None:
+async def test_discarded_draft_leaves_no_file(store: BlobStore, home: Path) -> None:
     fed(store, b"x" * 5 * KB).discard()
     await keep(store)  # the thread has come past it
     assert len(files(home)) == 1
     assert store.room.taken == 3
 
 
-async def test_the_oldest_of_a_principal_make_room_for_its_newest(
+async def test_principals_oldest_blob_is_evicted_for_its_newest(
     store: BlobStore, home: Path, clock: ManualClock
 ) -> None:
     twin = await keep(store, b"x" * 40 * KB, OTHER)
@@ -183,9 +185,7 @@ async def test_the_oldest_of_a_principal_make_room_for_its_newest(
         assert await read(store, blob.url, owner)
 
 
-async def test_content_beyond_the_share_is_not_kept_and_the_total_is_never_exceeded(
-    store: BlobStore, home: Path
-) -> None:
+async def test_content_over_share_or_total_is_not_kept(store: BlobStore, home: Path) -> None:
     with pytest.raises(NotKept, match="your share"):
         await keep(store, b"x" * 51 * KB)
     assert store.overdue.is_set()
@@ -197,7 +197,7 @@ async def test_content_beyond_the_share_is_not_kept_and_the_total_is_never_excee
         assert (await store.keep(draft, "a", "text/plain")).size == 50 * KB
 
 
-async def test_who_has_most_makes_room_where_the_total_is_used_up(
+async def test_principal_with_most_storage_is_evicted_if_total_is_used_up(
     store: BlobStore, home: Path
 ) -> None:
     most = [await keep(store, b"x" * 10 * KB, OTHER) for _ in range(5)]
@@ -207,7 +207,7 @@ async def test_who_has_most_makes_room_where_the_total_is_used_up(
     assert store.room.taken == 100 * KB
 
 
-async def test_what_is_still_being_written_keeps_nobody_from_making_room(store: BlobStore) -> None:
+async def test_growing_draft_does_not_prevent_eviction_of_others(store: BlobStore) -> None:
     kept = await keep(store, b"x" * 40 * KB, OTHER)
     growing = fed(store, b"x" * 50 * KB)  # has most, and no blob that could go
     await keep(store, b"x" * 20 * KB, "uid:3")
@@ -216,7 +216,7 @@ async def test_what_is_still_being_written_keeps_nobody_from_making_room(store: 
     assert (await store.keep(growing, "a", "text/plain")).size == 50 * KB
 
 
-async def test_blobs_of_a_session_end_with_it(store: BlobStore, clock: ManualClock) -> None:
+async def test_blobs_of_ended_session_are_removed(store: BlobStore, clock: ManualClock) -> None:
     table = SessionTable(store._database, store.overdue.set)
     here, there = (kept_session(f"sess_{name}", clock) for name in "ab")
     await table.change([here, there], [])
@@ -237,7 +237,7 @@ async def test_blobs_of_a_session_end_with_it(store: BlobStore, clock: ManualClo
     assert await read(store, blobs_of["sess_b"].url) == await read(store, blobs_of[None].url)
 
 
-async def test_next_start_knows_which_blobs_are_the_oldest(home: Path, clock: ManualClock) -> None:
+async def test_eviction_order_survives_restart(home: Path, clock: ManualClock) -> None:
     async with opened(home, clock) as store:
         kept = []
         for _ in range(5):
@@ -248,7 +248,7 @@ async def test_next_start_knows_which_blobs_are_the_oldest(home: Path, clock: Ma
         assert files(home) == sorted(blob.id for blob in (*kept[2:], new))
 
 
-async def test_room_comes_back_with_what_has_expired(store: BlobStore, clock: ManualClock) -> None:
+async def test_expired_blobs_free_their_storage(store: BlobStore, clock: ManualClock) -> None:
     await keep(store, b"x" * 50 * KB)
     clock.advance(60)
     await store.prune(clock.now())
@@ -256,7 +256,7 @@ async def test_room_comes_back_with_what_has_expired(store: BlobStore, clock: Ma
     await keep(store, b"x" * 50 * KB)
 
 
-async def test_full_disk_is_said_and_survived(
+async def test_full_disk_refuses_blob_and_store_recovers(
     store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path) -> Any:
@@ -271,8 +271,8 @@ async def test_full_disk_is_said_and_survived(
     await keep(store)
 
 
-async def test_disk_that_fails_in_the_middle_leaves_nothing(home: Path, clock: ManualClock) -> None:
-    """A real one: the limit on the size of a file stands in for a disk that is full."""
+async def test_disk_failure_during_write_leaves_no_file(home: Path, clock: ManualClock) -> None:
+    """A real write failure: the file size limit stands in for a full disk."""
     import resource
     import signal
 
@@ -291,7 +291,9 @@ async def test_disk_that_fails_in_the_middle_leaves_nothing(home: Path, clock: M
         await keep(store, b"x" * 45 * KB)
 
 
-async def test_row_that_cannot_be_kept_takes_its_file_with_it(store: BlobStore, home: Path) -> None:
+async def test_blob_file_is_removed_if_its_row_cannot_be_written(
+    store: BlobStore, home: Path
+) -> None:
     set_full(store._database)
     with pytest.raises(NotKept, match="state cannot be written"):
         await keep_on(store)
@@ -301,7 +303,7 @@ async def test_row_that_cannot_be_kept_takes_its_file_with_it(store: BlobStore, 
     assert await read(store, blob.url) == b"abc"
 
 
-async def test_bytes_that_come_faster_than_the_disk_are_not_gathered_without_end(
+async def test_draft_faster_than_the_disk_is_not_kept(
     store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blobs, "MAX_PENDING_BYTES", 2 * KB)
@@ -313,7 +315,7 @@ async def test_bytes_that_come_faster_than_the_disk_are_not_gathered_without_end
     await keep(store, b"x" * KB)
 
 
-async def test_next_start_removes_what_a_crash_has_left_and_keeps_the_rest(
+async def test_restart_removes_orphan_files_and_rows_and_keeps_the_rest(
     home: Path, clock: ManualClock
 ) -> None:
     async with opened(home, clock) as store:
@@ -332,7 +334,7 @@ async def test_next_start_removes_what_a_crash_has_left_and_keeps_the_rest(
             await read(store, lost.url)
 
 
-async def test_file_that_is_gone_is_not_found(store: BlobStore, home: Path) -> None:
+async def test_blob_with_missing_file_is_not_found(store: BlobStore, home: Path) -> None:
     blob = await keep(store)
     (home / "blobs" / blob.id).unlink()
     with pytest.raises(ResourceNotFound):
@@ -340,7 +342,7 @@ async def test_file_that_is_gone_is_not_found(store: BlobStore, home: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * (KB + 1)])
-async def test_file_of_another_size_is_not_what_was_kept(
+async def test_blob_file_of_wrong_size_is_not_found(
     store: BlobStore, home: Path, content: bytes
 ) -> None:
     blob = await keep(store, b"x" * KB)
@@ -349,7 +351,7 @@ async def test_file_of_another_size_is_not_what_was_kept(
         await read(store, blob.url)
 
 
-async def test_link_in_the_place_of_a_blob_is_not_followed(store: BlobStore, home: Path) -> None:
+async def test_symlink_replacing_blob_file_is_not_followed(store: BlobStore, home: Path) -> None:
     blob = await keep(store)
     (home / "secret").write_text("canary")
     (home / "blobs" / blob.id).unlink()
@@ -358,7 +360,7 @@ async def test_link_in_the_place_of_a_blob_is_not_followed(store: BlobStore, hom
         await read(store, blob.url)
 
 
-async def test_open_place_is_refused(home: Path, clock: ManualClock) -> None:
+async def test_blob_directory_open_to_others_is_refused(home: Path, clock: ManualClock) -> None:
     (home / "blobs").mkdir()
     (home / "blobs").chmod(0o755)
     database = open_database(None)
@@ -371,7 +373,7 @@ async def test_open_place_is_refused(home: Path, clock: ManualClock) -> None:
     database.close()
 
 
-async def test_engine_without_state_keeps_them_in_a_place_that_goes_with_it(
+async def test_stateless_engine_keeps_blobs_in_temporary_directory(
     clock: ManualClock, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(home))
@@ -387,9 +389,7 @@ async def test_engine_without_state_keeps_them_in_a_place_that_goes_with_it(
     database.close()
 
 
-async def test_nothing_can_be_kept_before_the_start_or_after_the_end(
-    home: Path, clock: ManualClock
-) -> None:
+async def test_draft_cannot_be_kept_after_store_is_closed(home: Path, clock: ManualClock) -> None:
     async with opened(home, clock) as store:
         begun = store.draft(OWNER)
     begun.feed(b"late")
@@ -410,7 +410,7 @@ def _signature(links: BlobLinks, *parts: object) -> str:
 
 
 @pytest.mark.row("E7", "D4")
-def test_address_is_genuine_for_what_it_was_made_for_and_nothing_else() -> None:
+def test_blob_signature_is_valid_only_for_its_blob_principal_and_expiry() -> None:
     links = BlobLinks(b"k" * KEY_BYTES)
     signature = _signature(links, BLOB, "uid:1", 1000)
     assert links.is_genuine(BLOB, "uid:1", 1000, signature)
@@ -425,7 +425,7 @@ def test_address_is_genuine_for_what_it_was_made_for_and_nothing_else() -> None:
 
 
 @pytest.mark.row("E7", "D4")
-def test_address_is_one_that_clients_take_apart() -> None:
+def test_blob_url_is_parsed_by_clients() -> None:
     links = BlobLinks(b"k" * KEY_BYTES)
     url = links.make(BLOB, "uid:1", 1000)
     assert parse_blob_url(url) == BlobUrl(BLOB, "1000", _signature(links, BLOB, "uid:1", 1000))
@@ -437,14 +437,14 @@ def test_address_is_one_that_clients_take_apart() -> None:
     [("/v1/blobs/", "/v1/tools/"), ("/v1", "http://elsewhere/v1"), ("blob_", "../x_"), ("&", "&a=1&"),
      ("expires=1", "expires=-1"), ("?", "#"), ("signature=", "signature=\n")],
 )  # fmt: skip
-def test_other_addresses_are_none_of_a_blob(change: tuple[str, str]) -> None:
+def test_url_that_is_not_a_blob_url_is_rejected(change: tuple[str, str]) -> None:
     url = BlobLinks(b"k" * KEY_BYTES).make(BLOB, "uid:1", 1000)
     with pytest.raises(ValueError, match="not the address of a blob"):
         parse_blob_url(url.replace(*change, 1))
 
 
 @pytest.mark.row("E7", "D4")
-def test_key_is_made_once_and_private_whatever_the_umask(home: Path) -> None:
+def test_key_file_is_created_once_and_private_with_any_umask(home: Path) -> None:
     (home / "key.new").write_bytes(b"left by a crash")
     before = os.umask(0)
     try:

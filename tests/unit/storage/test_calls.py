@@ -1,4 +1,4 @@
-"""The call log, its retention, and the rows of sessions."""
+"""The call log, its retention, and session rows."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ async def listed(log: CallLog, principal: str = "uid:1", **query: Any) -> list[i
 
 
 @pytest.mark.row("D4", "D6")
-async def test_newest_comes_first_and_is_there_as_soon_as_it_was_recorded(log: CallLog) -> None:
+async def test_recorded_call_is_listed_at_once_newest_first(log: CallLog) -> None:
     for number in range(5):
         log.record(call_row(number))
         assert await listed(log) == list(range(number, -1, -1))
 
 
 @pytest.mark.row("D4", "D6")
-async def test_record_bears_the_envelopes_names(log: CallLog) -> None:
+async def test_call_record_uses_the_envelopes_field_names(log: CallLog) -> None:
     log.record(call_row(1, agent_id="a", session_id="s", cpu_ms=None, ended_by=None, version=None))
     (record,) = (await log.page("uid:1", CallQuery())).items
     assert record.model_dump() == {
@@ -66,7 +66,7 @@ async def test_record_bears_the_envelopes_names(log: CallLog) -> None:
 
 
 @pytest.mark.row("D4", "D6")
-async def test_order_is_that_of_writing_where_the_clock_is_set_back(log: CallLog) -> None:
+async def test_calls_are_ordered_by_writing_if_clock_is_set_back(log: CallLog) -> None:
     for number in range(6):
         moment = NOON + timedelta(minutes=number) - timedelta(days=400 if number >= 3 else 0)
         log.record(call_row(number, at=stamp(moment)))
@@ -99,7 +99,7 @@ async def test_order_is_that_of_writing_where_the_clock_is_set_back(log: CallLog
         ({}, set(range(10))),
     ],
 )  # fmt: skip
-async def test_filters_hold_back_exactly_the_others(
+async def test_call_filters_return_exactly_the_matching_calls(
     log: CallLog, query: dict[str, Any], expected: set[int]
 ) -> None:
     for number in range(10):
@@ -116,7 +116,7 @@ async def test_filters_hold_back_exactly_the_others(
 
 
 @pytest.mark.row("D4", "D6")
-async def test_pages_show_every_row_once_while_new_ones_come(log: CallLog) -> None:
+async def test_pages_show_each_row_once_while_new_rows_are_added(log: CallLog) -> None:
     for number in range(25):
         log.record(call_row(number))
     seen: list[int] = []
@@ -133,7 +133,7 @@ async def test_pages_show_every_row_once_while_new_ones_come(log: CallLog) -> No
 
 
 @pytest.mark.row("D4", "D6")
-async def test_total_is_given_where_it_is_known_and_null_elsewhere(log: CallLog) -> None:
+async def test_total_count_is_given_only_on_a_single_page(log: CallLog) -> None:
     assert (await log.page("uid:1", CallQuery())).total_count == 0
     for number in range(10):
         log.record(call_row(number))
@@ -147,7 +147,7 @@ async def test_total_is_given_where_it_is_known_and_null_elsewhere(log: CallLog)
 
 
 @pytest.mark.row("D4", "D6")
-async def test_another_principals_rows_are_as_if_they_were_not_there(log: CallLog) -> None:
+async def test_calls_of_another_principal_are_not_found(log: CallLog) -> None:
     for number in range(6):
         log.record(call_row(number, principal_id=f"uid:{number % 2}"))
     mine, theirs = await listed(log, "uid:0"), await listed(log, "uid:1")
@@ -163,14 +163,14 @@ async def test_another_principals_rows_are_as_if_they_were_not_there(log: CallLo
 
 
 @pytest.mark.row("D4", "D6")
-async def test_more_tokens_than_sqlite_can_count_are_kept_as_the_most(log: CallLog) -> None:
+async def test_token_count_over_sqlite_maximum_is_clamped(log: CallLog) -> None:
     log.record(call_row(1, tokens_used=10**40))
     (record,) = (await log.page("uid:1", CallQuery())).items
     assert record.tokens_used == calls_module.MAX_INTEGER
 
 
 @pytest.mark.row("D4", "D6")
-async def test_rows_that_are_too_old_go(log: CallLog) -> None:
+async def test_calls_older_than_retention_are_pruned(log: CallLog) -> None:
     for number in range(10):
         log.record(call_row(number, at=stamp(NOON + timedelta(days=number))))
     assert await log.prune(NOON + timedelta(days=34)) == 4
@@ -179,7 +179,7 @@ async def test_rows_that_are_too_old_go(log: CallLog) -> None:
 
 
 @pytest.mark.row("D4", "D6")
-async def test_rows_that_are_too_many_go_oldest_first(
+async def test_calls_over_the_maximum_are_pruned_oldest_first(
     log: CallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls_module, "DELETED_AT_ONCE", 7)
@@ -190,7 +190,7 @@ async def test_rows_that_are_too_many_go_oldest_first(
 
 
 @pytest.mark.row("D4", "D6")
-async def test_one_principals_calls_push_out_no_others(log: CallLog) -> None:
+async def test_calls_of_one_principal_do_not_evict_calls_of_another(log: CallLog) -> None:
     log.record(call_row(0, principal_id="uid:7", at=stamp(NOON)))
     for number in range(1, 300):
         log.record(call_row(number, at=stamp(NOON)))
@@ -200,7 +200,7 @@ async def test_one_principals_calls_push_out_no_others(log: CallLog) -> None:
 
 
 @pytest.mark.row("D4", "D6")
-async def test_newest_row_stays_so_that_numbers_never_begin_again(log: CallLog) -> None:
+async def test_newest_call_is_never_pruned_so_that_sequence_continues(log: CallLog) -> None:
     for number in range(3):
         log.record(call_row(number, at=stamp(NOON)))
     assert await log.prune(NOON + timedelta(days=1000)) == 2
@@ -211,7 +211,7 @@ async def test_newest_row_stays_so_that_numbers_never_begin_again(log: CallLog) 
 
 
 @pytest.mark.row("D4", "D6")
-async def test_log_asks_to_be_pruned_when_it_has_grown_by_a_tenth(log: CallLog) -> None:
+async def test_log_grown_by_a_tenth_is_marked_overdue(log: CallLog) -> None:
     for number in range(9):
         log.record(call_row(number))
     assert not log.overdue.is_set()
@@ -220,7 +220,7 @@ async def test_log_asks_to_be_pruned_when_it_has_grown_by_a_tenth(log: CallLog) 
 
 
 @pytest.mark.row("D4", "D6")
-async def test_log_in_memory_keeps_less(home: Path) -> None:
+async def test_in_memory_log_has_a_lower_maximum(home: Path) -> None:
     database = open_database(None)
     log = CallLog(database, kept_days=30, kept=10**8)
     assert await log.prune(NOON) == 0
@@ -238,7 +238,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Log:
-    """Counts how often it was pruned; fails as it is told."""
+    """A log that counts its prunes and fails as scripted."""
 
     def __init__(self, *errors: Exception | None) -> None:
         self.errors = list(errors)
@@ -259,7 +259,7 @@ async def times(log: Log, count: int) -> list[datetime]:
 
 
 @pytest.mark.row("D6")
-async def test_log_is_pruned_at_the_start_and_whenever_it_is_overdue() -> None:
+async def test_log_is_pruned_at_start_and_whenever_overdue() -> None:
     log = Log()
     async with retention(log.prune, lambda: NOW, pytest.fail, overdue=log.overdue):  # type: ignore[arg-type]
         assert await times(log, 1) == [NOW]
@@ -270,7 +270,7 @@ async def test_log_is_pruned_at_the_start_and_whenever_it_is_overdue() -> None:
 
 
 @pytest.mark.row("D6")
-async def test_log_is_pruned_each_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_is_pruned_every_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     assert retention_module.INTERVAL_S == 3600
     monkeypatch.setattr(retention_module, "INTERVAL_S", 0.001)
     log = Log()
@@ -279,7 +279,7 @@ async def test_log_is_pruned_each_hour(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.row("D6")
-async def test_failure_is_reported_and_does_not_end_it() -> None:
+async def test_unexpected_prune_failure_is_reported_and_retention_continues() -> None:
     faults: list[Exception] = []
     log = Log(ReadFailed("damaged"), ValueError("a bug"), None)
     async with retention(log.prune, lambda: NOW, faults.append, overdue=log.overdue):
@@ -291,7 +291,7 @@ async def test_failure_is_reported_and_does_not_end_it() -> None:
 
 
 @pytest.mark.row("D6")
-async def test_nothing_goes_on_after_the_end() -> None:
+async def test_retention_task_ends_with_its_context() -> None:
     log = Log()
     before = asyncio.all_tasks()
     async with retention(log.prune, lambda: NOW, pytest.fail, overdue=log.overdue):  # type: ignore[arg-type]
@@ -305,7 +305,7 @@ async def test_nothing_goes_on_after_the_end() -> None:
 
 
 @pytest.mark.row("D6")
-async def test_what_is_kept_for_a_short_time_is_looked_at_as_often(
+async def test_short_retention_shortens_the_prune_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retention_module, "MIN_INTERVAL_S", 0.001)
@@ -342,7 +342,7 @@ OVER = KeptSession(
 
 
 @pytest.mark.row("S6", "D6")
-async def test_rows_are_there_after_the_database_was_opened_anew(tmp_path: Path) -> None:
+async def test_session_rows_survive_reopening_the_database(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     database = open_database(path)
     await SessionTable(database).change([ACTIVE, OVER], [])
@@ -353,7 +353,7 @@ async def test_rows_are_there_after_the_database_was_opened_anew(tmp_path: Path)
 
 
 @pytest.mark.row("S6", "D6")
-async def test_row_is_changed_and_another_deleted_in_one_step() -> None:
+async def test_session_rows_are_changed_and_deleted_in_one_step() -> None:
     database: Database = open_database(None)
     table = SessionTable(database)
     await table.change([ACTIVE, OVER], [])

@@ -1,4 +1,4 @@
-"""Rows of keys and their answers: a key whose call may have acted is never free again."""
+"""Idempotency keys and stored answers: the key of a call that may have acted is not released."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _gone(call_id: str) -> bool:
 
 @pytest.fixture
 def do(database: Database) -> Callable[..., Any]:
-    """Carries out one function of the room in a transaction of its own."""
+    """Runs one function of `rows` in its own transaction."""
 
     def run(function: Callable[..., Any], *arguments: Any) -> Any:
         return database.write_now(lambda connection: function(connection, *arguments))
@@ -55,7 +55,7 @@ def _count(connection: Connection) -> int:
 
 
 @pytest.mark.row("P3")
-def test_second_call_with_a_key_finds_the_first(do: Callable[..., Any]) -> None:
+def test_second_call_with_same_key_finds_the_first(do: Callable[..., Any]) -> None:
     assert _take(do, keyed("call_1")) is None
     found = _take(do, keyed("call_2", fingerprint="other"))
     assert found == KeptKey(keyed("call_1"), KeyState.RUNNING, None, None)
@@ -63,7 +63,7 @@ def test_second_call_with_a_key_finds_the_first(do: Callable[..., Any]) -> None:
 
 @pytest.mark.row("P3")
 @pytest.mark.parametrize("other", [{"key": "K"}, {"key": "k "}, {"principal_id": "uid:2"}])
-def test_key_is_its_principals_and_compared_exactly(
+def test_key_is_scoped_to_principal_and_compared_exactly(
     do: Callable[..., Any], other: dict[str, str]
 ) -> None:
     assert _take(do, keyed("call_1")) is None
@@ -72,7 +72,7 @@ def test_key_is_its_principals_and_compared_exactly(
 
 
 @pytest.mark.row("P3")
-def test_answer_is_found_by_who_comes_after(do: Callable[..., Any]) -> None:
+def test_stored_answer_is_found_by_later_call(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1"))
     do(rows.finish, keyed("call_1"), '{"a": 1}')
     found = _take(do, keyed("call_2"))
@@ -84,7 +84,7 @@ def test_answer_is_found_by_who_comes_after(do: Callable[..., Any]) -> None:
 
 @pytest.mark.row("P3")
 @pytest.mark.parametrize("may_repeat", [True, False])
-def test_running_call_that_nobody_carries_out_is_lost(
+def test_orphaned_running_key_is_unknown_unless_repeatable(
     do: Callable[..., Any], may_repeat: bool
 ) -> None:
     _take(do, keyed("call_1", may_repeat=may_repeat))
@@ -97,7 +97,7 @@ def test_running_call_that_nobody_carries_out_is_lost(
 
 
 @pytest.mark.row("P3")
-def test_call_that_runs_now_is_not_taken_for_a_lost_one(do: Callable[..., Any]) -> None:
+def test_held_running_key_is_not_treated_as_lost(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1", may_repeat=True))
     found = _take(do, keyed("call_2", may_repeat=True), is_held="call_1".__eq__)
     assert found is not None
@@ -117,14 +117,14 @@ def _waits(do: Callable[..., Any]) -> None:
 
 
 def _runs(do: Callable[..., Any]) -> None:
-    """As it is."""
+    """Leave the key running."""
 
 
 @pytest.mark.row("P3")
 @pytest.mark.parametrize(
     ("end", "is_forgotten"), [(_done, True), (_unknown, True), (_waits, False), (_runs, False)]
 )
-def test_key_is_known_for_a_day_and_for_as_long_as_its_call_is_open(
+def test_key_is_kept_for_its_lifetime_and_while_its_call_is_open(
     do: Callable[..., Any], end: Callable[..., None], is_forgotten: bool
 ) -> None:
     _take(do, keyed("call_1"))
@@ -137,7 +137,7 @@ def test_key_is_known_for_a_day_and_for_as_long_as_its_call_is_open(
 
 
 @pytest.mark.row("P3")
-def test_old_key_is_free_before_it_was_cleared_away(do: Callable[..., Any]) -> None:
+def test_expired_key_can_be_taken_before_it_is_pruned(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1"))
     _done(do)
     assert _take(do, keyed("call_2", fingerprint="other"), NOW + KEY_LIFETIME) is None
@@ -147,7 +147,7 @@ def test_old_key_is_free_before_it_was_cleared_away(do: Callable[..., Any]) -> N
 
 
 @pytest.mark.row("P3")
-def test_old_keys_go_some_at_a_time(
+def test_expired_keys_are_pruned_in_batches(
     do: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "DELETED_AT_ONCE", 2)
@@ -161,7 +161,7 @@ def test_old_keys_go_some_at_a_time(
 
 
 @pytest.mark.row("P3")
-def test_call_that_waits_is_ended_by_its_approval_alone(do: Callable[..., Any]) -> None:
+def test_waiting_key_is_completed_only_by_its_approval(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1"))
     _waits(do)
     do(rows.release, keyed("call_1"))
@@ -179,7 +179,7 @@ def test_call_that_waits_is_ended_by_its_approval_alone(do: Callable[..., Any]) 
 
 
 @pytest.mark.row("P3")
-def test_call_that_waited_in_vain_frees_its_key(do: Callable[..., Any]) -> None:
+def test_freed_waiting_key_can_be_taken_again(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1"))
     _waits(do)
     do(rows.free, "uid:1", "k")
@@ -188,7 +188,7 @@ def test_call_that_waited_in_vain_frees_its_key(do: Callable[..., Any]) -> None:
 
 @pytest.mark.row("P3")
 @pytest.mark.parametrize("end", [_done, _unknown, _runs])
-def test_approval_changes_no_key_that_does_not_wait(
+def test_approval_does_not_change_a_key_that_is_not_waiting(
     do: Callable[..., Any], end: Callable[..., None]
 ) -> None:
     _take(do, keyed("call_1"))
@@ -200,10 +200,10 @@ def test_approval_changes_no_key_that_does_not_wait(
 
 
 @pytest.mark.row("P3")
-def test_what_became_of_one_call_is_no_answer_to_another_with_its_key(
+def test_resolution_does_not_overwrite_answer_of_later_call_with_same_key(
     do: Callable[..., Any],
 ) -> None:
-    """An interrupted call is resolved when its key has long been used for another one."""
+    """An interrupted call is resolved after its key has been reused by another call."""
     later = NOW + KEY_LIFETIME
     for number, now in ((1, NOW), (2, later)):
         call = keyed(call_id=f"call_{number}")
@@ -222,7 +222,7 @@ def test_what_became_of_one_call_is_no_answer_to_another_with_its_key(
 
 @pytest.mark.row("P3")
 @pytest.mark.parametrize("end", [_done, _unknown, _waits])
-def test_key_that_is_not_running_cannot_be_handed_over(
+def test_key_that_is_not_running_cannot_be_handed_to_an_approval(
     do: Callable[..., Any], end: Callable[..., None]
 ) -> None:
     _take(do, keyed("call_1"))
@@ -237,7 +237,7 @@ def test_key_that_is_not_running_cannot_be_handed_over(
 
 @pytest.mark.row("P3")
 @pytest.mark.parametrize("job", [rows.release, rows.lose])
-def test_ending_of_one_call_never_touches_anothers_key(
+def test_ending_a_call_does_not_change_a_key_held_by_another(
     do: Callable[..., Any], job: Callable[..., None]
 ) -> None:
     _take(do, keyed("call_1"))
@@ -250,7 +250,9 @@ def test_ending_of_one_call_never_touches_anothers_key(
 
 
 @pytest.mark.row("P3")
-def test_start_finds_what_was_lost_and_leaves_the_rest(do: Callable[..., Any]) -> None:
+def test_recovery_releases_or_marks_lost_keys_and_keeps_waiting_ones(
+    do: Callable[..., Any],
+) -> None:
     for key, may_repeat in (("harmless", True), ("acts", False), ("waits", False)):
         _take(do, keyed(f"call_{key}", key=key, may_repeat=may_repeat))
     do(rows.hand_over, "uid:1", "waits", "apr_1")
@@ -271,7 +273,7 @@ KEYS = st.sampled_from([("uid:1", "k"), ("uid:1", "l"), ("uid:2", "k")])
 
 @dataclass(frozen=True)
 class Known:
-    """What the model knows of a key."""
+    """The model's state of a key."""
 
     call: KeyedCall
     state: KeyState
@@ -280,7 +282,7 @@ class Known:
 
 
 class KeysAndModel(RuleBasedStateMachine):
-    """Every rule does one thing to the rows and to the model, and compares."""
+    """Each rule applies one step to the rows and to the model, and compares them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,7 +321,7 @@ class KeysAndModel(RuleBasedStateMachine):
         self.known[where] = known
 
     def _expected(self, where: tuple[str, str]) -> Known | None:
-        """What should be there, once the lost and the old are gone."""
+        """The expected key, after lost and expired keys have been removed."""
         known = self.known.pop(where, None)
         if known is None:
             return None
@@ -382,7 +384,7 @@ class KeysAndModel(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """The engine is gone; the next one begins with what is on the disk."""
+        """The engine crashes, and the next one recovers from disk."""
         self.held.clear()
         unknown = self.database.write_now(lambda c: rows.recover(c, NOW + self.passed))
         running = self._in(KeyState.RUNNING)
@@ -440,7 +442,7 @@ def _unmarked(envelope: Envelope) -> Envelope:
         ({"big": 2**70, "list": [1, None, {"a": 0.5}]}, None),
     ],
 )
-def test_answer_is_given_again_as_it_was(data: dict[str, Any], error: ErrorInfo | None) -> None:
+def test_stored_answer_is_replayed_unchanged(data: dict[str, Any], error: ErrorInfo | None) -> None:
     first = answer("call_1", data, error)
     again = replay_of(pack_answer(first))
     assert _unmarked(again) == first
@@ -448,14 +450,14 @@ def test_answer_is_given_again_as_it_was(data: dict[str, Any], error: ErrorInfo 
 
 
 @pytest.mark.row("P3")
-def test_mark_is_left_out_of_every_other_answer() -> None:
+def test_replay_mark_is_absent_from_first_answer() -> None:
     first = answer()
     assert "idempotent_replay" not in first.model_dump()["metadata"]
     assert '"idempotent_replay":true' in replay_of(pack_answer(first)).model_dump_json()
 
 
 @pytest.mark.row("P3")
-def test_what_was_shown_for_debugging_is_not_kept() -> None:
+def test_debug_info_is_not_stored() -> None:
     first = answer("call_1", {"a": 1}).model_copy(update={"debug_info": {"arguments": "PRIVATE"}})
     packed = pack_answer(first)
     assert "PRIVATE" not in packed
@@ -463,7 +465,7 @@ def test_what_was_shown_for_debugging_is_not_kept() -> None:
 
 
 @pytest.mark.row("P3")
-def test_kept_failure_is_never_called_retryable() -> None:
+def test_stored_failure_is_never_retryable() -> None:
     error = failure("CITY_BUSY", retryable=True, retry_after_ms=100)
     again = replay_of(pack_answer(answer(error=error)))
     assert again.error == failure("CITY_BUSY")
@@ -471,7 +473,7 @@ def test_kept_failure_is_never_called_retryable() -> None:
 
 @pytest.mark.row("P3")
 @pytest.mark.parametrize("character", ["x", "é", "\0"])
-def test_answer_that_is_too_long_is_kept_without_its_data(character: str) -> None:
+def test_oversized_answer_is_stored_without_its_data(character: str) -> None:
     first = answer("call_1", {"text": character * (MAX_ANSWER_BYTES)})
     again = replay_of(pack_answer(first))
     assert (again.success, again.error) == (True, None)
@@ -484,7 +486,7 @@ def test_answer_that_is_too_long_is_kept_without_its_data(character: str) -> Non
 
 
 @pytest.mark.row("P3")
-def test_answer_that_just_fits_is_kept_whole() -> None:
+def test_answer_of_exactly_maximum_size_is_stored_whole() -> None:
     room = MAX_ANSWER_BYTES - len(answer("call_1", {"text": ""}).model_dump_json())
     for length, is_whole in ((room, True), (room + 1, False)):
         again = replay_of(pack_answer(answer("call_1", {"text": "x" * length})))
@@ -492,7 +494,7 @@ def test_answer_that_just_fits_is_kept_whole() -> None:
 
 
 @pytest.mark.row("P3")
-def test_everything_a_caller_can_make_long_is_bounded() -> None:
+def test_stored_fields_warnings_and_details_are_bounded() -> None:
     error = failure(
         "INVALID_PARAMS", fields=tuple(f"{n:080}" for n in range(20_000)), details={"a": "x" * 100}
     )
@@ -511,6 +513,6 @@ def test_everything_a_caller_can_make_long_is_bounded() -> None:
 
 @pytest.mark.row("P3")
 @pytest.mark.parametrize("text", ["", "{}", "null", '{"success": true}'])
-def test_what_is_no_envelope_is_no_answer(text: str) -> None:
+def test_invalid_stored_envelope_is_rejected(text: str) -> None:
     with pytest.raises(ValidationError):
         replay_of(text)

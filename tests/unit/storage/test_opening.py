@@ -1,4 +1,4 @@
-"""A database is opened, or left as it is; the name of its owner."""
+"""Opening the database or leaving it unchanged, and the id of the state directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def path(home: Path) -> Path:
 
 
 def contents(home: Path) -> dict[str, bytes]:
-    """Every file but the shared-memory index, which SQLite makes anew from the log."""
+    """All files except the shared-memory index, which SQLite rebuilds from the log."""
     return {
         file.name: file.read_bytes()
         for file in home.iterdir()
@@ -43,7 +43,7 @@ def contents(home: Path) -> dict[str, bytes]:
 
 
 def left_open(path: Path, *statements: str) -> None:
-    """Leave a write-ahead log that holds everything, as a killed engine does."""
+    """Leave all data in a write-ahead log, as a killed engine does."""
     with tempfile.TemporaryDirectory() as elsewhere:
         live = Path(elsewhere) / path.name
         if path.exists():
@@ -59,7 +59,7 @@ def left_open(path: Path, *statements: str) -> None:
 
 
 def make(path: Path, *added: str) -> None:
-    """A database of this engine's, closed in order."""
+    """Create a database of this engine and close it cleanly."""
     database = open_database(path)
     for key in added:
         database.write_now(put(key))
@@ -73,9 +73,7 @@ def set_version(path: Path, version: int) -> None:
 
 
 @pytest.mark.row("D6")
-def test_database_and_the_files_beside_it_are_private_whatever_the_umask(
-    home: Path, path: Path
-) -> None:
+def test_database_files_are_private_with_any_umask(home: Path, path: Path) -> None:
     before = os.umask(0)
     try:
         database = open_database(path)
@@ -89,7 +87,7 @@ def test_database_and_the_files_beside_it_are_private_whatever_the_umask(
 
 
 @pytest.mark.row("D6")
-def test_database_that_others_could_read_is_closed_to_them(path: Path) -> None:
+def test_world_readable_database_is_made_private(path: Path) -> None:
     make(path, "k")
     path.chmod(0o644)
     make(path)
@@ -97,7 +95,7 @@ def test_database_that_others_could_read_is_closed_to_them(path: Path) -> None:
 
 
 @pytest.mark.row("D6")
-def test_closed_database_is_one_file_that_opens_again(home: Path, path: Path) -> None:
+def test_closed_database_is_a_single_file_and_reopens(home: Path, path: Path) -> None:
     make(path, "k")
     assert {file.name for file in home.iterdir()} == {"audit.key", "state.db"}
     database = open_database(path)
@@ -106,7 +104,7 @@ def test_closed_database_is_one_file_that_opens_again(home: Path, path: Path) ->
 
 
 @pytest.mark.row("D6")
-def test_path_may_hold_what_means_something_in_an_address(home: Path) -> None:
+def test_database_path_may_contain_url_characters(home: Path) -> None:
     directory = home / "a b?mode=ro#x%41"
     directory.mkdir()
     make(directory / "state.db", "k")
@@ -115,7 +113,7 @@ def test_path_may_hold_what_means_something_in_an_address(home: Path) -> None:
 
 
 def tables_of(inspector: Inspector) -> dict[str, object]:
-    """Everything that the schema says of each table."""
+    """The complete schema of each table."""
     return {
         name: (
             [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(name)],
@@ -128,7 +126,7 @@ def tables_of(inspector: Inspector) -> dict[str, object]:
 
 
 @pytest.mark.row("D6")
-def test_migrations_make_exactly_the_schema_that_the_code_uses(path: Path) -> None:
+def test_migrations_produce_exactly_the_declared_schema(path: Path) -> None:
     make(path)
     migrated = create_engine(f"sqlite:///{path}")
     declared = create_engine("sqlite://")
@@ -140,7 +138,7 @@ def test_migrations_make_exactly_the_schema_that_the_code_uses(path: Path) -> No
     assert found == expected
 
 
-def test_counts_from_before_budgets_and_rate_limits_shared_a_table_are_kept(path: Path) -> None:
+def test_migration_merges_budget_and_rate_limit_counters(path: Path) -> None:
     old = create_engine(f"sqlite:///{path}")
     at = "2026-03-01T12:00:00.000000+00:00"
     with old.begin() as connection:
@@ -169,18 +167,18 @@ def test_counts_from_before_budgets_and_rate_limits_shared_a_table_are_kept(path
 
 
 NOT_OURS = {
-    "somebody-else's": (["CREATE TABLE theirs (x)"], ForeignState, "not fumehood's"),
-    "somebody-else's-with-a-version": (
+    "foreign-tables": (["CREATE TABLE theirs (x)"], ForeignState, "not fumehood's"),
+    "foreign-tables-with-a-version": (
         ["CREATE TABLE theirs (x)", "PRAGMA user_version = 1"], ForeignState, "not fumehood's",
     ),
-    "named-by-another-application": (
+    "foreign-application-id": (
         ["PRAGMA application_id = 7"], ForeignState, "not fumehood's",
     ),
-    "newer": (
+    "newer-version": (
         [f"PRAGMA application_id = {database_module.APPLICATION_ID}", "PRAGMA user_version = 99"],
         NewerState, "newer engine",
     ),
-    "ours-without-its-tables": (
+    "own-application-id-without-tables": (
         [f"PRAGMA application_id = {database_module.APPLICATION_ID}",
          f"PRAGMA user_version = {len(STEPS)}"],
         DamagedState, "damaged",
@@ -191,7 +189,7 @@ NOT_OURS = {
 @pytest.mark.row("D6")
 @pytest.mark.parametrize("how", ["closed", "left-open", "rollback-journal"])
 @pytest.mark.parametrize("kind", NOT_OURS)
-def test_what_is_not_ours_to_open_is_left_byte_for_byte(
+def test_foreign_newer_or_damaged_database_is_left_unchanged(
     home: Path, path: Path, kind: str, how: str
 ) -> None:
     statements, error, words = NOT_OURS[kind]
@@ -213,7 +211,7 @@ def test_what_is_not_ours_to_open_is_left_byte_for_byte(
 
 
 @pytest.mark.row("D6")
-def test_control_a_plain_connection_would_have_changed_such_a_file(home: Path, path: Path) -> None:
+def test_control_plain_connection_changes_the_file(home: Path, path: Path) -> None:
     left_open(path, "PRAGMA user_version = 99")
     before = contents(home)
     connection = sqlite3.connect(path)
@@ -224,7 +222,7 @@ def test_control_a_plain_connection_would_have_changed_such_a_file(home: Path, p
 
 
 @pytest.mark.row("D6")
-def test_newer_database_opens_again_with_its_own_engine(path: Path) -> None:
+def test_refused_newer_database_still_opens_with_its_own_engine(path: Path) -> None:
     make(path, "k")
     set_version(path, len(STEPS) + 1)
     with pytest.raises(NewerState, match="Start that one"):
@@ -243,7 +241,7 @@ def spoil(path: Path, where: int, length: int = 200) -> None:
 
 @pytest.mark.row("D6")
 @pytest.mark.parametrize("damage", ["no-database", "header", "schema", "half"])
-def test_damaged_database_is_reported_with_the_cure_and_left_alone(
+def test_damaged_database_is_reported_with_remedy_and_left_unchanged(
     home: Path, path: Path, damage: str
 ) -> None:
     make(path, *(f"k{number}" for number in range(200)))
@@ -263,7 +261,7 @@ def test_damaged_database_is_reported_with_the_cure_and_left_alone(
 
 
 @pytest.mark.row("D6")
-def test_damage_deep_inside_is_found_after_a_crash(home: Path, path: Path) -> None:
+def test_deep_damage_is_detected_on_open_after_a_crash(home: Path, path: Path) -> None:
     make(path, *(f"k{number}" for number in range(2000)))
     left_open(path, "INSERT INTO meta VALUES ('last', '')")
     spoil(path, path.stat().st_size - 4096 * 3, 4096)
@@ -274,7 +272,7 @@ def test_damage_deep_inside_is_found_after_a_crash(home: Path, path: Path) -> No
 
 
 @pytest.mark.row("D6")
-def test_damage_that_shows_later_is_an_error_and_said_once(path: Path) -> None:
+def test_damage_found_while_running_is_an_error_logged_once(path: Path) -> None:
     make(path, *(f"k{number}" for number in range(2000)))
     for page in pages_of(path, "meta", "sqlite_autoindex_meta_1"):
         spoil(path, 4096 * (page - 1), 4096)
@@ -291,7 +289,7 @@ def test_damage_that_shows_later_is_an_error_and_said_once(path: Path) -> None:
 
 
 @pytest.mark.row("D6")
-def test_damage_of_the_audit_chain_is_met_at_the_start(home: Path, path: Path) -> None:
+def test_damaged_audit_chain_is_detected_on_open(home: Path, path: Path) -> None:
     make(path, "k")
     (page,) = pages_of(path, "audit")
     spoil(path, 4096 * (page - 1), 4096)
@@ -303,7 +301,7 @@ def test_damage_of_the_audit_chain_is_met_at_the_start(home: Path, path: Path) -
 
 @pytest.mark.row("D6")
 @pytest.mark.parametrize("side", ["-wal", "-journal"])
-def test_log_without_its_database_is_not_thrown_away(home: Path, path: Path, side: str) -> None:
+def test_journal_without_its_database_is_not_deleted(home: Path, path: Path, side: str) -> None:
     path.with_name(f"state.db{side}").write_bytes(b"what was not yet in the database")
     before = contents(home)
     with pytest.raises(DamagedState, match="is missing"):
@@ -314,7 +312,9 @@ def test_log_without_its_database_is_not_thrown_away(home: Path, path: Path, sid
 
 @pytest.mark.row("D6")
 @pytest.mark.parametrize("kind", ["directory", "link", "fifo"])
-def test_what_is_no_file_is_refused(home: Path, path: Path, kind: str) -> None:
+def test_directory_symlink_or_fifo_as_database_is_refused(
+    home: Path, path: Path, kind: str
+) -> None:
     target = home / "target"
     if kind == "directory":
         path.mkdir()
@@ -337,16 +337,16 @@ def test_empty_file_is_a_new_database(path: Path) -> None:
 
 
 @pytest.mark.row("D6")
-def test_directory_that_is_not_there_is_an_error_in_words(home: Path) -> None:
+def test_missing_directory_is_a_clear_error(home: Path) -> None:
     with pytest.raises(StoreError, match="cannot be opened: No such file"):
         open_database(home / "nowhere" / "state.db")
 
 
 @pytest.mark.row("D6")
-def test_file_system_without_a_write_ahead_log_is_refused(
+def test_file_system_without_wal_support_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without shared memory SQLite stays with its rollback journal, and says so."""
+    """Without shared memory SQLite keeps its rollback journal and reports it."""
     connect = sqlite3.connect
 
     class Stubborn(sqlite3.Connection):
@@ -363,14 +363,14 @@ def test_file_system_without_a_write_ahead_log_is_refused(
 # -- The state directory's own name --------------------------------------------------------
 
 
-def test_name_is_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_owner_id_is_stable_and_private(tmp_path: Path) -> None:
     assert owner_id(tmp_path) == owner_id(tmp_path)
     assert len(owner_id(tmp_path)) == 32
     assert [path.name for path in tmp_path.iterdir()] == ["owner"]
     assert (tmp_path / "owner").stat().st_mode & 0o777 == 0o600
 
 
-def test_other_directories_and_copies_have_other_names(tmp_path: Path) -> None:
+def test_owner_id_differs_between_directories_and_copies(tmp_path: Path) -> None:
     first, second, copy = tmp_path / "1", tmp_path / "2", tmp_path / "3"
     first.mkdir()
     second.mkdir()
@@ -379,19 +379,19 @@ def test_other_directories_and_copies_have_other_names(tmp_path: Path) -> None:
     assert len({name, owner_id(second), owner_id(copy)}) == 3
 
 
-def test_damaged_name_is_an_error_and_no_other_name(tmp_path: Path) -> None:
+def test_damaged_owner_id_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "owner").write_bytes(b"short")
     with pytest.raises(OSError, match="damaged"):
         owner_id(tmp_path)
 
 
-def test_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+def test_symlink_as_owner_id_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"0" * 16)
     (tmp_path / "owner").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"."):
         owner_id(tmp_path)
 
 
-def test_draft_that_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
+def test_leftover_owner_id_draft_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "owner.new").write_bytes(b"half")
     assert len(owner_id(tmp_path)) == 32

@@ -1,4 +1,4 @@
-"""Recordings: every event to every reader, from any event on; bounded on the disk, never in the way."""
+"""Recordings: complete for every reader, resumable, bounded on disk and never blocking a call."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def read_all(reader: RecordingReader) -> list[Record]:
 
 
 async def gone(store: RecordingStore) -> None:
-    """Wait until nothing is recorded any more."""
+    """Wait until no recording is left."""
     with anyio.fail_after(20):
         while os.listdir(store.room.directory) or store.room.taken:
             await anyio.lowlevel.checkpoint()
@@ -92,7 +92,7 @@ def say(recording: Recording, text: str) -> None:
     recording.record("tool_output", {"text": text}, len(text))
 
 
-async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
+async def test_every_reader_gets_all_events_with_their_positions(home: Path) -> None:
     async with opened(home) as store:
         recording = made(store)
         readers = [recording.reader() for _ in range(3)]
@@ -126,14 +126,14 @@ async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
         assert json.loads(line) == [record.kind, number, json.loads(record.data)]
 
 
-async def test_call_that_prints_without_end_does_not_delay_the_recording_of_another(
+async def test_endless_output_does_not_delay_another_recording(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[str] = []
     writes = recordings_module.write_all
 
     def write(file: int, data: bytes, place: int) -> None:
-        """Note whose turn it is; the endless one has printed again before its batch is written."""
+        """Record the turn; the endless call prints again before its batch is written."""
         name = Path(os.readlink(f"/proc/self/fd/{file}")).name
         turns.append(name)
         if name == "endless" and len(turns) < 50:
@@ -158,7 +158,7 @@ async def test_call_that_prints_without_end_does_not_delay_the_recording_of_anot
     assert turns.index("other") == 1
 
 
-async def test_line_longer_than_a_step_comes_whole(home: Path) -> None:
+async def test_line_longer_than_a_read_step_is_reassembled(home: Path) -> None:
     async with opened(home) as store:
         recording = made(store)
         reader = recording.reader()
@@ -169,7 +169,7 @@ async def test_line_longer_than_a_step_comes_whole(home: Path) -> None:
     assert len(last.data) == 2 * READ_BYTES + 2
 
 
-async def test_half_a_character_spoils_nothing(home: Path) -> None:
+async def test_lone_surrogate_is_replaced_in_recording(home: Path) -> None:
     async with opened(home) as store:
         recording = made(store)
         reader = recording.reader()
@@ -179,7 +179,7 @@ async def test_half_a_character_spoils_nothing(home: Path) -> None:
     assert json.loads(first.data) == {"text": "a?b"}
 
 
-async def test_recording_without_a_reader_goes_with_its_call(home: Path) -> None:
+async def test_recording_without_a_reader_is_removed_with_its_call(home: Path) -> None:
     async with opened(home) as store:
         recording = made(store)
         say(recording, "x")
@@ -190,7 +190,7 @@ async def test_recording_without_a_reader_goes_with_its_call(home: Path) -> None
         await gone(store)
 
 
-async def test_without_state_the_directory_goes_with_the_store() -> None:
+async def test_stateless_store_removes_its_directory() -> None:
     async with opened(None) as store:
         recording = made(store)
         reader = recording.reader()
@@ -235,7 +235,7 @@ def slow_disk(recording: Recording, store: RecordingStore, monkeypatch: Any) -> 
 
 
 @pytest.mark.parametrize("trouble", [over_its_bound, no_room, full_disk, failing_disk, slow_disk])
-async def test_recording_that_cannot_go_on_says_so_once_and_the_answer_still_comes(
+async def test_failed_recording_gives_one_notice_and_the_answer(
     home: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[..., str]
 ) -> None:
     async with opened(home) as store:
@@ -259,7 +259,7 @@ async def test_recording_that_cannot_go_on_says_so_once_and_the_answer_still_com
         await gone(store)
 
 
-async def test_store_that_cannot_be_opened_hurts_no_call(home: Path) -> None:
+async def test_unopenable_store_gives_a_notice_and_the_answer(home: Path) -> None:
     (home / "spool").write_text("in the way")
     store = RecordingStore(home, max_bytes=MB, kept_s=60, now=Hands().now)
     with pytest.raises(StoreError):
@@ -273,7 +273,7 @@ async def test_store_that_cannot_be_opened_hurts_no_call(home: Path) -> None:
     assert last.kind == "tool_error"
 
 
-async def test_closed_store_ends_its_readers(home: Path) -> None:
+async def test_closed_store_ends_readers_with_notice_and_answer(home: Path) -> None:
     async with opened(home) as store:
         recording = made(store)
         reader = recording.reader()
@@ -291,7 +291,7 @@ async def test_closed_store_ends_its_readers(home: Path) -> None:
 async def finished(
     store: RecordingStore, name: str, *, owner: str = OWNER, size: int = 10
 ) -> list[Record]:
-    """Record a call with one event and its answer, and wait until it is put away."""
+    """Record a call with one event and its answer, and wait until it is stored."""
     recording = made(store, name=name, owner=owner)
     reader = recording.reader()
     say(recording, "x" * size)
@@ -304,19 +304,19 @@ async def finished(
 
 
 async def found(store: RecordingStore, name: str, owner: str = OWNER) -> list[Record] | None:
-    """What is kept of a call."""
+    """The stored events of a call, or None."""
     reader = store.find(name, owner)
     return None if reader is None else await read_all(reader)
 
 
 async def settled(store: RecordingStore, names: set[str]) -> None:
-    """Wait until exactly these files are there."""
+    """Wait until exactly these files exist."""
     with anyio.fail_after(20):
         while set(os.listdir(store.room.directory)) != names:
             await anyio.lowlevel.checkpoint()
 
 
-async def test_recording_of_an_ended_call_is_read_again_until_its_time_is_over(home: Path) -> None:
+async def test_recording_of_ended_call_is_readable_until_it_expires(home: Path) -> None:
     clock = Hands()
     async with opened(home, kept_s=60, clock=clock) as store:
         records = await finished(store, "call_1")
@@ -335,7 +335,7 @@ async def test_recording_of_an_ended_call_is_read_again_until_its_time_is_over(h
         await gone(store)
 
 
-async def test_oldest_recording_makes_room_and_the_bound_holds_at_every_moment(home: Path) -> None:
+async def test_oldest_recording_is_evicted_and_bound_is_never_exceeded(home: Path) -> None:
     size = 9000
     async with opened(home, kept_s=60, max_bytes=100_000) as store:
         for number in range(30):
@@ -358,7 +358,7 @@ async def test_oldest_recording_makes_room_and_the_bound_holds_at_every_moment(h
         assert sum(p.stat().st_size for p in (home / "spool").iterdir()) <= 100_000
 
 
-async def test_recording_that_is_read_does_not_make_room(home: Path) -> None:
+async def test_recording_being_read_is_not_evicted(home: Path) -> None:
     async with opened(home, kept_s=60, max_bytes=60_000) as store:
         records = await finished(store, "call_0", size=9000)
         reader = store.find("call_0", OWNER)
@@ -369,7 +369,7 @@ async def test_recording_that_is_read_does_not_make_room(home: Path) -> None:
         assert await read_all(reader) == records
 
 
-async def test_too_many_recordings_push_out_those_of_whoever_has_most(
+async def test_recordings_over_maximum_count_of_largest_owner_are_evicted(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recordings_module, "MAX_KEPT", 4)
@@ -382,7 +382,7 @@ async def test_too_many_recordings_push_out_those_of_whoever_has_most(
         assert await found(store, "other", "uid:2") is not None
 
 
-async def test_answer_that_is_only_in_memory_is_not_kept(
+async def test_answer_held_only_in_memory_is_not_stored(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(home, kept_s=60) as store:
@@ -397,7 +397,7 @@ async def test_answer_that_is_only_in_memory_is_not_kept(
         await gone(store)
 
 
-async def test_events_in_memory_are_resumed_as_long_as_somebody_reads(
+async def test_in_memory_events_are_resumable_while_a_reader_is_open(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(home, kept_s=60) as store:
@@ -429,7 +429,7 @@ async def outcome_unknown(call: RecordedCall) -> tuple[str, bytes]:
 
 
 def crashed(home: Path, name: str = "call_1", *, texts: int = 3) -> tuple[Path, list[bytes]]:
-    """The file of a call that ran when its engine died, and its events."""
+    """The file and events of a call that was running when its engine crashed."""
     spool = home / "spool"
     spool.mkdir(mode=0o700, exist_ok=True)
     call = RecordedCall(name, OWNER, "run_python", "trace_1")
@@ -448,7 +448,9 @@ TORN = [
 
 
 @pytest.mark.parametrize("torn", [b"", *TORN], ids=range(len(TORN) + 1))
-async def test_torn_last_line_is_cut_off_and_the_call_gets_its_end(home: Path, torn: bytes) -> None:
+async def test_torn_last_line_is_truncated_and_lost_call_gets_an_ending(
+    home: Path, torn: bytes
+) -> None:
     path, events = crashed(home)
     with path.open("ab") as file:
         file.write(torn)
@@ -467,8 +469,8 @@ async def test_torn_last_line_is_cut_off_and_the_call_gets_its_end(home: Path, t
         assert await found(store, "call_1") == records
 
 
-async def test_every_length_of_a_crash_gives_whole_events_only(home: Path) -> None:
-    """A write that a kill cut short leaves any beginning of itself."""
+async def test_file_truncated_at_any_byte_yields_only_whole_events(home: Path) -> None:
+    """A write interrupted by a kill leaves any prefix of itself."""
     path, events = crashed(home)
     whole = path.read_bytes()
     start = whole.index(b"\n") + 1
@@ -509,7 +511,7 @@ def garbage_line(path: Path) -> None:
     "damage",
     [link, other_name, no_call, garbage_line],
 )
-async def test_file_that_is_no_recording_is_removed_and_never_read(
+async def test_invalid_recording_file_is_removed_unread(
     home: Path, damage: Callable[[Path], None]
 ) -> None:
     path, _ = crashed(home)
@@ -524,7 +526,7 @@ async def test_file_that_is_no_recording_is_removed_and_never_read(
         assert (home / "elsewhere").exists()
 
 
-async def test_start_with_a_smaller_bound_keeps_the_newest(home: Path) -> None:
+async def test_restart_with_smaller_bound_keeps_the_newest_recordings(home: Path) -> None:
     for number in range(6):
         path, _ = crashed(home, f"call_{number}", texts=100)
         with path.open("ab") as file:
@@ -536,7 +538,7 @@ async def test_start_with_a_smaller_bound_keeps_the_newest(home: Path) -> None:
         assert store.room.taken == 2 * size
 
 
-async def test_without_room_for_its_end_a_lost_recording_goes(home: Path) -> None:
+async def test_lost_recording_without_room_for_its_ending_is_removed(home: Path) -> None:
     path, _ = crashed(home)
     async with opened(home, kept_s=60, max_bytes=2 * path.stat().st_size) as store:
         assert await store.end_lost(outcome_unknown) == 1

@@ -1,4 +1,4 @@
-"""The writer: promises are kept, failures stay where they happened, and the thread lives."""
+"""The database writer: durability, isolation of failures, and survival of its thread."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def submit(database: Database, job: Any) -> Future[Any]:
 
 
 def outcomes(futures: list[Future[Any]]) -> list[Any]:
-    """Result or kind of error of each."""
+    """The result or error type of each future."""
     return [type(error) if (error := f.exception(20)) else f.result() for f in futures]
 
 
@@ -53,14 +53,14 @@ def call_ids(database: Database) -> set[str]:
 
 @pytest.mark.anyio
 @pytest.mark.row("D6")
-async def test_read_sees_what_write_has_returned_for(database: Database) -> None:
+async def test_read_sees_every_completed_write(database: Database) -> None:
     for number in range(50):
         assert await database.write(put(f"k{number}")) == f"k{number}"
         assert f"k{number}" in await database.read(keys)
 
 
 @pytest.mark.row("D6")
-def test_what_waits_is_written_together_and_in_order(database: Database) -> None:
+def test_queued_jobs_are_written_in_groups_in_order(database: Database) -> None:
     order: list[int] = []
     with writer_held(database):
         futures = [
@@ -85,10 +85,10 @@ def test_what_waits_is_written_together_and_in_order(database: Database) -> None
     ],
     ids=["raises", "constraint", "wrong-sql", "stop-iteration", "system-exit", "commits", "closes"],
 )
-def test_job_that_fails_takes_no_other_with_it_or_all_fail(
+def test_failing_job_fails_alone_or_fails_its_whole_group(
     database: Database, failing: Any, expected: type[BaseException]
 ) -> None:
-    """Whichever it is, nothing is promised that is not there, and the writer goes on."""
+    """In both cases no lost row is reported as written, and the writer continues."""
     with writer_held(database):
         futures = [submit(database, job) for job in (put("k0"), failing, put("k2"))]
     before, failed, after = outcomes(futures)
@@ -103,7 +103,7 @@ def test_job_that_fails_takes_no_other_with_it_or_all_fail(
 
 
 @pytest.mark.row("D6")
-def test_failed_job_leaves_nothing_of_itself(database: Database) -> None:
+def test_failed_job_is_rolled_back(database: Database) -> None:
     def half(connection: Connection) -> None:
         put("half")(connection)
         raise LookupError("changed its mind")
@@ -114,9 +114,7 @@ def test_failed_job_leaves_nothing_of_itself(database: Database) -> None:
 
 
 @pytest.mark.row("D6")
-def test_full_disk_promises_nothing_and_the_writer_lives(
-    database: Database, events: Events
-) -> None:
+def test_full_disk_fails_writes_and_writer_recovers(database: Database, events: Events) -> None:
     set_full(database)
     with writer_held(database):
         futures = [submit(database, job) for job in (put("k0"), put("k1", BIG), put("k2"))]
@@ -132,8 +130,8 @@ def test_full_disk_promises_nothing_and_the_writer_lives(
 
 
 @pytest.mark.row("D6")
-def test_job_that_swallows_a_full_disk_costs_nobody_a_promise(database: Database) -> None:
-    """SQLite has rolled back the others' rows by then; a commit would still succeed."""
+def test_job_swallowing_full_disk_error_does_not_lose_reported_writes(database: Database) -> None:
+    """SQLite has already rolled back the other jobs' rows, although a commit would succeed."""
 
     def swallow(connection: Connection) -> str:
         try:
@@ -151,7 +149,7 @@ def test_job_that_swallows_a_full_disk_costs_nobody_a_promise(database: Database
 
 
 @pytest.mark.row("D6", "E1")
-def test_failed_write_is_an_answer_that_names_no_value(database: Database) -> None:
+def test_failed_write_error_contains_no_values(database: Database) -> None:
     database.write_now(put("secret-key"))
     with pytest.raises(WriteFailed) as caught:
         database.write_now(put("secret-key", "secret-value"))
@@ -164,7 +162,7 @@ def test_failed_write_is_an_answer_that_names_no_value(database: Database) -> No
 
 @pytest.mark.anyio
 @pytest.mark.row("D6", "P8")
-async def test_cancelled_wait_does_not_stop_the_write_nor_the_writer(database: Database) -> None:
+async def test_cancelled_wait_does_not_stop_the_write_or_the_writer(database: Database) -> None:
     with writer_held(database):
         waiting = asyncio.create_task(database.write(put("k0")))
         while not database._writer._waiting:
@@ -177,7 +175,7 @@ async def test_cancelled_wait_does_not_stop_the_write_nor_the_writer(database: D
 
 
 @pytest.mark.row("D6")
-def test_close_writes_what_waits_and_takes_nothing_after(home: Path) -> None:
+def test_close_writes_queued_jobs_and_refuses_later_ones(home: Path) -> None:
     database = open_database(home / "state.db")
     closer = threading.Thread(target=database.close)
     with writer_held(database):
@@ -200,7 +198,7 @@ def test_close_writes_what_waits_and_takes_nothing_after(home: Path) -> None:
     again.close()
 
 
-def test_closing_twice_or_unused_is_nothing_special(home: Path) -> None:
+def test_closing_twice_or_unused_is_harmless(home: Path) -> None:
     for path in (home / "state.db", None):
         database = open_database(path)
         database.close()
@@ -209,7 +207,7 @@ def test_closing_twice_or_unused_is_nothing_special(home: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_flush_waits_for_every_row_that_was_posted_before(database: Database) -> None:
+async def test_flush_waits_for_all_previously_posted_rows(database: Database) -> None:
     for number in range(1200):
         post(database, number)
     await database.flush()
@@ -217,7 +215,7 @@ async def test_flush_waits_for_every_row_that_was_posted_before(database: Databa
 
 
 @pytest.mark.anyio
-async def test_flush_of_nothing_returns_at_once_and_starts_no_thread() -> None:
+async def test_empty_flush_returns_at_once_without_starting_a_thread() -> None:
     database = open_database(None)
     await database.flush()
     assert not database._writer.is_running
@@ -225,8 +223,8 @@ async def test_flush_of_nothing_returns_at_once_and_starts_no_thread() -> None:
 
 
 @pytest.mark.anyio
-async def test_posts_are_written_while_jobs_keep_coming(database: Database) -> None:
-    """Each result makes the next job, so that some job always waits."""
+async def test_posted_rows_are_written_under_continuous_jobs(database: Database) -> None:
+    """Each result triggers the next job, so that a job is always queued."""
     post(database, 1)
     stop = threading.Event()
     rounds = 0
@@ -245,10 +243,10 @@ async def test_posts_are_written_while_jobs_keep_coming(database: Database) -> N
 
 
 @pytest.mark.anyio
-async def test_row_that_cannot_be_kept_takes_no_other_with_it(
+async def test_refused_row_does_not_affect_other_posted_rows(
     database: Database, events: Events
 ) -> None:
-    """A tool may report more tokens than SQLite can count; that must not blind the log."""
+    """A tool may report more tokens than SQLite can store, which must not break the log."""
     with writer_held(database):
         for number in range(100):
             post(database, number, tokens_used=10**30 if number == 50 else 1)
@@ -262,7 +260,7 @@ async def test_row_that_cannot_be_kept_takes_no_other_with_it(
 
 @pytest.mark.anyio
 @pytest.mark.row("D6")
-async def test_loss_of_rows_on_a_full_disk_is_counted_and_said_once(
+async def test_rows_lost_on_full_disk_are_counted_and_logged_once(
     database: Database, events: Events
 ) -> None:
     set_full(database)
@@ -281,7 +279,7 @@ async def test_loss_of_rows_on_a_full_disk_is_counted_and_said_once(
 
 
 @pytest.mark.anyio
-async def test_rows_beyond_the_bound_are_dropped_counted_and_said(
+async def test_posted_rows_over_the_bound_are_dropped_counted_and_logged(
     database: Database, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "MAX_POSTS", 10)
@@ -294,9 +292,7 @@ async def test_rows_beyond_the_bound_are_dropped_counted_and_said(
     assert events.named("state.rows_dropped") == [{"dropped_rows": 15}]
 
 
-def test_writer_outlives_a_connection_that_cannot_be_made(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_survives_a_failed_connection(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = open_database(home / "state.db")
     connect = database._writing.connect
 
@@ -312,8 +308,8 @@ def test_writer_outlives_a_connection_that_cannot_be_made(
 
 
 @pytest.mark.row("D6")
-def test_durable_writes_ask_for_the_disk_and_posted_rows_do_not(home: Path) -> None:
-    """A control for both: SQLite's own word on how the transaction will be committed."""
+def test_durable_writes_use_full_sync_and_posted_rows_do_not(home: Path) -> None:
+    """Checked through SQLite's own synchronous setting of each transaction."""
     database = open_database(home / "state.db")
 
     def level(connection: Connection) -> int:
@@ -327,7 +323,7 @@ def test_durable_writes_ask_for_the_disk_and_posted_rows_do_not(home: Path) -> N
     database.close()
 
 
-def test_row_is_what_was_posted(database: Database) -> None:
+def test_stored_row_equals_posted_row(database: Database) -> None:
     row = call_row(7, agent_id="a", cpu_ms=None)
     post(database, 7, agent_id="a", cpu_ms=None)
     wait_until(lambda: call_ids(database))
@@ -336,7 +332,7 @@ def test_row_is_what_was_posted(database: Database) -> None:
 
 
 @pytest.mark.row("D6")
-def test_hook_is_called_around_flushed_commits_and_no_others(home: Path) -> None:
+def test_commit_hook_is_called_only_around_flushed_commits(home: Path) -> None:
     heard: list[tuple[str, int, set[str]]] = []
     path = home / "state.db"
 
@@ -364,7 +360,7 @@ def test_hook_is_called_around_flushed_commits_and_no_others(home: Path) -> None
 
 
 @pytest.mark.row("D6")
-def test_job_that_fails_alone_is_taken_back_and_no_trouble_of_the_disks(
+def test_job_failing_alone_is_rolled_back_and_not_reported_as_disk_failure(
     database: Database, events: Events
 ) -> None:
     def half(connection: Connection) -> None:
@@ -381,10 +377,8 @@ def test_job_that_fails_alone_is_taken_back_and_no_trouble_of_the_disks(
 
 
 @pytest.mark.row("D6")
-def test_posted_rows_keep_no_job_waiting(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Written with every job they would cost each caller their time, too."""
+def test_posted_rows_do_not_delay_jobs(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing them with every job would add their cost to each caller."""
     monkeypatch.setattr(writer_module, "GATHER_S", 3600)
     order: list[str] = []
 
@@ -400,7 +394,7 @@ def test_posted_rows_keep_no_job_waiting(
 
 
 @pytest.mark.row("D6")
-def test_rows_posted_alike_are_written_together_in_order(database: Database) -> None:
+def test_rows_posted_with_same_function_are_written_together_in_order(database: Database) -> None:
     groups: list[list[str]] = []
 
     def keep(connection: Connection, rows: list[dict[str, Any]]) -> None:
@@ -419,10 +413,8 @@ def test_rows_posted_alike_are_written_together_in_order(database: Database) -> 
 
 
 @pytest.mark.row("D6")
-def test_posted_row_that_is_refused_takes_none_of_its_group_with_it(
-    database: Database, events: Events
-) -> None:
-    """Whatever else its function had written for it goes, too."""
+def test_refused_posted_row_does_not_affect_its_group(database: Database, events: Events) -> None:
+    """Everything else that its function wrote for it is also rolled back."""
 
     def keep(connection: Connection, rows: list[dict[str, Any]]) -> None:
         for row in rows:
