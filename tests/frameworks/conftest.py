@@ -1,7 +1,7 @@
-"""Tests of the adapters, with the frameworks themselves and scripted models.
+"""Adapter tests with the real frameworks and scripted models.
 
-They run in an environment of their own (`make frameworks`), whose pins would not fit the
-developers' one, against the daemon that `tests/integration/test_frameworks.py` has started.
+They run in separate environments (`make frameworks`), because their pins conflict with the
+development environment, against the daemon started by `tests/integration/test_frameworks.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def approver(client: Client) -> Iterator[ControlClient]:
-    """An approver whom nothing awaits yet: calls of earlier tests are cancelled."""
+    """An approver with no pending approvals; those of earlier tests are cancelled."""
     for left in client.approvals.list(state="pending").items:
         client.approvals.cancel(left.id)
     socket, credential = os.environ["TEST_CONTROL_SOCKET"], os.environ["TEST_CREDENTIAL"]
@@ -66,7 +66,7 @@ def approver(client: Client) -> Iterator[ControlClient]:
 
 @pytest.fixture
 def decide(approver: ControlClient) -> Callable[[str], Any]:
-    """Decide about the next call that waits, and so on: `with decide("approve", "deny"): …`."""
+    """Decide the next pending approvals in turn: `with decide("approve", "deny"): …`."""
 
     @contextmanager
     def deciding(*decisions: str) -> Iterator[None]:
@@ -91,7 +91,7 @@ def decide(approver: ControlClient) -> Callable[[str], Any]:
 
 @pytest.fixture
 def sessions(client: Client) -> Iterator[Callable[[], set[str]]]:
-    """The sessions that are active now. Afterwards there are none that were not there before."""
+    """Return the active sessions; fails if the test leaves a new one behind."""
 
     def active() -> set[str]:
         return {one.id for one in client.sessions() if one.state == "active"}
@@ -110,18 +110,18 @@ def session_id(client: Client) -> Iterator[str]:
 
 @pytest.fixture
 def options(session_id: str) -> tuple[str, ...]:
-    """Of `fumehood mcp`: MCP clients hand on hardly any environment variable."""
+    """Options of `fumehood mcp`, because MCP clients pass on few environment variables."""
     return ("--socket", os.environ["FUMEHOOD_SOCKET"], "--session", session_id)
 
 
 class Script:
-    """The calls of an agent that meets an approval and goes on, and what has to come of them.
+    """The calls of an agent that needs one approval, and their expected results.
 
-    A scripted model takes one call after the other, and is done when there is none left.
+    A scripted model makes the calls in turn and finishes after the last.
     """
 
     ASKS: ClassVar[dict[str, str]] = {"command": "echo ask-me >> log; sleep 2; echo done"}
-    """It still runs when it is repeated."""
+    """Whether the approved call has ended before the agent repeats it."""
     FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nprint(6 * 7)"
 
     def __init__(self, approver: ControlClient) -> None:
@@ -144,7 +144,7 @@ class Script:
             return next(self._calls, None)
 
     def approve(self, *, is_over: bool = True) -> None:
-        """Approve the one call that waits, and if `is_over` see it through."""
+        """Approve the pending call and, if `is_over`, wait for its end."""
         approvals = self._approver.approvals
         (waiting,) = approvals.list(state="pending").items
         approvals.approve(waiting.id, version=waiting.version)
@@ -154,7 +154,7 @@ class Script:
             time.sleep(0.01)
 
     def check(self, results: list[str]) -> None:
-        """The human was asked once, and the action was done once."""
+        """Check that approval was requested once and the action ran once."""
         sums, figure, asked, done, lines = results
         assert "1144" in sums
         assert "42" in figure

@@ -1,4 +1,4 @@
-"""AutoGen: a code executor, by itself and in an agent."""
+"""AutoGen: the code executor, alone and in an agent."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ async def run(executor: FumehoodCodeExecutor, *blocks: tuple[str, str]) -> CodeR
     return await executor.execute_code_blocks(made, CancellationToken())
 
 
-async def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> None:
+async def test_howto_page_example_runs_unchanged(page: Callable[[str], Any], sessions: Any) -> None:
     text = "Do it.\n```python\nn = 6\nprint(n * 7)\n```\n```sh\necho and shell\n```\n"
     answer = await page("use-from-autogen")["answer"](text)
     assert answer.chat_message.content == "42\nand shell\n"
 
 
-async def test_blocks_share_files_and_variables_and_the_first_failure_ends_them(
+async def test_code_blocks_share_state_and_stop_at_the_first_failure(
     executor: FumehoodCodeExecutor,
 ) -> None:
     done = await run(
@@ -51,14 +51,14 @@ async def test_blocks_share_files_and_variables_and_the_first_failure_ends_them(
     assert "never" not in (await run(executor, ("sh", "ls"))).output
 
 
-async def test_time_limit_is_the_frameworks_own_error() -> None:
+async def test_timeout_is_asyncio_timeout_error() -> None:
     async with FumehoodCodeExecutor(timeout=0.5, image="python") as executor:
         with pytest.raises(asyncio.TimeoutError):
             await run(executor, ("python", "while True: pass"))
         assert (await run(executor, ("python", "1 + 1"))).output == "2\n"
 
 
-async def test_cancelled_token_ends_the_block(
+async def test_cancellation_token_kills_the_running_block(
     executor: FumehoodCodeExecutor, client: Client
 ) -> None:
     token = CancellationToken()
@@ -73,13 +73,13 @@ async def test_cancelled_token_ends_the_block(
     assert (await run(executor, ("sh", looks))).output == "gone\n"
 
 
-async def test_restart_is_a_new_session(executor: FumehoodCodeExecutor) -> None:
+async def test_executor_restart_starts_a_new_session(executor: FumehoodCodeExecutor) -> None:
     await run(executor, ("python", "n = 1"))
     await executor.restart()
     assert "NameError" in (await run(executor, ("python", "n"))).output
 
 
-async def test_component_is_made_again_from_its_configuration() -> None:
+async def test_executor_component_round_trips_through_its_configuration() -> None:
     made = FumehoodCodeExecutor(timeout=7, image="python").dump_component()
     assert made.provider == "fumehood.integrations.autogen.FumehoodCodeExecutor"
     again = CodeExecutor.load_component(made)
@@ -87,7 +87,7 @@ async def test_component_is_made_again_from_its_configuration() -> None:
     assert again.dump_component() == made
 
 
-async def test_denied_block_is_told_behind_the_output_of_those_before_it(
+async def test_denied_block_is_reported_after_earlier_output_and_stops_the_rest(
     executor: FumehoodCodeExecutor,
 ) -> None:
     done = await run(executor, ("sh", "echo a"), ("sh", "echo deny-me"), ("sh", "touch never"))
@@ -96,7 +96,7 @@ async def test_denied_block_is_told_behind_the_output_of_those_before_it(
     assert "never" not in (await run(executor, ("sh", "ls"))).output
 
 
-async def test_what_the_engine_refuses_is_told(client: Client) -> None:
+async def test_ended_session_is_reported_in_the_output(client: Client) -> None:
     session = client.create_session(image="python")
     client.end_session(session.id)
     async with FumehoodCodeExecutor(session_id=session.id) as executor:

@@ -1,4 +1,4 @@
-"""Claude Agent SDK: the permission callback, asked by the SDK as Claude Code's program asks it."""
+"""Claude Agent SDK: the permission callback, invoked through the SDK."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONTEXT = ToolPermissionContext(tool_use_id="toolu_1")
 
 
 class Scripted(Transport):
-    """In place of Claude Code's program: it asks for each call, and says which of them it runs."""
+    """Replaces the Claude Code program: requests permission for each call and records the answers."""
 
     def __init__(self, *calls: tuple[str, Any]) -> None:
         self.calls = list(calls)
@@ -77,8 +77,8 @@ class Scripted(Transport):
             yield message
 
 
-async def test_page_runs_as_it_stands(page: Callable[[str], Any], decide: Any) -> None:
-    """One call is approved, the next one denied, and the SDK passes both on."""
+async def test_howto_page_example_runs_unchanged(page: Callable[[str], Any], decide: Any) -> None:
+    """The SDK passes on one approval and one denial."""
     calls = ("Bash", {"command": "make release"}), ("Write", {"file_path": "/etc/x", "content": ""})
     script = Scripted(*calls)
     with decide("approve", "deny"):
@@ -90,10 +90,10 @@ async def test_page_runs_as_it_stands(page: Callable[[str], Any], decide: Any) -
     assert "APPROVAL_DENIED" in denied["message"]
 
 
-async def test_call_that_waits_is_denied_and_runs_once_after_its_approval(
+async def test_pending_call_is_denied_and_allowed_once_after_approval(
     approver: ControlClient,
 ) -> None:
-    """The approver sees the arguments and the context. Another directory is another call."""
+    """The approver sees arguments and context. Another directory makes it a different call."""
     ask = fumehood_permissions(context={"cwd": "/a"})
     command = {"command": f"make {uuid.uuid4()}"}
     first = await ask("Bash", command, CONTEXT)
@@ -119,13 +119,15 @@ async def test_call_that_waits_is_denied_and_runs_once_after_its_approval(
     ],
     ids=["name", "arguments", "agent", "option"],
 )
-async def test_what_cannot_be_decided_is_denied(tool: str, arguments: Any, options: Any) -> None:
+async def test_invalid_permission_request_is_denied(
+    tool: str, arguments: Any, options: Any
+) -> None:
     answer = await fumehood_permissions(**options)(tool, arguments, CONTEXT)
     assert isinstance(answer, PermissionResultDeny)
     assert "decided nothing" in answer.message
 
 
-async def test_without_an_engine_every_call_is_denied(tmp_path: Path) -> None:
+async def test_permission_request_without_an_engine_is_denied(tmp_path: Path) -> None:
     async with AsyncClient(tmp_path / "none.sock", connect_timeout_s=0.2) as client:
         answer = await fumehood_permissions(client)("Read", {}, CONTEXT)
     assert isinstance(answer, PermissionResultDeny)

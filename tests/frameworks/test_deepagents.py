@@ -1,4 +1,4 @@
-"""deepagents: a sandbox backend, by its own file operations and an agent."""
+"""deepagents: the sandbox backend, through file operations and an agent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fumehood.integrations.deepagents import FumehoodBackend
 
 
 class Scripted(GenericFakeChatModel):
-    """Says one message after the other; it is told of tools and knows them already."""
+    """Scripted model that returns one message after the other and ignores bound tools."""
 
     def bind_tools(self, tools: Any, **named: Any) -> Any:
         return self
@@ -36,7 +36,7 @@ def backend() -> Iterator[FumehoodBackend]:
         yield made
 
 
-def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> None:
+def test_howto_page_example_runs_unchanged(page: Callable[[str], Any], sessions: Any) -> None:
     model = scripted(
         ("write_file", {"file_path": "/workspace/a.py", "content": "print(6 * 7)\n"}),
         ("execute", {"command": "python3 a.py; no-such-program"}),
@@ -53,7 +53,7 @@ def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> No
     assert answer["messages"][-1].content == "Done."
 
 
-def test_files_are_written_found_read_and_edited(backend: FumehoodBackend) -> None:
+def test_backend_writes_reads_edits_and_finds_files(backend: FumehoodBackend) -> None:
     assert backend.write("/workspace/d/a.txt", "one\ntwo\n").error is None
     assert backend.read("/workspace/d/a.txt", offset=1).file_data["content"].startswith("two")
     assert backend.edit("/workspace/d/a.txt", "two", "2").occurrences == 1
@@ -67,7 +67,9 @@ def test_files_are_written_found_read_and_edited(backend: FumehoodBackend) -> No
     assert backend.grep("2", "/workspace").matches[0]["line"] == 2
 
 
-def test_every_byte_goes_and_comes_and_failures_are_named(backend: FumehoodBackend) -> None:
+def test_files_round_trip_byte_for_byte_and_failures_have_error_codes(
+    backend: FumehoodBackend,
+) -> None:
     content = bytes(range(256)) * 20_000
     paths = ["/workspace/u/a.bin", "/tmp/u/b.bin"]
     sent = backend.upload_files([(path, content[: 1 << 19]) for path in paths] + [("/etc/x", b"x")])
@@ -82,7 +84,7 @@ def test_every_byte_goes_and_comes_and_failures_are_named(backend: FumehoodBacke
     assert [one.path for one in got[3:]] == missing
 
 
-def test_commands_end_as_the_framework_expects(backend: FumehoodBackend) -> None:
+def test_command_timeout_and_truncation_follow_the_framework(backend: FumehoodBackend) -> None:
     late = backend.execute("echo a; sleep 60", timeout=1)
     assert (late.exit_code, late.output.startswith("a\n")) == (124, True)
     long = backend.execute("yes | head -c 3000000")
@@ -91,7 +93,7 @@ def test_commands_end_as_the_framework_expects(backend: FumehoodBackend) -> None
     assert (len(whole.output), whole.exit_code, whole.truncated) == (108_898, 0, False)
 
 
-def test_agent_meets_an_approval_and_goes_on(client: Client) -> None:
+def test_agent_reads_a_pending_approval_and_continues(client: Client) -> None:
     with FumehoodBackend(image="python") as backend:
         model = scripted(
             ("execute", {"command": "echo ask-me > asked"}),
@@ -107,7 +109,7 @@ def test_agent_meets_an_approval_and_goes_on(client: Client) -> None:
         client.approvals.cancel(waiting[0].id)
 
 
-def test_approval_that_is_waited_for_lets_the_command_run(approver: ControlClient) -> None:
+def test_command_waiting_for_approval_runs_once_approved(approver: ControlClient) -> None:
     with (
         FumehoodBackend(image="python", wait_for_approval=60) as backend,
         ThreadPoolExecutor() as threads,
@@ -119,7 +121,7 @@ def test_approval_that_is_waited_for_lets_the_command_run(approver: ControlClien
         assert (running.result().output, running.result().exit_code) == ("ask-me\n", 0)
 
 
-def test_refusal_is_an_answer_that_the_model_reads(client: Client) -> None:
+def test_ended_session_is_returned_as_command_output(client: Client) -> None:
     session = client.create_session(image="python")
     client.end_session(session.id)
     with FumehoodBackend(session_id=session.id) as backend:

@@ -1,4 +1,4 @@
-"""Inspect: the sandbox provider by Inspect's own checks, the approver, and evaluations."""
+"""Inspect: the sandbox provider under Inspect's own checks, the approver, and evaluations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def session_id() -> Iterator[str]:
-    """One for all."""
+    """One shared session."""
     with Client() as client:
         session = client.create_session(image="python")
         yield session.id
@@ -46,21 +46,21 @@ def session_id() -> Iterator[str]:
 
 @pytest.fixture
 async def sandbox_env(session_id: str) -> AsyncIterator[FumehoodSandbox]:
-    """What all of Inspect's checks are given."""
+    """The fixture that Inspect's checks expect."""
     async with AsyncSession(session_id=session_id) as session:
         yield FumehoodSandbox(session)
 
 
 async def test_exec_as_user(sandbox_env: FumehoodSandbox) -> None:
-    """In place of Inspect's check, which needs root: no other user than the only one is feigned."""
+    """Replaces Inspect's check, which needs root: the sandbox supports only its single user."""
     for user in ("root", "0", "sandbox"):
         with pytest.raises(SandboxUserUnsupportedError):
             await sandbox_env.exec(["id"], user=user)
     assert "uid=0" not in (await sandbox_env.exec(["id"])).stdout
 
 
-async def test_after_a_time_limit_no_program_is_left(sandbox_env: FumehoodSandbox) -> None:
-    """Inspect's own checks of it need `ps`, which the image does not have."""
+async def test_timed_out_exec_leaves_no_process(sandbox_env: FumehoodSandbox) -> None:
+    """Inspect's own checks need `ps`, which the image lacks."""
     with pytest.raises(TimeoutError):
         await sandbox_env.exec(["sh", "-c", "sleep 3600 & sleep 3600"], timeout=1)
     alive = ["grep", "-qx", "sleep", *(f"/proc/{pid}/comm" for pid in range(1, 200))]
@@ -68,7 +68,7 @@ async def test_after_a_time_limit_no_program_is_left(sandbox_env: FumehoodSandbo
     assert (await sandbox_env.exec(["grep", "-x", "grep", "/proc/self/comm"])).success
 
 
-async def test_program_that_is_missing_and_directory_that_is_missing(
+async def test_missing_program_exits_127_and_missing_directory_fails(
     sandbox_env: FumehoodSandbox,
 ) -> None:
     assert (await sandbox_env.exec(["no-such-program"])).returncode == 127
@@ -78,7 +78,7 @@ async def test_program_that_is_missing_and_directory_that_is_missing(
     assert "missing" not in (await sandbox_env.exec(["ls", "-A"])).stdout
 
 
-async def test_files_keep_every_byte_on_both_ways_and_leave_nothing_behind(
+async def test_files_round_trip_byte_for_byte_and_leave_no_temporary_files(
     sandbox_env: FumehoodSandbox,
 ) -> None:
     content = bytes(range(256)) * 8192
@@ -95,7 +95,7 @@ async def test_files_keep_every_byte_on_both_ways_and_leave_nothing_behind(
         await sandbox_env.write_file("/usr/x", "")
 
 
-async def test_output_beyond_the_engines_limit_is_inspects_error(
+async def test_output_over_the_limit_is_output_limit_exceeded_error(
     sandbox_env: FumehoodSandbox,
 ) -> None:
     with pytest.raises(OutputLimitExceededError) as long:
@@ -103,7 +103,7 @@ async def test_output_beyond_the_engines_limit_is_inspects_error(
     assert len(long.value.truncated_output or "") > 1 << 20
 
 
-async def test_refused_call_is_the_models_error_and_a_session_that_is_over_the_sandboxes(
+async def test_refused_call_is_permission_error_and_ended_session_is_sandbox_unavailable(
     session_id: str, client: Client
 ) -> None:
     config = FumehoodSandboxConfig(image="python", agent_id=None)
@@ -124,7 +124,7 @@ async def test_refused_call_is_the_models_error_and_a_session_that_is_over_the_s
 
 
 async def refused(sandbox: FumehoodSandbox) -> None:
-    """A call that a rule makes wait; the rule is about commands, so it is made as one."""
+    """Make a call for which a policy rule on commands requires approval."""
     run = sandbox.session.run
 
     async def as_command(program: list[str], **options: Any) -> Any:
@@ -137,7 +137,7 @@ async def refused(sandbox: FumehoodSandbox) -> None:
         sandbox.session.run = run
 
 
-async def test_session_of_a_sample_ends_with_it(sessions: Callable[[], set[str]]) -> None:
+async def test_session_ends_with_its_sample(sessions: Callable[[], set[str]]) -> None:
     before = sessions()
     made = await FumehoodSandbox.sample_init("t", "python", {})
     assert len(sessions() - before) == 1
@@ -146,7 +146,7 @@ async def test_session_of_a_sample_ends_with_it(sessions: Callable[[], set[str]]
 
 
 def scripted(*commands: str) -> Any:
-    """A model that runs one command after the other, and says that it is done."""
+    """A scripted model that runs one command after the other and then finishes."""
     calls = [
         ModelOutput.for_tool_call("mockllm/model", "bash", {"command": one}) for one in commands
     ]
@@ -163,10 +163,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tiktoken.get_encoding", lambda _: words)
 
 
-def test_page_runs_as_it_stands(
+def test_howto_page_example_runs_unchanged(
     page: Callable[[str], Any], quiet: None, decide: Any, sessions: Any
 ) -> None:
-    """The approved command ran in the sandbox; the model reads why the other one did not."""
+    """The approved command runs in the sandbox; the model reads the reason for the denial."""
     with decide("approve", "deny"):
         log = page("use-from-inspect")["evaluate"](
             scripted("echo $((6 * 7)) > a; cat a; id -un", "touch b"), "6 * 7?", "42"
@@ -200,7 +200,7 @@ def who():
 """
 
 
-def test_inspect_finds_the_provider_by_the_entry_point_of_the_package(tmp_path: Path) -> None:
+def test_inspect_finds_provider_and_approver_by_entry_point(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     entries = project["entry-points"]["inspect_ai"].items()
     about = tmp_path / "fumehood-0.1.0.dist-info"
@@ -232,7 +232,7 @@ async def ask(approve: Any, function: str, arguments: Any) -> Any:
                          ToolCallView(), [])  # fmt: skip
 
 
-async def test_approver_rejects_whatever_the_engine_does_not_allow(
+async def test_approver_rejects_every_call_not_allowed_by_the_engine(
     approver: ControlClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     approve = fumehood_approver()

@@ -1,4 +1,4 @@
-"""Jupyter: the kernel, installed and driven by Jupyter's own front ends."""
+"""Jupyter: the kernel, installed and used through Jupyter's own front ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INSTALL = [sys.executable, "-m", "fumehood.integrations.jupyter", "install"]
 
 @pytest.fixture
 def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Jupyter looks for kernels."""
+    """The directory in which Jupyter searches for kernels."""
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share" / "jupyter"))
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
@@ -60,7 +60,7 @@ def execute(*cells: str, **options: Any) -> list[Any]:
 
 
 def run(client: BlockingKernelClient, code: str, **options: Any) -> tuple[Any, list[Any]]:
-    """The reply to a cell, and the contents that it published."""
+    """Execute a cell; return its reply and its published messages."""
     published: list[Any] = []
 
     def keep(message: Any) -> None:
@@ -71,10 +71,10 @@ def run(client: BlockingKernelClient, code: str, **options: Any) -> tuple[Any, l
     return reply["content"], published
 
 
-def test_page_runs_as_it_stands(
+def test_howto_page_example_runs_unchanged(
     page: Callable[[str], Any], prefix: Path, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A notebook calculates, draws a figure, and its session ends with it."""
+    """A notebook calculates and draws a figure; its session ends with it."""
     (command,) = PAGE.read_text(encoding="utf-8").split("```sh\n")[1].split("```")[:1]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "JUPYTER_PREFIX": str(prefix)}
@@ -87,9 +87,7 @@ def test_page_runs_as_it_stands(
     assert base64.b64decode(drawn[0].data["image/png"]).startswith(b"\x89PNG")
 
 
-def test_exception_has_its_traceback_once_and_stops_the_notebook(
-    prefix: Path, sessions: Any
-) -> None:
+def test_exception_prints_one_traceback_and_stops_the_notebook(prefix: Path, sessions: Any) -> None:
     install(prefix, "--image", "python")
     cells = ("import sys\nprint('w', file=sys.stderr)\n1 / 0", "'after'", "def f(:", "exit(3)")
     failed, after, syntax, ended = execute(*cells, allow_errors=True)
@@ -107,9 +105,7 @@ def test_exception_has_its_traceback_once_and_stops_the_notebook(
         execute("1 / 0", "print('never')")
 
 
-def test_kernel_imports_nothing_from_the_directory_of_the_notebook(
-    prefix: Path, sessions: Any
-) -> None:
+def test_kernel_imports_nothing_from_the_notebooks_directory(prefix: Path, sessions: Any) -> None:
     install(prefix, "--image", "python")
     canary, planted = prefix / "canary", prefix / "planted"
     planted.mkdir()
@@ -127,7 +123,7 @@ def test_kernel_imports_nothing_from_the_directory_of_the_notebook(
     assert not canary.exists()
 
 
-def test_traceback_that_a_program_prints_itself_is_shown(prefix: Path, sessions: Any) -> None:
+def test_traceback_printed_by_the_program_is_shown(prefix: Path, sessions: Any) -> None:
     install(prefix, "--image", "python")
     program = "import traceback\ntry:\n    1 / 0\nexcept Exception:\n    traceback.print_exc()\n"
     first, second = execute(program, f"{program}print('x')")
@@ -137,7 +133,7 @@ def test_traceback_that_a_program_prints_itself_is_shown(prefix: Path, sessions:
     assert again == shown.replace("<code>", "<code 2>")
 
 
-def test_output_comes_while_the_cell_runs_and_interrupt_keeps_the_variables(
+def test_cell_output_is_streamed_and_interrupt_keeps_the_variables(
     kernel: tuple[KernelManager, BlockingKernelClient],
 ) -> None:
     manager, client = kernel
@@ -154,7 +150,7 @@ def test_output_comes_while_the_cell_runs_and_interrupt_keeps_the_variables(
     ]
 
 
-def test_long_output_comes_whole_and_a_silent_cell_shows_nothing(
+def test_long_output_is_complete_and_a_silent_cell_publishes_nothing(
     kernel: tuple[KernelManager, BlockingKernelClient],
 ) -> None:
     _, client = kernel
@@ -166,7 +162,7 @@ def test_long_output_comes_whole_and_a_silent_cell_shows_nothing(
     assert run(client, "y")[1][0]["data"] == {"text/plain": "1"}
 
 
-def test_restarting_makes_another_session_and_ends_the_one_before(
+def test_kernel_restart_ends_its_session_and_starts_another(
     kernel: tuple[KernelManager, BlockingKernelClient], sessions: Callable[[], set[str]]
 ) -> None:
     manager, client = kernel
@@ -178,7 +174,7 @@ def test_restarting_makes_another_session_and_ends_the_one_before(
     assert len(sessions() & before) == len(before) - 1
 
 
-def test_session_that_is_over_is_an_error_of_the_cell(
+def test_ended_session_is_a_cell_error(
     kernel: tuple[KernelManager, BlockingKernelClient],
     sessions: Callable[[], set[str]],
     client: Client,
@@ -194,10 +190,10 @@ def test_session_that_is_over_is_an_error_of_the_cell(
     assert [one["ename"] for one in shown] == [reply["ename"]]
 
 
-def test_kernel_runs_no_code_of_a_notebook_in_its_own_process(
+def test_kernel_process_never_runs_notebook_code(
     kernel: tuple[KernelManager, BlockingKernelClient],
 ) -> None:
-    """Neither a cell nor an expression of the front end; the control is this process."""
+    """Neither cells nor user expressions; control: this process."""
     _, client = kernel
     look = "import os\nprint(os.getuid(), os.path.exists('/workspace'), 'HOME' in os.environ)"
     shown = run(client, look, user_expressions={"a": "open('/tmp/escaped', 'w')"})[1]
@@ -207,7 +203,9 @@ def test_kernel_runs_no_code_of_a_notebook_in_its_own_process(
     assert run(client, "!id")[0]["ename"] == "SyntaxError"
 
 
-def test_option_of_the_installation_is_the_kernels(prefix: Path, sessions: Any) -> None:
+def test_install_options_are_stored_in_the_kernel_spec_and_used(
+    prefix: Path, sessions: Any
+) -> None:
     install(prefix, "--image", "no-such-image", "--agent-id", "nobody", "--wait-for-approval", "5")
     spec = json.loads((prefix / "share/jupyter/kernels/fumehood/kernel.json").read_text())
     assert spec["argv"][-3:] == [

@@ -1,4 +1,4 @@
-"""LiteLLM: the engine's tools in OpenAI's format, with a provider of our own."""
+"""LiteLLM: the engine's tools in OpenAI's format, with a scripted provider."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from litellm import CustomLLM, ModelResponse
 
 
 class Scripted(CustomLLM):
-    """Makes the calls of a script."""
+    """Scripted provider that makes the calls of a script."""
 
     def __init__(self, script: Any) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Scripted(CustomLLM):
         return ModelResponse(model="scripted/model", choices=[choice])
 
 
-def test_agent_uses_the_engines_tools_and_meets_an_approval(
+def test_agent_calls_engine_tools_and_resumes_after_an_approval(
     page: Callable[[str], Any],
     script: Any,
     session_id: str,

@@ -12,7 +12,7 @@ from llama_index.core.llms.mock import MockFunctionCallingLLM
 pytestmark = pytest.mark.anyio
 
 
-async def test_agent_uses_the_engines_tools_and_meets_an_approval(
+async def test_agent_calls_engine_tools_and_resumes_after_an_approval(
     page: Callable[[str], Any], script: Any, options: tuple[str, ...]
 ) -> None:
     seen: list[ChatMessage] = []

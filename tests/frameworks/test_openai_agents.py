@@ -39,7 +39,7 @@ set_tracing_disabled(True)
 
 
 class Scripted(Model):
-    """Asks for commands once, and then repeats what they gave."""
+    """Scripted model that requests commands once and then repeats their output."""
 
     def __init__(self, *commands: str) -> None:
         self.commands = list(commands)
@@ -80,7 +80,7 @@ def request(*commands: str, timeout_ms: int | None = None) -> ShellCommandReques
     return ShellCommandRequest(RunContextWrapper(None), ShellCallData("c", action))
 
 
-async def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> None:
+async def test_howto_page_example_runs_unchanged(page: Callable[[str], Any], sessions: Any) -> None:
     result = await page("use-from-openai-agents")["ask"](
         Scripted("echo $((6 * 7)) > a", "cat a; exit 3"), "6 * 7?"
     )
@@ -88,7 +88,7 @@ async def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any)
     assert "'exit_code': 3" in result.final_output
 
 
-async def test_each_command_has_its_own_output_whole(sessions: Any) -> None:
+async def test_each_shell_command_has_its_own_complete_output(sessions: Any) -> None:
     async with FumehoodShell(image="python") as shell:
         done = await shell(
             request("seq 20000", "echo oops >&2; exit 4", "kill -9 $$", "cat missing")
@@ -100,14 +100,14 @@ async def test_each_command_has_its_own_output_whole(sessions: Any) -> None:
         assert [one.command for one in done.output][3] == "cat missing"
 
 
-async def test_time_limit_is_an_outcome_and_the_next_command_runs(sessions: Any) -> None:
+async def test_timed_out_command_has_a_timeout_outcome_and_the_next_runs(sessions: Any) -> None:
     async with FumehoodShell(image="python") as shell:
         late, twin = (await shell(request("echo a; sleep 60", "echo b", timeout_ms=500))).output
         assert (late.outcome.type, late.stdout, late.exit_code) == ("timeout", "a\n", None)
         assert (twin.outcome.type, twin.stdout) == ("exit", "b\n")
 
 
-async def test_denied_command_is_its_own_output_and_the_others_keep_theirs(sessions: Any) -> None:
+async def test_denied_command_reports_its_denial_and_the_others_still_run(sessions: Any) -> None:
     commands = ("echo a", "echo deny-me", "echo b")
     async with FumehoodShell(image="python") as shell:
         ran, denied, twin = (await shell(request(*commands))).output
@@ -119,7 +119,7 @@ async def test_denied_command_is_its_own_output_and_the_others_keep_theirs(sessi
         assert all(part in told for part in ("a\\n", "PERMISSION_DENIED: ", "b\\n"))
 
 
-async def test_what_is_refused_runs_nothing_and_is_told_to_the_model(client: Client) -> None:
+async def test_ended_session_is_reported_to_the_model(client: Client) -> None:
     session = client.create_session(image="python")
     client.end_session(session.id)
     shell = FumehoodShell(session_id=session.id)
@@ -129,7 +129,7 @@ async def test_what_is_refused_runs_nothing_and_is_told_to_the_model(client: Cli
 
 
 class Following(Model):
-    """Makes the calls of a script, and remembers the whole conversation."""
+    """Scripted model that makes the calls of a script and records the conversation."""
 
     def __init__(self, script: Any) -> None:
         self.script = script
@@ -162,7 +162,7 @@ class Following(Model):
         raise NotImplementedError
 
 
-async def test_agent_uses_the_engines_tools_and_meets_an_approval(
+async def test_agent_calls_engine_tools_and_resumes_after_an_approval(
     page: Callable[[str], Any], script: Any, options: tuple[str, ...]
 ) -> None:
     model = Following(script)
@@ -176,7 +176,7 @@ async def test_agent_uses_the_engines_tools_and_meets_an_approval(
 
 
 def texts(output: Any) -> str:
-    """The text of a tool's output, which has parts where it is more than one."""
+    """The text of a tool's output, joined if it has several parts."""
     parts = json.loads(output) if isinstance(output, str) and output[:1] in "[{" else output
     parts = parts if isinstance(parts, list) else [parts]
     return " ".join(

@@ -1,4 +1,4 @@
-"""Pydantic AI: a workspace backend, by its own conformance suite and an agent."""
+"""Pydantic AI: the workspace backend, under the framework's conformance suite and in an agent."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fumehood.integrations.pydantic_ai import FumehoodWorkspace
 pytestmark = pytest.mark.anyio
 
 ALIVE = "grep -qx sleep /proc/[0-9]*/comm"
-"""Whether any such program runs."""
+"""Shell command that succeeds if a `sleep` process is running."""
 
 
 @pytest.fixture(scope="module")
 def one_session() -> Iterator[str]:
-    """One for all: each test of the suite works in a directory of its own."""
+    """One shared session; each test of the suite uses its own directory."""
     with Client() as client:
         session = client.create_session(image="python")
         yield session.id
@@ -47,7 +47,7 @@ async def destroy(backend: Any) -> None:
 
 
 class TestConformance(WorkspaceBackendSuite):
-    """All of it, but for what supposes that programs outlive their command, or run beside it."""
+    """The whole suite, except for tests that need processes to outlive or run beside their command."""
 
     @pytest.fixture
     def backend(self, workspace: FumehoodWorkspace) -> FumehoodWorkspace:
@@ -68,7 +68,7 @@ class TestConformance(WorkspaceBackendSuite):
     async def test_background_child_does_not_hold_up_completed_command(
         self, workspace: Any
     ) -> None:
-        """The child ends with its command, so nothing of it is waited for."""
+        """The child ends with its command, so the command does not wait for it."""
         with anyio.fail_after(20):
             done = await workspace.run("(sleep 3600; touch late) & printf done", shell=True)
         assert (done.exit_code, done.stdout) == (0, "done")
@@ -77,14 +77,14 @@ class TestConformance(WorkspaceBackendSuite):
     async def test_a_backend_attached_by_ref_reaches_a_detached_process(
         self, workspace: Any
     ) -> None:
-        """Neither does a detached one stay."""
+        """A detached process ends with its command as well."""
         await workspace.run("setsid sleep 3600 > /dev/null 2>&1 &", shell=True)
         attached = FumehoodWorkspace(workspace.ref)
         assert (await attached.run(ALIVE, shell=True)).exit_code == 1
         await attached.close()
 
     async def test_cancellation_stops_foreground_work(self, workspace: Any) -> None:
-        """A look into the session has to wait for the command; its log says that it began."""
+        """The session runs one call at a time, so a file records that the command began."""
         async with anyio.create_task_group() as group:
             group.start_soon(workspace.run, ["sh", "-c", "echo > began; exec sleep 3600"])
             await until_busy(workspace)
@@ -108,7 +108,7 @@ class TestConformance(WorkspaceBackendSuite):
 
 
 async def until_busy(workspace: FumehoodWorkspace) -> None:
-    """Until the engine says that a call is in the session."""
+    """Wait until the engine reports the session as busy."""
     assert workspace.ref is not None or await workspace.working_dir()
     async with AsyncClient() as client:
         with anyio.fail_after(20):
@@ -116,7 +116,7 @@ async def until_busy(workspace: FumehoodWorkspace) -> None:
                 await anyio.sleep(0.01)
 
 
-async def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> None:
+async def test_howto_page_example_runs_unchanged(page: Callable[[str], Any], sessions: Any) -> None:
     def script(messages: Any, info: Any) -> ModelResponse:
         last = messages[-1].parts[-1]
         if last.part_kind == "tool-return":
@@ -127,7 +127,9 @@ async def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any)
     assert result.output == "It gave 42\ncat: no: No such file or directory\n"
 
 
-async def test_limits_are_the_frameworks_own_errors(workspace: FumehoodWorkspace) -> None:
+async def test_timeout_and_output_limit_raise_the_frameworks_errors(
+    workspace: FumehoodWorkspace,
+) -> None:
     with pytest.raises(WorkspaceTimeoutError) as late:
         await workspace.run("echo a; sleep 60", shell=True, timeout=0.5)
     assert late.value.stdout == "a\n"
@@ -139,7 +141,9 @@ async def test_limits_are_the_frameworks_own_errors(workspace: FumehoodWorkspace
             await workspace.run(["true"], timeout=timeout)
 
 
-async def test_denied_command_is_a_result_and_the_run_continues(page: Any, sessions: Any) -> None:
+async def test_denied_command_is_a_tool_result_and_the_run_continues(
+    page: Any, sessions: Any
+) -> None:
     def script(messages: Any, info: Any) -> ModelResponse:
         told = [part.content for part in messages[-1].parts if part.part_kind == "tool-return"]
         if told:
@@ -153,7 +157,7 @@ async def test_denied_command_is_a_result_and_the_run_continues(page: Any, sessi
     assert denied.startswith("PERMISSION_DENIED: ")
 
 
-async def test_ref_of_another_provider_and_of_no_session_are_refused() -> None:
+async def test_workspace_ref_of_another_provider_or_unknown_session_is_refused() -> None:
     with pytest.raises(ValueError, match="no workspace of fumehood"):
         FumehoodWorkspace(WorkspaceRef(provider="local", id="/"))
     async with FumehoodWorkspace(session_id="sess_0123456789abcdef0123456789abcdef") as none:
@@ -161,7 +165,7 @@ async def test_ref_of_another_provider_and_of_no_session_are_refused() -> None:
             await none.run(["true"])
 
 
-async def test_agent_uses_the_engines_tools_and_meets_an_approval(
+async def test_agent_calls_engine_tools_and_resumes_after_an_approval(
     page: Callable[[str], Any], script: Any, options: tuple[str, ...]
 ) -> None:
     def follow(messages: Any, info: Any) -> ModelResponse:

@@ -1,4 +1,4 @@
-"""smolagents: a code agent whose Python runs in a session."""
+"""smolagents: the executor that runs a code agent's Python in a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fumehood.integrations.smolagents import ANSWER, FumehoodExecutor
 
 
 class Scripted(Model):
-    """Writes one program after the other."""
+    """Scripted model that writes one program after the other."""
 
     def __init__(self, *programs: str) -> None:
         super().__init__(model_id="scripted")
@@ -38,7 +38,7 @@ def agent(executor: FumehoodExecutor, *programs: str, **named: Any) -> CodeAgent
     return CodeAgent(model=Scripted(*programs), executor=executor, verbosity_level=0, **named)
 
 
-def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> None:
+def test_howto_page_example_runs_unchanged(page: Callable[[str], Any], sessions: Any) -> None:
     model = Scripted("n = 6\nprint('half')", "final_answer(n * 7)")
     assert page("use-from-smolagents")["ask"](model, "6 * 7?") == 42
     assert "half" in model.seen[-1]
@@ -49,12 +49,16 @@ def test_page_runs_as_it_stands(page: Callable[[str], Any], sessions: Any) -> No
     [None, "it's \\ ä\n", [1, {"a": [True, 1.5]}], "x" * 3_000_000],
     ids=lambda a: repr(a)[:20],
 )
-def test_answer_comes_whole_whatever_it_is(executor: FumehoodExecutor, answer: Any) -> None:
+def test_final_answer_round_trips_for_every_json_type(
+    executor: FumehoodExecutor, answer: Any
+) -> None:
     program = f"a = {answer!r}" if len(repr(answer)) < 99 else "a = 'x' * 3_000_000"
     assert agent(executor, f"{program}\nfinal_answer(a)").run("?") == answer
 
 
-def test_error_is_read_by_the_model_which_goes_on(executor: FumehoodExecutor) -> None:
+def test_program_error_is_shown_to_the_model_and_the_run_continues(
+    executor: FumehoodExecutor,
+) -> None:
     made = agent(executor, "print('seen')\n1 / 0", "final_answer({1, 2})", "final_answer('on')")
     assert made.run("?") == "on"
     said = " ".join(made.model.seen)
@@ -63,7 +67,7 @@ def test_error_is_read_by_the_model_which_goes_on(executor: FumehoodExecutor) ->
     assert "tolist" in said or "not JSON serializable" in said
 
 
-def test_refused_program_shows_no_output_of_the_one_before(client: Client) -> None:
+def test_refused_program_clears_the_previous_print_output(client: Client) -> None:
     session = client.create_session(image="python")
     with FumehoodExecutor(session_id=session.id) as executor:
         assert executor("print('before')").logs == "before\n"
@@ -73,7 +77,7 @@ def test_refused_program_shows_no_output_of_the_one_before(client: Client) -> No
     assert executor.state["_print_outputs"] == ""
 
 
-def test_variables_and_tools_go_into_the_sandbox(executor: FumehoodExecutor) -> None:
+def test_variables_and_tools_are_sent_into_the_sandbox(executor: FumehoodExecutor) -> None:
     @tool
     def double(n: int) -> int:
         """Double.
@@ -92,7 +96,7 @@ def test_variables_and_tools_go_into_the_sandbox(executor: FumehoodExecutor) -> 
         executor.send_tools({"other": made})
 
 
-def test_value_logs_and_figures(executor: FumehoodExecutor) -> None:
+def test_executor_returns_value_logs_and_figures(executor: FumehoodExecutor) -> None:
     ran = executor("print('x' * 50_000)\n[1, 2]")
     assert (ran.output, len(ran.logs), ran.is_final_answer) == ([1, 2], 50_001, False)
     assert executor("{1}").output == "{1}"
@@ -101,7 +105,7 @@ def test_value_logs_and_figures(executor: FumehoodExecutor) -> None:
     assert figure.format == "PNG"
 
 
-def test_long_program_is_ended_with_the_frameworks_own_error() -> None:
+def test_timed_out_program_raises_execution_timeout_error() -> None:
     with (
         FumehoodExecutor(image="python", timeout_seconds=0.5) as executor,
         pytest.raises(ExecutionTimeoutError),
@@ -110,8 +114,8 @@ def test_long_program_is_ended_with_the_frameworks_own_error() -> None:
     assert executor.state["_print_outputs"] == "a\n"
 
 
-def test_file_of_the_program_is_no_code_here(executor: FumehoodExecutor) -> None:
-    """What the sandbox leaves as an answer is JSON or an error: it is never unpickled."""
+def test_forged_pickle_answer_is_never_unpickled_on_the_host(executor: FumehoodExecutor) -> None:
+    """The host parses the sandbox's answer file as JSON and never unpickles it."""
     with pytest.raises(ValueError, match=r"decode|Expecting"):
         executor(f"import pickle\nopen({ANSWER!r}, 'wb').write(pickle.dumps(print))")
     assert executor("1 + 1").output == 2

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "frameworks"
 FILES = sorted(str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py"))
 PYTHONS = {"": FRAMEWORKS, "mcp1": FRAMEWORKS_MCP1}
-"""By the directory of the tests. All of one directory run in one process, because most import the
-same libraries, which takes longer than the tests."""
+"""The Python for each test directory. A directory runs in one process, because importing the shared
+libraries takes longer than the tests."""
 
 POLICY = """
 [[rules]]

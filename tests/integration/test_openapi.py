@@ -301,7 +301,7 @@ CONTROL = [
 ]  # fmt: skip
 
 ONLY_AFTER_A_CRASH = {"resolveApproval"}
-"""What it is for comes about in no other way."""
+"""Operations that succeed only after a crash has interrupted a call."""
 
 NEVER_REFUSED = {"health", "ready", "openapi"}
 """Operations without parameters, for which no request is invalid."""

@@ -92,7 +92,7 @@ async def asker(upstream: Upstream) -> AsyncIterator[Asker]:
 
 
 def ended(outcome: Outcome) -> str:
-    """The outcome's error code, or `OK`."""
+    """The error code of an outcome that failed."""
     assert outcome.error is not None, outcome.data
     return outcome.error.code
 

@@ -1,4 +1,4 @@
-"""Streams that are resumed: nothing lost, nothing twice, wherever and whenever they were cut."""
+"""Resumed event streams: no event lost or repeated, wherever the connection was cut."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def ended(daemon: Daemon) -> list[Frame]:
-    """The events of a call that is over."""
+    """The events of a call that has ended."""
     with streaming(daemon.socket, "run_python", program(tells=TELLS, value=1)) as stream:
         return list(stream.events())
 
@@ -67,7 +67,7 @@ def rest_of(daemon: Daemon, call_id: str, after: str | None, by: str = "header")
 
 
 @pytest.mark.parametrize("by", ["header", "query"])
-def test_ended_call_is_resumed_behind_every_event(
+def test_ended_call_can_be_resumed_after_each_of_its_events(
     daemon: Daemon, ended: list[Frame], by: str
 ) -> None:
     call_id = call_id_of(ended[0])
@@ -78,7 +78,7 @@ def test_ended_call_is_resumed_behind_every_event(
 
 
 @pytest.mark.parametrize("by", ["header", "query"])
-def test_running_call_is_resumed_behind_every_event(daemon: Daemon, by: str) -> None:
+def test_running_call_can_be_resumed_after_each_of_its_events(daemon: Daemon, by: str) -> None:
     with streaming(daemon.socket, "run_python", program(tells=TELLS, waits=True)) as uncut:
         events = uncut.events()
         seen = [next(events) for _ in range(len(TELLS) + 1)]
@@ -100,7 +100,7 @@ def test_running_call_is_resumed_behind_every_event(daemon: Daemon, by: str) -> 
         assert json.loads(last.data)["error"]["code"] == "CANCELLED"
 
 
-def test_stream_says_when_to_come_back_and_that_it_must_not_be_buffered(
+def test_stream_sends_a_jittered_retry_delay_and_disables_buffering(
     daemon: Daemon, ended: list[Frame]
 ) -> None:
     pauses = set()
@@ -117,8 +117,10 @@ def test_stream_says_when_to_come_back_and_that_it_must_not_be_buffered(
     assert len(pauses) > 1
 
 
-def test_header_comes_before_the_query(daemon: Daemon, ended: list[Frame]) -> None:
-    """An EventSource that connects again sends both: its address is that of its first attempt."""
+def test_last_event_id_header_takes_precedence_over_the_query(
+    daemon: Daemon, ended: list[Frame]
+) -> None:
+    """A reconnecting EventSource sends both, because it keeps its first URL."""
     call_id = call_id_of(ended[0])
     with connect(daemon.socket) as connection:
         connection.sendall(
@@ -153,7 +155,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("by", ["header", "query"])
-def test_cursor_that_is_none_gives_one_resync_and_then_everything(
+def test_malformed_cursor_gets_one_resync_and_then_all_events(
     daemon: Daemon, ended: list[Frame], by: str
 ) -> None:
     call_id = call_id_of(ended[0])
@@ -164,7 +166,7 @@ def test_cursor_that_is_none_gives_one_resync_and_then_everything(
         assert (data["reason"], data["from"], data["given"]) == ("malformed", 0, cursor[:40])
 
 
-def test_cursor_of_no_event_of_this_call_gives_one_resync_and_then_everything(
+def test_unknown_cursor_gets_one_resync_and_then_all_events(
     daemon: Daemon, ended: list[Frame]
 ) -> None:
     with streaming(daemon.socket, "run_python", program(tells=TELLS, value=1)) as stream:
@@ -190,8 +192,10 @@ def test_cursor_of_no_event_of_this_call_gives_one_resync_and_then_everything(
 
 
 @pytest.mark.row("D4")
-def test_events_of_another_principal_are_not_there(daemon: Daemon, ended: list[Frame]) -> None:
-    """Neither while the call runs nor afterwards, and no cursor changes that."""
+def test_events_of_another_principals_call_are_not_found(
+    daemon: Daemon, ended: list[Frame]
+) -> None:
+    """Neither while the call runs nor afterwards, and with any cursor."""
     with ControlClient(daemon.control, credential=daemon.credential) as control:
         token = control.tokens.new("stranger", principal_id="stranger").secret
     stranger = f"authorization: Bearer {token}\r\n"
@@ -213,7 +217,7 @@ def test_events_of_another_principal_are_not_there(daemon: Daemon, ended: list[F
 
 
 @pytest.mark.parametrize("kept", ["0", "0.001"])
-def test_events_are_kept_no_longer_than_is_configured(kept: str) -> None:
+def test_events_expire_after_the_configured_time(kept: str) -> None:
     with running_scripted_daemon(streams_kept_minutes=kept) as own:
         with streaming(own.socket, "run_python", program(value=1)) as stream:
             first, *_ = stream.events()
@@ -227,7 +231,7 @@ def test_events_are_kept_no_longer_than_is_configured(kept: str) -> None:
         wait_until(lambda: not os.listdir(own.home / "spool"))
 
 
-def test_call_that_nobody_followed_has_no_events(daemon: Daemon) -> None:
+def test_call_that_was_not_streamed_has_no_events(daemon: Daemon) -> None:
     with Client(daemon.socket) as client:
         call_id = client.call("calculator", {"expression": "1"}).metadata.call_id
         (event,) = client.follow(str(call_id))
@@ -240,7 +244,7 @@ def test_call_that_nobody_followed_has_no_events(daemon: Daemon) -> None:
 
 
 def killed_in_the_middle(own: Daemon, key: str | None = None) -> list[Frame]:
-    """The events of a call that runs when its engine dies, as far as they came."""
+    """The events received from a call whose engine is killed while it runs."""
     options = {} if key is None else {"idempotency_key": key}
     arguments = program(tells=TELLS, waits=True)
     with streaming(own.socket, "run_python", arguments, **options) as stream:
@@ -251,7 +255,7 @@ def killed_in_the_middle(own: Daemon, key: str | None = None) -> list[Frame]:
     return seen
 
 
-def test_killed_engine_loses_no_event_and_the_next_one_ends_the_stream() -> None:
+def test_killed_engine_loses_no_sent_event_and_its_successor_ends_the_stream() -> None:
     with running_scripted_daemon() as own:
         with streaming(own.socket, "run_python", program(tells=TELLS, value=1)) as stream:
             whole = list(stream.events())
@@ -286,7 +290,7 @@ def test_killed_engine_loses_no_event_and_the_next_one_ends_the_stream() -> None
                 assert rest_of(third, call_id, seen[-1].id) == [last]
 
 
-def test_call_of_a_tool_that_may_be_repeated_says_so() -> None:
+def test_interrupted_call_of_a_repeatable_tool_is_retryable() -> None:
     with running_scripted_daemon() as own:
         seen = killed_in_the_middle(own)
         path = own.home / "spool" / call_id_of(seen[0])
@@ -299,7 +303,7 @@ def test_call_of_a_tool_that_may_be_repeated_says_so() -> None:
 
 
 def without_its_end(own: Daemon, **options: Any) -> tuple[list[Frame], str]:
-    """The events of a call whose engine died between its answer and the end of its recording."""
+    """The events of a call whose engine died after the answer and before the recording's end."""
     arguments = program(tells=[["stdout", "x"]], value=5)
     with streaming(own.socket, "run_python", arguments, **options) as stream:
         frames = list(stream.events())
@@ -314,15 +318,15 @@ def without_its_end(own: Daemon, **options: Any) -> tuple[list[Frame], str]:
     return frames, call_id
 
 
-def test_answer_that_its_key_keeps_is_the_last_event() -> None:
+def test_answer_stored_under_its_idempotency_key_is_the_last_event() -> None:
     with running_scripted_daemon() as own:
         frames, call_id = without_its_end(own, idempotency_key="k")
         with running_scripted_daemon(own.home) as again:
             assert rest_of(again, call_id, frames[0].id) == frames[1:]
 
 
-def test_call_whose_answer_is_lost_says_what_the_log_says() -> None:
-    """Twin: without a key nobody keeps an answer."""
+def test_call_with_lost_answer_ends_as_outcome_unknown_with_the_logged_code() -> None:
+    """Twin: without an idempotency key the answer is not stored."""
     with running_scripted_daemon() as own:
         frames, call_id = without_its_end(own)
         with running_scripted_daemon(own.home) as again:
@@ -334,7 +338,7 @@ def test_call_whose_answer_is_lost_says_what_the_log_says() -> None:
     assert (error["code"], error["details"]) == ("OUTCOME_UNKNOWN", {"logged_code": "OK"})
 
 
-def test_call_that_waited_for_approval_still_waits_after_a_crash(tmp_path: Path) -> None:
+def test_call_waiting_for_approval_still_waits_after_a_crash(tmp_path: Path) -> None:
     rules = tmp_path / "policy.toml"
     rules.write_text('[[rules]]\nid = "ask"\ndecision = "ask"\ntools = ["calculator"]\n')
     rules.chmod(0o600)
@@ -363,7 +367,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize(("kind", "count"), [("blocking", 1000), ("awaiting", 100)])
-def test_client_that_reconnects_a_thousand_times_gets_every_event_once(
+def test_client_that_reconnects_many_times_gets_every_event_exactly_once(
     daemon: Daemon, home: Path, kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
@@ -386,7 +390,7 @@ def test_client_that_reconnects_a_thousand_times_gets_every_event_once(
     wait_until(lambda: process.num_fds() <= before + 2)  # nothing is left of the connections
 
 
-def test_client_gives_up_with_the_place_where_it_broke_off(
+def test_client_that_gives_up_reconnecting_names_call_and_last_event_id(
     home: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
@@ -403,7 +407,7 @@ def test_client_gives_up_with_the_place_where_it_broke_off(
         assert part in str(gone.value)
 
 
-def test_client_follows_a_call_over_the_death_of_its_engine(kind: str) -> None:
+def test_client_follows_a_call_across_a_killed_engine(kind: str) -> None:
     with running_scripted_daemon() as own, client_of(kind, own.socket) as client:
         events = client.stream("run_python", program(tells=TELLS, waits=True))
         seen = [next(events) for _ in range(4)]
@@ -422,7 +426,7 @@ def test_client_follows_a_call_over_the_death_of_its_engine(kind: str) -> None:
 
 
 @pytest.mark.row("D1")
-def test_command_line_survives_a_restart_and_says_what_became_of_the_call() -> None:
+def test_command_line_stream_survives_a_restart_and_prints_outcome_unknown() -> None:
     with running_scripted_daemon() as own:
         arguments = json.dumps(program(tells=[["stdout", "so far\n"]], waits=True))
         process = subprocess.Popen(
@@ -439,7 +443,7 @@ def test_command_line_survives_a_restart_and_says_what_became_of_the_call() -> N
     assert (process.returncode, err) == (1, b"")
 
 
-def test_many_readers_of_one_call_get_the_same_events(daemon: Daemon) -> None:
+def test_concurrent_readers_of_one_call_get_the_same_events(daemon: Daemon) -> None:
     with streaming(daemon.socket, "run_python", program(tells=TELLS, waits=True)) as stream:
         events = stream.events()
         first = next(events)
@@ -513,10 +517,10 @@ follow(process.argv[3], (kind, data) => {
 
 
 @pytest.mark.needs("node")
-def test_javascript_of_the_how_to_gets_every_event_once(
+def test_howto_javascript_gets_every_event_once(
     daemon: Daemon, ended: list[Frame], tmp_path: Path
 ) -> None:
-    """With an EventSource of our own: this version of node may have none."""
+    """Uses a test EventSource, because this version of Node may lack one."""
     snippet, *_ = re.findall(
         r"^```javascript\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )

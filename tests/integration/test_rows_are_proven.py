@@ -28,6 +28,6 @@ def test_every_claimed_row_has_a_test_that_proves_it() -> None:
     assert not PROVEN_HERE - marked_rows()
 
 
-def test_every_mark_names_a_row_of_the_contract() -> None:
+def test_every_row_mark_names_an_existing_mission_row() -> None:
     known = {f"{area}{number}" for area, count in AREAS.items() for number in range(1, count + 1)}
     assert not marked_rows() - known

@@ -1,4 +1,4 @@
-"""Whether a child is sealed is seen from outside, also where everything has a filter already.
+"""Detection of sealed children from outside, on hosts where every process has a seccomp filter.
 
 A container or a hardened service gives every process a filter before the engine starts.
 """
@@ -40,7 +40,7 @@ print(child(0), child(1))
 
 
 @pytest.mark.row("S2")
-def test_a_filter_that_everybody_has_does_not_seal_a_child() -> None:
+def test_inherited_seccomp_filter_does_not_count_as_sealed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, timeout=60, check=True
     )

@@ -1,4 +1,4 @@
-"""A session inside its container: variables go from process to process, files stay."""
+"""A session inside its container: variables pass from process to process, files stay."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def anyio_backend() -> str:
 async def shared(
     request: pytest.FixtureRequest, python_image: Image
 ) -> AsyncIterator[OneContainer]:
-    """One for all: starting another, behind gVisor above all, takes longer than most tests."""
+    """One shared container, because a start, especially under gVisor, takes longer than most tests."""
     async with one_container(python_image, runtime=request.param) as box:
         yield box
 
 
 @pytest.fixture
 async def box(shared: OneContainer) -> AsyncIterator[OneContainer]:
-    """Without variables and files of others, and still there at the end."""
+    """A container without earlier variables and files, which must survive the test."""
     yield shared
     await shared.shell("kill -9 -1")
     await shared.shell("chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete")
     assert shared.ended is None
 
 
-async def test_variables_functions_and_imports_are_there_for_the_next_call(
+async def test_variables_functions_and_imports_persist_to_the_next_call(
     box: OneContainer,
 ) -> None:
     first = await box.python("import math as m\nx = [1]\ndef twice(n): return 2 * n")
@@ -49,13 +49,13 @@ async def test_variables_functions_and_imports_are_there_for_the_next_call(
     assert value_of(await box.python("x")) == [1, 2]
 
 
-async def test_an_exception_keeps_what_was_done_before_it(box: OneContainer) -> None:
+async def test_variables_set_before_an_exception_persist(box: OneContainer) -> None:
     failed = await box.python("x = 1\nx = 2\n1 / 0")
     assert (failed.ended_by, failed.state, failed.exit_code) == (EndedBy.EXCEPTION, "kept", 1)
     assert value_of(await box.python("x")) == 2
 
 
-async def test_a_traceback_shows_the_lines_of_the_call_that_wrote_them(box: OneContainer) -> None:
+async def test_traceback_shows_source_lines_of_earlier_calls(box: OneContainer) -> None:
     await box.python("# one\n# two\ndef broken():\n    return undefined_name")
     failed = await box.python("broken()")
     assert 'File "<code 2>", line 1' in failed.stderr
@@ -72,7 +72,7 @@ async def test_a_traceback_shows_the_lines_of_the_call_that_wrote_them(box: OneC
         ("x = 'new'\nprint('y' * 3_000_000)", EndedBy.OUTPUT),
     ],
 )
-async def test_a_run_that_was_killed_rolls_variables_back_and_leaves_its_files(
+async def test_killed_run_rolls_back_variables_and_keeps_files(
     box: OneContainer, code: str, ended_by: EndedBy
 ) -> None:
     await box.python("x = 'old'")
@@ -82,20 +82,20 @@ async def test_a_run_that_was_killed_rolls_variables_back_and_leaves_its_files(
     assert value_of(await box.python("x, open('left.txt').read()")) == ["old", "here"]
 
 
-async def test_the_first_call_may_be_killed_and_the_session_goes_on(box: OneContainer) -> None:
+async def test_session_survives_a_kill_of_its_first_call(box: OneContainer) -> None:
     killed = await box.python("x = 1\nwhile True: pass", wall_s=1)
     assert killed.state == "rolled_back"
     assert value_of(await box.python("'x' in globals()")) is False
     assert value_of(await box.python("x = 2\nx")) == 2
 
 
-async def test_exit_with_a_status_keeps_the_variables(box: OneContainer) -> None:
+async def test_sys_exit_keeps_the_variables(box: OneContainer) -> None:
     ended = await box.python("import sys\nx = 5\nsys.exit(4)")
     assert (ended.ended_by, ended.exit_code, ended.state) == (EndedBy.EXIT, 4, "kept")
     assert value_of(await box.python("x")) == 5
 
 
-async def test_threads_and_processes_do_not_live_on(box: OneContainer) -> None:
+async def test_threads_and_child_processes_end_with_their_call(box: OneContainer) -> None:
     await box.python(
         "import subprocess, threading\n"
         "n = 0\n"
@@ -118,7 +118,7 @@ async def test_threads_and_processes_do_not_live_on(box: OneContainer) -> None:
     assert value_of(await box.python(listed)) == [1, []]
 
 
-async def test_a_program_waits_for_the_threads_that_it_would_wait_for(box: OneContainer) -> None:
+async def test_call_waits_for_non_daemon_threads(box: OneContainer) -> None:
     await box.python(
         "import threading, time\n"
         "def work():\n"
@@ -131,10 +131,10 @@ async def test_a_program_waits_for_the_threads_that_it_would_wait_for(box: OneCo
 
 
 @pytest.mark.parametrize("kind", ["BufferedWriter", "BufferedRandom"])
-async def test_a_file_that_a_thread_was_writing_does_not_keep_the_next_call_waiting(
+async def test_file_lock_held_by_a_thread_does_not_deadlock_the_next_call(
     box: OneContainer, kind: str
 ) -> None:
-    """Some thread holds the file's lock nearly all the time, so the copy is made while it does."""
+    """A thread holds the file's lock nearly all the time, so the fork happens while it is held."""
     await box.python(
         "import io, sys, _thread, time\n"
         "class Slow(io.FileIO):\n"
@@ -160,7 +160,7 @@ async def test_a_file_that_a_thread_was_writing_does_not_keep_the_next_call_wait
     assert value_of(written) == "!"
 
 
-async def test_only_what_a_call_wrote_or_changed_comes_back(box: OneContainer) -> None:
+async def test_call_returns_only_files_it_wrote_or_changed(box: OneContainer) -> None:
     await box.python("open('a', 'w').write('1'); open('b', 'w').write('2')")
     assert box.heard.names == ["a", "b"]
     await box.python("1 + 1")
@@ -169,7 +169,7 @@ async def test_only_what_a_call_wrote_or_changed_comes_back(box: OneContainer) -
     assert box.heard.names == ["b", "d/c"]
 
 
-async def test_shell_and_python_share_the_files_and_the_variables_survive_the_shell(
+async def test_shell_and_python_share_files_and_variables_survive_the_shell(
     box: OneContainer,
 ) -> None:
     await box.python("x = 1\nopen('words', 'w').write('b\\na\\n')")
@@ -179,14 +179,16 @@ async def test_shell_and_python_share_the_files_and_the_variables_survive_the_sh
     assert value_of(await box.python("x, open('sorted').read()")) == [1, "a\nb\n"]
 
 
-async def test_random_numbers_go_on_where_they_were(box: OneContainer) -> None:
+async def test_seeded_random_sequence_continues_in_the_next_call(box: OneContainer) -> None:
     await box.python("import random\nrandom.seed(7)")
     own = random.Random(7)  # the same numbers are the point
     assert value_of(await box.python("random.random()")) == own.random()
     assert value_of(await box.python("random.random()")) == own.random()
 
 
-async def test_variables_that_fill_the_memory_are_kept_and_named(box: OneContainer) -> None:
+async def test_large_variables_are_kept_and_counted_until_memory_is_exceeded(
+    box: OneContainer,
+) -> None:
     filled = await box.python("hoard = bytearray(300 << 20)\nhoard[::4096] = b'x' * 76800")
     assert filled.state == "kept"
     assert filled.variables_bytes is None or filled.variables_bytes > 290 * MB
@@ -198,13 +200,13 @@ async def test_variables_that_fill_the_memory_are_kept_and_named(box: OneContain
     assert value_of(await box.python("len(hoard), 'more' in globals()")) == [300 << 20, False]
 
 
-async def test_a_call_that_keeps_nothing_leaves_nothing_behind(box: OneContainer) -> None:
+async def test_call_without_keep_leaves_no_variables_or_files(box: OneContainer) -> None:
     await box.python("x = 1\nopen('f', 'w')", keep=False)
     assert box.ended is None
     assert value_of(await box.python("import os\n'x' in globals(), os.listdir('.')")) == [False, []]
 
 
-async def test_input_files_and_progress_belong_to_their_call(box: OneContainer) -> None:
+async def test_input_files_stdin_and_progress_belong_to_their_call(box: OneContainer) -> None:
     await box.python("x = open('in.txt').read()", files=[{"path": "in.txt", "content": "first"}])
     ran = await box.python(
         "import sys\nprogress(10, 'half')\nprint(x, open('in.txt').read(), repr(sys.stdin.read()))",
@@ -215,8 +217,8 @@ async def test_input_files_and_progress_belong_to_their_call(box: OneContainer) 
     assert "".join(text for _, text in box.heard.output) == ran.stdout
 
 
-async def test_reports_of_progress_without_end_keep_no_program_waiting(box: OneContainer) -> None:
-    """At some point the supervisor reads no more of them."""
+async def test_excess_progress_reports_do_not_block_the_program(box: OneContainer) -> None:
+    """After a limit the supervisor stops reading them."""
     many = "for n in range(60_000): progress(n / 600, 'word ' * 10)\n'done'"
     assert value_of(await box.python(many, wall_s=15)) == "done"
     await box.python("progress(50, 'of the next call')", live=True)

@@ -1,4 +1,4 @@
-"""The contract of every wall that holds places for sessions: one suite, the fake included."""
+"""The contract of every wall that holds containers for sessions: one suite, including the fake."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def run(place: SessionContainer, code: str, limits: Limits = LIMITS) -> Ru
 
 
 class Pretended:
-    """What a container answers, for the few programs of this suite."""
+    """Simulates a container for the few programs of this suite."""
 
     def __init__(self) -> None:
         self.files: dict[str | None, set[str]] = {}
@@ -64,7 +64,7 @@ class Pretended:
 
 
 CANCELLED_RUNS = 40
-"""One in twelve went wrong where it did."""
+"""Number of cancelled runs; the bug once hit one run in twelve."""
 
 LEAVES = "open('left', 'w').close()\nimport os\nlen(os.listdir('.'))"
 COUNTS = "import os\nlen(os.listdir('.'))"
@@ -92,7 +92,7 @@ def value(ending: RunEnding) -> object:
     return (ending.result or {})["value"]
 
 
-async def test_what_a_run_leaves_the_next_one_finds(case: Case) -> None:
+async def test_file_left_by_a_run_is_found_by_the_next_run(case: Case) -> None:
     place = await case.hold()
     assert value(await run(place, COUNTS)) == 0
     first = await run(place, LEAVES)
@@ -101,13 +101,13 @@ async def test_what_a_run_leaves_the_next_one_finds(case: Case) -> None:
     assert (place.lost, case.lost) == (None, [])
 
 
-async def test_another_place_finds_nothing_of_it(case: Case) -> None:
+async def test_held_places_share_no_files(case: Case) -> None:
     one, other = await case.hold("one"), await case.hold("other")
     await run(one, LEAVES)
     assert value(await run(other, COUNTS)) == 0
 
 
-async def test_run_over_its_time_leaves_the_place_to_the_next(case: Case) -> None:
+async def test_timed_out_run_leaves_the_place_usable(case: Case) -> None:
     place = await case.hold()
     await run(place, LEAVES)
     late = await run(place, FOREVER, replace(LIMITS, wall_s=0.3))
@@ -115,7 +115,7 @@ async def test_run_over_its_time_leaves_the_place_to_the_next(case: Case) -> Non
     assert value(await run(place, COUNTS)) == 1
 
 
-async def test_cancelled_run_leaves_the_place_to_the_next(case: Case) -> None:
+async def test_cancelled_run_leaves_the_place_usable(case: Case) -> None:
     place = await case.hold()
     await run(place, LEAVES)
     running = asyncio.ensure_future(run(place, FOREVER))
@@ -126,10 +126,10 @@ async def test_cancelled_run_leaves_the_place_to_the_next(case: Case) -> None:
     assert value(await run(place, COUNTS)) == 1
 
 
-async def test_run_that_is_cancelled_as_it_begins_is_not_run_in_place_of_the_next(
+async def test_run_cancelled_as_it_begins_never_replaces_the_next_run(
     case: Case,
 ) -> None:
-    """Its order may be on its way to a process that is killed before it takes it."""
+    """Its order may be in flight to a process that is killed before it reads it."""
     place = await case.hold()
     await run(place, LEAVES)
     for _ in range(CANCELLED_RUNS):
@@ -141,7 +141,7 @@ async def test_run_that_is_cancelled_as_it_begins_is_not_run_in_place_of_the_nex
         assert value(await run(place, COUNTS, replace(LIMITS, wall_s=5))) == 1
 
 
-async def test_ended_place_takes_its_run_with_it_and_says_so_once(case: Case) -> None:
+async def test_ended_place_reports_its_loss_once_and_refuses_runs(case: Case) -> None:
     place = await case.hold()
     assert place.languages == ("python", "shell")
     place.end("its owner ended it")
@@ -154,7 +154,7 @@ async def test_ended_place_takes_its_run_with_it_and_says_so_once(case: Case) ->
     assert (await run(place, COUNTS)).ended_by is EndedBy.SANDBOX_LOST
 
 
-async def test_image_that_is_not_there_is_no_place(case: Case) -> None:
+async def test_missing_image_is_sandbox_unavailable(case: Case) -> None:
     if not isinstance(case.wall, FakeWall):
         case.wall._supply._find_image = _finds_nothing  # type: ignore[attr-defined]
     with pytest.raises(SandboxUnavailable), anyio.fail_after(SLOW_S):

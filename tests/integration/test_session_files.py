@@ -1,4 +1,4 @@
-"""Files of sessions over HTTP: as they are, in pieces, whole or not at all."""
+"""Session files over HTTP: unchanged, streamed, complete or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 class Place:
-    """One session of 128 MB, and the directory of this host that its files are in."""
+    """One session of 128 MB and the host directory that holds its files."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -58,7 +58,7 @@ def place(daemon: Daemon) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("size", [0, 1, MB, 3 * MB + 17])
-def test_every_byte_goes_and_comes_as_it_is(place: Place, size: int) -> None:
+def test_uploaded_file_is_downloaded_byte_for_byte(place: Place, size: int) -> None:
     content = (bytes(range(256)) + b"\r\n\0") * (size // 259 + 1)
     content = content[:size]
     put = place.request("PUT", "/d/a.bin", content)
@@ -69,7 +69,7 @@ def test_every_byte_goes_and_comes_as_it_is(place: Place, size: int) -> None:
     assert got.headers["content-length"] == str(size)
 
 
-def test_file_is_never_shown_in_place(place: Place) -> None:
+def test_file_is_served_as_a_private_attachment(place: Place) -> None:
     place.request("PUT", "/a%22b.html", b"<script>")
     got = place.request("GET", "/a%22b.html")
     assert got.body == b"<script>"
@@ -93,8 +93,8 @@ def test_create_mode_refuses_an_existing_file(place: Place) -> None:
     assert place.left_over == []
 
 
-def test_file_that_no_workspace_holds_is_refused(place: Place) -> None:
-    """By what is announced, and by what comes where nothing is."""
+def test_upload_larger_than_the_workspace_is_refused(place: Place) -> None:
+    """By its announced length, and by its received length if none is announced."""
     announced = place.request("PUT", "/a", b"x" * (33 * MB))
     assert (announced.status, announced.code) == (413, "REQUEST_TOO_LARGE")
     connection = connect(place.daemon.socket)
@@ -112,7 +112,7 @@ def test_file_that_no_workspace_holds_is_refused(place: Place) -> None:
 
 
 def half_an_upload(place: Place, path: str = "/a") -> socket.socket:
-    """Two and a half megabytes of four, of which two have come to the session."""
+    """An upload of 4 MB cut at 2.5 MB, of which 2 MB have reached the session."""
     connection = connect(place.daemon.socket)
     connection.sendall(
         f"PUT /v1/sessions/{place.id}/files{path} HTTP/1.1\r\nhost: x\r\n"
@@ -126,7 +126,7 @@ def half_an_upload(place: Place, path: str = "/a") -> socket.socket:
 
 
 @pytest.mark.parametrize("how", ["close", "half"])
-def test_upload_that_is_cut_leaves_nothing(place: Place, how: str) -> None:
+def test_interrupted_upload_leaves_no_file(place: Place, how: str) -> None:
     connection = half_an_upload(place)
     if how == "half":
         connection.shutdown(socket.SHUT_WR)
@@ -136,7 +136,7 @@ def test_upload_that_is_cut_leaves_nothing(place: Place, how: str) -> None:
     assert place.request("GET", "/a").code == "RESOURCE_NOT_FOUND"
 
 
-def test_slow_client_keeps_nobody_waiting(place: Place) -> None:
+def test_slow_upload_does_not_block_other_requests_of_the_session(place: Place) -> None:
     connection = half_an_upload(place)
     assert place.request("PUT", "/b", b"quick").status == 200
     listed = place.request("GET", "?recursive=true")
@@ -148,7 +148,7 @@ def test_slow_client_keeps_nobody_waiting(place: Place) -> None:
     assert (place.root / "a").stat().st_size == 4 * MB
 
 
-def test_file_that_changes_meanwhile_breaks_off_visibly(place: Place) -> None:
+def test_download_of_a_changing_file_is_cut_short_not_mixed(place: Place) -> None:
     (place.root / "a").write_bytes(b"1" * (16 * MB))
     connection = connect(place.daemon.socket)
     connection.sendall(f"GET /v1/sessions/{place.id}/files/a HTTP/1.1\r\nhost: x\r\n\r\n".encode())
@@ -165,7 +165,7 @@ def test_file_that_changes_meanwhile_breaks_off_visibly(place: Place) -> None:
     assert place.request("GET", "/a").body == b"2" * (16 * MB)  # the twin
 
 
-def test_client_that_leaves_a_download_ends_it(place: Place) -> None:
+def test_disconnected_download_releases_the_session(place: Place) -> None:
     (place.root / "a").write_bytes(b"1" * (16 * MB))
     for _ in range(3):
         connection = connect(place.daemon.socket)
@@ -178,7 +178,7 @@ def test_client_that_leaves_a_download_ends_it(place: Place) -> None:
     assert "internal_error" not in place.daemon.log
 
 
-def test_downloads_that_nobody_takes_are_bounded(place: Place) -> None:
+def test_stalled_downloads_are_limited_and_freed_on_disconnect(place: Place) -> None:
     (place.root / "a").write_bytes(b"1" * (2 * MB))
     connections, statuses = [], []
     for _ in range(140):  # one after the other: a session serves one at a time
@@ -196,12 +196,12 @@ def test_downloads_that_nobody_takes_are_bounded(place: Place) -> None:
 
 
 def most_memory_mb(daemon: Daemon) -> float:
-    """The most that the daemon ever had."""
+    """The daemon's peak memory in MB."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def test_large_file_takes_no_memory_of_the_daemon(daemon: Daemon) -> None:
+def test_large_file_transfer_uses_bounded_daemon_memory(daemon: Daemon) -> None:
     size, piece = 120 * MB, bytes(range(256)) * 256
     with Client(daemon.socket) as client:
         session = client.create_session(memory_mb=512)
@@ -221,7 +221,7 @@ def test_large_file_takes_no_memory_of_the_daemon(daemon: Daemon) -> None:
     assert most_memory_mb(daemon) - before < 40
 
 
-def test_directory_goes_only_with_everything_that_is_said(place: Place) -> None:
+def test_directory_is_deleted_only_with_recursive(place: Place) -> None:
     place.request("PUT", "/d/a", b"1")
     assert place.request("DELETE", "/d").code == "INVALID_PARAMS"
     assert place.request("DELETE", "/d?recursive=maybe").code == "INVALID_PARAMS"
@@ -229,7 +229,7 @@ def test_directory_goes_only_with_everything_that_is_said(place: Place) -> None:
     assert place.request("DELETE", "/d").code == "RESOURCE_NOT_FOUND"
 
 
-def test_list_goes_on_at_its_cursor(place: Place) -> None:
+def test_file_list_is_paged_and_rejects_invalid_queries(place: Place) -> None:
     for number in range(25):
         (place.root / f"{number:02}").touch()
     first = place.request("GET", "?limit=20").body["data"]
@@ -246,7 +246,7 @@ def test_list_goes_on_at_its_cursor(place: Place) -> None:
         assert place.request("GET", wrong).code == "INVALID_PARAMS", wrong
 
 
-def test_files_are_their_owners_alone(place: Place) -> None:
+def test_sessions_and_files_of_another_principal_are_not_found(place: Place) -> None:
     place.request("PUT", "/a", b"secret")
     with ControlClient(place.daemon.control, credential=place.daemon.credential) as control:
         other = control.tokens.new("other", principal_id="somebody", scopes=["call"])
@@ -271,7 +271,7 @@ def test_files_are_their_owners_alone(place: Place) -> None:
     assert place.http.request("GET", "/v1/sessions", None, theirs).body["data"]["items"] == []
 
 
-def test_session_is_made_shown_listed_and_ended(daemon: Daemon) -> None:
+def test_session_is_created_shown_listed_and_ended_over_http(daemon: Daemon) -> None:
     http = daemon.client()
     made = http.post("/v1/sessions", b'{"image": "node", "idle_seconds": 60}').body["data"]
     session = made["session"]
@@ -289,7 +289,7 @@ def test_session_is_made_shown_listed_and_ended(daemon: Daemon) -> None:
     http.close()
 
 
-def test_wish_that_cannot_be_granted_is_refused(daemon: Daemon) -> None:
+def test_invalid_session_options_are_refused(daemon: Daemon) -> None:
     http = daemon.client()
     for body in (
         b'{"image": "nothing/else"}', b'{"memory_mb": 1}', b'{"idle_seconds": 1e9}',
@@ -301,13 +301,13 @@ def test_wish_that_cannot_be_granted_is_refused(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br"])
-def test_upload_that_would_have_to_be_decoded_is_refused(place: Place, encoding: str) -> None:
+def test_upload_with_content_encoding_is_refused(place: Place, encoding: str) -> None:
     answer = place.request("PUT", "/a", b"1", content_encoding=encoding)
     assert answer.code == "UNSUPPORTED_MEDIA_TYPE"
     assert os.listdir(place.root) == []
 
 
-def test_clients_see_a_body_that_broke_off_as_no_answer(place: Place) -> None:
+def test_client_reports_a_truncated_download_as_daemon_unavailable(place: Place) -> None:
     (place.root / "a").write_bytes(b"1" * (16 * MB))
     taken: list[bytes] = []
 

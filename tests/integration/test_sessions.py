@@ -1,4 +1,4 @@
-"""Sessions on a real Docker: what stays, what does not, who sees it, and how each one ends."""
+"""Sessions on a real Docker: state, isolation, serialization, and every way to end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.containers import containers_of, kill_container
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
 
 SLOW_S = 60.0
-"""A busy host, several containers at once."""
+"""Deadline on a busy host with several concurrent containers, in seconds."""
 
 
 def config(home: Path, **sessions: Any) -> Config:
@@ -80,7 +80,7 @@ async def until(condition: Any) -> None:
             await anyio.sleep(0.02)
 
 
-async def test_two_sessions_at_once_do_not_see_each_other(engine: Engine) -> None:
+async def test_concurrent_sessions_share_no_variables_or_files(engine: Engine) -> None:
     first, second = await create(engine), await create(engine)
     await run(engine, first, "x = 'mine'\nopen('mine.txt', 'w').write('x')")
     look = "import os\n'x' in globals(), os.path.exists('mine.txt'), len(os.listdir('.'))"
@@ -89,7 +89,7 @@ async def test_two_sessions_at_once_do_not_see_each_other(engine: Engine) -> Non
     assert len(running(engine)) == 2
 
 
-async def test_call_outside_of_the_session_sees_nothing_of_it(engine: Engine) -> None:
+async def test_call_outside_a_session_sees_none_of_its_files(engine: Engine) -> None:
     session = await create(engine)
     await run(engine, session, "open('mine.txt', 'w').write('x')")
     with anyio.fail_after(SLOW_S):
@@ -97,7 +97,7 @@ async def test_call_outside_of_the_session_sees_nothing_of_it(engine: Engine) ->
     assert outside.data["value"] == []
 
 
-async def test_calls_at_once_in_one_session_run_one_after_the_other(engine: Engine) -> None:
+async def test_concurrent_calls_in_one_session_are_serialized(engine: Engine) -> None:
     session = await create(engine)
     await run(engine, session, "log = []")
     code = "log.append('in')\nimport time\ntime.sleep(0.05)\nlog.append('out')"
@@ -111,7 +111,9 @@ async def test_calls_at_once_in_one_session_run_one_after_the_other(engine: Engi
     assert await value(engine, session, "log") == ["in", "out"] * 4
 
 
-async def test_cancelled_call_keeps_the_session_with_what_was_before(engine: Engine) -> None:
+async def test_cancelled_call_rolls_the_session_back_to_its_previous_variables(
+    engine: Engine,
+) -> None:
     session = await create(engine)
     await run(engine, session, "x = 1")
     async with anyio.create_task_group() as group:
@@ -121,7 +123,7 @@ async def test_cancelled_call_keeps_the_session_with_what_was_before(engine: Eng
     assert await value(engine, session, "x") == 1
 
 
-async def test_run_out_of_memory_keeps_the_session_and_a_later_kill_is_a_loss(
+async def test_oom_keeps_the_session_and_a_killed_container_loses_the_run(
     engine: Engine,
 ) -> None:
     session = await create(engine)
@@ -144,7 +146,7 @@ async def test_run_out_of_memory_keeps_the_session_and_a_later_kill_is_a_loss(
     assert lost.error.code == "SANDBOX_UNAVAILABLE"
 
 
-async def test_session_whose_container_is_killed_is_lost_and_says_so(engine: Engine) -> None:
+async def test_session_with_killed_container_is_lost_and_refuses_calls(engine: Engine) -> None:
     session, other = await create(engine), await create(engine)
     await run(engine, session, "x = 1")
     name = place_of(engine, session)
@@ -159,7 +161,9 @@ async def test_session_whose_container_is_killed_is_lost_and_says_so(engine: Eng
     await until(lambda: name not in running(engine))
 
 
-async def test_owner_s_end_takes_the_container_and_what_runs_in_it(engine: Engine) -> None:
+async def test_session_ended_by_its_owner_cancels_its_run_and_removes_the_container(
+    engine: Engine,
+) -> None:
     session = await create(engine)
     answers: list[Envelope] = []
 
@@ -176,7 +180,7 @@ async def test_owner_s_end_takes_the_container_and_what_runs_in_it(engine: Engin
     await until(lambda: running(engine) == [])
 
 
-async def test_session_ends_by_itself_when_nobody_uses_it_and_its_container_goes(
+async def test_idle_session_expires_and_its_container_is_removed(
     engine: Engine,
 ) -> None:
     session = await create(engine, idle_seconds=0.3)
@@ -186,7 +190,7 @@ async def test_session_ends_by_itself_when_nobody_uses_it_and_its_container_goes
     await until(lambda: running(engine) == [])
 
 
-async def test_session_ends_at_its_absolute_end_however_much_it_is_used(engine: Engine) -> None:
+async def test_session_expires_at_its_lifetime_despite_constant_use(engine: Engine) -> None:
     session = await create(engine, lifetime_seconds=1.0)
 
     async def over() -> bool:
@@ -198,9 +202,7 @@ async def test_session_ends_at_its_absolute_end_however_much_it_is_used(engine: 
     assert engine.sessions.find(engine.owner, session.id).why == ("Its lifetime is over.")
 
 
-async def test_stopping_engine_leaves_no_container_of_a_session(
-    home: Path, python_image: Image
-) -> None:
+async def test_stopping_engine_removes_session_containers(home: Path, python_image: Image) -> None:
     async with Engine(config=config(home)) as engine:
         await create(engine)
         wall = engine._made.walls.container
@@ -235,7 +237,7 @@ def start_engine(document: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-async def test_after_sigkill_of_the_engine_sessions_are_lost_and_their_containers_reaped(
+async def test_sessions_of_a_killed_engine_are_lost_and_their_containers_reaped(
     home: Path, python_image: Image
 ) -> None:
     chosen = config(home)

@@ -1,4 +1,4 @@
-"""Sockets from systemd and words to it, without systemd: a launcher passes what it would."""
+"""Systemd socket activation and notification, with a launcher in place of systemd."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ os.execv(program[0], program)
 
 @dataclass
 class Launch:
-    """What the launcher passes; by default what belongs there."""
+    """The sockets and variables the launcher passes; valid by default."""
 
     home: Path
     sockets: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Launch:
 
 
 FIRST_GIVEN = 700
-"""Where a test's own descriptors are not in the way."""
+"""First passed descriptor, above the test's own descriptors."""
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def _given(
     kind: int = socket.SOCK_STREAM,
     listens: bool = True,
 ) -> Iterator[None]:
-    """Two sockets at the descriptors where this process looks for them."""
+    """Two sockets at the descriptors this process expects."""
     with ExitStack() as given:
         for number, name in enumerate(("engine", "control")):
             path = home / f"given-{name}.sock"
@@ -122,7 +122,7 @@ def _started(launch: Launch, running: ExitStack) -> subprocess.Popen[bytes]:
 
 
 def _clients(launch: Launch, running: ExitStack) -> tuple[SocketClient, SocketClient]:
-    """On both sockets, which take connections before the engine is there to answer."""
+    """Clients of both sockets, which accept connections before the engine is ready."""
     paths = [Path(path) for path in launch.sockets]
     wait_until(lambda: all(SocketClient.answers(path) for path in paths))
     clients = SocketClient(paths[0]), SocketClient(paths[1])
@@ -136,7 +136,7 @@ def _log(launch: Launch) -> str:
 
 
 @pytest.mark.row("D1", "D4", "D6")
-def test_sockets_from_systemd_are_served_by_name_and_left_to_it(
+def test_activated_sockets_are_served_by_name_and_not_unlinked(
     launch: Launch, running: ExitStack
 ) -> None:
     launch.variables["LISTEN_FDNAMES"] = "control:engine"
@@ -152,7 +152,7 @@ def test_sockets_from_systemd_are_served_by_name_and_left_to_it(
 
 
 @pytest.mark.row("D1")
-def test_sockets_for_another_process_are_not_taken(launch: Launch, running: ExitStack) -> None:
+def test_sockets_passed_to_another_pid_are_ignored(launch: Launch, running: ExitStack) -> None:
     launch.variables["LISTEN_PID"] = "1"
     _started(launch, running)
     own = launch.home / "engine.sock"
@@ -182,7 +182,7 @@ def test_sockets_for_another_process_are_not_taken(launch: Launch, running: Exit
         ({"listens": False}, {}, "does not listen"),
     ],
 )
-def test_sockets_that_are_not_as_they_must_be_are_refused(
+def test_invalid_activation_sockets_are_refused(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
     changed: dict[str, Any],
@@ -201,7 +201,7 @@ def test_sockets_that_are_not_as_they_must_be_are_refused(
 
 
 @pytest.mark.row("D1")
-def test_descriptors_that_are_no_sockets_are_refused_in_words(
+def test_activation_descriptor_that_is_not_a_socket_exits_4_with_its_reason(
     launch: Launch, running: ExitStack
 ) -> None:
     launch.sockets = []
@@ -213,7 +213,7 @@ def test_descriptors_that_are_no_sockets_are_refused_in_words(
 
 @pytest.mark.row("D6")
 @pytest.mark.parametrize("kind", ["path", "abstract"])
-def test_the_service_manager_hears_when_calls_are_served_and_when_it_stops(
+def test_service_manager_is_notified_ready_and_stopping(
     launch: Launch, running: ExitStack, kind: str
 ) -> None:
     address = str(launch.home / "notify")
@@ -241,9 +241,7 @@ def test_the_service_manager_hears_when_calls_are_served_and_when_it_stops(
 
 
 @pytest.mark.row("D6")
-def test_a_service_manager_that_cannot_be_told_is_no_fault(
-    launch: Launch, running: ExitStack
-) -> None:
+def test_unreachable_notify_socket_is_ignored(launch: Launch, running: ExitStack) -> None:
     launch.variables["NOTIFY_SOCKET"] = "/nowhere/at/all"
     process = _started(launch, running)
     client, _ = _clients(launch, running)

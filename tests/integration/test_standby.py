@@ -1,4 +1,4 @@
-"""The Node process that waits for a program: it behaves like one that did not, and is never met."""
+"""The standby Node process: indistinguishable from a fresh one, and invisible to programs."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def node() -> AsyncIterator[OneContainer]:
 
 @pytest.fixture(params=RUNTIMES)
 async def any_node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
-    """What depends on the kernel that programs see is tried on both."""
+    """Both runtimes, for tests that depend on the kernel programs see."""
     async with one_container(image("node"), runtime=request.param) as box:
         yield box
 
 
-async def test_a_program_may_find_a_process_that_started_before_it_came(node: OneContainer) -> None:
-    """Without this the others would all be of processes that were started for them."""
+async def test_control_standby_process_is_used(node: OneContainer) -> None:
+    """Control: without a standby process the other tests would only exercise fresh ones."""
     with anyio.fail_after(DEADLINE_S):
         while True:
             sent_s = time.time()
@@ -61,7 +61,7 @@ async def test_a_program_may_find_a_process_that_started_before_it_came(node: On
             await anyio.sleep(0.1)  # the next one starts meanwhile
 
 
-async def test_a_program_gets_its_streams_files_and_value_from_one_that_waited(
+async def test_standby_process_provides_stdin_files_streams_and_value(
     any_node: OneContainer,
 ) -> None:
     for _ in range(3):
@@ -84,13 +84,13 @@ async def test_a_program_gets_its_streams_files_and_value_from_one_that_waited(
         assert value_of(ran) == ["text", 255, 2, "/workspace/main.js", "/workspace"]
 
 
-async def test_standard_input_ends_at_once_where_none_was_given(node: OneContainer) -> None:
+async def test_missing_stdin_is_empty(node: OneContainer) -> None:
     for _ in range(3):
         ran = await node.javascript("require('fs').readFileSync(0, 'utf8')", keep=False)
         assert value_of(ran) == ""
 
 
-async def test_a_file_that_cannot_be_written_is_refused_in_the_same_words(
+async def test_unwritable_input_file_gives_the_same_error_fresh_and_standby(
     node: OneContainer,
 ) -> None:
     said = set()
@@ -110,7 +110,7 @@ async def test_a_file_that_cannot_be_written_is_refused_in_the_same_words(
     assert len(said) == 1
 
 
-async def test_nothing_passes_from_one_program_to_the_next(any_node: OneContainer) -> None:
+async def test_no_javascript_state_passes_between_programs(any_node: OneContainer) -> None:
     for number in range(4):
         ran = await any_node.javascript(
             f"const had = globalThis.left; globalThis.left = {number};"
@@ -120,8 +120,8 @@ async def test_nothing_passes_from_one_program_to_the_next(any_node: OneContaine
         assert value_of(ran) == "undefined"
 
 
-async def test_no_program_meets_one_that_waits(any_node: OneContainer) -> None:
-    """Whichever language comes after whichever: nothing else of its user is there."""
+async def test_standby_process_is_invisible_to_programs(any_node: OneContainer) -> None:
+    """In every order of languages, no other process of the user is visible."""
     for _ in range(3):
         assert value_of(await any_node.javascript(OTHERS, keep=False)) == []
         assert value_of(await any_node.python(OTHERS_IN_PYTHON, keep=False)) == []
@@ -130,7 +130,7 @@ async def test_no_program_meets_one_that_waits(any_node: OneContainer) -> None:
         assert ran.stdout.splitlines()[0] == "0" or "not found" in ran.stderr
 
 
-async def test_a_session_of_python_has_no_process_beside_its_own(node: OneContainer) -> None:
+async def test_python_session_variables_survive_javascript_calls(node: OneContainer) -> None:
     await node.javascript("0")
     await node.python("x = 41")
     await node.javascript("0")
@@ -138,15 +138,15 @@ async def test_a_session_of_python_has_no_process_beside_its_own(node: OneContai
 
 
 @pytest.mark.parametrize("code", ["while (true);", "process.kill(process.pid, 'SIGKILL')"])
-async def test_the_next_program_runs_after_one_was_ended(node: OneContainer, code: str) -> None:
+async def test_program_runs_after_its_predecessor_was_killed(node: OneContainer, code: str) -> None:
     await node.javascript("0", wall_s=2)
     ended = await node.javascript(code, wall_s=2)
     assert ended.ended_by in (EndedBy.WALL_TIME, EndedBy.CPU_TIME, EndedBy.SIGNAL)
     assert value_of(await node.javascript("1 + 1", wall_s=2)) == 2
 
 
-async def test_a_program_with_another_limit_gets_a_process_with_that_limit() -> None:
-    """Seen where a process's limits are shown, which gVisor does not do."""
+async def test_program_with_another_limit_gets_a_process_with_that_limit() -> None:
+    """Only on runc, because gVisor does not show a process's limits."""
     limit = (
         "require('fs').readFileSync('/proc/self/limits', 'utf8').match(/Max cpu time +(\\d+)/)[1]"
     )

@@ -1,4 +1,4 @@
-"""The daemon's files: private from the first moment, one lock, one socket."""
+"""The daemon's files: private from creation, one lock, one socket."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _mode(path: Path) -> int:
 
 
 def _leave_stale_socket(path: Path) -> None:
-    """A socket whose owner died: bound, and nobody listens."""
+    """A socket whose owner died: bound but without a listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
 
 
 @pytest.mark.row("D1")
-def test_directory_is_made_for_its_owner_only(home: Path) -> None:
+def test_state_directory_is_created_with_mode_700_despite_umask(home: Path) -> None:
     before = os.umask(0)
     try:
         made = private_directory(home / "state")
@@ -37,7 +37,7 @@ def test_directory_is_made_for_its_owner_only(home: Path) -> None:
 
 @pytest.mark.row("D1")
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o701, 0o770, 0o777, 0o704])
-def test_directory_that_is_open_to_others_is_refused_with_the_cure(home: Path, mode: int) -> None:
+def test_state_directory_open_to_others_is_refused_with_the_cure(home: Path, mode: int) -> None:
     directory = home / "state"
     directory.mkdir()
     directory.chmod(mode)
@@ -46,20 +46,22 @@ def test_directory_that_is_open_to_others_is_refused_with_the_cure(home: Path, m
     assert _mode(directory) == mode
 
 
-def test_directory_of_another_user_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_directory_of_another_user_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(StateError, match="another user"):
         private_directory(home)
 
 
-def test_file_in_the_place_of_the_directory_is_refused(home: Path) -> None:
+def test_file_in_place_of_the_state_directory_is_refused(home: Path) -> None:
     (home / "state").write_bytes(b"")
     with pytest.raises(StateError, match="cannot be made"):
         private_directory(home / "state")
 
 
 @pytest.mark.row("D6")
-def test_lock_is_held_once(home: Path) -> None:
+def test_lock_is_exclusive_and_released(home: Path) -> None:
     with hold_lock(home / "lock", "this directory"):
         assert _mode(home / "lock") == 0o600
         with (
@@ -72,7 +74,7 @@ def test_lock_is_held_once(home: Path) -> None:
 
 
 @pytest.mark.row("D6")
-def test_lock_is_released_where_its_holder_fails(home: Path) -> None:
+def test_lock_is_released_if_its_holder_raises(home: Path) -> None:
     def fail() -> None:
         with hold_lock(home / "lock", "it"):
             raise RuntimeError("died")
@@ -83,7 +85,7 @@ def test_lock_is_released_where_its_holder_fails(home: Path) -> None:
         assert (home / "lock").exists()
 
 
-def test_lock_is_not_taken_through_a_symbolic_link(home: Path) -> None:
+def test_lock_does_not_follow_a_symlink(home: Path) -> None:
     target = home / "target"
     target.write_bytes(b"mine")
     (home / "lock").symlink_to(target)
@@ -93,7 +95,7 @@ def test_lock_is_not_taken_through_a_symbolic_link(home: Path) -> None:
 
 
 @pytest.mark.row("D1")
-def test_socket_is_open_to_its_owner_only_and_listens(home: Path) -> None:
+def test_socket_is_private_to_its_owner_listens_and_is_removed(home: Path) -> None:
     before = os.umask(0)
     try:
         with private_socket(home / "s"):
@@ -114,7 +116,7 @@ def test_stale_socket_is_replaced(home: Path) -> None:
 
 
 @pytest.mark.row("D6")
-def test_socket_that_somebody_listens_on_is_left_alone(home: Path) -> None:
+def test_socket_with_a_listener_is_not_replaced(home: Path) -> None:
     with private_socket(home / "s"):
         found = (home / "s").lstat().st_ino
         with pytest.raises(StateError, match="Another process listens"), private_socket(home / "s"):
@@ -123,7 +125,7 @@ def test_socket_that_somebody_listens_on_is_left_alone(home: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
-def test_what_is_no_socket_is_never_removed(home: Path, kind: str) -> None:
+def test_non_socket_in_place_of_the_socket_is_never_removed(home: Path, kind: str) -> None:
     path = home / "s"
     if kind == "file":
         path.write_bytes(b"precious")
@@ -145,6 +147,6 @@ def test_socket_of_a_successor_is_not_removed(home: Path) -> None:
     assert (home / "s").exists()
 
 
-def test_socket_that_cannot_be_bound_says_why(home: Path) -> None:
+def test_unbindable_socket_path_is_refused_with_its_reason(home: Path) -> None:
     with pytest.raises(StateError, match="cannot be bound"), private_socket(home / "no" / "s"):
         pass

@@ -1,7 +1,7 @@
-"""A disk that is full or fails under a running daemon: it lives, says so, and goes on.
+"""A full or failing disk under a running daemon: it reports the failure and keeps serving.
 
-The disk is made to fail by the kernel's limit on file size, set on the daemon from outside:
-writes beyond it fail as they would on a disk that cannot take them.
+The kernel's file size limit, set on the daemon from outside, simulates the failure: writes beyond
+it fail as on a full disk.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def state_of(client: SocketClient) -> dict:
     return answer.body["state"]
 
 
-def test_disk_that_fails_keeps_the_daemon_alive_and_is_said_once(
+def test_failing_disk_is_logged_once_while_calls_still_succeed(
     start_daemon: StartDaemon,
 ) -> None:
     daemon = start_daemon()
@@ -76,7 +76,9 @@ def test_disk_that_fails_keeps_the_daemon_alive_and_is_said_once(
     assert daemon.stop() == 0
 
 
-def test_damage_while_it_runs_is_an_answer_and_calls_go_on(start_daemon: StartDaemon) -> None:
+def test_corrupt_call_log_is_an_internal_error_while_calls_still_succeed(
+    start_daemon: StartDaemon,
+) -> None:
     daemon = start_daemon()
     client = daemon.client()
     for _ in range(300):
@@ -107,7 +109,7 @@ def test_damage_while_it_runs_is_an_answer_and_calls_go_on(start_daemon: StartDa
     ],
     ids=["damaged", "newer"],
 )
-def test_state_that_cannot_be_opened_stops_the_start_and_stays_as_it_was(
+def test_damaged_or_newer_state_refuses_the_start_and_is_left_unchanged(
     start_daemon: StartDaemon, home: Path, content: bytes | None, words: str
 ) -> None:
     path = home / "state.db"
@@ -143,7 +145,7 @@ NEW_YEAR = "2026-01-01T00:00:00+00:00"
     ],
     ids=["scope", "no-json", "time", "token", "agent"],
 )
-def test_row_that_no_engine_wrote_stops_the_start_in_words(
+def test_invalid_row_refuses_the_start_and_names_its_table(
     start_daemon: StartDaemon, home: Path, row: str, words: str
 ) -> None:
     path = home / "state.db"
@@ -159,7 +161,7 @@ def test_row_that_no_engine_wrote_stops_the_start_in_words(
 
 
 def limited(size: int, program: str, path: Path) -> subprocess.CompletedProcess[bytes]:
-    """Run a program whose files cannot grow beyond a size."""
+    """Run a program with a file size limit."""
     start = (
         "import resource, sys\n"
         "from pathlib import Path\n"
@@ -176,7 +178,7 @@ def limited(size: int, program: str, path: Path) -> subprocess.CompletedProcess[
     )  # fmt: skip
 
 
-def test_failed_flush_promises_nothing_and_what_was_promised_stays(home: Path) -> None:
+def test_failed_write_is_not_acknowledged_and_acknowledged_rows_survive(home: Path) -> None:
     path = home / "state.db"
     program = (
         "from fumehood.storage.errors import WriteFailed\n"
@@ -203,7 +205,7 @@ def test_failed_flush_promises_nothing_and_what_was_promised_stays(home: Path) -
     database.close()
 
 
-def test_new_state_on_a_disk_without_room_is_an_error_in_words(home: Path) -> None:
+def test_new_state_on_a_full_disk_fails_and_can_be_created_later(home: Path) -> None:
     program = (
         "from fumehood.storage.errors import StoreError\n"
         "try:\n"
@@ -219,8 +221,8 @@ def test_new_state_on_a_disk_without_room_is_an_error_in_words(home: Path) -> No
     database.close()
 
 
-def test_backup_while_the_engine_writes_is_a_database_that_opens(home: Path) -> None:
-    """What the manual tells the operator to do: SQLite's own way to copy."""
+def test_online_backup_of_a_running_engine_opens_and_is_complete(home: Path) -> None:
+    """The documented procedure: SQLite's online backup."""
     seen = Events()
     database = open_database(home / "state.db", seen)
     for number in range(100):
@@ -243,10 +245,10 @@ def test_backup_while_the_engine_writes_is_a_database_that_opens(home: Path) -> 
     assert seen.seen == []
 
 
-def test_somebody_else_who_holds_the_file_costs_time_and_no_promise(
+def test_write_blocked_by_a_foreign_lock_fails_and_later_writes_succeed(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shell that began a transaction and went to lunch."""
+    """Another process holds an open transaction."""
     monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.05)
     database = open_database(home / "state.db")
     program = (
@@ -273,7 +275,7 @@ def test_somebody_else_who_holds_the_file_costs_time_and_no_promise(
     database.close()
 
 
-def test_place_that_cannot_be_written_is_refused_at_the_start(home: Path) -> None:
-    """As on a read-only disk, which even root cannot write to: here, the process file system."""
+def test_unwritable_state_directory_is_refused_at_start(home: Path) -> None:
+    """Uses /proc, which even root cannot write to, in place of a read-only disk."""
     with pytest.raises(StoreError, match="cannot be"):
         open_database(Path("/proc/self/state.db"))

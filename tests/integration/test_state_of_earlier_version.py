@@ -1,7 +1,7 @@
-"""A state directory that an earlier version left: everything promised in it is kept.
+"""A state directory of an earlier version: every stored promise is kept.
 
 `data/state-before-packages` was written by a daemon of commit d193206, at `WRITTEN_AT`, under a
-policy that asks about sums that begin with 2: a call that waits, one denied, one approved and done,
+policy that asks about sums starting with 2: a pending call, one denied, one approved and done,
 one answered under an idempotency key, a session that was ended, and the audit chain of all that.
 """
 
@@ -23,7 +23,7 @@ WRITTEN = Path(__file__).parent / "data" / "state-before-packages"
 WRITTEN_AT = datetime(2026, 11, 22, 14, 36, tzinfo=UTC)
 CREDENTIAL = "fha_ae76c89a7e09d521_Q17K9o46NNwepDghDrmgTW488XLlbv3v7CkWWfywGuY"
 CALLER = 0
-"""The user who made the calls."""
+"""The uid that made the calls."""
 
 WAITING, DENIED, DONE = (
     "apr_fd2ba82c883d214e1812151e", "apr_3c81ee8df71890e7002bb1a4", "apr_84774ccf5841f91b4350e465",
@@ -54,7 +54,9 @@ def config(home: Path) -> Config:
 
 
 @pytest.mark.anyio
-async def test_approvals_keys_sessions_and_the_audit_chain_are_kept(config: Config) -> None:
+async def test_state_of_an_earlier_version_keeps_approvals_keys_sessions_and_audit(
+    config: Config,
+) -> None:
     database = open_database(config.home / FILE_NAME)
     clock = ManualClock(WRITTEN_AT)
     async with Engine(config=config, clock=clock, database=database) as engine:

@@ -1,4 +1,4 @@
-"""Streams through a real socket: every event, whoever reads, leaves, cancels or stops."""
+"""Streams over a real socket: complete events, slow readers, disconnects, cancellation, shutdown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def follow(daemon: Daemon, arguments: Any, **options: Any) -> Any:
 
 
 def code_of(daemon: Daemon, call_id: str) -> str | None:
-    """How a call ended by the call log; None while it runs."""
+    """The call's code in the call log, or None while it runs."""
     with Client(daemon.socket) as client:
         try:
             return client.call_record(call_id).code
@@ -58,7 +58,7 @@ def spooled(daemon: Daemon) -> list[str]:
     return [path.name for path in (daemon.home / "spool").iterdir()]
 
 
-def test_events_come_in_order_with_ids_and_the_whole_answer(daemon: Daemon) -> None:
+def test_events_arrive_in_order_with_ids_and_end_with_the_whole_answer(daemon: Daemon) -> None:
     tells = [["stdout", "ä"], ["progress", 50, "half"], ["stderr", "e\r\n"], ["stdout", "b"]]
     with follow(daemon, program(tells=tells, value=4), trace_id="trace_mine") as stream:
         events = list(stream.events())
@@ -96,7 +96,7 @@ def test_events_come_in_order_with_ids_and_the_whole_answer(daemon: Daemon) -> N
         ("run_python", WAITS, "authorization: Bearer fht_0_0\r\n", 401, "UNAUTHORIZED"),
     ],
 )
-def test_what_never_begins_is_an_envelope_under_its_status(
+def test_stream_refused_before_it_begins_is_an_envelope_with_its_http_status(
     daemon: Daemon, tool: str, arguments: Any, headers: str, status: int, code: str
 ) -> None:
     stream = RawStream(daemon.socket, tool, arguments, headers)
@@ -105,7 +105,7 @@ def test_what_never_begins_is_an_envelope_under_its_status(
     stream.leave()
 
 
-def test_reader_that_does_not_read_loses_nothing_and_holds_up_nobody(daemon: Daemon) -> None:
+def test_slow_reader_loses_no_event_and_blocks_no_other_stream(daemon: Daemon) -> None:
     text = "0123456789ä🙂\n" * 1000
     with follow(daemon, program(tells=[["stdout", text, 60], ["stderr", text, 60]])) as slow:
         slow.begin()
@@ -119,7 +119,7 @@ def test_reader_that_does_not_read_loses_nothing_and_holds_up_nobody(daemon: Dae
     wait_until(lambda: not spooled(daemon))
 
 
-def test_streams_of_one_user_are_separate(daemon: Daemon) -> None:
+def test_concurrent_streams_of_one_user_are_separate(daemon: Daemon) -> None:
     scripts = [program(tells=[["stdout", f"{number} ", 300]]) for number in range(4)]
     streams = [RawStream(daemon.socket, "run_python", script) for script in scripts]
     answers = [stream.data() for stream in streams]
@@ -130,7 +130,7 @@ def test_streams_of_one_user_are_separate(daemon: Daemon) -> None:
         streams[number].leave()
 
 
-def test_cancelled_call_ends_for_its_reader_with_what_it_had(daemon: Daemon, client: Any) -> None:
+def test_cancelled_call_ends_its_stream_with_the_output_so_far(daemon: Daemon, client: Any) -> None:
     with follow(daemon, WAITS) as stream:
         events = stream.events()
         call_id = call_id_of(next(events))
@@ -146,7 +146,9 @@ def test_cancelled_call_ends_for_its_reader_with_what_it_had(daemon: Daemon, cli
     assert refused.value.code == "RESOURCE_NOT_FOUND"
 
 
-def test_reader_who_leaves_ends_nothing(daemon: Daemon, client: Any) -> None:
+def test_disconnected_reader_does_not_cancel_the_call_by_default(
+    daemon: Daemon, client: Any
+) -> None:
     with follow(daemon, WAITS) as stream:
         call_id = call_id_of(next(stream.events()))
     client.cancel(call_id)  # it was running still
@@ -154,7 +156,7 @@ def test_reader_who_leaves_ends_nothing(daemon: Daemon, client: Any) -> None:
     wait_until(lambda: not spooled(daemon))
 
 
-def test_reader_who_leaves_ends_what_was_to_end_with_him(daemon: Daemon) -> None:
+def test_cancel_on_disconnect_cancels_a_streamed_call(daemon: Daemon) -> None:
     with follow(daemon, WAITS, cancel_on_disconnect=True) as stream:
         call_id = call_id_of(next(stream.events()))
         assert code_of(daemon, call_id) is None
@@ -162,7 +164,7 @@ def test_reader_who_leaves_ends_what_was_to_end_with_him(daemon: Daemon) -> None
     wait_until(lambda: not spooled(daemon))
 
 
-def test_caller_who_leaves_ends_a_plain_call_where_that_was_asked_for(daemon: Daemon) -> None:
+def test_cancel_on_disconnect_cancels_a_plain_call(daemon: Daemon) -> None:
     before = newest(daemon)
     body = json.dumps({"arguments": WAITS, "options": {"cancel_on_disconnect": True}}).encode()
     connection = socket.socket(socket.AF_UNIX)
@@ -182,8 +184,8 @@ def newest(daemon: Daemon) -> tuple[str, str]:
         return (items[0].call_id, items[0].code) if items else ("", "")
 
 
-def test_reader_who_only_sends_no_more_still_gets_everything(daemon: Daemon) -> None:
-    """Twin: half a connection is not closed, even where leaving would end the call."""
+def test_half_closed_connection_still_receives_all_events(daemon: Daemon) -> None:
+    """Twin: a half-closed connection is not a disconnect, even with cancel_on_disconnect."""
     with follow(daemon, WAITS, cancel_on_disconnect=True) as stream:
         stream.connection.shutdown(socket.SHUT_WR)
         events = stream.events()
@@ -194,7 +196,7 @@ def test_reader_who_only_sends_no_more_still_gets_everything(daemon: Daemon) -> 
         assert next(events).kind == "tool_error"
 
 
-def test_clients_give_events_as_values(client: Any) -> None:
+def test_clients_yield_typed_events(client: Any) -> None:
     tells = [["stdout", "a"], ["progress", 50, "half"]]
     first, output, progress, last = client.stream("run_python", program(tells=tells, value=1))
     assert (first.progress, first.message) == (0, "started")
@@ -205,7 +207,7 @@ def test_clients_give_events_as_values(client: Any) -> None:
     assert last.envelope.data["value"] == 1
 
 
-def test_refusal_is_an_event_of_the_clients(client: Any) -> None:
+def test_clients_yield_a_refusal_as_an_error_event(client: Any) -> None:
     (event,) = client.stream("nothing")
     assert isinstance(event, ErrorEvent)
     assert event.envelope.error is not None
@@ -214,14 +216,14 @@ def test_refusal_is_an_event_of_the_clients(client: Any) -> None:
         next(iter(client.stream("a/b")))
 
 
-def test_closing_a_clients_iterator_closes_the_connection(daemon: Daemon, client: Any) -> None:
+def test_closing_a_client_stream_closes_its_connection(daemon: Daemon, client: Any) -> None:
     events = client.stream("run_python", WAITS, cancel_on_disconnect=True)
     call_id = next(events).metadata.call_id
     events.close()
     wait_until(lambda: code_of(daemon, call_id) == "CANCELLED")
 
 
-def test_stopping_engine_ends_a_stream_with_an_event() -> None:
+def test_stopping_engine_ends_a_stream_with_an_error_event() -> None:
     with running_scripted_daemon(drain_seconds="0.2") as own:
         with follow(own, WAITS) as stream:
             events = stream.events()
@@ -239,7 +241,7 @@ def test_stopping_engine_ends_a_stream_with_an_event() -> None:
         assert (kind, told_last["error"]["code"]) == ("tool_error", "SHUTTING_DOWN")
 
 
-def test_client_that_does_not_read_cannot_hold_up_the_stop() -> None:
+def test_unread_stream_does_not_delay_shutdown() -> None:
     text = "x" * 10_000
     script = program(tells=[["stdout", text, 90], ["stderr", text, 90]], waits=True)
     with running_scripted_daemon(drain_seconds="0") as own, follow(own, script) as stream:
@@ -248,7 +250,7 @@ def test_client_that_does_not_read_cannot_hold_up_the_stop() -> None:
         assert own.process.wait(timeout=20) == 0
 
 
-def test_what_a_killed_engine_recorded_is_gone_after_its_next_start_where_nothing_is_kept() -> None:
+def test_recordings_of_a_killed_engine_are_deleted_at_start_with_zero_retention() -> None:
     with running_scripted_daemon(streams_kept_minutes="0") as own:
         with follow(own, WAITS) as stream:
             events = stream.events()

@@ -1,4 +1,4 @@
-"""Where a program begins: its arguments, environment, working directory and binary input."""
+"""A program's arguments, environment, working directory and binary standard input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def env(**variables: str) -> list[dict[str, str]]:
 
 
 def once(daemon: Daemon, tool: str, **arguments: Any) -> Answer:
-    """One call outside of sessions."""
+    """A call outside a session."""
     with contextlib.closing(daemon.client()) as http:
         return http.call(tool, arguments)
 
@@ -59,7 +59,7 @@ def test_program_with_arguments_runs_without_a_shell(session: Session) -> None:
     assert missing.body["error"]["details"]["exit_code"] == 127
 
 
-def test_command_takes_environment_directory_and_bytes(session: Session) -> None:
+def test_shell_command_gets_environment_directory_and_binary_stdin(session: Session) -> None:
     ran = data(
         session.call(
             "run_shell", command='pwd; echo "$A$HOME"; sha256sum', files=FILES,
@@ -70,8 +70,8 @@ def test_command_takes_environment_directory_and_bytes(session: Session) -> None
     assert ran["stdout"] == f"/workspace/d/e\nx y/tmp\n{digest}  -\n"
 
 
-def test_python_takes_them_for_one_call_and_variables_stay(session: Session) -> None:
-    """The next call of the session is where it would have been without them."""
+def test_python_gets_argv_environment_and_directory_for_one_call_only(session: Session) -> None:
+    """The session's next call is unaffected by them."""
     shows = "[sys.argv[1:], os.getcwd(), os.getenv('A'), os.getenv('USER')]"
     before = data(session.call("run_python", code=f"import os, sys; n = 1; {shows}", files=FILES))
     inside = data(
@@ -86,7 +86,9 @@ def test_python_takes_them_for_one_call_and_variables_stay(session: Session) -> 
     assert after["session"]["state"] == "kept"
 
 
-def test_files_that_nobody_wants_stay_in_the_session(session: Session, daemon: Daemon) -> None:
+def test_return_files_false_returns_no_files_but_keeps_them_in_the_session(
+    session: Session, daemon: Daemon
+) -> None:
     writes = {"command": "echo x > f; echo y > g"}
     assert data(session.call("run_shell", **writes, return_files=False))["files"] == []
     time.sleep(0.02)  # a tick of the kernel's clock of files (docs/limitations/sessions.md)
@@ -102,7 +104,9 @@ def test_files_that_nobody_wants_stay_in_the_session(session: Session, daemon: D
     made.end()
 
 
-def test_directory_and_environment_that_a_program_changed_stay_so(session: Session) -> None:
+def test_directory_and_environment_changed_by_a_program_persist_in_the_session(
+    session: Session,
+) -> None:
     session.python("import os; os.mkdir('d'); os.chdir('d'); os.environ['A'] = 'x'")
     data(session.call("run_python", code="1", working_directory="d", env=env(A="y", B="z")))
     shown = session.python("os.getcwd(), os.environ.get('A'), os.environ.get('B')")
@@ -110,7 +114,9 @@ def test_directory_and_environment_that_a_program_changed_stay_so(session: Sessi
 
 
 @pytest.mark.parametrize("is_second", [False, True], ids=["fresh", "standby"])
-def test_javascript_takes_them_whether_or_not_node_waits(daemon: Daemon, is_second: bool) -> None:
+def test_javascript_gets_argv_environment_and_stdin_in_fresh_and_standby_node(
+    daemon: Daemon, is_second: bool
+) -> None:
     code = (
         "[process.argv.slice(2), process.cwd(), process.env.A, process.execArgv.join(), "
         "require('fs').readFileSync(0).length]"
@@ -129,7 +135,7 @@ def test_javascript_takes_them_whether_or_not_node_waits(daemon: Daemon, is_seco
 
 
 @pytest.mark.parametrize("tool", ["run_shell", "run_python", "run_javascript"])
-def test_directory_that_cannot_be_entered_is_named_and_nothing_runs(
+def test_missing_working_directory_is_refused_before_anything_runs(
     daemon: Daemon, tool: str
 ) -> None:
     program = {"command": "touch ran"} if tool == "run_shell" else {"code": "1"}
@@ -145,7 +151,7 @@ def test_directory_that_cannot_be_entered_is_named_and_nothing_runs(
 
 
 @pytest.mark.parametrize("tool", ["run_shell", "run_python"])
-def test_link_as_the_working_directory_is_not_followed(session: Session, tool: str) -> None:
+def test_symlink_as_working_directory_is_refused(session: Session, tool: str) -> None:
     session.shell("ln -s /etc away; mkdir real; ln -s real near")
     program = {"command": "pwd"} if tool == "run_shell" else {"code": "1"}
     for place in ("away", "near"):
@@ -163,8 +169,10 @@ def test_link_as_the_working_directory_is_not_followed(session: Session, tool: s
     ],
     ids=lambda variables: next(iter(variables)),
 )
-def test_environment_hurts_its_own_program_only(session: Session, variables: Any) -> None:
-    """The guest reads none of it: limits, endings, files and the next call are as ever."""
+def test_hostile_environment_variables_affect_only_their_own_program(
+    session: Session, variables: Any
+) -> None:
+    """The guest ignores it: limits, endings, files and the next call work as usual."""
     given = env(**variables)
     ran = data(session.call("run_shell", command="builtin echo hi > f; builtin exit 0", env=given))
     assert [file["filename"] for file in ran["files"]] == ["f"]

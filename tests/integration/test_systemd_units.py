@@ -1,4 +1,4 @@
-"""The unit files say what the engine needs, and agree with each other and its defaults."""
+"""The systemd unit files match the engine's needs and defaults and each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOCKETS = ("engine", "control")
 
 
 def settings(path: Path) -> dict[str, list[str]]:
-    """Every setting of a unit with all its values; fails on a line that is none."""
+    """Every setting of a unit with all its values; fails on an invalid line."""
     found: dict[str, list[str]] = defaultdict(list)
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line or line.startswith(("#", "[")):
@@ -36,7 +36,9 @@ def service_of(folder: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.row("D6")
-def test_the_service_runs_where_the_engine_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_unit_directories_match_the_engines_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     unit, defaults = service_of("system"), ServiceConfig()
     for assignment in unit["Environment"]:
         monkeypatch.setenv(*assignment.split("=", 1))
@@ -53,7 +55,7 @@ def test_the_service_runs_where_the_engine_looks_for_it(monkeypatch: pytest.Monk
 
 @pytest.mark.row("D1", "D4", "D6")
 @pytest.mark.parametrize("name", SOCKETS)
-def test_sockets_are_named_closed_and_where_the_engine_would_make_them(
+def test_socket_units_match_the_engines_paths_names_and_modes(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
@@ -79,7 +81,7 @@ def test_sockets_are_named_closed_and_where_the_engine_would_make_them(
 
 
 @pytest.mark.row("D1", "D4")
-def test_the_sockets_directories_and_groups_are_made_as_designed() -> None:
+def test_tmpfiles_and_sysusers_create_private_directories_and_groups() -> None:
     defaults = ServiceConfig()
     run = defaults.run_directory
     made = {
@@ -99,7 +101,7 @@ def test_the_sockets_directories_and_groups_are_made_as_designed() -> None:
 
 
 @pytest.mark.row("D6", "S2")
-def test_the_service_is_hardened_and_leaves_guests_what_they_seal_themselves_with() -> None:
+def test_service_unit_is_hardened_but_allows_the_guests_own_sandboxing() -> None:
     unit = service_of("system")
     for name, value in {
         "NoNewPrivileges": "yes", "CapabilityBoundingSet": "", "ProtectSystem": "strict",
@@ -117,7 +119,7 @@ def test_the_service_is_hardened_and_leaves_guests_what_they_seal_themselves_wit
 
 @pytest.mark.row("D6")
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_manager_is_told_and_waits_longer_than_the_engine(folder: str) -> None:
+def test_service_unit_uses_notify_and_outlasts_the_engines_drain(folder: str) -> None:
     unit = service_of(folder)
     assert unit["Type"] == ["notify"]
     assert int(unit["TimeoutStopSec"][0]) >= Config().drain_seconds + 10
@@ -126,7 +128,7 @@ def test_the_manager_is_told_and_waits_longer_than_the_engine(folder: str) -> No
 
 @pytest.mark.needs("systemd")
 @pytest.mark.row("D6")
-def test_systemd_understands_every_line(tmp_path: Path) -> None:
+def test_systemd_analyze_accepts_every_unit(tmp_path: Path) -> None:
     for unit in (UNITS / "system").glob("fumehood*"):
         text = unit.read_text(encoding="utf-8").replace("/opt/fumehood/bin/fumehood", str(FUMEHOOD))
         (tmp_path / unit.name).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A real daemon, and a directory of definitions that changes under it."""
+"""A real daemon with a tool definition directory that changes while it runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _log(daemon: Daemon, event: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.row("R1", "R4")
-def test_changes_are_seen_by_a_connected_client_without_a_restart(
+def test_definition_changes_reach_a_connected_client_without_restart(
     daemon: Daemon, definitions: DefinitionDirectory
 ) -> None:
     client = daemon.client()
@@ -74,7 +74,7 @@ def test_changes_are_seen_by_a_connected_client_without_a_restart(
 
 
 @pytest.mark.row("R4", "D7")
-def test_faulty_file_is_logged_once_a_change_and_the_rest_is_served(
+def test_faulty_definition_file_is_logged_once_per_change_and_others_are_served(
     daemon: Daemon, definitions: DefinitionDirectory
 ) -> None:
     client = daemon.client()
@@ -102,7 +102,7 @@ def test_faulty_file_is_logged_once_a_change_and_the_rest_is_served(
 
 
 @pytest.mark.row("T5", "S1")
-def test_call_of_a_tool_without_its_server_says_so_and_not_to_retry(
+def test_mcp_tool_without_its_server_is_unavailable_and_not_retryable(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
     schema = {"properties": {"city": {"type": "string"}}}
@@ -120,7 +120,7 @@ def test_call_of_a_tool_without_its_server_says_so_and_not_to_retry(
 
 
 @pytest.mark.row("E5", "R1", "D1")
-def test_list_is_paged_over_the_socket_and_whole_in_client_and_command_line(
+def test_tool_list_is_paged_over_http_and_complete_in_client_and_command_line(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
 ) -> None:
     names = [f"t{number:03}" for number in range(230)]
@@ -161,16 +161,16 @@ def test_list_is_paged_over_the_socket_and_whole_in_client_and_command_line(
     ["limit=0", "limit=101", "limit=-1", "limit=ten", "limit=", "limit=1&limit=2", "limit=²",
      "type=rest", "colour=red", "cursor=abc", "cursor=", "tag=a&tag=b"],
 )  # fmt: skip
-def test_query_that_would_be_ignored_is_refused(client: SocketClient, query: str) -> None:
+def test_invalid_tool_list_query_is_refused(client: SocketClient, query: str) -> None:
     answer = client.get(f"/v1/tools?{quote(query, safe='=&')}")
     assert (answer.status, answer.code) == (400, "INVALID_PARAMS")
 
 
 @pytest.mark.row("R1")
-def test_many_calls_while_the_directory_changes_never_see_half_of_it(
+def test_directory_change_is_atomic_for_concurrent_readers(
     daemon: Daemon, definitions: DefinitionDirectory
 ) -> None:
-    """Two tools that are only ever there together are never seen apart."""
+    """Two tools of one file must always appear together."""
     client, writer_done = daemon.client(), threading.Event()
 
     def write() -> None:
@@ -198,7 +198,7 @@ def test_many_calls_while_the_directory_changes_never_see_half_of_it(
 
 @pytest.mark.anyio
 @pytest.mark.row("R4")
-async def test_embedded_engine_watches_while_it_is_entered(
+async def test_embedded_engine_watches_the_directory_while_entered(
     home: Path, definitions: DefinitionDirectory
 ) -> None:
     definitions.put_tools("a.json", "a")
@@ -217,7 +217,7 @@ async def test_embedded_engine_watches_while_it_is_entered(
             engine.tools_page(cursor="x")
 
 
-def test_watching_leaves_no_descriptor_open(
+def test_directory_reload_leaks_no_file_descriptor(
     daemon: Daemon, definitions: DefinitionDirectory
 ) -> None:
     client = daemon.client()

@@ -1,4 +1,4 @@
-"""The contract of every wall: one suite, run against each, the fake included."""
+"""The contract of every wall: one suite, run against each wall including the fake."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ FUNCTIONS = {
 
 
 def pretend(run: SeenRun) -> RunEnding:
-    """What the interpreter answers, for the few programs of this suite."""
+    """Simulates the interpreter for the few programs of this suite."""
     isolation = "call" if run.fresh else "resident"
     if run.arguments["expression"] == "2 + 2":
         return RunEnding(EndedBy.OK, isolation, cpu_ms=0.1, result={"value": 4, "text": "4"})
@@ -145,7 +145,7 @@ async def run(
 
 
 @pytest.mark.row("S1", "S4")
-async def test_wall_publishes_what_it_enforces_and_needs_no_more(case: Case) -> None:
+async def test_wall_enforces_at_least_its_required_limits(case: Case) -> None:
     status = case.wall.status
     assert status.required <= status.enforced <= frozenset(Limit)
     assert case.wall.limits.default_wall_s <= case.wall.limits.max_wall_s
@@ -167,7 +167,7 @@ async def test_program_that_breaks_a_rule_has_no_result(case: Case) -> None:
 
 
 @pytest.mark.row("P8")
-async def test_program_over_its_time_is_ended_and_named(case: Case) -> None:
+async def test_program_over_its_time_ends_as_wall_time_and_the_next_succeeds(case: Case) -> None:
     limits = Limits(wall_s=0.1, cpu_s=0.1, memory_mb=64, output_bytes=65536)
     ending = await run(case, case.takes_long, limits)
     assert ending.ended_by is EndedBy.WALL_TIME
@@ -176,12 +176,12 @@ async def test_program_over_its_time_is_ended_and_named(case: Case) -> None:
 
 
 @pytest.mark.row("S2")
-async def test_fresh_lease_gets_a_process_that_has_run_nothing(case: Case) -> None:
+async def test_fresh_lease_reports_its_stronger_isolation(case: Case) -> None:
     assert (await run(case, case.works)).isolation == case.isolation
     assert (await run(case, case.works, fresh=True)).isolation == case.isolation_if_fresh
 
 
-async def test_many_leases_at_once_are_all_served(case: Case) -> None:
+async def test_concurrent_leases_are_all_served(case: Case) -> None:
     endings = []
 
     async def one() -> None:

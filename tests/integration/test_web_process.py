@@ -1,4 +1,4 @@
-"""The console as a process: started by a terminal or beside a daemon, and nobody's to look into."""
+"""The console process: started from a terminal or by a daemon, with memory closed to other processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_gone(address: str) -> bool:
         return probe.connect_ex((host, int(port))) != 0
 
 
-def test_terminal_is_given_a_link_and_the_credential_stays_out_of_sight(
+def test_console_prints_a_login_link_and_never_exposes_the_credential(
     administered_daemon: Daemon,
 ) -> None:
     with running_console(administered_daemon) as console:
@@ -70,8 +70,10 @@ def test_terminal_is_given_a_link_and_the_credential_stays_out_of_sight(
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("is_protected", [True, False], ids=["protected", "control"])
-def test_other_process_of_its_user_cannot_look_into_it(is_protected: bool, tmp_path: Path) -> None:
-    """As nobody, who is not root; /proc/PID/environ asks for the same right as the memory."""
+def test_console_environment_is_unreadable_for_other_processes_of_its_user(
+    is_protected: bool, tmp_path: Path
+) -> None:
+    """Runs as the user nobody; /proc/PID/environ requires the same permission as the memory."""
     program = (
         "import ctypes, sys\n"
         f"{inspect.getsource(protect)}\n"
@@ -88,7 +90,7 @@ def test_other_process_of_its_user_cannot_look_into_it(is_protected: bool, tmp_p
     assert (other.returncode == 0) is not is_protected
 
 
-def test_stop_in_the_moment_of_the_link_is_no_failure(tmp_path: Path) -> None:
+def test_sigterm_at_console_start_exits_0(tmp_path: Path) -> None:
     program = (
         "import os, signal\n"
         "from pathlib import Path\n"
@@ -100,7 +102,7 @@ def test_stop_in_the_moment_of_the_link_is_no_failure(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-def test_link_is_opened_without_being_an_argument(
+def test_login_link_reaches_the_browser_in_a_private_file_not_an_argument(
     administered_daemon: Daemon, tmp_path: Path
 ) -> None:
     browser = tmp_path / "browser"
@@ -124,7 +126,7 @@ def test_link_is_opened_without_being_an_argument(
     assert not place.parent.exists()
 
 
-def test_taken_port_is_said_before_a_credential_is_asked_for(
+def test_occupied_port_is_reported_before_the_credential_prompt(
     administered_daemon: Daemon, taken_port: int
 ) -> None:
     for command in (
@@ -141,7 +143,7 @@ def test_taken_port_is_said_before_a_credential_is_asked_for(
 
 
 def console_of(daemon: Daemon) -> tuple[str, int]:
-    """The address and the process of the console beside a daemon."""
+    """The address and the pid of a daemon's console."""
     found = re.compile(r"The console listens on (http://127\.0\.0\.1:\d+)")
     wait_until(lambda: found.search(daemon.log) is not None)
     address = found.search(daemon.log)
@@ -170,7 +172,7 @@ def serve_web(home: Path) -> Daemon:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_console_beside_a_daemon_ends_with_it(home: Path, how: signal.Signals) -> None:
+def test_daemons_console_ends_with_the_daemon(home: Path, how: signal.Signals) -> None:
     make_first_approver(home)
     daemon = serve_web(home)
     try:
@@ -184,7 +186,7 @@ def test_console_beside_a_daemon_ends_with_it(home: Path, how: signal.Signals) -
         daemon.process.wait(timeout=30)
 
 
-def test_console_beside_a_daemon_is_started_again_where_it_dies(home: Path) -> None:
+def test_daemon_restarts_its_killed_console(home: Path) -> None:
     make_first_approver(home)
     daemon = serve_web(home)
     try:
@@ -199,8 +201,8 @@ def test_console_beside_a_daemon_is_started_again_where_it_dies(home: Path) -> N
     wait_until(lambda: is_gone(address))
 
 
-def test_connections_that_ask_for_nothing_keep_nobody_out(administered_daemon: Daemon) -> None:
-    """More of them than a process has descriptors, by somebody who is not logged in."""
+def test_idle_connections_do_not_exhaust_the_console(administered_daemon: Daemon) -> None:
+    """An unauthenticated client opens more connections than the console has descriptors."""
     with running_console(administered_daemon) as console, ExitStack() as stack:
         place = ("127.0.0.1", int(console.address.rpartition(":")[2]))
         for _ in range(MAX_CONNECTIONS + 100):

@@ -1,4 +1,4 @@
-"""`fetch_url` and `search_web` of an engine, against a service that answers as it is told."""
+"""`fetch_url` and `search_web` of an engine, against a scripted upstream service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def fetch(upstream: Upstream, home: Path, path: str, **arguments: Any) -> 
 
 
 @pytest.mark.row("E6", "E1")
-async def test_page_is_fetched_as_text_and_its_whole_is_kept(
+async def test_html_page_is_fetched_as_text_and_its_full_text_is_kept(
     upstream: Upstream, home: Path
 ) -> None:
     page = "<title>Words</title><p>" + "words " * 4000 + "</p><script>bad()</script>"
@@ -52,7 +52,7 @@ async def test_page_is_fetched_as_text_and_its_whole_is_kept(
 
 @pytest.mark.row("E7")
 @pytest.mark.parametrize("size", [4, 1_000_000])
-async def test_other_bytes_are_a_file_in_the_answer(
+async def test_binary_content_is_returned_as_a_file(
     upstream: Upstream, home: Path, size: int
 ) -> None:
     body = b"\x89\xff\x00P" * (size // 4)
@@ -64,9 +64,7 @@ async def test_other_bytes_are_a_file_in_the_answer(
     assert envelope.metadata.usage.output_tokens < 200
 
 
-async def test_failure_of_a_host_is_retried_and_its_refusal_is_not(
-    upstream: Upstream, home: Path
-) -> None:
+async def test_server_error_is_retried_but_404_is_not(upstream: Upstream, home: Path) -> None:
     upstream.script("/now", Reply(500), Reply(reset=True), Reply(body=b"[1]"))
     envelope = await fetch(upstream, home, "/now")
     assert (envelope.data["json"], envelope.metadata.retry_count) == ([1], 2)
@@ -79,7 +77,7 @@ async def test_failure_of_a_host_is_retried_and_its_refusal_is_not(
     assert upstream.count("/none") == 1
 
 
-async def test_host_that_fails_for_one_address_closes_no_other(
+async def test_failures_of_one_url_open_no_circuit_for_another(
     upstream: Upstream, home: Path
 ) -> None:
     upstream.script("/bad", Reply(500))
@@ -91,7 +89,7 @@ async def test_host_that_fails_for_one_address_closes_no_other(
         assert (await engine.call("fetch_url", {"url": f"{upstream.url}/good"})).success
 
 
-async def test_dry_run_sends_nothing_and_says_where_it_would_run(
+async def test_fetch_dry_run_sends_nothing_and_names_the_missing_permission(
     upstream: Upstream, home: Path
 ) -> None:
     web = WebSettings(fetch_url=True)
@@ -141,7 +139,7 @@ def search_config(upstream: Upstream, home: Path, **changes: Any) -> Config:
 
 
 @pytest.mark.row("E5", "T5")
-async def test_search_asks_the_operators_service_page_by_page(
+async def test_search_queries_the_configured_service_page_by_page(
     upstream: Upstream, home: Path
 ) -> None:
     upstream.script("/search", results)
@@ -162,7 +160,9 @@ async def test_search_asks_the_operators_service_page_by_page(
     assert fetched.error.code == "TOOL_DISABLED"
 
 
-async def test_search_offers_what_its_service_knows(upstream: Upstream, home: Path) -> None:
+async def test_search_parameters_follow_the_configured_endpoint(
+    upstream: Upstream, home: Path
+) -> None:
     upstream.script("/search", Reply(body=b'{"hits": []}'))
     settings = search_config(
         upstream, home, endpoint=f"{upstream.url}/search?q={{query}}", headers={},
@@ -185,7 +185,7 @@ async def test_search_offers_what_its_service_knows(upstream: Upstream, home: Pa
         ({"endpoint": "https://me:pw@a.example/?q={query}"}, "user name or password"),
     ],
 )
-async def test_search_that_is_configured_wrongly_is_left_out_with_the_reason(
+async def test_misconfigured_search_is_not_registered_and_its_reason_reported(
     upstream: Upstream, home: Path, changes: JsonObject, reason: str
 ) -> None:
     engine = Engine(config=search_config(upstream, home, **changes))

@@ -1,4 +1,4 @@
-"""Synchronous host functions: in a worker process, which is killed where one must be stopped."""
+"""Synchronous host functions run in a worker process, which is killed to stop a function."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def engine(home: Path, log: RecordingLog) -> AsyncIterator[Engine]:
 
 
 async def read_when_there(note: Path) -> list[psutil.Process]:
-    """The worker and what it has started, as the function wrote them down."""
+    """The worker and its child process, as recorded by the function."""
 
     def is_written() -> bool:
         return note.exists() and note.read_text().endswith("\n")
@@ -52,7 +52,7 @@ def _processes(note: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.row("S1", "T7")
-async def test_synchronous_function_runs_in_a_worker_that_is_used_again(
+async def test_synchronous_function_runs_in_a_reused_worker_process(
     engine: Engine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first = await engine.call("who")
@@ -67,7 +67,7 @@ async def test_synchronous_function_runs_in_a_worker_that_is_used_again(
 
 
 @pytest.mark.row("P8")
-async def test_function_over_its_time_is_killed_with_what_it_started(
+async def test_timed_out_function_is_killed_with_its_child_processes(
     engine: Engine, tmp_path: Path
 ) -> None:
     note = tmp_path / "note"
@@ -87,7 +87,7 @@ async def test_function_over_its_time_is_killed_with_what_it_started(
 
 
 @pytest.mark.row("P8")
-async def test_cancelled_call_kills_the_function_and_what_it_started(
+async def test_cancelled_function_is_killed_with_its_child_processes(
     engine: Engine, tmp_path: Path
 ) -> None:
     note = tmp_path / "note"
@@ -99,14 +99,14 @@ async def test_cancelled_call_kills_the_function_and_what_it_started(
 
 
 @pytest.mark.row("S9")
-async def test_engine_that_stops_takes_its_workers_with_it(home: Path) -> None:
+async def test_stopping_engine_ends_its_workers(home: Path) -> None:
     async with Engine(tools=TOOLS, config=Config(home=home)) as engine:
         worker = psutil.Process((await engine.call("who")).data["pid"])
     assert is_gone(worker)
 
 
 @pytest.mark.row("E1")
-async def test_worker_that_dies_is_an_execution_error_and_is_replaced(engine: Engine) -> None:
+async def test_exited_worker_is_an_execution_error_and_is_replaced(engine: Engine) -> None:
     envelope = await engine.call("end", {"code": 3})
     assert envelope.error is not None
     assert (envelope.error.code, envelope.error.retryable) == ("EXECUTION_ERROR", False)
@@ -118,7 +118,7 @@ async def test_worker_that_dies_is_an_execution_error_and_is_replaced(engine: En
     assert (await engine.call("who")).success
 
 
-async def test_worker_killed_from_outside_is_named_by_its_signal(
+async def test_worker_killed_from_outside_is_reported_with_its_signal(
     engine: Engine, tmp_path: Path
 ) -> None:
     note = tmp_path / "note"
@@ -136,7 +136,7 @@ async def test_worker_killed_from_outside_is_named_by_its_signal(
     family[1].kill()  # nobody is left who could find it; see the limitations
 
 
-async def test_idle_worker_that_died_is_noticed(engine: Engine) -> None:
+async def test_idle_worker_that_died_is_replaced(engine: Engine) -> None:
     pid = (await engine.call("who")).data["pid"]
     os.kill(pid, signal.SIGKILL)
     await anyio.to_thread.run_sync(
@@ -148,7 +148,7 @@ async def test_idle_worker_that_died_is_noticed(engine: Engine) -> None:
 
 
 @pytest.mark.row("E1", "E8")
-async def test_what_it_raises_is_for_the_log_and_not_for_the_caller(
+async def test_exception_text_is_neither_returned_nor_logged_in_clear(
     engine: Engine, log: RecordingLog
 ) -> None:
     envelope = await engine.call("fail", {"secret": SECRET})
@@ -162,7 +162,7 @@ async def test_what_it_raises_is_for_the_log_and_not_for_the_caller(
 
 
 @pytest.mark.row("E1")
-async def test_own_refusal_and_result_reach_the_caller(engine: Engine) -> None:
+async def test_tool_error_and_tool_result_of_a_worker_reach_the_caller(engine: Engine) -> None:
     error = (await engine.call("refuse")).error
     assert error is not None
     assert (error.code, error.retryable, error.details) == ("NOT_TODAY", True, {"day": 1})
@@ -172,7 +172,7 @@ async def test_own_refusal_and_result_reach_the_caller(engine: Engine) -> None:
 
 
 @pytest.mark.row("P9")
-async def test_many_calls_at_once_share_few_workers(engine: Engine) -> None:
+async def test_concurrent_calls_leave_at_most_two_workers(engine: Engine) -> None:
     workers = set()
 
     async def one() -> None:

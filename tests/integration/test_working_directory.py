@@ -1,4 +1,4 @@
-"""Code in the working directory: nothing that the product starts imports any of it."""
+"""No process that fumehood starts imports code from the working directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODULES = (
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that names what was imported from the working directory of this test."""
+    """Plants modules in the working directory; the file records each import of one."""
     canary, planted = tmp_path / "canary", tmp_path / "planted"
     program = f"with open({str(canary)!r}, 'a') as file: file.write(__name__ + '\\n')\n"
     for name in PACKAGES:
@@ -45,7 +45,7 @@ def imported(canary: Path) -> set[str]:
     return set(canary.read_text().splitlines()) if canary.exists() else set()
 
 
-def test_planted_modules_are_imported_without_the_option(canary: Path) -> None:
+def test_control_python_without_isolation_options_imports_planted_modules(canary: Path) -> None:
     """Control: what a child that is started without `-P` or `-I` imports."""
     for module in ("fumehood.web", "pip"):
         command = [sys.executable, "-m", module]
@@ -54,7 +54,7 @@ def test_planted_modules_are_imported_without_the_option(canary: Path) -> None:
 
 
 @pytest.mark.row("A6", "S1")
-def test_daemon_with_its_console_and_guests_imports_nothing_from_there(
+def test_daemon_console_and_guests_import_nothing_from_the_working_directory(
     canary: Path, home: Path
 ) -> None:
     make_first_approver(home)
@@ -91,7 +91,9 @@ def test_daemon_with_its_console_and_guests_imports_nothing_from_there(
 @pytest.mark.anyio
 @pytest.mark.needs("landlock")
 @pytest.mark.row("S1")
-async def test_embedded_engine_imports_nothing_from_there(canary: Path, home: Path) -> None:
+async def test_embedded_engine_imports_nothing_from_the_working_directory(
+    canary: Path, home: Path
+) -> None:
     """Interpreter, jail and worker."""
     tools = [host_tools.who, jailed_tools.add]
     async with Engine(tools=tools, config=Config(home=home)) as engine:
@@ -103,7 +105,7 @@ async def test_embedded_engine_imports_nothing_from_there(canary: Path, home: Pa
 
 @pytest.mark.anyio
 @pytest.mark.row("A6")
-async def test_checks_of_the_health_page_import_nothing_from_there(
+async def test_health_page_checks_import_nothing_from_the_working_directory(
     canary: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUMEHOOD_HOME", str(home))

@@ -1,4 +1,4 @@
-"""Programs in the images of the workshop: shell, JavaScript, tables and figures."""
+"""Programs in the node and python-data images: shell, JavaScript, tables and figures."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", params=RUNTIMES)
 async def shared_node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
-    """One for all: starting another, behind gVisor above all, takes longer than most tests."""
+    """One shared container, because a start, especially under gVisor, takes longer than most tests."""
     async with one_container(image("node"), runtime=request.param) as box:
         yield box
 
 
 @pytest.fixture
 async def node(shared_node: OneContainer) -> AsyncIterator[OneContainer]:
-    """With an empty workspace, and still there at the end."""
+    """A container with an empty workspace, which must survive the test."""
     yield shared_node
     await shared_node.shell("chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete")
     assert shared_node.ended is None
@@ -48,7 +48,7 @@ async def shared_data() -> AsyncIterator[OneContainer]:
 
 @pytest.fixture
 async def data(shared_data: OneContainer) -> AsyncIterator[OneContainer]:
-    """Without variables and figures of others, and still there at the end."""
+    """A container without earlier variables and figures, which must survive the test."""
     yield shared_data
     await shared_data.shell("kill -9 -1")
     await shared_data.shell("find . -mindepth 1 -delete")
@@ -58,25 +58,27 @@ async def data(shared_data: OneContainer) -> AsyncIterator[OneContainer]:
 # -- shell ------------------------------------------------------------------------------
 
 
-async def test_a_command_is_bash_with_its_streams_and_its_status(node: OneContainer) -> None:
+async def test_shell_command_runs_in_bash_with_stdin_streams_and_exit_status(
+    node: OneContainer,
+) -> None:
     ran = await node.shell("yes | head -2; echo $0; cat; echo oops >&2; exit 7", stdin="typed\n")
     assert (ran.stdout, ran.stderr) == ("y\ny\nbash\ntyped\n", "oops\n")
     assert (ran.ended_by, ran.exit_code) == (EndedBy.EXIT, 7)
 
 
-async def test_a_command_may_be_longer_than_one_argument(node: OneContainer) -> None:
+async def test_shell_command_may_exceed_the_argument_size_limit(node: OneContainer) -> None:
     ran = await node.shell(f"# {'x' * 200_000}\necho done")
     assert ran.stdout == "done\n"
 
 
-async def test_a_command_without_a_terminal_gets_an_end_instead_of_waiting(
+async def test_shell_command_without_stdin_reads_eof_and_has_no_tty(
     node: OneContainer,
 ) -> None:
     ran = await node.shell("cat; read answer; echo status $?; read key < /dev/tty || echo none")
     assert ran.stdout == "status 1\nnone\n"
 
 
-async def test_a_command_finds_no_descriptor_of_the_guest(node: OneContainer) -> None:
+async def test_shell_command_inherits_no_guest_file_descriptor(node: OneContainer) -> None:
     ran = await node.shell("for n in 3 4 5 6 7 8 9; do readlink /proc/self/fd/$n; done; echo end")
     assert ran.stdout == "end\n"
 
@@ -109,7 +111,7 @@ SURROUNDINGS = {
     ],
     ids=["shell", "python", "javascript"],
 )
-async def test_surroundings_are_those_of_the_request_behind_each_runtime(
+async def test_environment_directory_and_stdin_apply_on_every_runtime(
     node: OneContainer, program: str, source: dict[str, object]
 ) -> None:
     ran = await node.run(program, {**source, **SURROUNDINGS})
@@ -118,7 +120,7 @@ async def test_surroundings_are_those_of_the_request_behind_each_runtime(
     assert refused.claimed_kind == "invalid"
 
 
-async def test_modes_stay_behind_each_runtime(node: OneContainer) -> None:
+async def test_file_modes_persist_on_every_runtime(node: OneContainer) -> None:
     await node.shell("echo x > f; mkdir d; chmod 4000 f; chmod 400 d")
     assert sorted(node.heard.names) == ["f"]
     shown = await node.python("import os; [oct(os.stat(name).st_mode & 0o7777) for name in 'df']")
@@ -142,7 +144,7 @@ async def test_modes_stay_behind_each_runtime(node: OneContainer) -> None:
         ("2 ** 53", None, "9007199254740992"),
     ],
 )
-async def test_the_last_value_is_told_as_json_and_as_text(
+async def test_javascript_last_value_is_returned_as_json_and_text(
     node: OneContainer, code: str, value: object, shown: str | None
 ) -> None:
     ran = await node.javascript(code)
@@ -151,7 +153,7 @@ async def test_the_last_value_is_told_as_json_and_as_text(
     assert ran.result["value_repr"] == shown
 
 
-async def test_awaiting_at_the_top_works_and_the_lines_stay(node: OneContainer) -> None:
+async def test_javascript_top_level_await_works_and_keeps_line_numbers(node: OneContainer) -> None:
     ran = await node.javascript(
         "const fs = require('fs/promises')\nawait fs.writeFile('o.txt', 'x')\n"
         "console.log(await fs.readFile('o.txt', 'utf8'))\nnull.boom"
@@ -173,7 +175,7 @@ async def test_awaiting_at_the_top_works_and_the_lines_stay(node: OneContainer) 
         ("throw 'text'", "string", None),
     ],
 )
-async def test_what_is_thrown_is_told_with_its_line_and_nothing_of_the_guest(
+async def test_javascript_exception_reports_its_line_and_no_guest_frames(
     node: OneContainer, code: str, kind: str, line: int | None
 ) -> None:
     ran = await node.javascript(code)
@@ -185,13 +187,13 @@ async def test_what_is_thrown_is_told_with_its_line_and_nothing_of_the_guest(
     assert "node:" not in exception["traceback"]
 
 
-async def test_javascript_that_never_yields_is_ended_by_its_time(node: OneContainer) -> None:
+async def test_endless_javascript_loop_is_ended_by_wall_time(node: OneContainer) -> None:
     ran = await node.javascript("while (true) {}", wall_s=2)
     assert ran.ended_by is EndedBy.WALL_TIME
     assert value_of(await node.javascript("1")) == 1  # the twin, in the same container
 
 
-async def test_javascript_that_fills_its_heap_runs_out_of_memory_by_name(
+async def test_javascript_heap_exhaustion_is_reported_as_memory(
     node: OneContainer,
 ) -> None:
     ran = await node.javascript(
@@ -202,13 +204,13 @@ async def test_javascript_that_fills_its_heap_runs_out_of_memory_by_name(
     assert ran.ended_by is EndedBy.MEMORY or gave_up
 
 
-async def test_progress_and_output_of_javascript_come_while_it_runs(node: OneContainer) -> None:
+async def test_javascript_progress_and_output_are_streamed(node: OneContainer) -> None:
     await node.javascript("progress(30, 'third'); console.log('a'); progress(500)", live=True)
     assert node.heard.progress == [(30.0, "third"), (100.0, "")]
     assert node.heard.output == [("stdout", "a\n")]
 
 
-async def test_an_exit_status_is_the_program_s_own(node: OneContainer) -> None:
+async def test_javascript_exit_status_is_reported(node: OneContainer) -> None:
     ran = await node.javascript("process.exit(5)")
     assert (ran.ended_by, ran.exit_code) == (EndedBy.EXIT, 5)
 
@@ -216,7 +218,7 @@ async def test_an_exit_status_is_the_program_s_own(node: OneContainer) -> None:
 # -- tables and figures ---------------------------------------------------------------------
 
 
-async def test_a_table_is_told_as_records_and_as_text(data: OneContainer) -> None:
+async def test_small_dataframe_is_returned_as_records_and_text(data: OneContainer) -> None:
     ran = await data.python(
         "import pandas as pd\n"
         "pd.DataFrame({'a': [1, 2], 'when': pd.to_datetime(['2026-01-02', None])}, index=['x', 'y'])"
@@ -229,14 +231,16 @@ async def test_a_table_is_told_as_records_and_as_text(data: OneContainer) -> Non
     assert ran.result["value_repr"].splitlines()[0].split() == ["a", "when"]
 
 
-async def test_a_large_table_is_told_as_text_alone(data: OneContainer) -> None:
+async def test_large_dataframe_is_returned_as_text_only(data: OneContainer) -> None:
     ran = await data.python("import numpy as np, pandas as pd\npd.DataFrame(np.zeros((3000, 3)))")
     assert value_of(ran) is None
     assert ran.result is not None
     assert "3000 rows" in ran.result["value_repr"]
 
 
-async def test_a_record_holds_exactly_what_the_table_does(data: OneContainer) -> None:
+async def test_dataframe_records_keep_exact_values_and_omit_non_json_cells(
+    data: OneContainer,
+) -> None:
     ran = await data.python(
         "import pandas as pd\n"
         "pd.DataFrame({'p': [1e-12, 1 / 3, 0.1 + 0.2], 'n': [1, None, 3], 's': ['x', None, 'z'],\n"
@@ -254,7 +258,7 @@ async def test_a_record_holds_exactly_what_the_table_does(data: OneContainer) ->
         assert told.result["value_repr"]
 
 
-async def test_a_table_that_is_too_large_says_so(data: OneContainer) -> None:
+async def test_oversized_dataframe_is_noted_in_the_result(data: OneContainer) -> None:
     large = await data.python("import pandas as pd\npd.DataFrame({'a': range(6000)})")
     assert value_of(large) is None
     assert large.result is not None
@@ -265,19 +269,19 @@ async def test_a_table_that_is_too_large_says_so(data: OneContainer) -> None:
     assert "notes" not in small.result
 
 
-async def test_numbers_of_numpy_are_numbers(data: OneContainer) -> None:
+async def test_numpy_values_are_returned_as_json_numbers(data: OneContainer) -> None:
     assert value_of(await data.python("import numpy as np\nnp.arange(3) * 1.5")) == [0.0, 1.5, 3.0]
     assert value_of(await data.python("np.int64(3)")) == 3
     assert value_of(await data.python("np.float64('nan')")) is None
 
 
-async def test_every_program_draws_other_numbers_of_numpy(data: OneContainer) -> None:
+async def test_numpy_random_differs_between_programs(data: OneContainer) -> None:
     code = "import numpy as np\nnp.random.rand()"
     drawn = [value_of(await data.python(code, keep=False)) for _ in range(5)]
     assert len(set(drawn)) == 5
 
 
-async def test_figures_come_back_without_being_asked_for(data: OneContainer) -> None:
+async def test_open_figures_are_returned_automatically(data: OneContainer) -> None:
     ran = await data.python(
         "import matplotlib.pyplot as plt\n"
         "plt.plot([1, 3, 2]); plt.show()\n"
@@ -293,7 +297,7 @@ async def test_figures_come_back_without_being_asked_for(data: OneContainer) -> 
     assert data.heard.pictures == []
 
 
-async def test_a_session_returns_each_figure_once(data: OneContainer) -> None:
+async def test_session_returns_each_figure_once(data: OneContainer) -> None:
     await data.python("import matplotlib.pyplot as plt\nplt.plot([1])")
     assert len(data.heard.pictures) == 1
     await data.python("plt.get_fignums()")
@@ -302,7 +306,7 @@ async def test_a_session_returns_each_figure_once(data: OneContainer) -> None:
     assert [name for name, _ in data.heard.pictures] == ["figure-1.png"]
 
 
-async def test_a_figure_that_is_too_large_is_left_out_with_its_size(data: OneContainer) -> None:
+async def test_oversized_figure_is_left_out_and_its_size_noted(data: OneContainer) -> None:
     ran = await data.python(
         "import matplotlib.pyplot as plt\nplt.figure(figsize=(100, 100), dpi=100)\nplt.plot([1])\n"
         "plt.figure()\nplt.plot([2])"
@@ -314,7 +318,7 @@ async def test_a_figure_that_is_too_large_is_left_out_with_its_size(data: OneCon
     assert ran.peak_memory_bytes is None or ran.peak_memory_bytes < 300 * MB
 
 
-async def test_figure_is_as_large_as_what_is_drawn_but_never_too_large(data: OneContainer) -> None:
+async def test_figure_grows_to_its_content_up_to_a_limit(data: OneContainer) -> None:
     await data.python(
         "import matplotlib.pyplot as plt\n"
         "for at in (1.5, 1e4):\n"
@@ -327,13 +331,13 @@ async def test_figure_is_as_large_as_what_is_drawn_but_never_too_large(data: One
     assert far == 200
 
 
-async def test_figures_of_a_program_that_failed_come_back_too(data: OneContainer) -> None:
+async def test_figures_of_a_failed_program_are_returned(data: OneContainer) -> None:
     failed = await data.python("import matplotlib.pyplot as plt\nplt.plot([1])\n1 / 0", keep=False)
     assert failed.ended_by is EndedBy.EXCEPTION
     assert len(data.heard.pictures) == 1
 
 
-async def test_too_many_figures_are_counted(data: OneContainer) -> None:
+async def test_figures_over_the_limit_are_noted(data: OneContainer) -> None:
     ran = await data.python(
         "import matplotlib.pyplot as plt\n"
         "plt.rcParams['figure.max_open_warning'] = 0\n"

@@ -1,4 +1,4 @@
-"""The two zygotes of an image that preloads modules: programs cannot tell from which they come."""
+"""The two zygotes (thin and preloaded) of an image: programs behave the same under both."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S
 
 RUNTIMES = ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
 FAT = "# import pandas\n"
-"""What makes a program look as if it needed the modules."""
+"""Prefix that makes a program run in the preloaded zygote."""
 
 ARE_LOADED = "import sys\n'pandas' in vars(sys)['mod' + 'ules']"
 HIDDEN = "import code\nhidden = code.InteractiveInterpreter(globals()).runsource\n"
-"""A way to import that the look at a program's text does not see."""
+"""Defines an import that the scan of the program's text does not detect."""
 
 STATE = """\
 import json, os, resource, sys, threading
@@ -53,7 +53,7 @@ async def data() -> AsyncIterator[OneContainer]:
 
 @pytest.fixture(params=RUNTIMES)
 async def any_data(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
-    """What depends on the kernel that programs see is tried on both."""
+    """Both runtimes, for tests that depend on the kernel programs see."""
     async with one_container(image("python-data"), runtime=request.param) as box:
         yield box
 
@@ -64,12 +64,14 @@ async def stateless(box: OneContainer, code: str) -> object:
     return value_of(ran)
 
 
-async def test_only_a_program_that_may_need_them_has_the_modules_loaded(data: OneContainer) -> None:
+async def test_modules_are_preloaded_only_for_programs_that_mention_them(
+    data: OneContainer,
+) -> None:
     assert await stateless(data, ARE_LOADED) is False
     assert await stateless(data, FAT + ARE_LOADED) is True
 
 
-async def test_programs_find_the_same_limits_rights_and_surroundings(
+async def test_process_state_is_equal_in_both_zygotes(
     any_data: OneContainer,
 ) -> None:
     fat = await stateless(
@@ -81,14 +83,14 @@ async def test_programs_find_the_same_limits_rights_and_surroundings(
 @pytest.mark.parametrize(
     "code", ["1 / 0", "import nothing_there", "def f(:", "raise SystemExit('bye')", "x = [0][1]"]
 )
-async def test_programs_fail_in_the_same_words(data: OneContainer, code: str) -> None:
+async def test_errors_are_equal_in_both_zygotes(data: OneContainer, code: str) -> None:
     thin = await data.python(f"# nothing to see\n{code}", keep=False)
     fat = await data.python(f"{FAT}{code}", keep=False)
     assert (thin.ended_by, thin.exit_code, thin.stderr) == (fat.ended_by, fat.exit_code, fat.stderr)
     assert thin.claimed_error == fat.claimed_error
 
 
-async def test_a_hidden_import_finds_the_modules_as_if_they_had_been_there(
+async def test_undetected_import_gets_the_same_module_configuration(
     any_data: OneContainer,
 ) -> None:
     shown = "(pd.get_option('display.width'), pd.get_option('display.max_columns'), \
@@ -99,7 +101,7 @@ async def test_a_hidden_import_finds_the_modules_as_if_they_had_been_there(
     assert hidden == await stateless(any_data, f"import pandas as pd, matplotlib as mpl\n{shown}")
 
 
-async def test_a_figure_of_a_hidden_import_is_returned(data: OneContainer) -> None:
+async def test_figure_of_an_undetected_import_is_returned(data: OneContainer) -> None:
     await data.python(
         f"{HIDDEN}hidden('from matplot' 'lib import pyplot as p')\np.plot([1, 2])\np.show()",
         keep=False,
@@ -109,7 +111,7 @@ async def test_a_figure_of_a_hidden_import_is_returned(data: OneContainer) -> No
     assert data.ended is None
 
 
-async def test_a_session_that_begins_thin_keeps_its_variables_when_it_imports_the_modules(
+async def test_session_started_in_the_thin_zygote_keeps_variables_after_importing_modules(
     any_data: OneContainer,
 ) -> None:
     await any_data.python("rows = [3, 4]")
@@ -122,14 +124,14 @@ async def test_a_session_that_begins_thin_keeps_its_variables_when_it_imports_th
     assert value_of(await any_data.python("int(table.n.sum()), rows")) == [12, [3, 4, 5]]
 
 
-async def test_forks_of_one_zygote_draw_different_numbers(data: OneContainer) -> None:
+async def test_forks_of_one_zygote_draw_different_random_numbers(data: OneContainer) -> None:
     code = "import random, os\n[random.random(), os.fork() and os.wait()[1]]"
     seen = {str(await stateless(data, code)) for _ in range(4)}
     assert len(seen) == 4
 
 
-async def test_a_program_that_forks_gets_what_its_modules_do_at_a_fork(data: OneContainer) -> None:
-    """What a zygote's forks are spared: `random` is seeded anew in the copy."""
+async def test_program_that_forks_runs_the_at_fork_hooks_of_its_modules(data: OneContainer) -> None:
+    """A zygote's own forks skip these hooks; here `random` must be reseeded in the child."""
     code = """\
 import os, random
 readable, writable = os.pipe()

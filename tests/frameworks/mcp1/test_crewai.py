@@ -1,4 +1,4 @@
-"""CrewAI: the engine's tools over MCP, and the approver before a crew's own."""
+"""CrewAI: the engine's tools over MCP, and approvals for a crew's own tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fumehood.integrations.crewai import FumehoodApprover
 
 
 class Scripted(BaseLLM):
-    """Makes the calls of a script, and remembers the whole conversation."""
+    """Scripted model that makes the calls of a script and records the conversation."""
 
     script: Any = None
     seen: Any = None
@@ -44,7 +44,7 @@ class Scripted(BaseLLM):
         return [str(one["content"]) for one in self.seen if one["role"] == "tool"]
 
 
-def test_agent_uses_the_engines_tools_and_meets_an_approval(
+def test_agent_calls_engine_tools_and_resumes_after_an_approval(
     page: Callable[[str], Any],
     script: Any,
     options: tuple[str, ...],
@@ -63,7 +63,7 @@ def test_agent_uses_the_engines_tools_and_meets_an_approval(
 
 
 def crew(ran: list[str], calls: Iterator[Any]) -> tuple[Crew, Scripted]:
-    """A crew with a tool of its own, and its model."""
+    """A crew with its own tool, and its model."""
 
     @tool("deploy")
     def deploy(target: str) -> str:
@@ -77,7 +77,7 @@ def crew(ran: list[str], calls: Iterator[Any]) -> tuple[Crew, Scripted]:
     return Crew(agents=[worker], tasks=[task], cache=False), model
 
 
-def test_own_tool_runs_once_after_a_human_approved(page: Any, script: Any) -> None:
+def test_guarded_own_tool_runs_once_after_approval(page: Any, script: Any) -> None:
     ran: list[str] = []
     before: list[list[str]] = []
 
@@ -95,7 +95,7 @@ def test_own_tool_runs_once_after_a_human_approved(page: Any, script: Any) -> No
     assert (get_before_tool_call_hooks(), get_after_tool_call_hooks()) == ([], [])
 
 
-def test_own_tool_that_is_denied_does_not_run(approver: ControlClient) -> None:
+def test_denied_own_tool_does_not_run(approver: ControlClient) -> None:
     ran: list[str] = []
 
     def calls() -> Any:
@@ -113,7 +113,7 @@ def test_own_tool_that_is_denied_does_not_run(approver: ControlClient) -> None:
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
-def test_without_an_engine_no_own_tool_runs(is_gated: bool, tmp_path: Path) -> None:
+def test_guarded_own_tool_does_not_run_without_an_engine(is_gated: bool, tmp_path: Path) -> None:
     ran: list[str] = []
     made, model = crew(ran, iter([("deploy", {"target": "f"})]))
     if is_gated:

@@ -1,4 +1,4 @@
-"""LangChain and LangGraph: the engine's tools over MCP, and the approver before an agent's own."""
+"""LangChain and LangGraph: the engine's tools over MCP, and approvals for an agent's own tools."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
 
 class Scripted(GenericFakeChatModel):
-    """Says one message after the other; it is told of tools and knows them already."""
+    """Scripted model that returns one message after the other and ignores bound tools."""
 
     def bind_tools(self, tools: Any, **named: Any) -> Any:
         return self
 
 
 def following(script: Callable[[], Any]) -> Scripted:
-    """Makes the calls of a script."""
+    """Scripted model that makes the calls of a script."""
 
     def messages() -> Any:
         while call := script():
@@ -58,7 +58,7 @@ def texts(message: Any) -> str:
 
 
 @pytest.mark.anyio
-async def test_agent_uses_the_engines_tools_and_meets_an_approval(
+async def test_agent_calls_engine_tools_and_resumes_after_an_approval(
     page: Callable[[str], Any], script: Any, options: tuple[str, ...]
 ) -> None:
     names = page("use-from-langchain")
@@ -73,7 +73,7 @@ async def test_agent_uses_the_engines_tools_and_meets_an_approval(
 
 
 async def half(page: Any, checkpoints: Path, options: Any, resume: Any, command: str) -> Any:
-    """One process of a graph that is resumed in another one."""
+    """Run one part of a graph that another process resumes."""
     model = Scripted(
         messages=iter(
             [AIMessage(content="Done.") if resume else calling("run_shell", {"command": command})]
@@ -86,7 +86,7 @@ async def half(page: Any, checkpoints: Path, options: Any, resume: Any, command:
 
 
 @pytest.mark.anyio
-async def test_graph_that_is_resumed_in_another_process_acts_once(
+async def test_graph_resumed_in_another_process_acts_once(
     page: Any, script: Any, options: Any, session_id: str, client: Client, tmp_path: Path
 ) -> None:
     # Long enough that it still runs when the other process repeats it.
@@ -120,7 +120,7 @@ def own_tool(ran: list[str]) -> Any:
     return deploy
 
 
-def test_own_tool_runs_once_after_a_human_approved(page: Any, client: Client, script: Any) -> None:
+def test_guarded_own_tool_runs_once_after_approval(page: Any, client: Client, script: Any) -> None:
     ran: list[str] = []
     model = Scripted(
         messages=iter([calling("deploy", {"target": "a"}), AIMessage(content="Done.")])
@@ -139,7 +139,7 @@ def test_own_tool_runs_once_after_a_human_approved(page: Any, client: Client, sc
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_own_tool_that_waits_or_is_denied_does_not_run(
+async def test_pending_or_denied_own_tool_does_not_run(
     approver: ControlClient, is_async: bool
 ) -> None:
     ran: list[str] = []
@@ -165,7 +165,9 @@ async def test_own_tool_that_waits_or_is_denied_does_not_run(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_without_an_engine_no_own_tool_runs(is_async: bool, tmp_path: Path) -> None:
+async def test_guarded_own_tool_does_not_run_without_an_engine(
+    is_async: bool, tmp_path: Path
+) -> None:
     ran: list[str] = []
     model = Scripted(
         messages=iter([calling("deploy", {"target": "c"}), AIMessage(content="Done.")])
