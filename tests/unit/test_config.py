@@ -29,7 +29,7 @@ def _write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_nothing_configured_is_the_safe_default() -> None:
+def test_default_configuration_is_safe() -> None:
     config = load_config()
     assert config.host_tools == ()
     assert config.allow_debug is False
@@ -46,7 +46,7 @@ def test_nothing_configured_is_the_safe_default() -> None:
     assert config.prices.cpu_second == Decimal(0)
 
 
-def test_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_overrides_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path, 'log_level = "debug"\ndrain_seconds = 3\n[interpreter]\nmemory_mb = 32\n')
     monkeypatch.setenv("FUMEHOOD_DRAIN_SECONDS", "4")
     config = load_config()
@@ -57,7 +57,7 @@ def test_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
 
-def test_arguments_win_over_the_environment_and_none_says_nothing(
+def test_arguments_override_the_environment_unless_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FUMEHOOD_LOG_LEVEL", "error")
@@ -68,19 +68,19 @@ def test_arguments_win_over_the_environment_and_none_says_nothing(
 @pytest.mark.parametrize(
     ("value", "names"), [("", ()), ("a", ("a",)), ("a, b,,c ", ("a", "b", "c")), (" , ", ())]
 )
-def test_host_tools_are_named_with_commas(
+def test_host_tools_variable_is_comma_separated(
     monkeypatch: pytest.MonkeyPatch, value: str, names: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("FUMEHOOD_HOST_TOOLS", value)
     assert load_config().host_tools == names
 
 
-def test_host_tools_of_the_file_are_a_list(tmp_path: Path) -> None:
+def test_host_tools_in_the_file_are_a_list(tmp_path: Path) -> None:
     _write(tmp_path, 'host_tools = ["a", "b"]\n')
     assert load_config().host_tools == ("a", "b")
 
 
-def test_nested_settings_have_two_underscores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_settings_use_double_underscores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_INTERPRETER__TIMEOUT_SECONDS", "2.5")
     monkeypatch.setenv("FUMEHOOD_PRICES__CPU_SECOND", "0.1")
     config = load_config()
@@ -107,20 +107,22 @@ def test_nested_settings_have_two_underscores(monkeypatch: pytest.MonkeyPatch) -
         ("this is no toml", "cannot be read"),
     ],
 )
-def test_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_configuration_file_is_refused_with_a_reason(
+    tmp_path: Path, text: str, words: str
+) -> None:
     _write(tmp_path, text)
     with pytest.raises(ConfigError, match=words):
         load_config()
 
 
-def test_every_fault_is_listed(tmp_path: Path) -> None:
+def test_every_configuration_fault_is_listed(tmp_path: Path) -> None:
     _write(tmp_path, "colour = 1\ndrain_seconds = -1\n")
     with pytest.raises(ConfigError, match="colour") as caught:
         load_config()
     assert "drain_seconds" in str(caught.value)
 
 
-def test_named_file_that_is_not_there_is_refused(
+def test_missing_named_configuration_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUMEHOOD_CONFIG", str(tmp_path / "none.toml"))
@@ -128,9 +130,7 @@ def test_named_file_that_is_not_there_is_refused(
         load_config()
 
 
-def test_named_file_is_the_one_that_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_configuration_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path, "drain_seconds = 3\n")
     named = tmp_path / "named.toml"
     named.write_text("drain_seconds = 7\n", encoding="utf-8")
@@ -139,13 +139,13 @@ def test_named_file_is_the_one_that_is_read(
     assert load_config().drain_seconds == 7
 
 
-def test_configuration_cannot_be_changed() -> None:
+def test_configuration_is_immutable() -> None:
     config = Config()
     with pytest.raises(ValidationError, match="frozen"):
         config.allow_debug = True  # type: ignore[misc]
 
 
-def test_socket_stands_in_the_runtime_directory_unless_told_otherwise(
+def test_default_socket_is_in_the_runtime_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert Config().socket_path == tmp_path / "state" / "fumehood" / "engine.sock"
@@ -155,13 +155,13 @@ def test_socket_stands_in_the_runtime_directory_unless_told_otherwise(
     assert Config(home=Path("/h"), socket=Path("/s")).socket_path == Path("/s")
 
 
-def test_state_stands_in_home_or_where_the_desktop_keeps_it(tmp_path: Path) -> None:
+def test_default_state_is_in_home_or_the_xdg_directory(tmp_path: Path) -> None:
     assert Config().state_directory == tmp_path / "state" / "fumehood"
     assert Config(home=Path("/h")).state_directory == Path("/h")
 
 
 @pytest.mark.parametrize(("length", "fits"), [(107, True), (108, False)])
-def test_path_of_a_socket_has_at_most_107_bytes(length: int, fits: bool) -> None:
+def test_socket_path_has_at_most_107_bytes(length: int, fits: bool) -> None:
     config = Config(socket=Path("/" + "s" * (length - 1)))
     if fits:
         assert len(str(config.socket_path)) == length
@@ -170,20 +170,20 @@ def test_path_of_a_socket_has_at_most_107_bytes(length: int, fits: bool) -> None
         _ = config.socket_path
 
 
-def test_path_of_a_socket_is_counted_in_bytes() -> None:
+def test_socket_path_length_is_counted_in_bytes() -> None:
     with pytest.raises(ConfigError, match="has 121 bytes"):
         _ = Config(socket=Path("/" + "é" * 60)).socket_path
 
 
 @pytest.mark.parametrize("field", ["timeout_seconds", "max_timeout_seconds", "cpu_seconds"])
 @pytest.mark.parametrize("value", [0, -1, "soon", float("nan")])
-def test_limit_that_limits_nothing_is_refused(field: str, value: Any) -> None:
+def test_non_positive_limit_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         load_config(interpreter={field: value})
 
 
 @pytest.mark.row("R4")
-def test_directory_of_tools_is_absent_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_directory_is_unset_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_config().tools_directory is None
     monkeypatch.setenv("FUMEHOOD_TOOLS_DIRECTORY", "")
     assert load_config().tools_directory is None
@@ -193,12 +193,12 @@ def test_directory_of_tools_is_absent_unless_it_is_named(monkeypatch: pytest.Mon
 
 @pytest.mark.row("R4")
 @pytest.mark.parametrize("path", ["tools", "./tools", "~/tools"])
-def test_directory_of_tools_does_not_depend_on_where_the_engine_starts(path: str) -> None:
+def test_tools_directory_must_be_absolute(path: str) -> None:
     with pytest.raises(ConfigError, match=r"tools_directory: .*must be an absolute path"):
         load_config(tools_directory=path)
 
 
-def test_container_s_limits_are_classes_of_memory() -> None:
+def test_container_limits_use_memory_size_classes() -> None:
     config = load_config(container=ContainerSettings(memory_mb=300, timeout_seconds=3, output_kb=1))
     limits = config.container.limits
     assert limits.memory_classes == (128, 256, 512, 1024, 2048)
@@ -206,7 +206,7 @@ def test_container_s_limits_are_classes_of_memory() -> None:
     assert (limits.default_wall_s, limits.output_bytes, limits.min_memory_mb) == (3, 1024, 128)
 
 
-def test_output_of_programs_may_be_a_gigabyte_and_no_more() -> None:
+def test_program_output_limit_is_at_most_a_gigabyte() -> None:
     config = load_config(container=ContainerSettings(output_kb=1024 * 1024))
     assert config.container.limits.output_bytes == 1 << 30
     assert load_config().container.limits.output_bytes == 1 << 20
@@ -228,13 +228,13 @@ def test_output_of_programs_may_be_a_gigabyte_and_no_more() -> None:
         {"privileged": True},
     ],
 )
-def test_container_section_that_could_not_be_kept_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_container_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         load_config(container=wrong)
 
 
 @pytest.mark.row("S6")
-def test_sessions_have_bounds_where_nothing_is_configured() -> None:
+def test_default_session_limits_are_set() -> None:
     rules = load_config().sessions
     assert (rules.image, rules.max, rules.max_of_one) == ("python-data", 4, 3)
     assert (rules.idle_seconds, rules.lifetime_seconds) == (1800, 14_400)
@@ -242,7 +242,7 @@ def test_sessions_have_bounds_where_nothing_is_configured() -> None:
 
 
 @pytest.mark.row("S6")
-def test_one_principal_never_has_more_sessions_than_there_may_be(
+def test_per_principal_session_limit_never_exceeds_the_total(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FUMEHOOD_SESSIONS__MAX", "2")
@@ -250,7 +250,7 @@ def test_one_principal_never_has_more_sessions_than_there_may_be(
 
 
 @pytest.mark.row("S7")
-def test_image_of_each_language_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_of_each_language_is_configurable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_CONTAINER__IMAGES__PYTHON", "mine")
     assert load_config().container.images.model_dump() == {
         "python": "mine", "shell": "shell", "javascript": "node",
@@ -270,7 +270,7 @@ def test_image_of_each_language_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -
         ("[secrets.env]\nenv = 'A'\ntools = ['a']\nhost = ['b']", "secrets.env.host", "hosts"),
     ],
 )
-def test_misspelt_key_is_named_with_its_file_and_what_may_have_been_meant(
+def test_misspelt_key_is_reported_with_file_and_suggestion(
     text: str, path: str, meant: str, tmp_path: Path
 ) -> None:
     file = _write(tmp_path, text)
@@ -279,22 +279,20 @@ def test_misspelt_key_is_named_with_its_file_and_what_may_have_been_meant(
     assert f"{path}: there is no such key in {file}. Did you mean '{meant}'" in str(refused.value)
 
 
-def test_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelt_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_JAIL__MEMORY", "300")
     with pytest.raises(ConfigError, match=r"variable FUMEHOOD_JAIL__MEMORY\)\. .*'memory_mb'"):
         load_config()
 
 
 @pytest.mark.parametrize("name", ["LOG_LEVLE", "CONTAINER_MEMORY_MB", "CONTANER__MEMORY_MB"])
-def test_variable_that_is_in_no_section_is_ignored(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrelated_variable_is_ignored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"FUMEHOOD_{name}", "300")
     assert load_config() == Config()
 
 
 @pytest.mark.row("T5")
-def test_secrets_and_allowed_hosts_come_from_variables_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_and_allowed_hosts_can_come_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_REST__ALLOWED_HOSTS", '["API.internal:8080"]')
     monkeypatch.setenv("FUMEHOOD_SECRETS", '{"k": {"env": "K", "tools": ["a"], "hosts": ["b"]}}')
     config = load_config()
@@ -304,7 +302,7 @@ def test_secrets_and_allowed_hosts_come_from_variables_too(monkeypatch: pytest.M
 
 @pytest.mark.row("D3")
 @pytest.mark.parametrize("address", ["127.0.0.1:8321", "127.9.9.9:1", "[::1]:65535"])
-def test_loopback_address_is_taken(address: str) -> None:
+def test_loopback_tcp_address_is_accepted(address: str) -> None:
     assert load_config(tcp=address).tcp == address
 
 
@@ -314,6 +312,6 @@ def test_loopback_address_is_taken(address: str) -> None:
     ["0.0.0.0:8321", "10.0.0.1:80", "[::]:80", "example.org:80", "localhost:80", "127.0.0.1",
      "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:x", "127.0.0.1:+1", ":80", "8321", "127.1:80"],
 )  # fmt: skip
-def test_address_that_others_could_reach_is_refused(address: str) -> None:
+def test_non_loopback_tcp_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="loopback address"):
         load_config(tcp=address)

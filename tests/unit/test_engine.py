@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.row("D1", "D6")
-async def test_engine_is_ready_while_it_serves_and_not_before_or_after(home: Path) -> None:
+async def test_engine_is_ready_only_while_it_serves(home: Path) -> None:
     async with bench(home) as made:
         readiness = made.engine.ready()
         assert readiness.status == "ready"
@@ -27,7 +27,7 @@ async def test_engine_is_ready_while_it_serves_and_not_before_or_after(home: Pat
 
 
 @pytest.mark.row("T4")
-async def test_tool_is_shown_with_its_versions_or_refused(home: Path) -> None:
+async def test_tool_details_list_versions_or_are_refused(home: Path) -> None:
     async with bench(home) as made:
         details = made.engine.tool("calculator")
         assert isinstance(details, ToolDetails)
@@ -46,7 +46,7 @@ async def _stream(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("use", [_call, _stream])
-async def test_engine_that_was_not_entered_says_how_to_enter_it(home: Path, use: Any) -> None:
+async def test_using_an_engine_before_entering_it_explains_how(home: Path, use: Any) -> None:
     with pytest.raises(EngineNotRunning, match=r"Use `async with Engine\(") as raised:
         await use(Engine(config=Config(home=home)))
     assert isinstance(raised.value, FumehoodError)
@@ -54,7 +54,7 @@ async def test_engine_that_was_not_entered_says_how_to_enter_it(home: Path, use:
 
 
 @pytest.mark.parametrize("use", [_call, _stream])
-async def test_engine_that_was_left_says_so(home: Path, use: Any) -> None:
+async def test_using_an_engine_after_leaving_it_is_refused(home: Path, use: Any) -> None:
     async with bench(home) as made:
         await use(made.engine)
     with pytest.raises(EngineNotRunning, match="has stopped"):

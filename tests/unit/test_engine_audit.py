@@ -76,7 +76,7 @@ async def until(log: Log, count: int) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_chain_is_anchored_at_start_and_stop_in_log_and_file(home: Path) -> None:
+async def test_audit_chain_is_anchored_at_start_and_stop(home: Path) -> None:
     async with engine_at(home) as (engine, log):
         await engine.call("calculator", {"expression": "1"})
     assert kinds(home) == ["audit.anchored:start", "call.ended", "audit.anchored:stop"]
@@ -93,7 +93,7 @@ async def test_chain_is_anchored_at_start_and_stop_in_log_and_file(home: Path) -
     assert (verdict.is_intact, verdict.anchored_to) == (True, verdict.last_seq)
 
 
-async def test_chain_is_anchored_after_so_many_rows(home: Path) -> None:
+async def test_audit_chain_is_anchored_every_n_rows(home: Path) -> None:
     async with engine_at(home, anchor_rows=3) as (engine, _):
         for _ in range(3):
             await engine.call("calculator", {"expression": "1"})
@@ -103,9 +103,7 @@ async def test_chain_is_anchored_after_so_many_rows(home: Path) -> None:
     assert kinds(home)[4] == "audit.anchored:rows"
 
 
-async def test_anchor_that_the_disk_did_not_take_is_made_the_next_time(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_anchor_is_written_later(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine_at(home, anchor_seconds=0.05) as (engine, log):
         write, failures = engine.database.write, [1]
 
@@ -129,7 +127,7 @@ async def test_anchor_that_the_disk_did_not_take_is_made_the_next_time(
 @pytest.mark.parametrize(
     ("settings", "why"), [({"anchor_seconds": 0.05}, "time"), ({"anchor_rows": 1}, "rows")]
 )
-async def test_chain_that_has_not_grown_is_not_anchored_again(
+async def test_unchanged_audit_chain_is_not_anchored_again(
     home: Path, settings: dict[str, float], why: str
 ) -> None:
     """Not even by the anchor's own row, of which there would be no end."""
@@ -142,7 +140,7 @@ async def test_chain_that_has_not_grown_is_not_anchored_again(
     ]  # fmt: skip
 
 
-async def test_engine_in_memory_has_a_chain_and_no_anchors() -> None:
+async def test_in_memory_engine_has_a_chain_without_anchors() -> None:
     log = Log()
     async with Engine(config=Config(), interpreter=FakeWall(), log=log) as engine:
         await engine.call("calculator", {"expression": "1"})
@@ -156,7 +154,7 @@ async def test_engine_in_memory_has_a_chain_and_no_anchors() -> None:
     assert log.named("audit.anchor") == []
 
 
-async def test_arguments_and_results_are_not_in_the_chain(home: Path) -> None:
+async def test_audit_chain_holds_no_arguments_or_results(home: Path) -> None:
     async with engine_at(home) as (engine, _):
         await engine.call("calculator", {"expression": "31337 * 2"})
         await engine.call("calculator", {"expression": "31337 +"})
@@ -168,7 +166,7 @@ async def test_arguments_and_results_are_not_in_the_chain(home: Path) -> None:
     assert kinds(home).count("call.ended") == 3
 
 
-async def test_rotation_keeps_the_old_key_and_says_who_asked(home: Path) -> None:
+async def test_key_rotation_keeps_the_old_key_and_names_its_author(home: Path) -> None:
     async with engine_at(home) as (engine, _):
         before = (home / "audit.key").read_text()
         rotation = await engine.audit.rotate(ADMIN)
@@ -185,7 +183,7 @@ async def test_rotation_keeps_the_old_key_and_says_who_asked(home: Path) -> None
     assert look(home).is_intact
 
 
-async def test_rotation_that_cannot_be_written_changes_nothing(home: Path) -> None:
+async def test_failed_key_rotation_changes_nothing(home: Path) -> None:
     async with engine_at(home) as (engine, _):
         before = (home / "audit.key").read_text()
         engine.database.write_now(
@@ -205,7 +203,7 @@ async def test_rotation_that_cannot_be_written_changes_nothing(home: Path) -> No
     assert look(home).is_intact
 
 
-async def test_full_disk_costs_an_anchor_and_no_call(home: Path) -> None:
+async def test_full_disk_fails_an_anchor_but_no_call(home: Path) -> None:
     async with engine_at(home) as (engine, _):
         set_full(engine.database)
         assert await engine.audit.anchor("test") is None or own_anchors(home)
@@ -216,7 +214,7 @@ async def test_full_disk_costs_an_anchor_and_no_call(home: Path) -> None:
     assert look(home).is_intact
 
 
-async def test_start_says_at_once_that_the_chain_is_not_what_it_was(home: Path) -> None:
+async def test_tampered_chain_is_reported_at_start(home: Path) -> None:
     async with engine_at(home) as (engine, log):
         await engine.call("calculator", {"expression": "1"})
     assert log.named("audit.broken") == []
@@ -233,7 +231,7 @@ async def test_start_says_at_once_that_the_chain_is_not_what_it_was(home: Path) 
     assert not look(home).is_intact
 
 
-async def test_anchors_that_cannot_be_written_or_read_stop_nothing(home: Path) -> None:
+async def test_unusable_anchor_file_stops_nothing(home: Path) -> None:
     (home / "audit-anchors.jsonl").mkdir()
     async with engine_at(home) as (engine, log):
         assert (await engine.call("calculator", {"expression": "1"})).success
@@ -243,7 +241,7 @@ async def test_anchors_that_cannot_be_written_or_read_stop_nothing(home: Path) -
 
 
 @pytest.mark.parametrize("spoilt", ["audit.key", "audit-anchors.jsonl"])
-async def test_what_cannot_be_read_is_an_answer_without_a_path(home: Path, spoilt: str) -> None:
+async def test_unreadable_chain_is_reported_without_a_path(home: Path, spoilt: str) -> None:
     async with engine_at(home) as (engine, _):
         assert (await engine.audit.verify()).intact
         (home / spoilt).unlink()
@@ -254,7 +252,7 @@ async def test_what_cannot_be_read_is_an_answer_without_a_path(home: Path, spoil
         (home / spoilt).rmdir()
 
 
-async def test_call_waits_for_no_row_of_the_chain(home: Path) -> None:
+async def test_call_does_not_wait_for_the_audit_chain(home: Path) -> None:
     """Its row is written by the writer's thread, some time later, with the rows of others."""
     async with engine_at(home) as (engine, _):
         with writer_held(engine.database):

@@ -51,27 +51,27 @@ def _uses() -> tuple[dict[str, set[str]], set[tuple[str, str]], set[str]]:
     return makers, renamed, copied
 
 
-def test_the_whole_engine_was_read() -> None:
+def test_gate_check_covers_the_whole_engine() -> None:
     assert len(_trees()) > 60
     assert set(STAGES.values()) <= _trees().keys()
 
 
 @pytest.mark.row("P2", "A1")
 @pytest.mark.parametrize("name", STAGES)
-def test_value_of_a_stage_is_made_in_its_own_file_only(name: str) -> None:
+def test_stage_value_is_created_only_in_its_own_module(name: str) -> None:
     assert _uses()[0][name] == {STAGES[name]}
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_no_stage_type_has_a_second_name(name: str) -> None:
+def test_stage_types_are_not_aliased(name: str) -> None:
     assert [path for path, other in _uses()[1] if other == name] == []
 
 
-def test_values_of_stages_are_never_changed_into_others() -> None:
+def test_stage_values_are_never_copied_with_changes() -> None:
     assert _uses()[2] == set()
 
 
-def test_execute_takes_what_only_admit_makes() -> None:
+def test_execute_takes_only_admitted_calls() -> None:
     execute = next(
         node
         for node in ast.walk(_trees()["pipeline/execute.py"])

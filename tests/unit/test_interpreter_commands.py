@@ -36,7 +36,7 @@ def unsafe_commands(source: str) -> Iterator[int]:
             yield node.lineno
 
 
-def test_interpreters_are_started_in_isolation() -> None:
+def test_interpreters_are_started_with_isolation_flags() -> None:
     unsafe = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in FILES
@@ -62,5 +62,5 @@ def test_interpreters_are_started_in_isolation() -> None:
         ('["-P", "-I"]', True),
     ],
 )  # fmt: skip
-def test_checker_knows_an_unsafe_command(source: str, is_safe: bool) -> None:
+def test_control_checker_detects_unsafe_commands(source: str, is_safe: bool) -> None:
     assert (not list(unsafe_commands(source))) == is_safe

@@ -28,16 +28,16 @@ def _typed_names() -> dict[str, str]:
     }
 
 
-def test_public_names_are_sorted_and_given_once() -> None:
+def test_public_names_are_sorted_and_unique() -> None:
     assert fumehood.__all__ == sorted(set(fumehood.__all__))
 
 
-def test_public_names_are_those_that_type_checkers_see() -> None:
+def test_public_names_match_those_seen_by_type_checkers() -> None:
     assert fumehood.__all__ == sorted(_typed_names())
     assert _typed_names() == fumehood._HOMES
 
 
-def test_type_checkers_are_told_that_the_names_are_meant() -> None:
+def test_public_names_are_explicit_reexports() -> None:
     imports = [node for node in ast.walk(SOURCE) if isinstance(node, ast.ImportFrom)]
     public = [a for node in imports if str(node.module).startswith("fumehood") for a in node.names]
     assert len(public) == len(fumehood.__all__)
@@ -51,7 +51,7 @@ def test_public_name_can_be_loaded(name: str) -> None:
     assert getattr(value, "__name__", name) == name
 
 
-def test_name_that_is_not_public_is_an_attribute_error() -> None:
+def test_private_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'run_call'"):
         _ = fumehood.run_call
 
@@ -61,13 +61,13 @@ def test_dir_shows_the_public_names() -> None:
 
 
 @pytest.mark.parametrize("name", fumehood.__all__)
-def test_every_public_exception_has_the_one_base(name: str) -> None:
+def test_every_public_exception_derives_from_the_base_error(name: str) -> None:
     value = getattr(fumehood, name)
     if isinstance(value, type) and issubclass(value, BaseException):
         assert issubclass(value, fumehood.FumehoodError)
 
 
-def test_engines_own_exceptions_have_the_one_base() -> None:
+def test_engine_exceptions_derive_from_the_base_error() -> None:
     from fumehood.core.errors import EngineError
     from fumehood.policy.model import PolicyError
     from fumehood.storage.errors import StoreError

@@ -28,25 +28,25 @@ def parsed(code: str) -> ast.Module:
 
 
 @pytest.mark.parametrize("wall", WALLS)
-def test_every_attack_of_a_wall_has_a_name_of_its_own(wall: str) -> None:
+def test_attack_names_are_unique_per_wall(wall: str) -> None:
     names = [attack.id for attack in attacks_on(wall)]
     assert len(set(names)) == len(names) >= 20
 
 
-def test_the_corpus_covers_what_it_promises() -> None:
+def test_corpus_covers_its_documented_topics() -> None:
     assert {attack.topic for attack in attacks_on("container")} == CONTAINER_TOPICS
     assert {attack.harm for _, attack in ROWS} == set(Harm)
     assert {look for _, attack in ROWS for look in attack.looks} == set(Look)
 
 
 @pytest.mark.parametrize("wall", WALLS)
-def test_the_quick_ones_are_of_every_topic_of_their_wall(wall: str) -> None:
+def test_quick_attacks_cover_every_topic_of_their_wall(wall: str) -> None:
     every = {attack.topic for attack in attacks_on(wall)}
     quick = {attack.topic for attack in attacks_on(wall) if attack.is_quick}
     assert quick >= every - ({Topic.HOST, Topic.NETWORK} if wall == "interpreter" else set())
 
 
-def test_every_row_is_in_order() -> None:
+def test_every_attack_row_is_well_formed() -> None:
     for wall, attack in ROWS:
         assert attack.twin != attack.code, attack.id
         assert attack.tries, attack.id
@@ -60,14 +60,14 @@ def test_every_row_is_in_order() -> None:
             assert (wall, bool(attack.on_gvisor.why)) == ("container", True), attack.id
 
 
-def test_no_program_goes_on_for_ever_where_nothing_stops_it() -> None:
+def test_attack_programs_end_without_a_wall() -> None:
     for attack in OF_PROGRAMS:
         for node in ast.walk(parsed(attack.code)):
             endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant)
             assert not endless, attack.id
 
 
-def test_no_program_names_an_address_beyond_this_host_but_for_one_that_nobody_has() -> None:
+def test_attack_programs_use_only_loopback_or_unassigned_addresses() -> None:
     for attack in OF_PROGRAMS:
         for literal in ast.walk(parsed(attack.code)):
             if isinstance(literal, ast.Constant) and isinstance(literal.value, str):
@@ -76,7 +76,7 @@ def test_no_program_names_an_address_beyond_this_host_but_for_one_that_nobody_ha
                     assert literal.value in ("127.0.0.1", "192.0.2.1")  # RFC 5737
 
 
-def test_a_reset_attack_first_leaves_what_it_looks_for_and_its_twin_finds_it() -> None:
+def test_reset_attack_plants_what_its_twin_finds() -> None:
     resets = [attack for _, attack in ROWS if attack.topic is Topic.RESET]
     assert len(resets) >= 6
     for attack in resets:
@@ -113,20 +113,20 @@ def card(*verdicts: Verdict) -> Scorecard:
         ((), UNTRIED),
     ],
 )
-def test_the_whole_is_as_good_as_its_worst_wall(
+def test_overall_verdict_is_that_of_the_worst_wall(
     verdicts: tuple[Verdict, ...], whole: Verdict
 ) -> None:
     assert card(*verdicts).verdict is whole
 
 
-def test_a_wall_is_as_good_as_its_worst_line_and_without_lines_it_is_untried() -> None:
+def test_wall_verdict_is_that_of_its_worst_attack() -> None:
     assert verdict_of([line(HELD), line(HELD)]) is HELD
     assert verdict_of([line(HELD), line(UNTRIED)]) is UNTRIED
     assert verdict_of([line(UNTRIED), line(FAILED)]) is FAILED
     assert verdict_of([]) is UNTRIED
 
 
-def test_the_document_has_the_form_that_is_promised() -> None:
+def test_scorecard_document_has_the_documented_form() -> None:
     walls = (WallCard("container", "runc", FAILED, "", "", 1.5, (line(HELD), line(FAILED))),)
     document = Scorecard("1.0", True, 2.5, walls).as_document()
     attacks = document["walls"][0].pop("attacks")

@@ -214,7 +214,7 @@ TAMPERINGS = [
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS, ids=lambda tampering: tampering.name)
-def test_tampering_is_found_where_it_was_done(state: Path, tampering: Tampering) -> None:
+def test_tampering_is_located_at_its_row(state: Path, tampering: Tampering) -> None:
     before = rows_of(state)
     assert look(state).is_intact  # the same chain, before anybody touched it
     tamper(state, tampering.change)
@@ -239,7 +239,7 @@ def test_whole_chain_with_a_rotation_is_intact_and_anchored(state: Path) -> None
     assert verdict.head == rows_of(state)[-1].mac.hex()
 
 
-def test_tail_that_no_anchor_vouches_for_can_be_cut_unseen_and_the_verdict_tells_from_where(
+def test_verdict_tells_from_which_row_a_cut_would_go_unnoticed(
     state: Path,
 ) -> None:
     """No chain can tell this by itself; the report says how far it reaches."""
@@ -249,7 +249,7 @@ def test_tail_that_no_anchor_vouches_for_can_be_cut_unseen_and_the_verdict_tells
     assert verdict.anchored_to == verdict.last_seq == ANCHORED_AT[-1]
 
 
-def test_chain_that_went_on_after_its_tail_was_cut_differs_from_the_anchor(state: Path) -> None:
+def test_chain_continued_after_a_cut_differs_from_its_anchor(state: Path) -> None:
     tamper(state, run("DELETE FROM audit WHERE seq > 12"))
     database = open_database(state / "state.db")
     for number in range(113, 131):
@@ -264,7 +264,7 @@ def verify_without_anchors(state: Path) -> bool:
     return verify(rows_of(state), all_keys(state)).is_intact
 
 
-def test_whoever_has_the_key_can_write_any_chain_and_anchors_alone_tell(state: Path) -> None:
+def test_chain_forged_with_the_key_is_detected_by_anchors(state: Path) -> None:
     """The control of every row above: it is the mac that tells, and the key that protects."""
     secret = all_keys(state)
     rows, before = [], GENESIS
@@ -281,7 +281,7 @@ def test_whoever_has_the_key_can_write_any_chain_and_anchors_alone_tell(state: P
     ]
 
 
-def test_chain_under_a_swapped_key_cannot_be_checked_nor_gone_on_with(state: Path) -> None:
+def test_chain_with_a_swapped_key_can_be_neither_verified_nor_continued(state: Path) -> None:
     other = new_key()
     (state / "audit.key").write_text(other.secret.hex())
     for kept in state.glob("audit-*.key"):
@@ -299,7 +299,7 @@ def test_chain_under_a_swapped_key_cannot_be_checked_nor_gone_on_with(state: Pat
     assert (state / "state.db").read_bytes() == before
 
 
-def test_key_that_is_not_the_announced_one_is_found_by_its_commitment(state: Path) -> None:
+def test_rotation_to_an_unannounced_key_is_detected(state: Path) -> None:
     """An id is short; two keys with one id would need this."""
     rows = rows_of(state)
     known = all_keys(state)
@@ -364,7 +364,7 @@ def edited(rows: list[AuditRow], edits: list[tuple[str, int, int]]) -> list[Audi
 
 
 @given(edits=EDITS, has_before=st.booleans())
-def test_only_the_chain_itself_and_its_beginnings_are_intact(
+def test_only_prefixes_of_the_chain_verify_as_intact(
     edits: list[tuple[str, int, int]], has_before: bool
 ) -> None:
     def shown(rows: list[AuditRow]) -> list[AuditRow]:
@@ -392,14 +392,14 @@ def test_part_of_a_chain_is_verified_from_its_first_row_on() -> None:
     assert not verify(torn, known, whole=False).is_intact
 
 
-def test_many_findings_are_counted_and_the_first_are_told() -> None:
+def test_many_findings_are_counted_and_the_first_listed() -> None:
     altered = [replace(row, mac=bytes(32)) for row in chain_of_rows(500)]
     verdict = verify(altered, {SECRETS[0].id: SECRETS[0].secret})
     assert verdict.problems == 500
     assert len(verdict.findings) == audit_verify.MAX_FINDINGS
 
 
-def test_key_that_lacks_is_one_finding_whatever_the_number_of_its_rows() -> None:
+def test_missing_key_is_one_finding_for_any_number_of_rows() -> None:
     verdict = verify(chain_of_rows(500), {})
     assert verdict.problems == 1
     (found,) = verdict.findings
@@ -411,7 +411,7 @@ def test_key_that_lacks_is_one_finding_whatever_the_number_of_its_rows() -> None
     assert said == [f"rows 1 to 9, 8 of them, cannot be checked: there is no key {key_id}"]
 
 
-def test_many_keys_that_lack_are_counted_and_the_first_are_told() -> None:
+def test_many_missing_keys_are_counted_and_the_first_listed() -> None:
     rows = [replace(row, key_id=f"{row.seq:016x}") for row in chain_of_rows(500)]
     verdict = verify(rows, {})
     assert verdict.problems >= 500
@@ -427,20 +427,20 @@ def test_many_keys_that_lack_are_counted_and_the_first_are_told() -> None:
      '{"seq": 1, "key_id": "", "before": null, "mac": "zz", "body": ""}',
      '{"seq": 1, "key_id": "", "before": null, "mac": "", "body": "\\ud800"}'],
 )  # fmt: skip
-def test_line_of_an_export_that_is_no_row_is_named(line: str) -> None:
+def test_malformed_export_line_is_named(line: str) -> None:
     with pytest.raises(audit_verify.Unreadable, match="line 1"):
         list(read_export([line]))
     assert read_anchors([line]) == []
 
 
-def test_anchors_are_found_among_the_lines_of_a_log() -> None:
+def test_anchors_are_found_in_a_log() -> None:
     anchor = '{"seq": 3, "key_id": "k", "mac": "ab", "at": "t"%s}'
     lines = ["listens on …", anchor % "", '{"event": "call.ended"}', "{torn",
              anchor % ', "event": "audit.anchor", "level": "info"', anchor % ', "event": "x"']  # fmt: skip
     assert read_anchors(lines) == [Anchor(3, "k", b"\xab", "t")] * 2
 
 
-def test_anchor_after_a_torn_line_is_a_line_of_its_own(home: Path) -> None:
+def test_anchor_after_a_torn_line_is_written_on_its_own_line(home: Path) -> None:
     first, second = (Anchor(seq, "k", bytes(32), "t") for seq in (1, 2))
     add_anchor(home, first)
     path = home / "audit-anchors.jsonl"
@@ -453,7 +453,7 @@ def test_anchor_after_a_torn_line_is_a_line_of_its_own(home: Path) -> None:
 # Keys
 
 
-def test_key_is_made_once_private_and_outside_the_database(home: Path) -> None:
+def test_audit_key_is_created_once_as_a_private_file(home: Path) -> None:
     first = open_key(home, None)
     assert open_key(home, None) == open_key(home, first.id) == first
     path = home / "audit.key"
@@ -463,7 +463,7 @@ def test_key_is_made_once_private_and_outside_the_database(home: Path) -> None:
     assert len(first.secret) == 32
 
 
-def test_secret_never_stands_in_the_database(state: Path) -> None:
+def test_audit_key_is_never_stored_in_the_database(state: Path) -> None:
     content = (state / "state.db").read_bytes()
     for secret in all_keys(state).values():
         assert secret not in content
@@ -482,7 +482,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_chain_whose_key_is_not_usable_is_not_begun_anew(home: Path, name: str) -> None:
+def test_chain_with_an_unusable_key_is_not_restarted(home: Path, name: str) -> None:
     spoil, words = UNUSABLE[name]
     database = open_database(home / "state.db")
     append(database, 1)
@@ -506,7 +506,7 @@ def test_chain_whose_key_is_not_usable_is_not_begun_anew(home: Path, name: str) 
     assert look(home).is_intact
 
 
-def test_name_of_a_key_in_the_database_is_no_path(home: Path) -> None:
+def test_key_id_in_the_database_cannot_be_a_path(home: Path) -> None:
     (home / "state").mkdir(mode=0o700)
     key = new_key()
     (home / "audit-x.key").write_text(key.secret.hex())
@@ -514,7 +514,7 @@ def test_name_of_a_key_in_the_database_is_no_path(home: Path) -> None:
         open_key(home / "state", "/../../audit-x")
 
 
-def test_backup_from_before_a_rotation_goes_on_under_its_own_key(home: Path, state: Path) -> None:
+def test_backup_from_before_a_rotation_continues_with_its_own_key(home: Path, state: Path) -> None:
     """Its chain is intact; that rows are missing is what the anchors tell."""
     path = home / "state.db"
     database = open_database(path)
@@ -533,7 +533,7 @@ def test_backup_from_before_a_rotation_goes_on_under_its_own_key(home: Path, sta
     assert len(list(home.glob("audit-*.key"))) == 2
 
 
-def test_rotated_chain_opens_again_and_goes_on_under_the_new_key(state: Path) -> None:
+def test_rotated_chain_reopens_and_continues_with_the_new_key(state: Path) -> None:
     database = open_database(state / "state.db")
     append(database, 21)
     rotate(database, state)
@@ -545,7 +545,7 @@ def test_rotated_chain_opens_again_and_goes_on_under_the_new_key(state: Path) ->
     assert len({row.key_id for row in rows_of(state)}) == 3
 
 
-def test_rows_of_the_transaction_that_rotates_are_under_the_key_they_should_be(home: Path) -> None:
+def test_rows_in_a_rotating_transaction_use_the_correct_key(home: Path) -> None:
     database = open_database(home / "state.db")
     append(database, 1)
     key = new_key()
@@ -586,7 +586,7 @@ def test_rotation_that_is_rolled_back_leaves_the_old_key(home: Path) -> None:
 # What goes into the chain
 
 
-def test_change_and_its_row_are_kept_together_or_not_at_all(home: Path) -> None:
+def test_change_and_its_audit_row_are_atomic(home: Path) -> None:
     database = open_database(home / "state.db")
 
     def change(connection: Connection, key: str) -> None:
@@ -608,7 +608,7 @@ def test_change_and_its_row_are_kept_together_or_not_at_all(home: Path) -> None:
     }  # fmt: skip
 
 
-def test_rows_of_one_commit_follow_each_other_in_order(home: Path) -> None:
+def test_audit_rows_of_one_commit_are_in_order(home: Path) -> None:
     database = open_database(home / "state.db")
     with writer_held(database):
         futures = [
@@ -624,7 +624,7 @@ def test_rows_of_one_commit_follow_each_other_in_order(home: Path) -> None:
     assert look(home).is_intact
 
 
-def test_row_cannot_say_another_kind_or_time(home: Path) -> None:
+def test_audit_row_cannot_override_kind_or_time(home: Path) -> None:
     database = open_database(None)
     for field in ("kind", "at"):
         with pytest.raises(ValueError, match="already"):
@@ -632,7 +632,7 @@ def test_row_cannot_say_another_kind_or_time(home: Path) -> None:
     database.close()
 
 
-def test_chain_in_memory_keeps_its_newest_rows_and_they_are_intact(
+def test_in_memory_chain_keeps_its_newest_rows_intact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fumehood.storage.database.IN_MEMORY_KEPT", 10)
@@ -645,7 +645,7 @@ def test_chain_in_memory_keeps_its_newest_rows_and_they_are_intact(
     database.close()
 
 
-def test_rows_are_read_in_parts_that_fit_together(
+def test_audit_rows_are_read_in_consecutive_parts(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fumehood.audit.chain.READ_AT_ONCE", 3)
@@ -659,7 +659,7 @@ def test_rows_are_read_in_parts_that_fit_together(
     assert [row.before for row in rows] == [GENESIS, *(row.mac for row in rows[:-1])]
 
 
-def test_change_without_a_chain_is_not_written() -> None:
+def test_change_without_an_audit_chain_is_not_written() -> None:
     engine = create_engine("sqlite://")
     METADATA.create_all(engine)
     with engine.connect() as connection, pytest.raises(KeyError, match="audit"):
@@ -667,7 +667,7 @@ def test_change_without_a_chain_is_not_written() -> None:
     engine.dispose()
 
 
-def test_row_of_a_call_says_all_that_the_log_does_and_nothing_that_is_not_there(
+def test_audit_row_of_a_call_matches_its_log_entry(
     home: Path,
 ) -> None:
     database = open_database(home / "state.db")
@@ -684,7 +684,7 @@ def test_row_of_a_call_says_all_that_the_log_does_and_nothing_that_is_not_there(
     assert look(home).is_intact
 
 
-def test_call_that_the_log_refuses_is_not_in_the_chain_and_takes_no_other_with_it(
+def test_call_refused_by_the_log_is_not_audited_and_affects_no_other(
     home: Path,
 ) -> None:
     database = open_database(home / "state.db")

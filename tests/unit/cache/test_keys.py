@@ -68,7 +68,7 @@ def test_absent_argument_is_not_null() -> None:
         {"tool": registered(function_definition(**LOOK, category="changed"))},
     ],
 )  # fmt: skip
-def test_everything_that_decides_the_answer_is_in_the_key(other: dict[str, Any]) -> None:
+def test_cache_key_covers_everything_that_affects_the_answer(other: dict[str, Any]) -> None:
     keys = CacheKeys()
     assert key({"x": 1}, keys) != key({"x": 1}, keys, **other)
 
@@ -76,12 +76,12 @@ def test_everything_that_decides_the_answer_is_in_the_key(other: dict[str, Any])
 @pytest.mark.parametrize(
     "options", [{"timeout_seconds": 1}, {"trace_id": "t"}, {"enable_retry": False}]
 )
-def test_options_that_decide_no_result_are_not(options: dict[str, Any]) -> None:
+def test_cache_key_ignores_options_without_effect_on_the_answer(options: dict[str, Any]) -> None:
     keys = CacheKeys()
     assert key({"x": 1}, keys) == key({"x": 1}, keys, **options)
 
 
-def test_long_arguments_and_those_without_a_canonical_form_have_no_key() -> None:
+def test_long_or_non_canonical_arguments_have_no_cache_key() -> None:
     assert key({"x": "a" * (MAX_ARGUMENT_BYTES - 8)}) is not None
     assert key({"x": "a" * MAX_ARGUMENT_BYTES}) is None
 
@@ -97,7 +97,7 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.text("ab$", max_size=2), JSON, max_size=3), max_size=6))
-def test_remembered_keys_are_those_that_are_computed(calls: list[dict[str, Any]]) -> None:
+def test_memoized_cache_keys_equal_computed_ones(calls: list[dict[str, Any]]) -> None:
     keys = CacheKeys()
     for arguments in [*calls, *calls]:
         assert key(arguments, keys) == key(arguments)
@@ -112,7 +112,7 @@ def test_memory_of_keys_is_bounded() -> None:
         assert len(keys._known) <= MAX_REMEMBERED
 
 
-def test_digest_of_a_definition_is_made_once_and_again_when_it_is_replaced() -> None:
+def test_definition_digest_is_computed_once_per_definition() -> None:
     keys, made = CacheKeys(), []
 
     def make(tool: RegisteredTool) -> str:

@@ -50,7 +50,7 @@ def has(cache: ResultCache, key: str) -> bool:
     return key in cache._entries
 
 
-async def test_answer_is_found_until_its_time_is_over() -> None:
+async def test_cached_answer_is_found_until_it_expires() -> None:
     clock = ManualClock()
     cache = make(clock)
     await put(cache, "k", b'{"a":1}', ttl=10)
@@ -64,7 +64,7 @@ async def test_answer_is_found_until_its_time_is_over() -> None:
     assert cache.status().size_bytes == 0
 
 
-async def test_time_of_the_configuration_counts_where_the_definition_has_none() -> None:
+async def test_configured_ttl_applies_if_the_definition_has_none() -> None:
     clock = ManualClock()
     cache = make(clock, ttl_seconds=7)
     flight = await lead(cache)
@@ -73,7 +73,7 @@ async def test_time_of_the_configuration_counts_where_the_definition_has_none() 
     assert flight.answer.expires - clock.monotonic() == 7
 
 
-async def test_ten_thousand_different_answers_stay_within_the_bound() -> None:
+async def test_cache_size_stays_within_its_bound() -> None:
     cache = make(max_mb=1)
     for number in range(10_000):
         await put(cache, str(number), b"x" * 500)
@@ -105,7 +105,7 @@ async def test_least_recently_used_answer_goes_first() -> None:
         ({"max_mb": 0}, 0, False),
     ],
 )
-async def test_answer_that_is_too_large_is_not_kept_and_drops_no_other(
+async def test_oversized_answer_is_not_cached_and_evicts_nothing(
     settings: dict[str, int], size: int, is_kept: bool
 ) -> None:
     cache = make(**settings)
@@ -115,7 +115,7 @@ async def test_answer_that_is_too_large_is_not_kept_and_drops_no_other(
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 400_000), st.integers(1, 50))))
-async def test_sizes_never_exceed_the_bound_and_always_add_up(
+async def test_cache_sizes_add_up_and_never_exceed_the_bound(
     steps: list[tuple[int, int, int]],
 ) -> None:
     clock = ManualClock()
@@ -130,7 +130,7 @@ async def test_sizes_never_exceed_the_bound_and_always_add_up(
         assert not cache._flights
 
 
-async def test_hundred_equal_calls_at_once_make_one_run() -> None:
+async def test_concurrent_equal_calls_make_one_run() -> None:
     cache = make()
     flight = await lead(cache)
     waiting = [asyncio.create_task(cache.take("k", a_minute)) for _ in range(99)]
@@ -142,7 +142,7 @@ async def test_hundred_equal_calls_at_once_make_one_run() -> None:
     assert (cache.status().hits, cache.status().misses) == (99, 1)
 
 
-async def test_answer_that_is_not_kept_still_answers_those_who_wait() -> None:
+async def test_uncached_answer_is_still_given_to_waiting_calls() -> None:
     cache = make()
     flight = await lead(cache)
     waiting = asyncio.create_task(cache.take("k", a_minute))
@@ -152,7 +152,7 @@ async def test_answer_that_is_not_kept_still_answers_those_who_wait() -> None:
     assert not has(cache, "k")
 
 
-async def test_one_of_those_who_wait_runs_after_a_failure_and_not_all() -> None:
+async def test_one_waiting_call_runs_after_a_failure() -> None:
     cache = make()
     flight = await lead(cache)
     runs = 0
@@ -178,7 +178,7 @@ async def test_one_of_those_who_wait_runs_after_a_failure_and_not_all() -> None:
     assert sum(answer is None for answer in answers) == 2  # those whose own run failed
 
 
-async def test_run_that_ends_without_suspending_answers_the_others_too() -> None:
+async def test_synchronous_run_answers_the_waiting_calls() -> None:
     cache = make()
     flight = await lead(cache)
     runs = 0
@@ -197,7 +197,7 @@ async def test_run_that_ends_without_suspending_answers_the_others_too() -> None
     assert runs == 1
 
 
-async def test_waiting_is_bounded_and_the_run_goes_on() -> None:
+async def test_wait_for_a_run_is_bounded_and_the_run_continues() -> None:
     cache = make()
     flight = await lead(cache)
     with pytest.raises(TimeoutError):
@@ -206,7 +206,7 @@ async def test_waiting_is_bounded_and_the_run_goes_on() -> None:
     assert isinstance(await cache.take("k", a_minute), CachedAnswer)
 
 
-async def test_cancelled_waiter_takes_nobody_with_it() -> None:
+async def test_cancelled_waiter_does_not_affect_others() -> None:
     cache = make()
     flight = await lead(cache)
     first, second = (asyncio.create_task(cache.take("k", a_minute)) for _ in range(2))
@@ -218,7 +218,7 @@ async def test_cancelled_waiter_takes_nobody_with_it() -> None:
     assert isinstance(await second, CachedAnswer)
 
 
-async def test_waiter_cancelled_just_as_it_would_run_leaves_the_run_to_another() -> None:
+async def test_waiter_cancelled_when_chosen_to_run_hands_over() -> None:
     cache = make()
     flight = await lead(cache)
     first, second = (asyncio.create_task(cache.take("k", a_minute)) for _ in range(2))
@@ -230,7 +230,7 @@ async def test_waiter_cancelled_just_as_it_would_run_leaves_the_run_to_another()
     assert isinstance(await second, Flight)
 
 
-async def test_run_that_began_before_a_clearing_is_not_kept_and_answers_those_who_wait() -> None:
+async def test_run_started_before_a_clear_is_not_cached_but_answers_waiters() -> None:
     cache = make()
     await put(cache, "old")
     flight = await lead(cache)
@@ -249,7 +249,7 @@ async def test_run_that_began_before_a_clearing_is_not_kept_and_answers_those_wh
     assert found.data == b'{"after":1}'
 
 
-async def test_flight_ends_once() -> None:
+async def test_flight_is_closed_only_once() -> None:
     cache = make()
     flight = await lead(cache)
     flight.close()
@@ -259,7 +259,7 @@ async def test_flight_ends_once() -> None:
     assert not has(cache, "k")
 
 
-async def test_answer_that_is_there_is_found_and_counted_without_waiting() -> None:
+async def test_present_answer_is_found_and_counted_synchronously() -> None:
     cache = make()
     assert cache.find("k") is None
     await put(cache, "k")

@@ -68,7 +68,7 @@ class Made:
         return None
 
 
-def test_circuit_opens_at_the_failures_that_are_set_and_says_exactly_how_long() -> None:
+def test_circuit_opens_at_the_failure_threshold_for_the_set_time() -> None:
     made = Made()
     made.ask(gone(), 2)
     assert made.state is CircuitState.CLOSED
@@ -85,7 +85,7 @@ def test_circuit_opens_at_the_failures_that_are_set_and_says_exactly_how_long() 
     assert opened == {"upstream": "s:443", "open_s": 30, "requests": 3, "failures": 3}
 
 
-def test_failures_among_more_successes_and_old_ones_open_nothing() -> None:
+def test_failures_below_the_threshold_or_outside_the_window_keep_it_closed() -> None:
     made = Made()
     made.ask(None, 7)
     made.ask(gone(), 6)
@@ -99,7 +99,7 @@ def test_failures_among_more_successes_and_old_ones_open_nothing() -> None:
     assert rare.state is CircuitState.CLOSED
 
 
-def test_exactly_so_many_trials_at_a_time_and_their_successes_close_it() -> None:
+def test_half_open_circuit_allows_limited_trials_that_close_it() -> None:
     made = Made()
     made.ask(gone(), 3)
     made.clock.advance(30)
@@ -118,7 +118,7 @@ def test_exactly_so_many_trials_at_a_time_and_their_successes_close_it() -> None
     assert made.state is CircuitState.CLOSED  # what was before is forgotten
 
 
-def test_failed_trial_opens_it_for_twice_as_long_up_to_a_limit() -> None:
+def test_failed_trial_doubles_the_open_time_up_to_a_limit() -> None:
     made = Made()
     made.ask(gone(), 3)
     for expected_s in (60, 120, 240, 300, 300):
@@ -127,7 +127,7 @@ def test_failed_trial_opens_it_for_twice_as_long_up_to_a_limit() -> None:
         assert made.wait_ms() == expected_s * 1000
 
 
-def test_request_of_an_earlier_state_changes_nothing() -> None:
+def test_late_result_of_an_earlier_state_is_ignored() -> None:
     made = Made()
     late, later = made.circuit.enter(), made.circuit.enter()
     made.ask(gone(), 3)
@@ -143,14 +143,14 @@ def test_request_of_an_earlier_state_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(ERROR_CODES))
-def test_only_failures_of_the_service_count_against_it(code: str) -> None:
+def test_only_upstream_failures_count_against_a_circuit(code: str) -> None:
     against = {"NETWORK_ERROR", "CIRCUIT_OPEN"}
     for_it = {"EXECUTION_ERROR", "OUTPUT_LIMIT_EXCEEDED", "MEMORY_LIMIT_EXCEEDED"}
     expected = 1 if code in against else 0 if code in {*for_it, "SANDBOX_VIOLATION"} else None
     assert health_of(ERROR_CODES[code]("It failed.")) == expected
 
 
-def test_answers_and_timeouts_of_the_service_count() -> None:
+def test_upstream_answers_and_timeouts_are_counted() -> None:
     assert health_of(None) == 0
     assert health_of(ToolError("NO_SUCH_CITY", "There is no such city.")) == 0
     assert health_of(SLOW) == 1
@@ -170,11 +170,11 @@ def test_answers_and_timeouts_of_the_service_count() -> None:
         ("https://[::1]/", "[::1]:443"),
     ],
 )
-def test_service_is_host_and_port_of_the_endpoint(endpoint: str, upstream: str) -> None:
+def test_circuit_is_keyed_by_host_and_port(endpoint: str, upstream: str) -> None:
     assert upstream_of(ToolDefinition.model_validate(rest_document(endpoint=endpoint))) == upstream
 
 
-def test_tools_of_one_service_share_its_circuit_and_others_have_none() -> None:
+def test_tools_of_one_upstream_share_a_circuit() -> None:
     circuits = Circuits(CircuitSettings(min_failures=1), ManualClock().monotonic, RecordingLog())
     tools = [
         ToolDefinition.model_validate(rest_document(name=name, endpoint=endpoint))
@@ -233,7 +233,7 @@ async def test_call_of_a_failing_service_is_refused_and_consumes_nothing(
     assert answered.success
 
 
-async def test_cancelled_trial_gives_its_permit_back(
+async def test_cancelled_trial_returns_its_permit(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Control: while the trial runs, there is no other."""
@@ -258,7 +258,7 @@ async def test_cancelled_trial_gives_its_permit_back(
             assert (await made.call()).success
 
 
-async def test_many_calls_at_once_are_exactly_so_many_trials(
+async def test_concurrent_calls_get_the_limited_number_of_trials(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {"circuits": {"min_failures": 1, "trials": 3}}
@@ -290,7 +290,7 @@ async def test_many_calls_at_once_are_exactly_so_many_trials(
         ({"timeout_seconds": 2}, 2, True),
     ],
 )
-async def test_caller_in_a_hurry_cannot_suspend_a_service_for_everybody(
+async def test_short_timeouts_of_a_caller_do_not_open_the_circuit(
     fields: dict[str, Any],
     timeout_s: float | None,
     opens: bool,
@@ -310,7 +310,9 @@ async def test_caller_in_a_hurry_cannot_suspend_a_service_for_everybody(
 
 
 @pytest.mark.row("D2")
-async def test_refused_call_has_no_events(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_refused_by_a_circuit_has_no_events(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with upstream_bench(home, monkeypatch, weather(retry_count=0), **OPENED) as made:
         made.upstream.scripts["weather"] = [gone()]
         await made.call()

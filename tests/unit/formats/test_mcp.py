@@ -40,7 +40,7 @@ def test_mcp_tool_hides_how_it_runs() -> None:
     assert shape.keys() == {"name", "description", "inputSchema", "outputSchema", "annotations"}
 
 
-def test_output_schema_allows_the_notes_on_shortened_texts() -> None:
+def test_exported_output_schema_allows_truncation_notes() -> None:
     schema = {"properties": {"a": {"type": "string"}}, "additionalProperties": False}
     expected = {"properties": schema["properties"], "type": "object"}
     assert shape_of(output_schema=schema)["outputSchema"] == expected
@@ -74,12 +74,12 @@ SCHEMA: dict[str, Any] = {
         ("unknown", True),
     ],
 )  # fmt: skip
-def test_null_counts_as_left_out_where_none_is_taken(name: str, is_kept: bool) -> None:
+def test_null_is_dropped_for_non_nullable_optional_parameters(name: str, is_kept: bool) -> None:
     given = {name: None, "other": 1}
     expected = given if is_kept else {"other": 1}
     assert without_nulls(given, SCHEMA) == expected
 
 
-def test_values_that_the_schema_does_not_describe_stay() -> None:
+def test_undescribed_values_are_kept() -> None:
     given = {"word": "a", "needed": {"word": None}}
     assert without_nulls(given, SCHEMA) == given

@@ -79,7 +79,7 @@ def tools_of_every_kind() -> list[ToolDefinition]:
 @pytest.mark.row("T8")
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", list(FORMATS))
-async def test_librarys_own_type_accepts_every_exported_tool(name: Any, home: Path) -> None:
+async def test_provider_library_accepts_every_exported_tool(name: Any, home: Path) -> None:
     async with bench(home) as b:
         found = [*b.engine.tools(), *tools_of_every_kind()]
     exported = Exports().of_all(name, found)
@@ -98,7 +98,7 @@ async def test_librarys_own_type_accepts_every_exported_tool(name: Any, home: Pa
 
 @pytest.mark.row("T6", "T8")
 @pytest.mark.parametrize("name", list(FORMATS))
-def test_nothing_of_how_a_tool_runs_is_exported(name: Any) -> None:
+def test_export_hides_how_a_tool_runs(name: Any) -> None:
     text = json.dumps([dict(tool) for tool in Exports().of_all(name, tools_of_every_kind()).tools])
     for hidden in (
         "api.example", "secret-header", "endpoint", "executor", "http", "timeout", "memory",
@@ -112,7 +112,7 @@ def test_nothing_of_how_a_tool_runs_is_exported(name: Any) -> None:
 @pytest.mark.row("T8")
 @pytest.mark.row("P10")
 @pytest.mark.parametrize("name", TOOLS)
-def test_models_are_not_shown_what_only_clients_need(name: Any) -> None:
+def test_export_for_models_omits_client_only_fields(name: Any) -> None:
     exported = Exports().of_all(name, [run_shell])
     assert exported.losses == () or name == "gemini" or "openai" in name
     (schema,) = [found for tool in exported.tools for found in schemas_in(tool)]
@@ -132,7 +132,7 @@ def schemas_in(value: Any) -> list[Any]:
     return [found for item in value.values() for found in schemas_in(item)]
 
 
-def test_anthropic_gets_examples_that_fit_and_strict_where_the_tool_says_so() -> None:
+def test_anthropic_export_has_valid_examples_and_strict_mode() -> None:
     exported = Exports().of_all("anthropic", tools_of_every_kind())
     weather, anything, _ = exported.tools
     assert weather["strict"] is True
@@ -148,7 +148,7 @@ def test_anthropic_gets_examples_that_fit_and_strict_where_the_tool_says_so() ->
 
 
 @pytest.mark.row("T8")
-def test_mcp_gets_hints_from_the_metadata() -> None:
+def test_mcp_export_has_hints_from_the_metadata() -> None:
     weather, anything, _ = Exports().of_all("mcp", tools_of_every_kind()).tools
     assert weather["annotations"] == {
         "readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": True,
@@ -159,7 +159,7 @@ def test_mcp_gets_hints_from_the_metadata() -> None:
 
 @pytest.mark.parametrize("name", list(CHOICES))
 @pytest.mark.parametrize("choice", [AUTO, NONE, REQUIRED, "calculator"])
-def test_librarys_own_type_accepts_every_choice(name: str, choice: str) -> None:
+def test_provider_library_accepts_every_tool_choice(name: str, choice: str) -> None:
     TypeAdapter(CHOICES[name]).validate_python(CHAT_FORMATS[name].choice(choice))
 
 
@@ -228,7 +228,7 @@ PART: dict[str, Any] = {
 @pytest.mark.row("P10")
 @pytest.mark.parametrize("name", list(CHAT_FORMATS))
 @pytest.mark.parametrize("messages", [WHOLE, PART], ids=["response", "message"])
-def test_calls_are_found_in_the_librarys_own_objects(name: str, messages: Any) -> None:
+def test_tool_calls_are_found_in_provider_library_objects(name: str, messages: Any) -> None:
     chat, message = CHAT_FORMATS[name], messages[name]
     (call,) = chat.calls(chat.turn(plain(message)))
     arguments = json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments
@@ -249,7 +249,7 @@ def envelope(data: Any, **error: Any) -> Envelope:
 
 @pytest.mark.row("P10")
 @pytest.mark.parametrize("name", list(CHAT_FORMATS))
-def test_librarys_own_type_accepts_every_message_of_results(name: str) -> None:
+def test_provider_library_accepts_every_result_message(name: str) -> None:
     chat = CHAT_FORMATS[name]
     calls = [ModelCall("id1", "a", {}), ModelCall("id2", "b", {})]
     answers = [envelope({"value": 42}), envelope({}, code="PERMISSION_DENIED")]
@@ -268,7 +268,7 @@ def test_librarys_own_type_accepts_every_message_of_results(name: str) -> None:
 
 
 @pytest.mark.row("P10")
-def test_results_have_the_shape_that_each_provider_wants() -> None:
+def test_results_have_the_shape_of_each_provider() -> None:
     calls = [ModelCall("id1", "a", {}), ModelCall(None, "b", {})]
     answers = [envelope({"value": 42}), envelope({}, code="TIMEOUT")]
     assert CHAT_FORMATS["openai"].results(calls[:1], answers[:1], 99) == [
@@ -299,7 +299,7 @@ def test_results_have_the_shape_that_each_provider_wants() -> None:
         {"output": [{"type": "function_call"}]}, {"choices": []}, {"candidates": [{}]},
     ],
 )  # fmt: skip
-def test_message_of_another_form_is_refused_or_has_no_calls(name: str, message: Any) -> None:
+def test_malformed_message_is_refused_or_has_no_calls(name: str, message: Any) -> None:
     chat = CHAT_FORMATS[name]
     with suppress(InvalidParams):
         assert chat.calls(chat.turn(message)) == []
@@ -338,7 +338,7 @@ def test_long_text_keeps_both_ends_and_the_json_around_it() -> None:
     assert len(text) > 1400
 
 
-def test_contents_of_files_are_no_text_for_a_model() -> None:
+def test_file_contents_are_omitted_from_model_text() -> None:
     file = {"filename": "a.png", "content_type": "image/png", "size": 3, "content_base64": "AAAA"}
     text = result_text(envelope({"images": [file], "files": [file], "value": "ä"}), 2000)
     assert "base64" not in text

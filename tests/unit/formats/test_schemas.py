@@ -58,7 +58,7 @@ def strict_faults(node: Any, path: str = "") -> list[str]:
     return found
 
 
-def test_optional_parameters_are_required_and_take_null() -> None:
+def test_strict_export_makes_optional_parameters_required_and_nullable() -> None:
     fitted = fit(
         {**parameters(a=TEXT, b={"type": "integer", "default": 5}), "required": ["a"]}, OPENAI
     )
@@ -95,7 +95,7 @@ def test_optional_parameters_are_required_and_take_null() -> None:
         ({"type": ["string", "null"], "default": None}, None),
     ],
 )  # fmt: skip
-def test_every_form_of_a_schema_can_take_null(said: Any, widened: Any) -> None:
+def test_every_schema_form_becomes_nullable(said: Any, widened: Any) -> None:
     fitted = fit({**parameters(p=said), "$defs": {"d": TEXT}}, OPENAI)
     assert (fitted.faults, fitted.losses) == ([], [])
     if widened is not None:
@@ -126,7 +126,7 @@ def test_every_form_of_a_schema_can_take_null(said: Any, widened: Any) -> None:
         ({"anyOf": [parameters(a=TEXT), parameters(b=TEXT)]}, "p.anyOf"),
     ],
 )
-def test_what_cannot_be_strict_says_where_why_and_what_to_change(said: Any, where: str) -> None:
+def test_schema_that_cannot_be_strict_explains_where_and_why(said: Any, where: str) -> None:
     tool = tool_of(parameters(p=said, q=TEXT))
     for name in ("openai", "openai-responses"):
         made, losses = CHAT_FORMATS[name].tool(tool)
@@ -140,7 +140,7 @@ def test_what_cannot_be_strict_says_where_why_and_what_to_change(said: Any, wher
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
 @pytest.mark.parametrize("name", list(CHAT_FORMATS))
-def test_union_at_the_root_is_left_out_and_named(keyword: str, name: str) -> None:
+def test_root_union_is_dropped_and_reported(keyword: str, name: str) -> None:
     tool = tool_of({**parameters(a=TEXT, b=TEXT), keyword: [{"required": ["a"]}]})
     made, losses = CHAT_FORMATS[name].tool(tool)
     assert f'"{keyword}"' not in json.dumps(made)
@@ -148,7 +148,7 @@ def test_union_at_the_root_is_left_out_and_named(keyword: str, name: str) -> Non
     assert keyword in tool.parameters  # the definition itself is not changed
 
 
-def test_constraint_that_strict_mode_lacks_is_a_note_and_a_loss() -> None:
+def test_constraint_unsupported_in_strict_mode_becomes_a_note_and_a_loss() -> None:
     fitted = fit(parameters(p={"type": "string", "minLength": 3, "pattern": "^a"}), OPENAI)
     assert fitted.faults == []
     assert fitted.schema["properties"]["p"]["description"] == "minLength: 3"
@@ -156,7 +156,7 @@ def test_constraint_that_strict_mode_lacks_is_a_note_and_a_loss() -> None:
     assert [loss.where for loss in fitted.losses] == ["parameters.properties.p.minLength"]
 
 
-def test_object_is_never_closed_in_silence() -> None:
+def test_closing_an_object_schema_is_reported() -> None:
     fitted = fit(parameters(p=parameters(a=TEXT)), OPENAI)
     assert fitted.faults == []
     assert fitted.losses[0].where == "parameters.properties.p"
@@ -164,7 +164,7 @@ def test_object_is_never_closed_in_silence() -> None:
     assert fit(parameters(p=closed), OPENAI).losses == []
 
 
-def test_parameter_that_is_optional_and_takes_null_is_named() -> None:
+def test_optional_nullable_parameter_is_reported() -> None:
     schema = parameters(p={"type": ["string", "null"], "default": "x"})
     fitted = fit(schema, OPENAI)
     assert "cannot be left out" in fitted.losses[0].what

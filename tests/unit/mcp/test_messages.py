@@ -29,7 +29,7 @@ SOUND: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("message", SOUND)
-def test_each_kind_of_message_is_read(message: dict[str, Any]) -> None:
+def test_each_kind_of_json_rpc_message_is_parsed(message: dict[str, Any]) -> None:
     whole = {"jsonrpc": "2.0", **message}
     assert read_message(json.dumps(whole).encode()) == whole
 
@@ -62,14 +62,14 @@ def test_each_kind_of_message_is_read(message: dict[str, Any]) -> None:
         (b'{"jsonrpc":"2.0","result":{}}', INVALID_REQUEST),
     ],
 )  # fmt: skip
-def test_what_is_no_message_has_its_error(raw: bytes, code: int) -> None:
+def test_malformed_json_rpc_message_has_its_error_code(raw: bytes, code: int) -> None:
     with pytest.raises(RpcError) as refused:
         read_message(raw)
     assert refused.value.code == code
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_more_than_have_an_error(raw: bytes) -> None:
+def test_any_bytes_are_parsed_or_give_a_json_rpc_error(raw: bytes) -> None:
     with suppress(RpcError):
         read_message(raw)
 
@@ -83,7 +83,7 @@ KEYS = st.sampled_from(["jsonrpc", "id", "method", "params", "result", "error"])
 
 
 @given(st.dictionaries(KEYS, st.just("2.0") | JSON))
-def test_whatever_is_read_has_a_usable_form(document: dict[str, Any]) -> None:
+def test_parsed_json_rpc_message_is_well_formed(document: dict[str, Any]) -> None:
     try:
         message = read_message(json.dumps(document).encode())
     except RpcError:
@@ -93,7 +93,7 @@ def test_whatever_is_read_has_a_usable_form(document: dict[str, Any]) -> None:
     assert not isinstance(message.get("id"), bool | float | dict | list)
 
 
-def test_responses_and_calls_begin_differently() -> None:
+def test_json_rpc_responses_and_requests_start_differently() -> None:
     assert encode_result("a", b"{}").startswith(b'{"jsonrpc":"2.0","id":')
     assert RpcError(-1, "no").encode(7).startswith(b'{"jsonrpc":"2.0","id":')
     assert not encode_call("x", {}, id="a").startswith(b'{"jsonrpc":"2.0","id":')

@@ -33,7 +33,7 @@ def failure(**details: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_success_is_data_and_the_same_as_text() -> None:
+def test_mcp_result_has_structured_content_and_equal_text() -> None:
     found = result({"value": 7, "text": "sieben · 7"})
     assert found["structuredContent"] == {"value": 7, "text": "sieben · 7"}
     assert found["isError"] is False
@@ -45,7 +45,7 @@ def test_success_is_data_and_the_same_as_text() -> None:
     assert "data" not in stamped
 
 
-def test_figure_is_an_image_and_its_bytes_are_not_in_the_text() -> None:
+def test_figure_is_an_image_block_and_not_in_the_text() -> None:
     figure = {"filename": "a.png", "content_type": "image/png", "content_base64": PICTURE}
     found = result({"stdout": "", "images": [figure]})
     text, image = found["content"]
@@ -54,7 +54,7 @@ def test_figure_is_an_image_and_its_bytes_are_not_in_the_text() -> None:
     assert found["structuredContent"]["images"] == [figure]
 
 
-def test_blobs_are_links_that_can_be_read() -> None:
+def test_blobs_are_resource_links() -> None:
     field = {"field": "stdout", "original_length": 9, "returned_length": 1, "resource_url": BLOB}
     file = {"filename": "big.csv", "content_type": "text/csv", "size": 9, "url": BLOB}
     found = result({"files": [file], "truncated": True, "truncation_info": {"fields": [field]}})
@@ -65,7 +65,7 @@ def test_blobs_are_links_that_can_be_read() -> None:
     }  # fmt: skip
 
 
-def test_failure_has_the_programs_own_words_and_no_data() -> None:
+def test_mcp_failure_has_the_program_traceback_and_no_data() -> None:
     exception = {"type": "KeyError", "message": "'a'", "line": 1, "traceback": "line 1, in f"}
     found = result(error=failure(exception=exception, stdout="so far", stderr="", other="hidden"))
     assert found["isError"] is True
@@ -75,19 +75,19 @@ def test_failure_has_the_programs_own_words_and_no_data() -> None:
     )
 
 
-def test_traceback_that_is_on_stderr_is_not_said_twice() -> None:
+def test_traceback_on_stderr_is_not_repeated() -> None:
     exception = {"type": "KeyError", "message": "'a'", "line": 1, "traceback": "line 1, in f\n"}
     found = result(error=failure(exception=exception, stderr="warned\nline 1, in f\n"))
     assert found["content"][0]["text"].count("line 1, in f") == 1
 
 
-def test_failed_programs_figures_are_shown() -> None:
+def test_figures_of_a_failed_program_are_returned() -> None:
     figure = {"filename": "a.png", "content_type": "image/png", "content_base64": PICTURE}
     found = result(error=failure(images=[figure]))
     assert found["content"][1]["type"] == "image"
 
 
-def test_waiting_call_names_approval_and_call() -> None:
+def test_waiting_call_result_names_approval_and_call() -> None:
     error = {**failure(), "code": "REQUIRES_HUMAN_APPROVAL", "approval_id": "apr_1"}
     found = result(error=error)
     text = found["content"][0]["text"]
@@ -104,7 +104,7 @@ def test_waiting_call_names_approval_and_call() -> None:
         {"truncation_info": {"fields": [{"resource_url": BLOB}, 3]}},
     ],
 )
-def test_data_of_another_form_is_just_data(data: dict[str, Any]) -> None:
+def test_malformed_file_entries_are_returned_as_plain_data(data: dict[str, Any]) -> None:
     found = result(data)
     assert found["structuredContent"] == data
     assert len(found["content"]) == 1

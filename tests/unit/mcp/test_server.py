@@ -82,7 +82,7 @@ async def names(server: McpServer, client: Client = NEW) -> list[str]:
     return [tool["name"] for tool in (await ask(server, client, "tools/list"))["tools"]]
 
 
-async def test_list_has_what_can_be_called_in_a_steady_order(engine: Engine) -> None:
+async def test_tool_list_has_a_stable_order(engine: Engine) -> None:
     server = McpServer(engine)
     found = await names(server)
     assert found[:-2] == sorted(found[:-2])
@@ -96,7 +96,7 @@ async def test_list_has_what_can_be_called_in_a_steady_order(engine: Engine) -> 
     assert {"read_file", "write_file", "list_files"} <= set(in_session)
 
 
-async def test_descriptions_name_no_parameter_that_the_model_cannot_give(engine: Engine) -> None:
+async def test_descriptions_omit_parameters_unavailable_to_the_model(engine: Engine) -> None:
     server = McpServer(engine)
 
     async def told(client: Client) -> dict[str, str]:
@@ -114,13 +114,13 @@ async def test_descriptions_name_no_parameter_that_the_model_cannot_give(engine:
         assert "Nothing is kept" not in kept[name]
 
 
-async def test_tool_that_the_servers_own_hides_is_called_by_its_name(engine: Engine) -> None:
+async def test_tool_shadowed_by_a_server_tool_is_callable_by_name(engine: Engine) -> None:
     server = McpServer(engine)
     result = await ask(server, NEW, "tools/call", name="run_tool", arguments={"name": "list_tools"})
     assert result["structuredContent"] == {"value": "mine"}
 
 
-async def test_list_is_made_once_for_each_state_of_the_registry(engine: Engine) -> None:
+async def test_tool_list_is_cached_per_registry_state(engine: Engine) -> None:
     server = McpServer(engine)
     asked: list[object] = []
     whole = engine.callable_tools
@@ -136,7 +136,7 @@ async def test_list_is_made_once_for_each_state_of_the_registry(engine: Engine) 
     assert await names(server) == first
 
 
-async def test_directory_that_is_read_again_unchanged_is_no_change(engine: Engine) -> None:
+async def test_unchanged_tool_directory_is_not_a_list_change(engine: Engine) -> None:
     before = engine.tools_state(CALLER)
     engine._made.registry.replace_source(Source.DIRECTORY, [])
     assert engine.tools_state(CALLER) == before
@@ -147,7 +147,7 @@ async def test_directory_that_is_read_again_unchanged_is_no_change(engine: Engin
 
 
 @pytest.mark.parametrize("version", HANDSHAKES)
-async def test_old_versions_get_what_they_know(engine: Engine, version: str) -> None:
+async def test_older_protocol_versions_omit_newer_fields(engine: Engine, version: str) -> None:
     client = replace(NEW, version=version)
     server = McpServer(engine)
     begun = await ask(server, client, "initialize", protocolVersion=version)
@@ -160,7 +160,7 @@ async def test_old_versions_get_what_they_know(engine: Engine, version: str) -> 
     assert await ask(server, client, "ping") == {}
 
 
-async def test_new_version_has_its_stamps(engine: Engine) -> None:
+async def test_newest_protocol_version_has_its_fields(engine: Engine) -> None:
     server = McpServer(engine)
     found = await ask(server, NEW, "server/discover")
     assert found["supportedVersions"][0] == MODERN
@@ -175,7 +175,7 @@ async def test_new_version_has_its_stamps(engine: Engine) -> None:
             await ask(server, NEW, method)
 
 
-async def test_call_ends_with_its_options(engine: Engine) -> None:
+async def test_mcp_call_uses_the_options_of_its_client(engine: Engine) -> None:
     """The text that a model reads is short unless it is a name."""
     server = McpServer(engine)
     result = await ask(server, NEW, "tools/call", name="payroll", arguments={})
@@ -190,9 +190,7 @@ async def test_call_ends_with_its_options(engine: Engine) -> None:
     ("token", "told"),
     [("x" * 200, True), (7, True), ("x" * 201, False), (True, False), (None, False)],
 )
-async def test_long_token_is_not_repeated_with_every_progress(
-    engine: Engine, token: Any, told: bool
-) -> None:
+async def test_long_progress_token_is_refused(engine: Engine, token: Any, told: bool) -> None:
     """One request of 7 MB had an answer of gigabytes."""
     sent, meta = Sent(), {"progressToken": token}
     result = await ask(
@@ -204,7 +202,7 @@ async def test_long_token_is_not_repeated_with_every_progress(
 
 
 @pytest.mark.parametrize("ends_first", [False, True])
-async def test_repeat_of_an_approved_call_waits_for_its_run(ends_first: bool) -> None:
+async def test_repeated_approved_call_waits_for_its_running_call(ends_first: bool) -> None:
     """A client that gives up meanwhile ends nothing, and finds the answer with its next try."""
     deeds = Deeds(gate=anyio.Event())
     assert deeds.gate is not None

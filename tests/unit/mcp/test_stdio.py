@@ -31,7 +31,7 @@ def answer(data: Any = None, error: dict[str, Any] | None = None) -> bytes:
     return encode_result(7, json.dumps(result).encode())
 
 
-def test_call_that_found_its_session_over_is_known() -> None:
+def test_answer_for_an_ended_session_is_recognized() -> None:
     assert is_without_session(answer(error={**OVER, "fields": ["session_id"]}))
 
 
@@ -45,11 +45,11 @@ def test_call_that_found_its_session_over_is_known() -> None:
     ],
     ids=["value of a program", "missing file", "details", "another code"],
 )
-def test_call_that_ran_keeps_its_own_answer(data: Any, error: dict[str, Any] | None) -> None:
+def test_answer_of_a_call_that_ran_is_kept(data: Any, error: dict[str, Any] | None) -> None:
     assert not is_without_session(answer(data, error))
 
 
-def test_answer_without_a_result_is_the_clients() -> None:
+def test_json_rpc_error_is_passed_to_the_client() -> None:
     assert not is_without_session(b'{"jsonrpc":"2.0","id":7,"error":{"code":-32602}}')
 
 
@@ -64,7 +64,7 @@ def test_answer_without_a_result_is_the_clients() -> None:
     ],
     ids=["deep", "null", "list", "number", "cut off"],
 )
-def test_answer_of_another_form_says_nothing_of_the_session(text: bytes) -> None:
+def test_malformed_answer_is_not_taken_for_an_ended_session(text: bytes) -> None:
     assert not is_without_session(text)
 
 
@@ -73,7 +73,7 @@ def test_answer_of_another_form_says_nothing_of_the_session(text: bytes) -> None
     [b"content-length: " + b"9" * 40, b"transfer-encoding: chunked\r\n\r\n" + b"f" * 40],
     ids=["length", "chunk"],
 )
-def test_request_is_answered_whatever_answers_on_the_socket(tmp_path: Path, head: bytes) -> None:
+def test_request_is_answered_even_if_the_daemon_sends_garbage(tmp_path: Path, head: bytes) -> None:
     def answers() -> None:
         with listener.accept()[0] as other:
             other.recv(1 << 16)
@@ -90,7 +90,7 @@ def test_request_is_answered_whatever_answers_on_the_socket(tmp_path: Path, head
     assert (said["id"], said["error"]["code"]) == (7, -32603)
 
 
-def test_call_does_not_wait_for_a_session_without_end(
+def test_call_does_not_wait_forever_for_a_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stdio, "API_S", 0.05)

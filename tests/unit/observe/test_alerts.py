@@ -62,7 +62,7 @@ CROSSED = [
 
 
 @pytest.mark.parametrize(("name", "bad", "fires"), CROSSED, ids=[row[0] for row in CROSSED])
-def test_threshold_that_is_crossed_fires_and_its_neighbour_does_not(
+def test_crossed_threshold_fires_its_alert_only(
     name: str, bad: dict[str, Any], fires: set[str]
 ) -> None:
     at_it = Watched()
@@ -83,7 +83,7 @@ def test_p99_fires_when_more_than_one_call_in_a_hundred_is_slow() -> None:
     assert watched.firing() == {"p99_duration"}
 
 
-def test_few_calls_fire_nothing() -> None:
+def test_alerts_need_a_minimum_number_of_calls() -> None:
     watched = Watched()
     watched.calls(19, **FAILED)
     assert watched.firing() == set()
@@ -91,7 +91,7 @@ def test_few_calls_fire_nothing() -> None:
     assert watched.firing() == {"success_rate", "error_rate"}
 
 
-def test_alert_is_told_once_and_resolved_once() -> None:
+def test_alert_is_reported_once_and_resolved_once() -> None:
     watched = Watched(per_tool=False)
     watched.calls(20, **FAILED)
     for _ in range(3):
@@ -104,7 +104,7 @@ def test_alert_is_told_once_and_resolved_once() -> None:
     assert watched.told() == [("success_rate", None, False), ("error_rate", None, False)]
 
 
-def test_alert_ends_when_there_are_no_calls_any_more() -> None:
+def test_alert_resolves_if_calls_stop() -> None:
     watched = Watched(window_seconds=60)
     watched.calls(20, **FAILED)
     assert watched.firing("t") == watched.firing() == {"success_rate", "error_rate"}
@@ -135,14 +135,14 @@ def test_number_of_tools_with_a_window_is_bounded() -> None:
     assert len(watched.alerts._windows) == MAX_TOOLS + 1
 
 
-def test_names_that_are_no_tools_have_no_window() -> None:
+def test_unknown_tool_names_have_no_alert_window() -> None:
     watched = Watched()
     watched.calls(30, tool=None, code="TOOL_NOT_FOUND")
     assert watched.firing() == {"success_rate"}
     assert list(watched.alerts._windows) == [None]
 
 
-def test_switched_off_alerts_count_nothing() -> None:
+def test_disabled_alerts_count_nothing() -> None:
     watched = Watched(enabled=False)
     watched.calls(100, **FAILED)
     assert watched.firing() == set()

@@ -41,7 +41,7 @@ def samples(calls: CallMetrics, *figures: Figure) -> dict[tuple[str, tuple[Any, 
     }
 
 
-def test_made_up_tools_of_others_take_no_tool_s_place() -> None:
+def test_invented_external_tool_names_do_not_displace_real_tools() -> None:
     clock = ManualClock()
     alerts = Alerts(AlertSettings(min_calls=1), clock.monotonic, clock.now, quiet_logger())
     observer = CallObserver(alerts, None, declared=["Read"])
@@ -86,7 +86,7 @@ def test_calls_are_counted_by_tool_and_code() -> None:
     assert found["fumehood_approval_wait_seconds_bucket", ("300.0",)] == 1
 
 
-def test_ten_thousand_names_and_codes_make_few_series() -> None:
+def test_number_of_metric_series_is_bounded() -> None:
     metrics = CallMetrics()
     for number in range(10_000):
         metrics.add(EndedCall(f"tool_{number}", "OK", 0.1))  # tools that come and go
@@ -101,18 +101,18 @@ def test_ten_thousand_names_and_codes_make_few_series() -> None:
     assert calls["OK", OTHER] == 10_000 - (MAX_TOOLS - 2)
 
 
-def test_all_codes_of_the_engine_have_a_series_of_their_own() -> None:
+def test_every_engine_error_code_fits_its_own_series() -> None:
     assert len(ERROR_CODES) + 1 < MAX_CODES
 
 
 @given(st.text(max_size=80))
-def test_label_is_read_back_as_it_is(name: str) -> None:
+def test_metric_label_round_trips(name: str) -> None:
     name = name.encode("utf-8", "replace").decode().replace("\r", "")
     found = samples(counted(EndedCall(name or "x", "OK", 0.1)))
     assert found["fumehood_tool_calls_total", ("OK", name or "x")] == 1
 
 
-def test_figures_of_other_parts_stand_beside_them() -> None:
+def test_figures_of_other_components_are_exported() -> None:
     found = samples(
         CallMetrics(),
         Figure("calls_running", "now", 3),

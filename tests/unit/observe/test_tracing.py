@@ -33,7 +33,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
-def test_header_is_read_and_written_as_it_was() -> None:
+def test_traceparent_round_trips() -> None:
     assert str(read_traceparent(PARENT)) == PARENT
     newer = read_traceparent(f"cc-{TRACE}-b7ad6b7169203331-03-what-will-be")
     assert str(newer) == PARENT
@@ -53,11 +53,11 @@ def test_what_is_no_header_begins_no_trace(text: object) -> None:
 
 
 @given(st.text() | st.binary())
-def test_nothing_that_a_client_sends_raises(text: object) -> None:
+def test_malformed_traceparent_is_ignored(text: object) -> None:
     assert read_traceparent(text) is None
 
 
-def test_trace_id_that_is_not_of_w3c_form_is_hashed_into_it() -> None:
+def test_non_w3c_trace_id_is_hashed() -> None:
     assert context_of(TRACE, "call_1", None).trace_id == TRACE
     for other in ("trace_20260101_aaaaaaaaaaaa", "0" * 32, TRACE.upper()):
         hashed = context_of(other, "call_1", None).trace_id
@@ -65,7 +65,7 @@ def test_trace_id_that_is_not_of_w3c_form_is_hashed_into_it() -> None:
         assert hashed not in (other, "0" * 32)
 
 
-def test_callers_that_do_not_sample_are_not_sampled_further() -> None:
+def test_unsampled_trace_stays_unsampled() -> None:
     parent = TraceParent(TRACE, "b7ad6b7169203331", "00")
     assert str(context_of("mine", "call_1", parent)) == f"00-{TRACE}-{span_id_of('call_1')}-00"
 
@@ -94,7 +94,7 @@ def ended(call_id: str = "call_1", parent: TraceParent | None = None, **more: ob
     return replace(trace, **more)  # type: ignore[arg-type]
 
 
-def test_call_is_one_span_with_one_for_each_stage() -> None:
+def test_call_has_one_span_with_a_child_per_stage() -> None:
     exported = Exported()
     exported.spans.record(ended(parent=read_traceparent(PARENT)))
     resolve, execute, call = exported.exporter.get_finished_spans()
@@ -120,7 +120,7 @@ def test_call_is_one_span_with_one_for_each_stage() -> None:
     assert (execute.start_time, dict(execute.attributes or {})) == (11 * 10**9, {"a": "b"})
 
 
-def test_call_without_a_parent_begins_the_trace_that_services_were_told() -> None:
+def test_call_without_a_parent_starts_the_propagated_trace() -> None:
     exported = Exported()
     told = ended()
     exported.spans.record(told)
@@ -130,7 +130,7 @@ def test_call_without_a_parent_begins_the_trace_that_services_were_told() -> Non
     assert f"{call.context.trace_id:032x}" == told.span.trace_id
 
 
-def test_failed_call_names_its_code() -> None:
+def test_span_of_a_failed_call_has_its_error_code() -> None:
     exported = Exported()
     exported.spans.record(ended(code="TIMEOUT"))
     call = exported.exporter.get_finished_spans()[-1]
@@ -138,13 +138,13 @@ def test_failed_call_names_its_code() -> None:
     assert not call.status.is_ok
 
 
-def test_call_of_a_caller_that_does_not_sample_has_no_spans() -> None:
+def test_unsampled_call_has_no_spans() -> None:
     exported = Exported()
     exported.spans.record(ended(parent=TraceParent(TRACE, "b7ad6b7169203331", "00")))
     assert exported.exporter.get_finished_spans() == ()
 
 
-def test_second_engine_of_a_program_has_right_ids_too() -> None:
+def test_second_engine_in_a_process_has_correct_span_ids() -> None:
     exported = Exported()
     for spans in (exported.spans, CallSpans(exported.provider, lambda: 0.0), exported.spans):
         exported.exporter.clear()
@@ -154,7 +154,7 @@ def test_second_engine_of_a_program_has_right_ids_too() -> None:
         assert call.context.span_id == int(span_id_of("call_2"), 16)
 
 
-def test_spans_take_no_more_than_their_part_of_the_time() -> None:
+def test_span_recording_is_limited_to_its_share_of_time() -> None:
     exported = Exported()
     made = 0
     for _ in range(10_000):  # each call takes a millisecond, and its spans take half of one
@@ -180,13 +180,13 @@ def _advanced(exported: Exported) -> float:
 # -- where spans go -------------------------------------------------------------------------
 
 
-def test_without_the_variable_nothing_is_made() -> None:
+def test_no_otlp_provider_without_its_variable() -> None:
     log = CapturingLogger()
     assert otlp_provider({"OTEL_SERVICE_NAME": "x"}, log) is None
     assert log.calls == []
 
 
-def test_without_the_extra_the_log_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_otlp_extra_is_logged_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert importlib.util.find_spec("opentelemetry.exporter.otlp") is not None
     monkeypatch.setitem(
         __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
@@ -199,7 +199,7 @@ def test_without_the_extra_the_log_says_what_to_install(monkeypatch: pytest.Monk
     assert "fumehood[otel]" in call.kwargs["remedy"]
 
 
-def test_with_both_there_is_a_provider_that_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_otlp_provider_shuts_down_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     for name, value in endpoint.items():
         monkeypatch.setenv(name, value)

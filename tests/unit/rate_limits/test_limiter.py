@@ -64,7 +64,7 @@ async def refused(
 # ── what is limited ──────────────────────────────────────────────────────────────────────────
 
 
-async def test_calls_of_a_burst_start_and_the_next_is_told_exactly_when(database: Database) -> None:
+async def test_call_after_a_burst_is_refused_with_the_exact_retry_time(database: Database) -> None:
     clock = ManualClock()
     limits = limits_on(database, clock=clock)
     for _ in range(5):
@@ -86,7 +86,7 @@ async def test_calls_of_a_burst_start_and_the_next_is_told_exactly_when(database
 
 
 @pytest.mark.parametrize("per_minute", [1, 7, 100, 60_000, 10**9])
-async def test_any_rate_is_kept_and_retry_after_is_the_first_moment(
+async def test_rate_is_kept_and_retry_after_is_the_earliest_time(
     database: Database, per_minute: int
 ) -> None:
     clock = ManualClock()
@@ -111,7 +111,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("per", "other", "is_limited"), OTHERS)
-async def test_each_is_counted_by_itself(
+async def test_each_subject_is_counted_separately(
     database: Database, per: Any, other: dict[str, Any], is_limited: bool
 ) -> None:
     limits = limits_on(database, rule(per=per))
@@ -125,7 +125,7 @@ async def test_each_is_counted_by_itself(
 
 
 @pytest.mark.parametrize("per", ["agent", "session"])
-async def test_a_call_without_agent_or_session_counts_for_its_principal(
+async def test_call_without_agent_or_session_counts_for_its_principal(
     database: Database, per: Any
 ) -> None:
     limits = limits_on(database, rule(per=per))
@@ -143,7 +143,7 @@ COVERED = [
 
 
 @pytest.mark.parametrize(("pattern", "tool", "is_covered"), COVERED)
-async def test_a_limit_covers_exactly_what_it_names(
+async def test_rate_limit_applies_exactly_to_what_it_names(
     database: Database, pattern: str, tool: str, is_covered: bool
 ) -> None:
     limits = limits_on(database, rule(pattern))
@@ -152,7 +152,7 @@ async def test_a_limit_covers_exactly_what_it_names(
     assert limits.unmatched([tool]) == ([] if is_covered else [pattern])
 
 
-async def test_a_call_over_one_limit_uses_nothing_of_the_others_up(database: Database) -> None:
+async def test_call_refused_by_one_limit_consumes_no_other(database: Database) -> None:
     limits = limits_on(database, rule("a", 1), rule("*", 2, per="principal"), rule("*", 3))
     await start(limits, spender("a"))
     for _ in range(9):
@@ -164,7 +164,7 @@ async def test_a_call_over_one_limit_uses_nothing_of_the_others_up(database: Dat
     await start(limits, spender("b", principal="uid:2"))
 
 
-async def test_of_several_the_last_to_be_free_is_told_and_no_caller_is_named(
+async def test_refusal_names_the_longest_wait_and_no_caller(
     database: Database,
 ) -> None:
     limits = limits_on(
@@ -176,7 +176,7 @@ async def test_of_several_the_last_to_be_free_is_told_and_no_caller_is_named(
     assert "SECRET" not in f"{error.message}{error.details}"
 
 
-async def test_versions_of_a_tool_share_one_count(database: Database) -> None:
+async def test_versions_of_a_tool_share_one_rate_limit(database: Database) -> None:
     limits = limits_on(database)
     await start(limits, per_minute=1)
     assert (await refused(limits, per_minute=2)).retry_after_ms == 30_000
@@ -185,7 +185,7 @@ async def test_versions_of_a_tool_share_one_count(database: Database) -> None:
 # ── what is held ─────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_call_that_does_not_start_uses_nothing_up(database: Database) -> None:
+async def test_call_that_does_not_start_consumes_nothing(database: Database) -> None:
     limits = limits_on(database, rule())
     for _ in range(5):
         hold = await limits.hold(spender(), None)
@@ -197,7 +197,7 @@ async def test_a_call_that_does_not_start_uses_nothing_up(database: Database) ->
     await refused(limits)
 
 
-async def test_a_call_that_started_gives_nothing_back(database: Database) -> None:
+async def test_started_call_is_not_refunded(database: Database) -> None:
     limits = limits_on(database, rule())
     hold = await limits.hold(spender(), None)
     assert hold is not None
@@ -207,7 +207,7 @@ async def test_a_call_that_started_gives_nothing_back(database: Database) -> Non
     assert (await refused(limits)).retry_after_ms == 60_000
 
 
-async def test_asking_whether_a_call_is_limited_takes_nothing(database: Database) -> None:
+async def test_rate_limit_check_consumes_nothing(database: Database) -> None:
     limits = limits_on(database, rule())
     for _ in range(3):
         assert limits.exceeded(spender(), None) is None
@@ -217,7 +217,7 @@ async def test_asking_whether_a_call_is_limited_takes_nothing(database: Database
     assert exceeded.retry_after_ms == 60_000
 
 
-async def test_without_limits_nothing_is_held_and_nothing_written(database: Database) -> None:
+async def test_without_rate_limits_nothing_is_held_or_written(database: Database) -> None:
     limits = limits_on(database)
     assert await limits.hold(spender(), None) is None
     assert not limits.has_rules
@@ -252,7 +252,7 @@ async def settled() -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def test_calls_wait_in_the_order_in_which_they_came(database: Database) -> None:
+async def test_waiting_calls_start_first_in_first_out(database: Database) -> None:
     limits = RateLimits(
         [rule(limit=1, period_seconds=0.01, max_wait_seconds=60)],
         CounterTable(database),
@@ -267,7 +267,7 @@ async def test_calls_wait_in_the_order_in_which_they_came(database: Database) ->
     assert (waiting.order, waiting.errors) == (names, [])
 
 
-async def test_a_call_that_would_wait_too_long_is_refused_at_once(database: Database) -> None:
+async def test_call_that_would_wait_too_long_is_refused_at_once(database: Database) -> None:
     clock = ManualClock()
     limits = limits_on(database, rule(max_wait_seconds=130), clock=clock)
     waiting = Waiting(limits)
@@ -281,7 +281,7 @@ async def test_a_call_that_would_wait_too_long_is_refused_at_once(database: Data
         group.cancel_scope.cancel()
 
 
-async def test_a_cancelled_waiter_takes_nothing_and_lets_the_next_one_go_first(
+async def test_cancelled_waiter_lets_the_next_one_start(
     database: Database,
 ) -> None:
     clock = ManualClock()
@@ -305,7 +305,7 @@ async def test_a_cancelled_waiter_takes_nothing_and_lets_the_next_one_go_first(
     assert (await refused(again)).retry_after_ms == 60_000  # two calls were counted
 
 
-async def test_a_released_place_goes_to_the_first_waiter(database: Database) -> None:
+async def test_released_hold_lets_the_first_waiter_start(database: Database) -> None:
     limits = limits_on(database, rule(max_wait_seconds=300))
     hold = await limits.hold(spender(), None)
     assert isinstance(hold, RateHold)
@@ -321,7 +321,7 @@ async def test_a_released_place_goes_to_the_first_waiter(database: Database) -> 
         group.cancel_scope.cancel()
 
 
-async def test_waiters_of_one_principal_keep_no_other_from_a_shared_limit(
+async def test_waiters_of_one_principal_do_not_block_others_on_a_shared_limit(
     database: Database,
 ) -> None:
     limits = limits_on(
@@ -339,7 +339,7 @@ async def test_waiters_of_one_principal_keep_no_other_from_a_shared_limit(
         group.cancel_scope.cancel()
 
 
-async def test_a_limit_that_lets_nobody_wait_refuses_what_another_would_let_wait(
+async def test_limit_without_waiting_refuses_even_if_another_limit_allows_it(
     database: Database,
 ) -> None:
     limits = limits_on(database, rule("a", max_wait_seconds=300), rule("*"))
@@ -350,7 +350,7 @@ async def test_a_limit_that_lets_nobody_wait_refuses_what_another_would_let_wait
 # ── memory and state ─────────────────────────────────────────────────────────────────────────
 
 
-async def test_counts_that_are_free_again_are_dropped(
+async def test_expired_counts_are_dropped(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limiter, "FIRST_SWEEP", 4)
@@ -368,7 +368,7 @@ async def test_counts_that_are_free_again_are_dropped(
     assert not limits._sessions
 
 
-async def test_no_count_of_a_call_is_dropped_for_another_of_its_own(
+async def test_counts_of_a_call_do_not_evict_each_other(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first count is free again when the second is made, and counts are dropped."""
@@ -393,7 +393,7 @@ async def test_a_held_count_is_not_dropped(database: Database) -> None:
     await refused(limits)
 
 
-async def test_made_up_sessions_beyond_a_number_share_one_count(
+async def test_sessions_beyond_the_limit_share_one_count(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limiter, "MAX_SESSIONS", 3)
@@ -418,7 +418,7 @@ async def restarted(
     return limits_on(database, *rules, clock=ManualClock(clock.moment, seconds=7.0))
 
 
-async def test_a_restart_keeps_what_was_used_to_the_millisecond(database: Database) -> None:
+async def test_restart_keeps_consumed_rates_to_the_millisecond(database: Database) -> None:
     clock = ManualClock(seconds=1000.0)
     limits = limits_on(database, rule(per="agent", limit=2), clock=clock)
     for _ in range(2):
@@ -431,7 +431,7 @@ async def test_a_restart_keeps_what_was_used_to_the_millisecond(database: Databa
     await refused(again, spender(agent="d"), per_minute=3)  # the definition's own count
 
 
-async def test_a_held_call_is_forgotten_by_a_restart_because_it_did_not_start(
+async def test_held_call_that_did_not_start_is_forgotten_by_a_restart(
     database: Database,
 ) -> None:
     clock = ManualClock()
@@ -441,7 +441,7 @@ async def test_a_held_call_is_forgotten_by_a_restart_because_it_did_not_start(
 
 
 @pytest.mark.parametrize("back", [timedelta(hours=1), timedelta(days=4000)])
-async def test_a_clock_set_back_locks_a_count_for_one_whole_burst_at_most(
+async def test_clock_set_back_blocks_a_count_for_at_most_one_burst(
     database: Database, back: timedelta
 ) -> None:
     clock = ManualClock()
@@ -461,7 +461,7 @@ async def test_a_clock_set_back_locks_a_count_for_one_whole_burst_at_most(
         await start(again)
 
 
-async def test_a_clock_set_back_locks_a_definition_for_a_minute_at_most(
+async def test_clock_set_back_blocks_a_definition_for_at_most_a_minute(
     database: Database,
 ) -> None:
     clock = ManualClock()
@@ -472,7 +472,7 @@ async def test_a_clock_set_back_locks_a_definition_for_a_minute_at_most(
     assert (await refused(again, per_minute=1)).retry_after_ms == 60_000
 
 
-async def test_rows_of_limits_that_are_configured_no_more_are_ignored(database: Database) -> None:
+async def test_rows_of_removed_limits_are_ignored(database: Database) -> None:
     clock = ManualClock()
     limits = limits_on(database, rule(), clock=clock)
     await start(limits)
@@ -480,7 +480,7 @@ async def test_rows_of_limits_that_are_configured_no_more_are_ignored(database: 
     await start(again)
 
 
-async def test_a_file_keeps_one_row_for_each_count(home: Path) -> None:
+async def test_database_keeps_one_row_per_count(home: Path) -> None:
     path, clock = home / "state.db", ManualClock()
     database = open_database(path)
     limits = limits_on(database, rule(limit=50), clock=clock)
@@ -499,7 +499,7 @@ async def test_a_file_keeps_one_row_for_each_count(home: Path) -> None:
 @pytest.mark.parametrize(
     ("subject", "free_at"), [("nobody=x", 2**62), ("principal", 2**62), ("", "soon")]
 )
-async def test_rows_that_no_engine_wrote_are_found_at_the_start(
+async def test_malformed_counter_rows_are_detected_at_start(
     database: Database, subject: str, free_at: Any
 ) -> None:
     values = {"name": "definition:a", "subject": subject, "period": "rate", "unit": "free_at",
@@ -522,7 +522,7 @@ async def test_rows_that_no_engine_wrote_are_found_at_the_start(
         {"limit": 1, "calls": 1}, {},
     ],
 )  # fmt: skip
-def test_settings_that_limit_nothing_or_for_ever_are_refused(wrong: dict[str, Any]) -> None:
+def test_rate_limit_rule_with_useless_values_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         RateLimitRule(**({"tool": "*"} | wrong))
 
@@ -561,7 +561,7 @@ STEPS = st.lists(
 
 
 @given(limit=st.integers(1, 6), burst=st.integers(1, 4), steps=STEPS)
-def test_in_no_window_do_more_calls_start_than_burst_and_rate_allow(
+def test_calls_never_exceed_burst_and_rate_in_any_window(
     limit: int, burst: int, steps: list[tuple[str, int]]
 ) -> None:
     """And no fewer while the clock is not set back: the limiter is the model exactly."""

@@ -44,7 +44,7 @@ HARMLESS = (
 
 @pytest.mark.row("E8")
 @pytest.mark.parametrize("name", KEYS)
-def test_key_of_a_known_form_is_replaced_and_the_text_around_it_stays(name: str) -> None:
+def test_key_of_a_known_format_is_redacted_within_text(name: str) -> None:
     text, count = Redactor().text(f"before {KEYS[name]} after")
     assert (text, count) == (f"before {REDACTED} after", 1)
 
@@ -55,7 +55,7 @@ def test_key_of_a_known_form_is_replaced_and_the_text_around_it_stays(name: str)
     "before",
     ["\\n", "\\\\n", "\\u003d", "\\t", "\x1b[31m", "\x1b[01;31m", "%3D", "%3d", "%20", "%253D"],
 )
-def test_key_behind_an_escape_is_replaced_however_it_is_cut(name: str, before: str) -> None:
+def test_key_after_an_escape_sequence_is_redacted_in_any_chunks(name: str, before: str) -> None:
     text = f"a{before}{KEYS[name]} b"
     redactor = Redactor()
     whole, count = redactor.text(text)
@@ -68,18 +68,18 @@ def test_key_behind_an_escape_is_replaced_however_it_is_cut(name: str, before: s
 
 @pytest.mark.row("E8")
 @pytest.mark.parametrize("text", HARMLESS)
-def test_harmless_text_that_looks_alike_stays(text: str) -> None:
+def test_twin_similar_harmless_text_is_kept(text: str) -> None:
     assert Redactor().text(text) == (text, 0)
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_without_common_keys_nothing_is_replaced(name: str) -> None:
+def test_disabled_common_keys_redact_nothing(name: str) -> None:
     redactor = Redactor(RedactionSettings(common_keys=False))
     assert redactor.text(KEYS[name]) == (KEYS[name], 0)
     assert not redactor.may_match(KEYS[name].encode())
 
 
-def test_learned_secret_and_pattern_of_the_operator_are_replaced() -> None:
+def test_learned_secret_and_operator_pattern_are_redacted() -> None:
     redactor = Redactor(RedactionSettings(patterns=(r"\b\d{3}-\d{2}-\d{4}\b",)))
     redactor.learn("correct horse (battery)")
     assert redactor.text("say correct horse (battery), 123-45-6789") == (
@@ -88,7 +88,7 @@ def test_learned_secret_and_pattern_of_the_operator_are_replaced() -> None:
     )
 
 
-def test_value_is_redacted_in_texts_and_names_but_not_in_the_bytes_of_files() -> None:
+def test_redaction_covers_texts_and_keys_but_not_file_bytes() -> None:
     key = KEYS["cloud"]
     value = {"a": [f"x {key}", 1, None, True], key: {"b": key}, "content_base64": key}
     changed, count = Redactor().value(value)
@@ -103,7 +103,7 @@ def test_value_is_redacted_in_texts_and_names_but_not_in_the_bytes_of_files() ->
 @pytest.mark.parametrize(
     "secret", ["plain-value", 'with "quotes"', "back\\slash", "zwölf Köpfe", "two\nlines"]
 )
-def test_look_at_the_json_never_misses_a_match(secret: str) -> None:
+def test_quick_json_scan_never_misses_a_match(secret: str) -> None:
     redactor = Redactor()
     redactor.learn(secret)
     for encoded in (json.dumps({"a": f"x{secret}"}), json.dumps([secret], ensure_ascii=False)):
@@ -113,7 +113,7 @@ def test_look_at_the_json_never_misses_a_match(secret: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["text", "name", "in a list", "beside half a character"])
-def test_event_of_the_log_is_redacted_wherever_the_secret_stands(place: str) -> None:
+def test_log_event_is_redacted_everywhere(place: str) -> None:
     secret = "plain-value"
     redactor = Redactor()
     redactor.learn(secret)
@@ -128,11 +128,11 @@ def test_event_of_the_log_is_redacted_wherever_the_secret_stands(place: str) -> 
     assert redactor.event(harmless) is harmless
 
 
-def test_json_without_any_beginning_is_not_looked_at() -> None:
+def test_json_without_a_possible_match_is_skipped() -> None:
     assert not Redactor().may_match(b'{"value": 4, "text": "4"}')
 
 
-def test_secret_that_would_match_in_ordinary_text_is_refused() -> None:
+def test_too_short_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 6"):
         Redactor().learn("yes")
 
@@ -140,7 +140,7 @@ def test_secret_that_would_match_in_ordinary_text_is_refused() -> None:
 @pytest.mark.parametrize(
     ("pattern", "words"), [("(", "RE2"), ("a*", "empty"), ("(a)b", "group"), ("a" * 1001, "1000")]
 )
-def test_pattern_that_cannot_be_used_is_refused(pattern: str, words: str) -> None:
+def test_unusable_redaction_pattern_is_refused(pattern: str, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         RedactionSettings(patterns=(pattern,))
 
@@ -166,7 +166,7 @@ def cut_up(text: str, cuts: list[int]) -> list[str]:
     words=st.lists(WORDS, max_size=12),
     cuts=st.lists(st.integers(0, 10_000), max_size=30),
 )
-def test_stream_comes_out_as_its_whole_text_would(
+def test_streamed_redaction_equals_redaction_of_the_whole_text(
     patterns: Any, words: list[str], cuts: list[int]
 ) -> None:
     redactor = Redactor(RedactionSettings(patterns=patterns))
@@ -178,19 +178,19 @@ def test_stream_comes_out_as_its_whole_text_would(
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_key_that_comes_one_character_at_a_time_never_shows(name: str) -> None:
+def test_key_streamed_one_character_at_a_time_is_redacted(name: str) -> None:
     stream = Redactor().stream()
     out = [stream.feed(character) for character in f"my key is {KEYS[name]}\nbye\n"]
     assert "".join(out) + stream.finish() == f"my key is {REDACTED}\nbye\n"
 
 
-def test_text_that_begins_no_key_is_passed_on_at_once() -> None:
+def test_text_without_a_key_prefix_is_streamed_at_once() -> None:
     stream = Redactor().stream()
     for piece in ("working", ".", ".", ".", "done 5", "0 % ", "ask"[:1]):
         assert stream.feed(piece) == piece
 
 
-def test_possible_beginning_of_a_key_waits_for_what_follows() -> None:
+def test_possible_key_prefix_is_held_back() -> None:
     stream = Redactor().stream()
     assert [stream.feed(piece) for piece in ("a s", "k", "-", "ing\n")] == [
         "a ",
@@ -200,7 +200,7 @@ def test_possible_beginning_of_a_key_waits_for_what_follows() -> None:
     ]
 
 
-def test_with_a_pattern_of_the_operator_lines_are_passed_on_when_complete() -> None:
+def test_operator_pattern_holds_back_incomplete_lines() -> None:
     stream = Redactor(RedactionSettings(patterns=("id [0-9]+",))).stream()
     assert [stream.feed(piece) for piece in ("my i", "d 4", "7\nyour")] == [
         "",
@@ -210,7 +210,7 @@ def test_with_a_pattern_of_the_operator_lines_are_passed_on_when_complete() -> N
     assert stream.finish() == "your"
 
 
-def test_long_word_is_held_back_only_up_to_a_bound() -> None:
+def test_held_back_text_is_bounded() -> None:
     stream = Redactor().stream()
     word = "sk-" + "." * (MAX_HELD + 1)
     out = stream.feed(word)
@@ -218,7 +218,7 @@ def test_long_word_is_held_back_only_up_to_a_bound() -> None:
     assert out + stream.finish() == word
 
 
-def test_no_text_of_a_hostile_program_makes_a_piece_slow() -> None:
+def test_hostile_text_is_redacted_in_linear_time() -> None:
     redactor = Redactor()
     redactor.learn("aaaaaaaaab" * 100)
     for text in ("a" * 200_000, "eyJ-" * 50_000, "-----BEGIN " * 20_000, " a" * 100_000):
@@ -231,17 +231,17 @@ def test_no_text_of_a_hostile_program_makes_a_piece_slow() -> None:
 @pytest.mark.parametrize(
     "make", [lambda key: {"token": key}, lambda key: [key], lambda key: f"key {key}"]
 )
-def test_name_of_a_files_content_hides_nothing_that_is_no_base64(make: Any) -> None:
+def test_non_base64_file_content_is_redacted(make: Any) -> None:
     value, count = Redactor().value({"content_base64": make(KEYS["code-host"])})
     assert (value, count) == ({"content_base64": make(REDACTED)}, 1)
 
 
-def test_text_with_half_a_character_is_redacted() -> None:
+def test_text_with_a_lone_surrogate_is_redacted() -> None:
     key = KEYS["cloud"]
     assert Redactor().text(f"\udcff {key}") == (f"? {REDACTED}", 1)
 
 
-def test_redacted_names_hide_no_values_of_each_other() -> None:
+def test_redacted_keys_stay_distinct() -> None:
     value = {KEYS["cloud"]: 1, KEYS["code-host"]: 2, REDACTED: 3}
     changed, count = Redactor().value(value)
     assert (list(changed.values()), count) == ([1, 2, 3], 2)
@@ -249,7 +249,7 @@ def test_redacted_names_hide_no_values_of_each_other() -> None:
 
 
 @pytest.mark.row("E8")
-def test_number_that_is_a_secret_or_fits_a_pattern_is_replaced() -> None:
+def test_number_matching_a_secret_or_pattern_is_redacted() -> None:
     redactor = Redactor(RedactionSettings(patterns=(r"\b4\d{15}\b",)))
     value = {"card": 4111111111111111, "count": 4, "rate": 0.5, "ok": True, "none": None}
     assert redactor.value(value) == ({**value, "card": REDACTED}, 1)
@@ -264,7 +264,7 @@ def test_number_that_is_a_secret_or_fits_a_pattern_is_replaced() -> None:
 
 @pytest.mark.row("E8")
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_line_of_the_log_is_redacted(tmp_path: Path, style: str) -> None:
+def test_log_line_is_redacted(tmp_path: Path, style: str) -> None:
     with (tmp_path / "log").open("w") as stream:
         log = make_logger(style=style, stream=stream)
         log.info("before", key=KEYS["cloud"])
@@ -279,7 +279,7 @@ def test_line_of_the_log_is_redacted(tmp_path: Path, style: str) -> None:
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_event_that_cannot_be_written_does_not_end_the_log(tmp_path: Path, style: str) -> None:
+def test_failing_log_event_does_not_stop_the_log(tmp_path: Path, style: str) -> None:
     def refuse(event: Any) -> Any:
         if event["event"] == "bad":
             raise ValueError("no such event")

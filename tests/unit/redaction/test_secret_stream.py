@@ -28,7 +28,9 @@ def streamed(pieces: list[str]) -> tuple[str, int]:
 
 
 @given(PIECES, st.data())
-def test_pieces_decide_nothing(pieces: list[str], data: st.DataObject) -> None:
+def test_redaction_is_independent_of_chunk_boundaries(
+    pieces: list[str], data: st.DataObject
+) -> None:
     text = "".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     split = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -36,12 +38,12 @@ def test_pieces_decide_nothing(pieces: list[str], data: st.DataObject) -> None:
 
 
 @given(st.sampled_from(FORMS), st.text(alphabet="xyz ", max_size=5))
-def test_value_is_replaced_in_each_form_and_what_is_no_value_stays(form: str, text: str) -> None:
+def test_streamed_secret_is_redacted_in_each_encoding(form: str, text: str) -> None:
     assert streamed([text, *form, text]) == (f"{text}[redacted]{text}", 1)
     assert streamed([text, form[:-1].rstrip("="), "~", text])[0].endswith(f"~{text}")
 
 
-def test_text_that_is_no_beginning_of_a_value_is_not_held_back() -> None:
+def test_text_without_a_secret_prefix_is_not_held_back() -> None:
     stream = SecretValues(SECRETS).stream()
     assert stream.feed("data: x\n\n") == "data: x\n\n"
     assert SecretValues().stream().feed("abc") == "abc"
