@@ -45,8 +45,8 @@ from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import CallFacts, PolicyError, Rule
 from fumehood.policy.rules import compile_rule
 from fumehood.protocol.messages import decode_envelope
-from fumehood.storage.all_calls import AllCalls, CallGroup
 from fumehood.storage.blobs import Blob
+from fumehood.storage.calls import AllCalls, CallGroup
 from fumehood.storage.changes import recorded
 
 MAX_CHILDREN = 100

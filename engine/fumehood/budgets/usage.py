@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from fumehood.budgets.model import MAX_ROWS, Group, UsageQuery, UsageRow, UsageTable
-from fumehood.storage.calls import common_filters
+from fumehood.storage.calls import filters_of
 from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
 
@@ -71,7 +71,9 @@ class UsageLog:
 
 
 def _table(connection: Connection, query: UsageQuery, principal_id: str | None) -> UsageTable:
-    wanted = _filters(query, principal_id)
+    wanted = filters_of(query)
+    if principal_id is not None:
+        wanted.append(CALLS.c.principal_id == principal_id)
     rows = _summed(connection, wanted, query.groups, MAX_ROWS + 1)
     total = _summed(connection, wanted, (), None) or [_nothing()]
     return UsageTable(
@@ -80,15 +82,6 @@ def _table(connection: Connection, query: UsageQuery, principal_id: str | None) 
         total=total[0],
         has_more=len(rows) > MAX_ROWS,
     )
-
-
-def _filters(query: UsageQuery, principal_id: str | None) -> list[ColumnElement[bool]]:
-    filters = common_filters(query.since, query.until, query.agent, query.tool)
-    if principal_id is not None:
-        filters.append(CALLS.c.principal_id == principal_id)
-    if query.session is not None:
-        filters.append(CALLS.c.session_id == query.session)
-    return filters
 
 
 def _summed(

@@ -1,9 +1,10 @@
 """Rows of the call log: who called what, when, and how it ended, without arguments.
 
-Host side. `pipeline/record` writes without waiting, the faces read. Each row is also added to the
-audit chain in the same transaction. Invariants: a principal sees only its own rows, and its calls
-displace no other principal's rows; the order is that of writing (`seq`), because clocks may be set
-back.
+Host side. `pipeline/record` writes without waiting, the faces read: `CallLog` for a principal's own
+calls, `AllCalls` for approvers and administrators. Each row is also added to the audit chain in the
+same transaction. Invariants: a principal sees only its own rows, and its calls displace no other
+principal's rows; a query of `AllCalls` reads at most `SCANNED` rows; the order is that of writing
+(`seq`), because clocks may be set back.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NotRequired, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
+from pydantic import BaseModel
+from sqlalchemy import ColumnElement, Connection, Select, case, delete, func, insert, select
 from sqlalchemy.engine import RowMapping
 
 from fumehood.audit.chain import AuditEntry, chain_of
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
-from fumehood.core.errors import ResourceNotFound
+from fumehood.core.errors import NO_FAULT, ResourceNotFound
+from fumehood.core.overview import AllCallsQuery, ToolFigures, ToolFiguresList
 from fumehood.storage.database import DELETED_AT_ONCE, Database
 from fumehood.storage.schema import CALLS
 from fumehood.storage.writer import Job, Row
@@ -28,6 +31,15 @@ IN_MEMORY_KEPT = 10_000
 
 MAX_INTEGER = 2**63 - 1
 """*Source*: SQLite's largest integer; a tool may report more tokens than that."""
+
+SCANNED = 200_000
+"""Rows that one query of all calls examines. A list continues with the next ones."""
+
+SUMMED = 50_000
+"""The newest rows that figures are computed from, because they are sorted for each tool."""
+
+MAX_TOOLS = 500
+MAX_GROUPS = 10_000
 
 _INSERT = insert(CALLS)
 
@@ -105,14 +117,10 @@ class CallLog:
             ResourceNotFound: the principal has no such call, or it is no longer kept.
             ReadFailed: the database cannot be read.
         """
-        await self._database.flush()
-        own = (CALLS.c.id == call_id) & (CALLS.c.principal_id == principal_id)
-        rows = await self._database.read(
-            lambda connection: connection.execute(select(CALLS).where(own)).mappings().all()
-        )
-        if not rows:
+        row = await _find(self._database, call_id, CALLS.c.principal_id == principal_id)
+        if row is None:
             raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
-        return record_of(rows[0])
+        return _record_of(row)
 
     async def prune(self, now: datetime) -> int:
         """Delete rows that are too old or too many; returns their number.
@@ -152,17 +160,11 @@ def _audited(row: Row) -> AuditEntry:
 
 
 def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPage:
-    wanted = [CALLS.c.principal_id == principal_id, *filters_of(query)]
+    own = CALLS.c.principal_id == principal_id
+    wanted = [own, *filters_of(query)]
     if query.cursor is not None:
-        own = (CALLS.c.id == query.cursor) & (CALLS.c.principal_id == principal_id)
-        seq = connection.execute(select(CALLS.c.seq).where(own)).scalar_one_or_none()
-        if seq is None:
-            raise ResourceNotFound("There is no such cursor. Begin again without one.")
-        wanted.append(CALLS.c.seq < seq)
-    listed = select(CALLS).where(*wanted).order_by(CALLS.c.seq.desc()).limit(query.limit + 1)
-    rows = connection.execute(listed).mappings().all()
-    items = tuple(record_of(row) for row in rows[: query.limit])
-    has_more = len(rows) > query.limit
+        wanted.append(CALLS.c.seq < _place_of(connection, query.cursor, own))
+    items, has_more = _newest_first(connection, wanted, query.limit)
     return CallPage(
         items=items,
         has_more=has_more,
@@ -171,35 +173,56 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
     )
 
 
-def filters_of(query: CallQuery) -> list[ColumnElement[bool]]:
-    """The conditions of a query, but its cursor."""
-    filters = common_filters(query.since, query.until, query.agent, query.tool)
-    if query.code is not None:
-        filters.append(CALLS.c.code == query.code)
-    return filters
+async def _find(database: Database, call_id: str, *own: ColumnElement[bool]) -> RowMapping | None:
+    wanted = select(CALLS).where(CALLS.c.id == call_id, *own)
+    await database.flush()
+    return await database.read(
+        lambda connection: connection.execute(wanted).mappings().one_or_none()
+    )
 
 
-def common_filters(
-    since: datetime | None, until: datetime | None, agent: str | None, tool: str | None
-) -> list[ColumnElement[bool]]:
-    """The conditions that all queries of the call log share. `tool` may be `name@version`."""
-    filters: list[ColumnElement[bool]] = []
-    if since is not None:
-        filters.append(CALLS.c.at >= as_kept(since))
-    if until is not None:
-        filters.append(CALLS.c.at < as_kept(until))
-    if agent is not None:
-        filters.append(CALLS.c.agent_id == agent)
-    if tool is not None:
-        name, at, version = tool.partition("@")
+def _place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
+    """The number of the row that a cursor names. Raises ResourceNotFound."""
+    named = select(CALLS.c.seq).where(CALLS.c.id == cursor, *own)
+    seq: int | None = connection.execute(named).scalar_one_or_none()
+    if seq is None:
+        raise ResourceNotFound("There is no such cursor. Begin again without one.")
+    return seq
+
+
+def _newest_first(
+    connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
+) -> tuple[tuple[CallRecord, ...], bool]:
+    """The newest of these calls, and whether there are more."""
+    listed = select(CALLS).where(*wanted).order_by(CALLS.c.seq.desc()).limit(limit + 1)
+    rows = connection.execute(listed).mappings().all()
+    return tuple(_record_of(row) for row in rows[:limit]), len(rows) > limit
+
+
+_EQUAL = {
+    "agent": CALLS.c.agent_id, "code": CALLS.c.code, "principal": CALLS.c.principal_id,
+    "session": CALLS.c.session_id, "trace": CALLS.c.trace_id, "parent": CALLS.c.parent_id,
+}  # fmt: skip
+"""Fields of a query that must be equal to a column."""
+
+
+def filters_of(query: BaseModel) -> list[ColumnElement[bool]]:
+    """The conditions of a query except its cursor. `tool` may be `name@version`."""
+    given = {name: value for name, value in query if value is not None}
+    filters = [column == given[name] for name, column in _EQUAL.items() if name in given]
+    if "since" in given:
+        filters.append(CALLS.c.at >= as_kept(given["since"]))
+    if "until" in given:
+        filters.append(CALLS.c.at < as_kept(given["until"]))
+    if "tool" in given:
+        name, at, version = given["tool"].partition("@")
         filters.append(CALLS.c.tool == name)
         if at:
             filters.append(CALLS.c.version == version)
     return filters
 
 
-def record_of(row: RowMapping) -> CallRecord:
-    """A row as its readers see it."""
+def _record_of(row: RowMapping) -> CallRecord:
     return CallRecord(
         call_id=row["id"],
         timestamp=row["at"],
@@ -233,3 +256,146 @@ def _deletion(batch: Sequence[int]) -> Job[int]:
 def as_kept(moment: datetime) -> str:
     """A time in the format of the column `at`: UTC, milliseconds."""
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+
+
+# -- the calls of all principals ------------------------------------------------------------
+
+
+class CallGroup(NamedTuple):
+    """Calls of one version of a tool, by one principal for one agent."""
+
+    tool: str
+    version: str | None
+    principal_id: str
+    agent_id: str | None
+    calls: int
+
+
+class AllCalls:
+    """The call log of all principals, read only."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(self, query: AllCallsQuery) -> CallPage:
+        """Calls of all principals, newest first, including every call that has ended by now.
+
+        If the filters match few calls, a page may have fewer than `limit` although more follow.
+
+        Raises:
+            ResourceNotFound: the cursor is no call, or too old.
+            ReadFailed: the database cannot be read.
+        """
+        await self._database.flush()
+        return await self._database.read(lambda connection: _page_of_all(connection, query))
+
+    async def get(self, call_id: str) -> tuple[CallRecord, dict[str, float], int | None]:
+        """One call, the time of its stages, and its audit row; earlier versions kept neither.
+
+        Raises:
+            ResourceNotFound, ReadFailed.
+        """
+        row = await _find(self._database, call_id)
+        if row is None:
+            raise ResourceNotFound("There is no such call in the log. Do not retry.")
+        return _record_of(row), row["stages"] or {}, row["audit_seq"]
+
+    async def figures(self, since: datetime) -> ToolFiguresList:
+        """Counts and times of the calls of each tool since then. Raises ReadFailed."""
+        await self._database.flush()
+        return await self._database.read(lambda connection: _figures(connection, since))
+
+    async def groups(self, since: datetime) -> tuple[list[CallGroup], bool]:
+        """The call count of each group, the largest first, and whether some are missing."""
+        await self._database.flush()
+        return await self._database.read(lambda connection: _groups(connection, since))
+
+
+def _page_of_all(connection: Connection, query: AllCallsQuery) -> CallPage:
+    newest = _newest(connection)
+    if query.cursor is not None:
+        newest = _place_of(connection, query.cursor) - 1
+    oldest = newest - SCANNED + 1
+    seen = [CALLS.c.seq.between(oldest, newest), *filters_of(query)]
+    items, has_more = _newest_first(connection, seen, query.limit)
+    cursor = items[-1].call_id if has_more else None
+    if cursor is None and _first(connection, CALLS.c.seq < oldest) is not None:
+        cursor = _first(connection, CALLS.c.seq >= oldest)
+    return CallPage(items=items, has_more=cursor is not None, next_cursor=cursor, total_count=None)
+
+
+def _newest(connection: Connection) -> int:
+    return connection.execute(select(func.max(CALLS.c.seq))).scalar() or 0
+
+
+def _first(connection: Connection, wanted: ColumnElement[bool]) -> str | None:
+    """The id of the oldest of these calls."""
+    first = select(CALLS.c.id).where(wanted).order_by(CALLS.c.seq).limit(1)
+    return connection.execute(first).scalars().first()
+
+
+def _recent(
+    connection: Connection, since: datetime, most: int
+) -> tuple[list[ColumnElement[bool]], bool]:
+    """Conditions for the newest calls since a moment, and whether they leave older ones out."""
+    bound = _newest(connection) - most
+    at = as_kept(since)
+    older = select(CALLS.c.seq).where(CALLS.c.seq <= bound, CALLS.c.at >= at)
+    last = older.order_by(CALLS.c.seq.desc()).limit(1)
+    is_cut = bound > 0 and connection.execute(last).first() is not None
+    return [CALLS.c.seq > bound, CALLS.c.at >= at], is_cut
+
+
+def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
+    wanted, is_cut = _recent(connection, since, SUMMED)
+    rows = connection.execute(_figures_of(wanted)).all()
+    items = tuple(
+        ToolFigures(
+            tool=row.tool, calls=row.calls, succeeded=row.succeeded, failed=row.failed,
+            last_at=row.last_at, mean_ms=round(row.mean_ms, 3), p50_ms=row.p50_ms,
+            p95_ms=row.p95_ms,
+        )
+        for row in rows[:MAX_TOOLS]
+    )  # fmt: skip
+    return ToolFiguresList(items=items, is_partial=is_cut or len(rows) > MAX_TOOLS)
+
+
+def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[tuple[object, ...]]:
+    # The share of the tool's calls that took at most as long.
+    waited_ms = func.coalesce(CALLS.c.stages[APPROVAL_WAIT].as_float(), 0.0)
+    own_ms = func.max(CALLS.c.total_ms - waited_ms, 0.0)
+    part = func.cume_dist().over(partition_by=CALLS.c.tool, order_by=own_ms)
+    columns = (
+        CALLS.c.tool, CALLS.c.code, CALLS.c.at, own_ms.label("own_ms"), part.label("part"),
+    )  # fmt: skip
+    in_order = select(*columns).where(*wanted).subquery().c
+    count = func.count()
+
+    def not_faster_than(least: float) -> ColumnElement[float]:
+        return func.min(case((in_order.part >= least, in_order.own_ms)))
+
+    return (
+        select(
+            in_order.tool,
+            count.label("calls"),
+            func.sum(case((in_order.code == "OK", 1), else_=0)).label("succeeded"),
+            func.sum(case((in_order.code.in_(NO_FAULT), 0), else_=1)).label("failed"),
+            func.avg(in_order.own_ms).label("mean_ms"),
+            not_faster_than(0.5).label("p50_ms"),
+            not_faster_than(0.95).label("p95_ms"),
+            func.max(in_order.at).label("last_at"),
+        )
+        .group_by(in_order.tool)
+        .order_by(count.desc(), in_order.tool)
+        .limit(MAX_TOOLS + 1)
+    )
+
+
+def _groups(connection: Connection, since: datetime) -> tuple[list[CallGroup], bool]:
+    wanted, is_cut = _recent(connection, since, SCANNED)
+    keys = CALLS.c.tool, CALLS.c.version, CALLS.c.principal_id, CALLS.c.agent_id
+    count = func.count()
+    counted = select(*keys, count).where(*wanted).group_by(*keys).order_by(count.desc())
+    rows = connection.execute(counted.limit(MAX_GROUPS + 1)).all()
+    groups = [CallGroup(*row) for row in rows[:MAX_GROUPS]]
+    return groups, is_cut or len(rows) > MAX_GROUPS

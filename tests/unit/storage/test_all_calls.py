@@ -10,9 +10,8 @@ from sqlalchemy import text
 
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.overview import AllCallsQuery
-from fumehood.storage import all_calls as module
-from fumehood.storage.all_calls import AllCalls
-from fumehood.storage.calls import CallLog
+from fumehood.storage import calls as module
+from fumehood.storage.calls import AllCalls, CallLog
 from fumehood.storage.database import Database
 from support.state import call_row
 
