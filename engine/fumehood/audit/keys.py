@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from fumehood.audit.verify import (
@@ -22,7 +22,7 @@ from fumehood.audit.verify import (
     Unreadable,
     read_key,
 )
-from fumehood.storage.directory import PRIVATE_FILE
+from fumehood.storage.directory import write_private
 from fumehood.storage.errors import AuditKeyLost
 
 CURRENT = "audit.key"
@@ -94,30 +94,7 @@ def _make_current(state: Path) -> AuditKey:
 
 
 def _write(path: Path, key: AuditKey) -> None:
-    """Write a file atomically and durably."""
-    draft = path.with_name(f"{path.name}.new")
-    draft.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(draft, flags, PRIVATE_FILE)
-    try:
-        os.write(descriptor, f"{key.secret.hex()}\n".encode())
-        os.fsync(descriptor)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-    finally:
-        os.close(descriptor)
-    draft.rename(path)
-    _flush_directory(path.parent)
-
-
-def _flush_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_private(path, f"{key.secret.hex()}\n".encode())
 
 
 def _read(path: Path) -> AuditKey | None:

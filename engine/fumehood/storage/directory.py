@@ -85,7 +85,7 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-# -- files of random bytes -----------------------------------------------------------------
+# -- private files -------------------------------------------------------------------------
 
 
 FILE_NAME = "owner"
@@ -110,7 +110,7 @@ def random_file(path: Path, size: int) -> tuple[bytes, int]:
         OSError: the file can be neither read nor created, or is damaged.
     """
     if not path.is_symlink() and not path.exists():
-        _make(path, size)
+        write_private(path, secrets.token_bytes(size))
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         found = os.read(descriptor, size + 1)
@@ -122,15 +122,20 @@ def random_file(path: Path, size: int) -> tuple[bytes, int]:
     return found, inode
 
 
-def _make(path: Path, size: int) -> None:
-    """Create the file atomically: an engine that is killed here leaves no partial file."""
+def write_private(path: Path, content: bytes) -> None:
+    """Write a private file atomically; it is durable when this returns. Raises OSError."""
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(draft, flags, PRIVATE_FILE)
     try:
-        os.write(descriptor, secrets.token_bytes(size))
+        os.write(descriptor, content)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     draft.rename(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
