@@ -7,9 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fumehood.audit.anchors import add_anchor, own_anchors
 from fumehood.audit.keys import keep_key, make_current, new_key
-from fumehood.audit.offline import verify_state
+from fumehood.audit.service import add_anchor, own_anchors, verify_state
 from fumehood.audit.verify import Anchor, AuditRow, Verdict
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database, open_database

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.audit.anchors import own_anchors
 from fumehood.audit.model import AuditSettings
+from fumehood.audit.service import own_anchors
 from fumehood.audit.verify import Anchor
 from fumehood.core.identity import Principal, Scope
 from fumehood.storage.database import open_database

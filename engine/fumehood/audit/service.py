@@ -1,36 +1,46 @@
 """The audit chain of an engine: anchored while it runs, verified and given a new key on request.
 
-Host side. Above it `compose` and the faces; below it the chain, its keys and anchors, and the
-database. Invariant: an anchor is written after the row that it names is on the disk, so that a loss
-of power never leaves it pointing beyond the end of the chain.
+Host side. Above it `compose` and the faces; below it the chain, its keys, and the database. Anchors
+are appended to a file beside the database, one line each. Whoever can write the state directory can
+also write that file, so anchors that must withstand such a person are kept elsewhere. The functions
+at the end read a state directory beside a running engine or without one, and write nothing.
+Invariant: an anchor is written after the row that it names is on the disk, so that a loss of power
+never leaves it pointing beyond the end of the chain.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 
-from fumehood.audit.anchors import add_anchor, last_own_anchor, own_anchors, shown
 from fumehood.audit.chain import all_rows, head_of, rows_after
 from fumehood.audit.keys import all_keys, keep_key, make_current, new_key
 from fumehood.audit.model import AuditRecord, AuditRotation, AuditSettings, AuditVerdict
-from fumehood.audit.verify import Anchor, AuditRow, Verdict, verify
+from fumehood.audit.verify import Anchor, AuditRow, Verdict, read_anchors, verify
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.log import Logger
 from fumehood.storage.changes import stamp
-from fumehood.storage.database import Database
+from fumehood.storage.database import Database, reading
+from fumehood.storage.directory import PRIVATE_FILE
 from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
 
 ANCHORED = "audit.anchored"
+
+ANCHORS_NAME = "audit-anchors.jsonl"
+TAIL_BYTES = 4096
+"""About twenty lines of that file."""
 
 Tell = Callable[[Connection, JsonObject, datetime], None]
 """Queues a message about an anchor, in the transaction that writes the anchor's row."""
@@ -228,4 +238,99 @@ async def _on_disk(work: Callable[..., None], state: Path, *rest: object) -> Non
         raise WriteFailed(error.strerror or "the disk failed") from error
 
 
-__all__ = ["AuditService", "shown_verdict"]
+# -- anchors beside the database -----------------------------------------------------------
+
+
+def add_anchor(state: Path, anchor: Anchor) -> None:
+    """Append one line, durable when this returns. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(state / ANCHORS_NAME, flags, PRIVATE_FILE)
+    try:
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        # A crash may have torn the last line; the new one must start a line of its own.
+        is_torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
+        line = f"{json.dumps(shown(anchor))}\n".encode()
+        os.write(descriptor, b"\n" + line if is_torn else line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_anchors(path: Path) -> list[Anchor]:
+    """The anchors in a file of this kind, or in a log of JSON lines. Raises OSError."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return read_anchors(lines)
+
+
+def own_anchors(state: Path) -> list[Anchor]:
+    """The anchors beside the database; empty if the file does not exist. Raises OSError."""
+    try:
+        return load_anchors(state / ANCHORS_NAME)
+    except FileNotFoundError:
+        return []
+
+
+def last_own_anchor(state: Path) -> Anchor | None:
+    """The newest anchor beside the database. Raises OSError."""
+    try:
+        with (state / ANCHORS_NAME).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            tail = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    anchors = read_anchors(tail.splitlines())
+    return anchors[-1] if anchors else None
+
+
+def shown(anchor: Anchor) -> dict[str, int | str]:
+    """An anchor as JSON."""
+    return {
+        "seq": anchor.seq,
+        "key_id": anchor.key_id,
+        "mac": anchor.mac.hex(),
+        "at": anchor.at,
+    }
+
+
+# -- a state directory, without an engine --------------------------------------------------
+
+
+def verify_state(
+    state: Path, anchors: Iterable[Anchor], keys: Mapping[str, bytes] | None = None
+) -> Verdict:
+    """Verify the chain of a state directory; by default with its own keys.
+
+    Raises:
+        StoreError: database or keys cannot be read.
+    """
+    known = keys if keys is not None else all_keys(state)
+    with reading(state) as connection:
+        return verify(all_rows(connection), known, anchors)
+
+
+@contextmanager
+def exported(
+    state: Path, since: datetime | None = None, until: datetime | None = None
+) -> Iterator[Iterator[AuditRow]]:
+    """The rows from the first one at or after `since` to the last before one at or after `until`.
+
+    Contiguous even if the clock jumped, so that it can be verified as a part.
+
+    Raises:
+        StoreError: the database cannot be read.
+    """
+    with reading(state) as connection:
+        rows = all_rows(connection)
+        if since is not None:
+            rows = dropwhile(lambda row: _is_before(row, since), rows)
+        if until is not None:
+            rows = takewhile(lambda row: _is_before(row, until), rows)
+        yield rows
+
+
+def _is_before(row: AuditRow, moment: datetime) -> bool:
+    """Whether the row is earlier; a row without a time is not."""
+    try:
+        return datetime.fromisoformat(json.loads(row.body)["at"]) < moment
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False

@@ -246,9 +246,7 @@ class _Walk:
             return
         if self._before is None:
             return  # what stood before it is gone, which was said, or is in another part
-        expected = hmac.digest(
-            secret, self._before + row.seq.to_bytes(8, "big") + row.body, "sha256"
-        )
+        expected = mac_of(secret, self._before, row.seq, row.body)
         if expected != row.mac or (row.before is not None and row.before != self._before):
             message = f"row {row.seq} does not follow from row {row.seq - 1}"
             self._find(row.seq, "altered", message)

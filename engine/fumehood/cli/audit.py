@@ -90,7 +90,7 @@ def export(
     ] = None,
 ) -> None:
     """Write the chain to standard output as JSON Lines, which can be verified elsewhere."""
-    from fumehood.audit.offline import exported
+    from fumehood.audit.service import exported
     from fumehood.audit.verify import export_line
 
     state = read_config().state_directory
@@ -121,9 +121,8 @@ plain(
 
 
 def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: bool) -> Verdict:
-    from fumehood.audit.anchors import load_anchors, own_anchors
     from fumehood.audit.keys import all_keys
-    from fumehood.audit.offline import verify_state
+    from fumehood.audit.service import load_anchors, own_anchors, verify_state
     from fumehood.audit.verify import read_export, read_key, verify
 
     state = read_config().state_directory
@@ -148,14 +147,14 @@ def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
 
 def _put_verifier(state: Path, directory: Path) -> None:
     """Copy the code that `audit verify` runs; it needs only Python."""
-    from fumehood.audit import anchors as audit_anchors
     from fumehood.audit import verify as audit_verify
+    from fumehood.audit.service import ANCHORS_NAME
 
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(audit_verify.__file__, directory / "audit_verify.py")
-    own = state / audit_anchors.FILE_NAME
+    own = state / ANCHORS_NAME
     if own.exists():
-        shutil.copyfile(own, directory / audit_anchors.FILE_NAME)
+        shutil.copyfile(own, directory / ANCHORS_NAME)
 
 
 def _require_readable(state: Path) -> None:

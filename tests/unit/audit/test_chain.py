@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, create_engine
 
 from fumehood.audit import verify as audit_verify
-from fumehood.audit.anchors import add_anchor, own_anchors
 from fumehood.audit.chain import all_rows, head_of, rows_after
 from fumehood.audit.keys import all_keys, keep_key, new_key, open_key
+from fumehood.audit.service import add_anchor, own_anchors
 from fumehood.audit.verify import (
     GENESIS,
     Anchor,
