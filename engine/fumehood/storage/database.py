@@ -38,8 +38,7 @@ from fumehood.storage.errors import (
     ReadFailed,
     StoreError,
 )
-from fumehood.storage.migrations import STEPS
-from fumehood.storage.schema import METADATA
+from fumehood.storage.schema import METADATA, STEPS
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
 BUSY_TIMEOUT_S = 5

@@ -23,8 +23,7 @@ from fumehood.storage.errors import (
     StoreError,
     WriteFailed,
 )
-from fumehood.storage.migrations import STEPS
-from fumehood.storage.schema import COUNTERS, METADATA
+from fumehood.storage.schema import COUNTERS, METADATA, STEPS
 from support.state import Events, keys, pages_of, put
 
 
