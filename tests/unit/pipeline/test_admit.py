@@ -1,4 +1,4 @@
-"""Admission: limits, walls, sessions, and what a dry run says of them."""
+"""Admission: limits, walls and sessions, and how a dry run reports them."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def test_memory_is_the_smallest_of_definition_option_and_ceiling(
 
 
 @pytest.mark.row("T2")
-def test_cpu_time_is_never_over_the_walls_own_limit() -> None:
+def test_cpu_time_is_capped_at_the_walls_limit() -> None:
     assert _plan(limits=replace(OFFERED, cpu_s=1.0)).limits.cpu_s == 1.0
     assert _plan(limits=replace(OFFERED, cpu_s=100.0)).limits.cpu_s == 5
 
 
-def test_less_memory_than_anything_needs_is_refused_under_its_option() -> None:
+def test_memory_option_below_minimum_is_refused_by_name() -> None:
     with pytest.raises(InvalidParams, match="at least 16") as caught:
         _plan(memory_limit_mb=15)
     assert caught.value.fields == ("options.memory_limit_mb",)
@@ -137,7 +137,7 @@ def _code_plan(fields: Any = None, **options: Any) -> Plan:
         (None, 9999, 2048, "2048 is the most that is allowed"),
     ],
 )
-def test_memory_of_a_container_is_rounded_down_to_a_size_and_it_says_so(
+def test_container_memory_is_rounded_down_to_a_size_with_a_warning(
     defined: int | None, option: int | None, effective: int, warning: str | None
 ) -> None:
     plan = _code_plan({"memory_limit_mb": defined}, memory_limit_mb=option)
@@ -146,7 +146,7 @@ def test_memory_of_a_container_is_rounded_down_to_a_size_and_it_says_so(
 
 
 @pytest.mark.row("T2", "S4", "P11")
-def test_container_of_less_than_the_smallest_size_is_refused() -> None:
+def test_container_memory_below_smallest_size_is_refused() -> None:
     with pytest.raises(InvalidParams, match="at least 128") as caught:
         _code_plan(memory_limit_mb=127)
     assert caught.value.fields == ("options.memory_limit_mb",)
@@ -154,7 +154,7 @@ def test_container_of_less_than_the_smallest_size_is_refused() -> None:
 
 @pytest.mark.row("T2", "P11")
 @pytest.mark.parametrize(("asked", "given"), [(None, 30), (0.5, 0.5), (600, 600), (601, 600)])
-def test_code_may_run_for_ten_minutes(asked: float | None, given: float) -> None:
+def test_code_timeout_is_capped_at_ten_minutes(asked: float | None, given: float) -> None:
     plan = _code_plan(timeout_seconds=asked)
     assert plan.limits.wall_s == given
     assert len(plan.warnings) == (asked == 601)
@@ -164,7 +164,7 @@ def test_code_may_run_for_ten_minutes(asked: float | None, given: float) -> None
 @pytest.mark.parametrize(
     ("isolation", "fresh"), [(None, False), ("call", False), ("container_per_call", True)]
 )
-def test_only_container_per_call_asks_for_a_container_of_its_own(
+def test_only_container_per_call_isolation_needs_a_fresh_container(
     isolation: str | None, fresh: bool
 ) -> None:
     plan = _code_plan(isolation=isolation)
@@ -173,7 +173,7 @@ def test_only_container_per_call_asks_for_a_container_of_its_own(
 
 
 @pytest.mark.row("S1", "P11")
-def test_isolation_that_a_wall_does_not_have_is_refused() -> None:
+def test_isolation_not_supported_by_the_wall_is_refused() -> None:
     with pytest.raises(InvalidParams, match='it can be "call"') as caught:
         _plan(isolation="container_per_call")
     assert caught.value.fields == ("options.isolation",)
@@ -183,7 +183,7 @@ def test_isolation_that_a_wall_does_not_have_is_refused() -> None:
 
 
 @pytest.mark.row("S1")
-def test_code_has_no_other_place_than_the_container() -> None:
+def test_code_without_container_wall_is_refused() -> None:
     document = expression_document(executor="code:python", parameters={"properties": {"code": {}}})
     walls = Walls(interpreter=FakeWall(), jail=FakeWall(), host=Host())
     with pytest.raises(SandboxUnavailable, match="no container wall, and uses no weaker one"):
@@ -191,7 +191,7 @@ def test_code_has_no_other_place_than_the_container() -> None:
 
 
 @pytest.mark.row("S1")
-def test_function_of_the_host_has_no_memory_limit_and_refuses_one() -> None:
+def test_memory_limit_for_host_function_is_refused() -> None:
     walls = Walls(host=Host())
     plan = make_plan(_permitted(function_definition()), walls)
     assert (plan.placement.kind, plan.limits.memory_mb, plan.limits.wall_s) == ("host", None, 30)
@@ -201,7 +201,7 @@ def test_function_of_the_host_has_no_memory_limit_and_refuses_one() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("D6")
-async def test_draining_engine_admits_nobody() -> None:
+async def test_draining_engine_refuses_admission() -> None:
     approved = ApprovedCall(_permitted(_expression()), "rule")
     wall = FakeWall()
     with pytest.raises(ShuttingDown) as caught:
@@ -211,9 +211,7 @@ async def test_draining_engine_admits_nobody() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("isolation", "fresh"), [(None, False), ("call", True)])
-async def test_isolation_of_the_call_asks_for_a_fresh_place(
-    isolation: str | None, fresh: bool
-) -> None:
+async def test_call_isolation_needs_a_fresh_lease(isolation: str | None, fresh: bool) -> None:
     permitted = _permitted(_expression(), isolation=isolation)
     walls = Walls(interpreter=FakeWall())
     approved = ApprovedCall(permitted, "")
@@ -224,7 +222,7 @@ async def test_isolation_of_the_call_asks_for_a_fresh_place(
 
 
 class ReturningWall(FakeWall, HasImages):
-    """A wall of images that a look finds to be there again, where `comes_back`."""
+    """A wall with images that is available again after a check if `comes_back`."""
 
     def __init__(self, *, is_down: bool, is_missing: bool, comes_back: bool) -> None:
         super().__init__(limits=CONTAINER_LIMITS)
@@ -259,7 +257,7 @@ def _program() -> PermittedCall:
 @pytest.mark.anyio
 @pytest.mark.row("S1")
 @pytest.mark.parametrize(("is_down", "is_missing"), [(True, False), (False, True), (True, True)])
-async def test_wall_that_is_back_takes_the_call_after_one_look(
+async def test_recovered_wall_admits_the_call_after_one_check(
     is_down: bool, is_missing: bool
 ) -> None:
     wall = ReturningWall(is_down=is_down, is_missing=is_missing, comes_back=True)
@@ -269,7 +267,7 @@ async def test_wall_that_is_back_takes_the_call_after_one_look(
 
 @pytest.mark.anyio
 @pytest.mark.row("S1")
-async def test_wall_that_stays_away_refuses_after_one_look() -> None:
+async def test_unavailable_wall_refuses_the_call_after_one_check() -> None:
     wall = ReturningWall(is_down=True, is_missing=False, comes_back=False)
     with pytest.raises(WallDown, match="Containers are unavailable; nothing ran"):
         await plan_now(_program(), Walls(container=wall))
@@ -278,7 +276,7 @@ async def test_wall_that_stays_away_refuses_after_one_look() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("S1")
-async def test_image_that_stays_away_is_named_with_the_language_that_needs_it() -> None:
+async def test_missing_image_is_named_with_its_language() -> None:
     wall = ReturningWall(is_down=False, is_missing=True, comes_back=False)
     with pytest.raises(ImageMissing, match="The image python, which python needs, is not built"):
         await plan_now(_program(), Walls(container=wall))
@@ -286,7 +284,7 @@ async def test_image_that_stays_away_is_named_with_the_language_that_needs_it() 
 
 
 @pytest.mark.anyio
-async def test_call_on_a_wall_that_is_up_has_nothing_looked_at() -> None:
+async def test_available_wall_is_not_checked_again() -> None:
     wall = ReturningWall(is_down=False, is_missing=False, comes_back=True)
     await plan_now(_program(), Walls(container=wall))
     away = ReturningWall(is_down=True, is_missing=True, comes_back=True)
@@ -295,7 +293,7 @@ async def test_call_on_a_wall_that_is_up_has_nothing_looked_at() -> None:
 
 
 @pytest.mark.anyio
-async def test_wall_that_cannot_be_looked_at_again_refuses_at_once() -> None:
+async def test_unavailable_wall_without_recheck_refuses_at_once() -> None:
     wall = FakeWall(enforced=frozenset())
     with pytest.raises(WallDown, match="The interpreter is unavailable; nothing ran"):
         await plan_now(_permitted(_expression()), Walls(interpreter=wall))
@@ -303,7 +301,7 @@ async def test_wall_that_cannot_be_looked_at_again_refuses_at_once() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("P12")
-async def test_dry_run_takes_the_same_look() -> None:
+async def test_dry_run_checks_the_wall_again() -> None:
     wall = ReturningWall(is_down=True, is_missing=True, comes_back=True)
     said = (await dry_run(_program(), Walls(container=wall))).data
     assert (said["would_run"], said["placement"]["image"], wall.looks) == (True, "python", 1)
@@ -314,7 +312,7 @@ async def test_dry_run_takes_the_same_look() -> None:
 @pytest.mark.parametrize(
     ("comes_back", "code"), [(True, "REQUIRES_HUMAN_APPROVAL"), (False, "SANDBOX_UNAVAILABLE")]
 )
-async def test_call_that_needs_approval_takes_the_same_look_before_anybody_is_asked(
+async def test_wall_is_checked_again_before_approval_is_requested(
     home: Path, comes_back: bool, code: str
 ) -> None:
     policy = home / "policy.toml"
@@ -367,7 +365,7 @@ def code(envelope: Envelope) -> str:
 
 
 @pytest.mark.row("S6", "S1")
-async def test_call_with_a_session_runs_in_its_place_and_says_so(bench: Bench) -> None:
+async def test_call_with_session_runs_in_the_session_container(bench: Bench) -> None:
     session = await bench.engine.sessions.create(bench.engine.owner)
     for isolation in (None, "session"):
         envelope = await bench.run(session_id=session.id, isolation=isolation)
@@ -382,7 +380,7 @@ async def test_call_with_a_session_runs_in_its_place_and_says_so(bench: Bench) -
 
 
 @pytest.mark.row("S6", "S1")
-async def test_call_without_a_session_runs_in_the_pool_in_its_language(bench: Bench) -> None:
+async def test_call_without_session_runs_in_the_pool(bench: Bench) -> None:
     envelope = await bench.run()
     assert code(envelope) == "OK"
     (run,) = bench.container.runs
@@ -399,7 +397,7 @@ async def test_call_without_a_session_runs_in_the_pool_in_its_language(bench: Be
         ("calculator", {"isolation": "session"}, "INVALID_PARAMS", "options.isolation"),
     ],
 )
-async def test_session_that_is_not_there_is_refused_before_anything_runs(
+async def test_missing_or_unknown_session_is_refused_before_anything_runs(
     bench: Bench, tool: str, options: dict[str, Any], expected: str, field: str | None
 ) -> None:
     envelope = await bench.run(tool, **options)
@@ -420,7 +418,7 @@ async def test_session_that_is_not_there_is_refused_before_anything_runs(
         ({"memory_limit_mb": 128}, "options.memory_limit_mb"),
     ],
 )
-async def test_what_a_session_cannot_give_is_refused(
+async def test_isolation_and_memory_options_are_refused_in_session(
     bench: Bench, options: dict[str, Any], field: str
 ) -> None:
     session = await bench.engine.sessions.create(bench.engine.owner)
@@ -432,7 +430,7 @@ async def test_what_a_session_cannot_give_is_refused(
 
 
 @pytest.mark.row("S6", "S1")
-async def test_tool_that_may_have_less_memory_than_the_session_has_is_refused(
+async def test_tool_with_memory_limit_below_the_sessions_is_refused(
     bench: Bench,
 ) -> None:
     session = await bench.engine.sessions.create(bench.engine.owner)
@@ -448,7 +446,7 @@ async def test_tool_that_may_have_less_memory_than_the_session_has_is_refused(
 
 
 @pytest.mark.row("S6", "S1")
-async def test_tool_outside_of_containers_runs_in_its_own_wall_for_the_session_s_domain(
+async def test_calculator_with_session_runs_in_its_own_wall_in_the_sessions_domain(
     bench: Bench,
 ) -> None:
     session = await bench.engine.sessions.create(bench.engine.owner)
@@ -464,9 +462,7 @@ async def test_tool_outside_of_containers_runs_in_its_own_wall_for_the_session_s
 
 @pytest.mark.row("S6", "S1")
 @pytest.mark.parametrize("executor", ["workspace:read", "workspace:list"])
-async def test_workspace_tool_needs_a_session_and_gets_its_place(
-    bench: Bench, executor: str
-) -> None:
+async def test_workspace_tool_without_session_is_refused(bench: Bench, executor: str) -> None:
     plain = ToolDefinition.model_validate(expression_document())
     tool = replace(registered(plain), definition=plain.model_copy(update={"executor": executor}))
     with pytest.raises(InvalidParams, match="needs a session_id") as caught:
@@ -480,7 +476,7 @@ async def test_workspace_tool_needs_a_session_and_gets_its_place(
 
 
 @pytest.mark.row("S6", "S1")
-async def test_language_that_the_session_lacks_is_refused(bench: Bench) -> None:
+async def test_language_missing_from_session_image_is_refused(bench: Bench) -> None:
     session = await bench.engine.sessions.create(bench.engine.owner, image="shell")
     envelope = await bench.run(session_id=session.id)
     assert code(envelope) == "INVALID_PARAMS"
@@ -489,7 +485,7 @@ async def test_language_that_the_session_lacks_is_refused(bench: Bench) -> None:
 
 
 @pytest.mark.row("S6", "S1")
-async def test_dry_run_explains_the_session_and_takes_no_turn(bench: Bench) -> None:
+async def test_dry_run_reports_the_session_without_taking_a_turn(bench: Bench) -> None:
     session = await bench.engine.sessions.create(bench.engine.owner)
     bench.container.held[0].may_run.clear()
     data = (await bench.run(session_id=session.id, dry_run=True)).data
@@ -527,7 +523,7 @@ async def _rehearse(
 
 
 @pytest.mark.row("P12", "S1")
-async def test_dry_run_says_where_how_and_at_what_cost() -> None:
+async def test_dry_run_reports_placement_limits_and_cost() -> None:
     wall = FakeWall()
     said = await _rehearse(wall, {"cost_per_use": "0.25"}, timeout_seconds=2)
     assert (said["dry_run"], said["would_run"], said["refused_with"]) == (True, True, None)
@@ -542,7 +538,7 @@ async def test_dry_run_says_where_how_and_at_what_cost() -> None:
 
 
 @pytest.mark.row("P12", "S1")
-async def test_dry_run_tells_of_a_wall_that_is_not_there() -> None:
+async def test_dry_run_reports_a_missing_wall() -> None:
     said = await _rehearse(None)
     assert (said["would_run"], said["refused_with"]) == (False, "SANDBOX_UNAVAILABLE")
     assert said["placement"]["kind"] is None
@@ -550,7 +546,7 @@ async def test_dry_run_tells_of_a_wall_that_is_not_there() -> None:
 
 
 @pytest.mark.row("P6", "P9")
-async def test_slow_service_keeps_neither_another_one_nor_host_functions_waiting(
+async def test_slow_service_does_not_block_other_services_or_host_functions(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @tool(sandboxed=False)
@@ -588,10 +584,10 @@ async def test_slow_service_keeps_neither_another_one_nor_host_functions_waiting
 
 MOST_OF_ONE = MAX_REQUESTS * 3 // 4
 MANY = 80
-"""More than all slots of the host."""
+"""A number of calls above the host wall's slots."""
 
 
-def test_tool_can_run_now_if_its_wall_and_its_image_are_there() -> None:
+def test_tool_is_runnable_only_if_its_wall_and_image_are_available() -> None:
     program = _expression(executor="code:python", parameters={"properties": {"code": {}}})
 
     def runnable(*, is_down: bool, is_missing: bool) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Batches: an answer for each call in its place, and no call that another one fails."""
+"""Batches: one answer per call in order, with failures isolated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Gate:
-    """A host tool whose calls wait until they are let through; counts what runs at a time."""
+    """A host tool whose calls wait until released; counts concurrent runs."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -68,7 +68,7 @@ async def act() -> None:
 
 
 def called(name: str, **arguments: Any) -> dict[str, Any]:
-    """One member of a batch."""
+    """A member of a batch."""
     return {"tool": name, "arguments": arguments}
 
 
@@ -80,7 +80,7 @@ def waits(count: int) -> list[dict[str, Any]]:
     return [called("wait", number=number) for number in range(count)]
 
 
-async def test_answers_are_in_the_order_of_the_calls_and_one_that_fails_fails_no_other(
+async def test_batch_answers_are_in_call_order_and_failures_are_isolated(
     home: Path,
 ) -> None:
     calls = [
@@ -105,7 +105,7 @@ async def test_answers_are_in_the_order_of_the_calls_and_one_that_fails_fails_no
     width=st.integers(1, 32),
     parallel=st.booleans(),
 )
-def test_every_call_has_its_own_answer_whatever_ends_first(
+def test_answers_keep_call_order_regardless_of_completion_order(
     turns: list[int], width: int, parallel: bool
 ) -> None:
     answers = [decode_envelope(envelope_bytes({})) for _ in turns]
@@ -131,7 +131,7 @@ def test_every_call_has_its_own_answer_whatever_ends_first(
 
 
 def made(members: list[Any], run: Any, **options: Any) -> module.Batch:
-    """A batch over a pipeline of the test's own, and of no engine."""
+    """A batch over a fake pipeline, without an engine."""
     parsed = parse_batch({"calls": members, "options": options})
     return module.Batch(
         parsed.calls, parsed.options, parse=parse_freely, run=run, refuse=lambda *_: None,  # type: ignore[arg-type, return-value]
@@ -147,7 +147,7 @@ def parse_freely(member: Any) -> tuple[str, CallBody]:
     ("options", "most"),
     [({"max_parallel": 3}, 3), ({}, 8), ({"parallel_tool_calls": False}, 1)],
 )
-async def test_no_more_calls_than_allowed_run_at_a_time(
+async def test_concurrent_batch_calls_are_limited_to_max_parallel(
     home: Path, options: dict[str, Any], most: int
 ) -> None:
     gate = Gate()
@@ -167,7 +167,7 @@ async def test_no_more_calls_than_allowed_run_at_a_time(
     assert gate.begun == list(range(20))
 
 
-async def test_after_the_deadline_what_runs_is_cancelled_and_nothing_begins(home: Path) -> None:
+async def test_batch_deadline_cancels_running_calls_and_starts_no_others(home: Path) -> None:
     gate = Gate()
     gate.full = 2
     async with bench(home, [gate.tool(), echo]) as b:
@@ -190,7 +190,7 @@ async def test_after_the_deadline_what_runs_is_cancelled_and_nothing_begins(home
     assert again.success
 
 
-async def test_cancelled_task_takes_all_of_its_calls_with_it(home: Path) -> None:
+async def test_cancelled_batch_task_cancels_its_running_calls(home: Path) -> None:
     gate = Gate()
     gate.full = 2
     async with bench(home, [gate.tool()]) as b:
@@ -204,7 +204,7 @@ async def test_cancelled_task_takes_all_of_its_calls_with_it(home: Path) -> None
         assert [row.code for row in (await b.engine.calls()).items] == ["CANCELLED"] * 2
 
 
-async def test_cancelled_batch_answers_every_call(home: Path) -> None:
+async def test_cancelled_batch_returns_an_answer_for_every_call(home: Path) -> None:
     gate = Gate()
     gate.full = 2
     async with bench(home, [gate.tool()]) as b:
@@ -221,7 +221,7 @@ async def test_cancelled_batch_answers_every_call(home: Path) -> None:
     assert ["not begun" in str(answer.error) for answer in answers] == [False, False, True, True]
 
 
-async def test_one_call_of_a_batch_can_be_cancelled_by_its_id(home: Path) -> None:
+async def test_single_batch_call_can_be_cancelled_by_its_id(home: Path) -> None:
     gate = Gate()
     gate.full = 2
     async with bench(home, [gate.tool(), echo]) as b:
@@ -245,7 +245,7 @@ HOSTILE: list[Any] = [
 ]  # fmt: skip
 
 
-async def test_malformed_call_has_its_own_answer(home: Path) -> None:
+async def test_malformed_batch_member_gets_its_own_error(home: Path) -> None:
     deep: Any = 1
     for _ in range(5000):
         deep = [deep]
@@ -273,13 +273,13 @@ async def test_malformed_call_has_its_own_answer(home: Path) -> None:
         {"calls": [{}], "options": {"dry_run": True}},
     ],
 )  # fmt: skip
-def test_malformed_batch_is_refused_as_a_whole(document: Any) -> None:
+def test_malformed_batch_document_is_refused(document: Any) -> None:
     with pytest.raises(InvalidParams):
         parse_batch(document)
     assert len(parse_batch({"calls": [{}] * 1000, "options": {"max_parallel": 32}}).calls) == 1000
 
 
-async def test_batch_whose_answers_are_too_large_begins_no_further_call(
+async def test_batch_over_answer_size_limit_starts_no_further_call(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench(home, [echo]) as b:
@@ -295,7 +295,7 @@ async def test_batch_whose_answers_are_too_large_begins_no_further_call(
     assert answers[-1].error.retryable is True
 
 
-async def test_fault_of_the_engine_in_one_call_leaves_the_others_their_answers(
+async def test_internal_error_in_one_call_does_not_affect_other_answers(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench(home, [echo]) as b:

@@ -1,4 +1,4 @@
-"""Calls of cacheable tools: who gets whose answer, and what is never kept."""
+"""Calls of cacheable tools: cache keys, isolation between callers, and what is never cached."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ async def case(home: Path, counted: Counted | None = None, **fields: Any) -> Asy
 
 
 def hit(envelope: Envelope) -> bool | None:
-    """Whether it was one; None if the cache had nothing to do with it."""
+    """Whether the answer was a cache hit, or None if the cache was not involved."""
     cache = envelope.metadata.cache
     return None if cache is None else cache.hit
 
 
-async def test_hit_has_its_warnings_also_without_defaults(home: Path) -> None:
-    """A program may keep an envelope without what was left at its default."""
+async def test_cache_hit_keeps_its_warnings_if_serialized_without_defaults(home: Path) -> None:
+    """A program may store an envelope without the fields that have their defaults."""
     async with case(home) as c:
         await c.look({"city": "Rome"})
         second = await c.look({"city": "Rome", "cyti": "Rome"})
@@ -100,7 +100,7 @@ async def test_hit_has_its_warnings_also_without_defaults(home: Path) -> None:
     assert second.metadata.performance.model_fields_set == {"total_ms", "validation_ms"}
 
 
-async def test_second_equal_call_gets_the_first_ones_result_at_no_cost(home: Path) -> None:
+async def test_second_equal_call_gets_cached_result_at_no_cost(home: Path) -> None:
     counted = Counted(lambda run: ToolResult({"run": run}, tokens_used=5))
     config = {"budgets": [{"name": "b", "calls": 1}]}
     async with case(home, counted, cost_per_use="0.25", config=config) as c:
@@ -130,7 +130,7 @@ async def test_second_equal_call_gets_the_first_ones_result_at_no_cost(home: Pat
     assert third.error.code == "QUOTA_EXCEEDED"
 
 
-async def test_call_log_and_log_say_that_it_was_a_hit(home: Path) -> None:
+async def test_cache_hit_is_recorded_in_call_log_and_log(home: Path) -> None:
     async with case(home) as c:
         for _ in range(2):
             last = await c.look()
@@ -152,7 +152,7 @@ async def test_call_log_and_log_say_that_it_was_a_hit(home: Path) -> None:
     ],
 )
 @pytest.mark.row("P11")
-async def test_cache_has_nothing_to_do_with_these(
+async def test_cache_is_bypassed_by_uncacheable_tool_debug_or_idempotency_key(
     home: Path, fields: dict[str, Any], options: dict[str, Any]
 ) -> None:
     async with case(home, **fields) as c:
@@ -166,7 +166,7 @@ async def test_cache_has_nothing_to_do_with_these(
     assert c.runs == (2 if "idempotency_key" in options else 3)
 
 
-async def test_idempotency_key_wins_over_a_cached_answer(home: Path) -> None:
+async def test_idempotency_key_takes_precedence_over_cached_answer(home: Path) -> None:
     async with case(home) as c:
         await c.look()
         keyed = await c.look(idempotency_key="k")
@@ -180,7 +180,7 @@ async def test_idempotency_key_wins_over_a_cached_answer(home: Path) -> None:
     ("decision", "code"), [("ask", "REQUIRES_HUMAN_APPROVAL"), ("deny", "PERMISSION_DENIED")]
 )
 @pytest.mark.row("A1")
-async def test_new_rule_stands_before_answers_that_are_kept(
+async def test_new_policy_rule_applies_before_cached_answers(
     home: Path, decision: str, code: str
 ) -> None:
     rule = '[[rules]]\nid = "r"\ndecision = "{}"\ntools = ["{}"]\nreason = "So."\n'
@@ -201,7 +201,7 @@ async def test_new_rule_stands_before_answers_that_are_kept(
 # Whose answer it is
 
 
-async def test_agents_have_answers_of_their_own(home: Path) -> None:
+async def test_cached_answers_are_separate_per_agent(home: Path) -> None:
     async with case(home) as c:
         engine = c.bench.engine
         for agent in ("a", "b"):
@@ -212,7 +212,7 @@ async def test_agents_have_answers_of_their_own(home: Path) -> None:
     assert [answer.data["run"] for answer in answers] == [1, 2, 3, 2]
 
 
-async def test_arguments_that_an_agents_configuration_fixes_are_always_in_the_key(
+async def test_fixed_arguments_are_always_part_of_the_cache_key(
     home: Path,
 ) -> None:
     async with case(home, cache_key_params=["unit"]) as c:
@@ -225,7 +225,7 @@ async def test_arguments_that_an_agents_configuration_fixes_are_always_in_the_ke
         assert hit(await c.look({"unit": "C"}, agent_id="a")) is True
 
 
-async def test_only_the_chosen_parameters_decide_in_any_order(home: Path) -> None:
+async def test_cache_key_uses_only_the_chosen_parameters_in_any_order(home: Path) -> None:
     async with case(home, cache_key_params=["unit", "city"]) as c:
         await c.look({"city": 1, "unit": "C"})
         assert hit(await c.look({"unit": "C", "city": 1.0})) is True
@@ -236,7 +236,7 @@ async def test_only_the_chosen_parameters_decide_in_any_order(home: Path) -> Non
         assert hit(await c.look({"city": "Oslo", "unit": "C"})) is False
 
 
-async def test_warnings_about_its_arguments_are_each_calls_own(home: Path) -> None:
+async def test_cached_answer_has_the_argument_warnings_of_its_own_call(home: Path) -> None:
     document = expression_document(read_only=True, cacheable=True)
     async with bench(home, [document]) as b:
         call = b.engine.call
@@ -250,7 +250,7 @@ async def test_warnings_about_its_arguments_are_each_calls_own(home: Path) -> No
     assert "size" in other.metadata.warnings[0]
 
 
-async def test_changing_an_answer_changes_nobody_elses(home: Path) -> None:
+async def test_modifying_a_cached_answer_does_not_affect_later_ones(home: Path) -> None:
     async with case(home, Counted(lambda run: {"list": [run]})) as c:
         for _ in range(3):
             answer = await c.look()
@@ -259,7 +259,7 @@ async def test_changing_an_answer_changes_nobody_elses(home: Path) -> None:
             answer.data["more"] = 1
 
 
-async def test_changed_definition_makes_the_old_answers_unreachable(home: Path) -> None:
+async def test_changed_definition_invalidates_cached_answers(home: Path) -> None:
     document = expression_document(name="swapped", read_only=True, cacheable=True)
     async with bench(home) as b:
         index = b.engine._made.registry
@@ -274,7 +274,7 @@ async def test_changed_definition_makes_the_old_answers_unreachable(home: Path) 
         assert refused.error.code == "TOOL_DISABLED"
 
 
-async def test_answer_is_over_after_the_tools_own_time(home: Path) -> None:
+async def test_cached_answer_expires_after_the_tools_ttl(home: Path) -> None:
     async with case(home, cache_ttl=10) as c:
         await c.look()
         c.bench.clock.advance(9)
@@ -288,7 +288,7 @@ async def test_answer_is_over_after_the_tools_own_time(home: Path) -> None:
 
 
 @pytest.mark.parametrize("result", [REFUSED, ValueError("x"), object()])
-async def test_error_is_not_kept(home: Path, result: Any) -> None:
+async def test_error_is_not_cached(home: Path, result: Any) -> None:
     counted = Counted(lambda run: result if run == 1 else {"run": run})
     async with case(home, counted) as c:
         failed = await c.look()
@@ -299,7 +299,7 @@ async def test_error_is_not_kept(home: Path, result: Any) -> None:
     assert (hit(again), again.data) == (False, {"run": 2})
 
 
-async def test_cancelled_call_is_not_kept(home: Path) -> None:
+async def test_cancelled_call_is_not_cached(home: Path) -> None:
     counted = Counted()
     counted.may_end.clear()
     async with case(home, counted) as c:
@@ -325,7 +325,7 @@ async def test_cancelled_call_is_not_kept(home: Path) -> None:
         {"text": "x" * 20_000},  # which is shortened, and its whole is a blob
     ],
 )
-async def test_limited_result_and_one_with_a_link_is_not_kept(
+async def test_limited_result_or_result_with_blob_link_is_not_cached(
     home: Path, data: dict[str, Any]
 ) -> None:
     async with case(home, Counted(lambda run: data)) as c:
@@ -336,7 +336,7 @@ async def test_limited_result_and_one_with_a_link_is_not_kept(
 
 
 @pytest.mark.row("P11")
-async def test_answer_for_another_length_is_another_answer(home: Path) -> None:
+async def test_cache_key_includes_max_length(home: Path) -> None:
     async with case(home, Counted(lambda run: {"text": "x" * 500})) as c:
         whole = await c.look()
         shortened = await c.look(max_length=100)
@@ -358,7 +358,7 @@ async def _until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come true")
 
 
-async def test_hundred_equal_calls_at_once_are_one_run(home: Path) -> None:
+async def test_hundred_concurrent_equal_calls_run_once(home: Path) -> None:
     counted = Counted()
     counted.may_end.clear()
     async with case(home, counted) as c:
@@ -372,7 +372,7 @@ async def test_hundred_equal_calls_at_once_are_one_run(home: Path) -> None:
     assert {answer.data["run"] for answer in answers} == {1}
 
 
-async def test_next_one_runs_when_the_first_is_cancelled_or_fails(home: Path) -> None:
+async def test_next_waiting_call_runs_if_the_first_is_cancelled_or_fails(home: Path) -> None:
     counted = Counted(lambda run: REFUSED if run == 2 else {"run": run})
     counted.may_end.clear()
     async with case(home, counted) as c:
@@ -395,7 +395,7 @@ async def test_next_one_runs_when_the_first_is_cancelled_or_fails(home: Path) ->
     assert sum(hit(answer) or False for answer in answers) == 8
 
 
-async def test_call_that_waits_keeps_its_own_time_limit(home: Path) -> None:
+async def test_call_waiting_for_equal_call_keeps_its_own_timeout(home: Path) -> None:
     counted = Counted()
     counted.may_end.clear()
     async with case(home, counted) as c:
@@ -410,7 +410,7 @@ async def test_call_that_waits_keeps_its_own_time_limit(home: Path) -> None:
     assert c.runs == 1
 
 
-async def test_call_that_waits_can_be_cancelled_alone(home: Path) -> None:
+async def test_call_waiting_for_equal_call_can_be_cancelled_alone(home: Path) -> None:
     counted = Counted()
     counted.may_end.clear()
     async with case(home, counted) as c:
@@ -428,7 +428,7 @@ async def test_call_that_waits_can_be_cancelled_alone(home: Path) -> None:
         assert [hit(await call) for call in (first, third)] == [False, True]
 
 
-async def test_fault_of_the_engine_leaves_nobody_waiting(
+async def test_internal_error_releases_the_cache_claim(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*given: Any) -> Any:
@@ -443,7 +443,7 @@ async def test_fault_of_the_engine_leaves_nobody_waiting(
         assert (await c.look()).success
 
 
-async def test_streamed_call_gets_a_cached_answer_as_its_only_event(home: Path) -> None:
+async def test_streamed_cache_hit_is_a_single_result_event(home: Path) -> None:
     async with case(home) as c:
         await c.look()
         events = [event async for event in c.bench.engine.stream("look", {})]

@@ -1,4 +1,4 @@
-"""Checkers of results: they add an opinion to a successful answer, and can harm none."""
+"""Result checkers: they add an assessment to a successful answer and cannot break it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def opinion(home: Path, *checkers: ResultChecker) -> Any:
     return envelope.model_dump(mode="json")["metadata"].get("metacognition")
 
 
-async def test_opinion_stands_in_the_envelope(home: Path) -> None:
+async def test_checker_objection_is_in_the_envelope(home: Path) -> None:
     assert await opinion(home, doubts) == {
         "checked": True,
         "needs_correction": True,
@@ -75,21 +75,21 @@ async def test_opinion_stands_in_the_envelope(home: Path) -> None:
     }
 
 
-async def test_result_without_objection_is_checked_and_no_more(home: Path) -> None:
+async def test_result_without_objection_is_marked_checked(home: Path) -> None:
     assert await opinion(home, agrees) == {"checked": True, "needs_correction": False}
 
 
-async def test_one_objection_among_several_checkers_counts(home: Path) -> None:
+async def test_single_objection_among_several_checkers_counts(home: Path) -> None:
     assert (await opinion(home, agrees, doubts, passes))["needs_correction"]
 
 
-async def test_without_an_opinion_nothing_stands_there(home: Path) -> None:
+async def test_result_without_assessment_has_no_metacognition(home: Path) -> None:
     assert await opinion(home) is None
     assert await opinion(home, passes) is None
 
 
 @pytest.mark.parametrize("bad", [fails, never_ends])
-async def test_checker_that_fails_or_hangs_harms_no_answer(
+async def test_failing_or_hanging_checker_adds_a_warning_and_keeps_the_answer(
     home: Path, bad: ResultChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check_result, "CHECK_S", 0.05)
@@ -107,7 +107,7 @@ async def test_checker_cannot_change_the_answer(home: Path) -> None:
     assert (await called(home, [changes])).data == {"answer": "why: perhaps"}
 
 
-async def test_checkers_see_neither_failures_nor_dry_runs(home: Path) -> None:
+async def test_checkers_are_not_called_for_failures_and_dry_runs(home: Path) -> None:
     seen: list[CheckedResult] = []
 
     async def sees(result: CheckedResult) -> None:
@@ -123,7 +123,7 @@ async def test_checkers_see_neither_failures_nor_dry_runs(home: Path) -> None:
     assert (result.tool, result.arguments, result.trace_id) == ("answer", {"query": "why"}, "t1")
 
 
-def test_checker_that_is_no_asynchronous_function_is_refused(home: Path) -> None:
+def test_synchronous_checker_is_refused(home: Path) -> None:
     wrong: Any = print
     with pytest.raises(TypeError, match="print is no asynchronous function"):
         Engine(config=Config(home=home), result_checkers=[wrong])
@@ -139,7 +139,7 @@ class Offered:
         return self._checker
 
 
-def test_checkers_of_installed_packages_are_used_where_the_configuration_names_them() -> None:
+def test_only_configured_checkers_of_installed_packages_are_loaded() -> None:
     offered: Any = [Offered("one", doubts), Offered("two", ImportError("no such module"))]
     assert load_checkers(["one"], offered) == [doubts]
     assert load_checkers([], offered) == []

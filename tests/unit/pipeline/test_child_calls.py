@@ -1,7 +1,6 @@
-"""Code mode: each call that a program makes passes every gate, and none outlives the program.
+"""Code mode: each call by a program passes every gate, and none outlives the program.
 
-The program is played by the test: it makes its calls as a hostile guest would, with frames of its
-own.
+The test plays the program and makes its calls as a hostile guest would, with hand-made frames.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Guest:
         self.changed.set()
 
     def begin(self, tool: str, arguments: Any = None) -> int:
-        """Send a call; its number."""
+        """Send a call, and return its number."""
         self.number += 1
         assert self.sinks.call is not None
         self.sinks.call(self.number, tool, arguments or {}, self)
@@ -72,13 +71,13 @@ class Guest:
                 await self.changed.wait()
 
     async def call(self, tool: str, arguments: Any = None) -> Any:
-        """Call a tool; the answer."""
+        """Call a tool, and return the answer."""
         number = self.begin(tool, arguments)
         await self.until(lambda: number in self.answers)
         return self.answers[number]
 
     async def code(self, tool: str, arguments: Any = None) -> str:
-        """The code of a call's error."""
+        """Call a tool, and return the error code or OK."""
         answer = await self.call(tool, arguments)
         return answer["error"]["code"] if "error" in answer else "OK"
 
@@ -87,7 +86,7 @@ Play = Callable[[Guest], Awaitable[Any]]
 
 
 class Stage:
-    """An engine whose programs are played, and the tools that they call."""
+    """An engine whose programs are played by the test, and the tools that they call."""
 
     def __init__(self) -> None:
         self.noted: list[str] = []
@@ -178,7 +177,7 @@ def failure(envelope: Envelope) -> tuple[str, str, tuple[str, ...] | None]:
 # -- a call is a call -------------------------------------------------------------------------
 
 
-async def test_call_of_a_program_is_answered_and_recorded_as_its_child(home: Path) -> None:
+async def test_program_call_is_answered_and_recorded_as_child_call(home: Path) -> None:
     async with stage(home) as on:
         envelope = await on.run(lambda guest: guest.call("note", {"text": "a"}), trace_id="t")
         page = await on.engine.call_log.page(on.engine.owner.id, CallQuery())
@@ -192,7 +191,7 @@ async def test_call_of_a_program_is_answered_and_recorded_as_its_child(home: Pat
     assert ended == [parent.call_id, None]
 
 
-async def test_program_without_tools_can_call_none(home: Path) -> None:
+async def test_program_without_tools_has_no_call_channel(home: Path) -> None:
     async with stage(home) as on:
         for arguments in ({"code": "1"}, {"code": "1", "tools": []}):
 
@@ -206,7 +205,7 @@ async def test_program_without_tools_can_call_none(home: Path) -> None:
             assert "tool_calls" not in envelope.data
 
 
-async def test_guest_gets_name_description_and_schema_and_no_more(home: Path) -> None:
+async def test_guest_receives_only_tool_names_descriptions_and_schemas(home: Path) -> None:
     async with stage(home) as on:
         await on.run(_nothing, "note", "calculator@1.0.0")
         note, calculator = on.wall.runs[0].arguments["tools"]
@@ -216,7 +215,7 @@ async def test_guest_gets_name_description_and_schema_and_no_more(home: Path) ->
     assert (calculator["name"], calculator["function"]) == ("calculator@1.0.0", "calculator")
 
 
-async def test_names_that_python_does_not_take_become_others(home: Path) -> None:
+async def test_invalid_python_names_are_mangled_and_duplicates_refused(home: Path) -> None:
     names = ("a-b", "class", "ToolError", "__doc__")
     async with stage(home, *(expression_document(name=name) for name in names)) as on:
         await on.run(_nothing, *names)
@@ -232,7 +231,7 @@ async def test_names_that_python_does_not_take_become_others(home: Path) -> None
 @pytest.mark.parametrize(
     "name", ["run_python", "run_shell", "read_file", "delete_files", "unknown", "note@9.9.9"]
 )
-async def test_tool_that_a_program_cannot_have_refuses_it_before_it_runs(
+async def test_program_with_unavailable_tool_is_refused_before_it_runs(
     name: str, home: Path
 ) -> None:
     async with stage(home) as on:
@@ -246,9 +245,7 @@ async def test_tool_that_a_program_cannot_have_refuses_it_before_it_runs(
 @pytest.mark.parametrize(
     "name", ["send", "run_python", "calculator", "note@1.0.0", "", "../note", "x" * 5000]
 )
-async def test_tool_that_is_not_listed_is_refused_whatever_the_program_sends(
-    name: str, home: Path
-) -> None:
+async def test_attack_call_of_unlisted_tool_is_refused(name: str, home: Path) -> None:
     async with stage(home) as on:
 
         async def attack(guest: Guest) -> Any:
@@ -260,7 +257,7 @@ async def test_tool_that_is_not_listed_is_refused_whatever_the_program_sends(
     assert on.noted == ["twin"]
 
 
-async def test_program_cannot_be_called_as_a_fallback_either(
+async def test_fallback_to_code_tool_is_refused_within_a_program(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parameters = {"type": "object", "properties": {"code": {"type": "string"}}}
@@ -286,7 +283,7 @@ async def test_program_cannot_be_called_as_a_fallback_either(
 # -- every gate, as this caller and agent --------------------------------------------------------
 
 
-async def test_agent_has_its_own_tools_and_its_fixed_arguments_stay_hidden(home: Path) -> None:
+async def test_agents_program_has_only_its_tools_and_no_fixed_arguments(home: Path) -> None:
     async with stage(home) as on:
         agents, me = on.engine.agents, on.engine.owner.id
         await make_agent(agents, "writer", me)
@@ -308,7 +305,7 @@ async def test_agent_has_its_own_tools_and_its_fixed_arguments_stay_hidden(home:
     assert "much" in failure(refused)[1]
 
 
-async def test_agents_configuration_decides_which_tools_its_programs_have(home: Path) -> None:
+async def test_fixed_tools_argument_determines_program_tools_of_agent(home: Path) -> None:
     async with stage(home) as on:
         agents, me = on.engine.agents, on.engine.owner.id
         await make_agent(agents, "a", me)
@@ -329,7 +326,7 @@ async def test_agents_configuration_decides_which_tools_its_programs_have(home: 
             assert failure(await on.engine.run("run_python", body, caller))[2] == ("tools",)
 
 
-async def test_policy_denies_by_the_arguments_of_each_call(home: Path) -> None:
+async def test_policy_is_applied_to_each_program_call(home: Path) -> None:
     file = home / "policy.toml"
     file.write_text(
         '[[rules]]\nid = "no-b"\ndecision = "deny"\ntools = ["note"]\n'
@@ -346,7 +343,7 @@ async def test_policy_denies_by_the_arguments_of_each_call(home: Path) -> None:
     assert on.noted == ["a", "c"]
 
 
-async def test_rate_limits_and_budgets_count_each_call(home: Path) -> None:
+async def test_rate_limits_and_budgets_count_each_program_call(home: Path) -> None:
     budget = {"name": "few", "period": "total", "tools": ["note"], "calls": 3}
     async with stage(home, budgets=[budget]) as on:
 
@@ -360,7 +357,7 @@ async def test_rate_limits_and_budgets_count_each_call(home: Path) -> None:
     assert envelope.data["tool_calls"] == {"made": 7, "failed": 2}
 
 
-async def test_token_that_is_revoked_meanwhile_calls_nothing_more(home: Path) -> None:
+async def test_token_revoked_during_program_is_refused_for_further_calls(home: Path) -> None:
     async with stage(home) as on:
         token, secret = await new_token(on.engine.tokens, Scope.CALL)
         caller = on.engine.tokens.principal_of(secret, NOW)
@@ -378,7 +375,7 @@ async def test_token_that_is_revoked_meanwhile_calls_nothing_more(home: Path) ->
 # -- approval ----------------------------------------------------------------------------------
 
 
-async def test_dangerous_call_is_parked_and_the_program_told_where_it_may_not_wait(
+async def test_dangerous_program_call_without_wait_gets_pending_error(
     home: Path,
 ) -> None:
     async with stage(home) as on:
@@ -390,7 +387,7 @@ async def test_dangerous_call_is_parked_and_the_program_told_where_it_may_not_wa
     assert on.noted == []
 
 
-async def test_program_stands_still_until_a_human_has_approved_and_the_call_has_run(
+async def test_program_is_paused_until_its_call_is_approved_and_has_run(
     home: Path,
 ) -> None:
     async with stage(home) as on:
@@ -414,7 +411,7 @@ async def test_program_stands_still_until_a_human_has_approved_and_the_call_has_
     assert on.noted == ["a"]
 
 
-async def test_program_waits_no_longer_in_all_than_its_call_was_given(home: Path) -> None:
+async def test_total_approval_wait_of_program_is_bounded(home: Path) -> None:
     async with stage(home) as on:
         await on.approver()
 
@@ -434,7 +431,7 @@ async def test_program_waits_no_longer_in_all_than_its_call_was_given(home: Path
     assert on.seen == ("REQUIRES_HUMAN_APPROVAL", [True, False, True, False])
 
 
-async def test_program_that_ends_takes_back_the_call_that_it_waited_for(home: Path) -> None:
+async def test_program_end_cancels_its_pending_approval(home: Path) -> None:
     async with stage(home) as on:
         await on.approver()
 
@@ -455,7 +452,7 @@ async def send_directly(on: Stage, **options: Any) -> Envelope:
 
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("is_waiting", [True, False])
-async def test_program_that_ends_leaves_the_call_that_an_equal_direct_one_asked_for(
+async def test_program_end_keeps_approval_shared_with_direct_call(
     home: Path, is_first: bool, is_waiting: bool
 ) -> None:
     answers: list[Envelope] = []
@@ -491,7 +488,7 @@ async def test_program_that_ends_leaves_the_call_that_an_equal_direct_one_asked_
 
 
 async def until_waiting(on: Stage, count: int) -> None:
-    """Until so many calls wait for one approval."""
+    """Wait until this number of calls wait for one approval."""
     requests = on.engine.approvals.requests
     with anyio.fail_after(10):
         while [len(requests.runs.followers(one.id)) for one in await on.pending()] != [count]:
@@ -501,7 +498,7 @@ async def until_waiting(on: Stage, count: int) -> None:
 # -- no call outlives its program ------------------------------------------------------------------
 
 
-async def test_end_of_the_program_ends_its_calls_before_it_is_answered(home: Path) -> None:
+async def test_program_end_cancels_its_calls_before_the_answer(home: Path) -> None:
     async with stage(home) as on:
 
         async def leave(guest: Guest) -> None:
@@ -517,7 +514,7 @@ async def test_end_of_the_program_ends_its_calls_before_it_is_answered(home: Pat
     assert {call.code for call in page.items} == {"CANCELLED"}
 
 
-async def test_cancelled_program_ends_its_calls(home: Path) -> None:
+async def test_cancelled_program_cancels_its_calls(home: Path) -> None:
     async with stage(home) as on:
 
         async def stay(guest: Guest) -> None:
@@ -536,7 +533,7 @@ async def test_cancelled_program_ends_its_calls(home: Path) -> None:
     assert on.ended == ["a"]
 
 
-async def test_call_after_the_end_does_nothing(home: Path) -> None:
+async def test_call_after_program_end_is_ignored(home: Path) -> None:
     async with stage(home) as on:
         kept: list[Guest] = []
 
@@ -554,7 +551,7 @@ async def test_call_after_the_end_does_nothing(home: Path) -> None:
 # -- bounds ------------------------------------------------------------------------------------
 
 
-async def test_few_calls_are_open_at_once(home: Path) -> None:
+async def test_number_of_open_program_calls_is_limited(home: Path) -> None:
     async with stage(home) as on:
 
         async def attack(guest: Guest) -> Any:
@@ -569,7 +566,7 @@ async def test_few_calls_are_open_at_once(home: Path) -> None:
     assert on.noted == ["twin"]
 
 
-async def test_calls_of_one_program_are_numbered_to_an_end(home: Path) -> None:
+async def test_total_number_of_program_calls_is_limited(home: Path) -> None:
     async with stage(home) as on:
 
         async def attack(guest: Guest) -> Any:
@@ -583,7 +580,7 @@ async def test_calls_of_one_program_are_numbered_to_an_end(home: Path) -> None:
     assert on.noted == ["another program"]
 
 
-async def test_forged_and_repeated_numbers_are_the_programs_own_confusion(home: Path) -> None:
+async def test_repeated_call_number_is_answered_and_recorded_separately(home: Path) -> None:
     async with stage(home) as on:
 
         async def attack(guest: Guest) -> Any:
@@ -598,7 +595,7 @@ async def test_forged_and_repeated_numbers_are_the_programs_own_confusion(home: 
     assert len({call.call_id for call in page.items}) == 2
 
 
-async def test_long_text_stays_whole_for_a_program_and_is_shortened_for_others(home: Path) -> None:
+async def test_long_text_is_not_truncated_for_a_program(home: Path) -> None:
     async with stage(home) as on:
         before = await on.engine.call("much", {"size": 100_000})
         await on.run(lambda guest: guest.call("much", {"size": 100_000}), "much")
@@ -608,10 +605,10 @@ async def test_long_text_stays_whole_for_a_program_and_is_shortened_for_others(h
     assert "truncated" not in on.seen["data"]
 
 
-async def test_result_that_is_too_large_for_a_program_is_an_error(
+async def test_result_over_program_size_limit_is_an_error(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Walls have a limit of their own, which an operator may have raised beyond this one."""
+    """Walls have a separate limit, which an operator may have raised above this one."""
     async with stage(home) as on:
         over_the_walls = {"size": 0, "parts": MAX_RESULT_BYTES // 1000 + 200}
         await on.run(lambda guest: guest.code("much", over_the_walls), "much")

@@ -1,4 +1,4 @@
-"""Calls with keys: one call a key runs, and no answer is told that is not kept."""
+"""Calls with idempotency keys: one run per key, and stored answers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def claimed(keys: Keys, call: Any = None, call_id: str = "call_1") -> Clai
         ({"idempotency_key": "auto"}, None, "auto"),
     ],
 )
-async def test_key_is_the_option_or_the_tools_own_parameter(
+async def test_idempotency_key_is_the_option_or_the_tools_parameter(
     arguments: dict[str, Any], option: str | None, expected: str | None
 ) -> None:
     assert key_of(permitted(arguments, tool=KEYED, idempotency_key=option)) == expected
@@ -118,7 +118,7 @@ async def test_key_is_the_option_or_the_tools_own_parameter(
         ({"idempotency_key": "x" * 256}, None, "idempotency_key"),
     ],
 )
-async def test_keys_that_differ_or_are_none_are_refused(
+async def test_conflicting_or_overlong_keys_are_refused(
     keys: Keys, database: Database, arguments: dict[str, Any], option: str | None, field: str
 ) -> None:
     call = permitted(arguments, tool=KEYED, idempotency_key=option)
@@ -135,7 +135,7 @@ async def test_keys_that_differ_or_are_none_are_refused(
         permitted({}, tool=KEYED, effective={"idempotency_key": "the agent's or a default"}),
     ],
 )
-async def test_what_the_caller_did_not_say_is_no_key(keys: Keys, call: Any) -> None:
+async def test_key_from_unknown_parameter_or_default_is_ignored(keys: Keys, call: Any) -> None:
     assert key_of(call) is None
     assert await keys.claim(call, "call_1", NOW) is None
 
@@ -143,7 +143,7 @@ async def test_what_the_caller_did_not_say_is_no_key(keys: Keys, call: Any) -> N
 # What a repeat hears
 
 
-async def test_repeat_gets_the_first_answer_and_runs_nothing(driver: Driver) -> None:
+async def test_repeat_replays_the_first_answer_without_running(driver: Driver) -> None:
     call = permitted({"text": "a"}, idempotency_key="k")
     first = await driver.call(call, "call_1")
     again = await driver.call(call, "call_2", now=NOW + KEY_LIFETIME - timedelta(seconds=1))
@@ -165,7 +165,7 @@ async def test_repeat_gets_the_first_answer_and_runs_nothing(driver: Driver) -> 
         permitted({"text": "a"}, idempotency_key="k", tool=function_definition(version="2.0.0")),
     ],
 )
-async def test_key_of_another_call_is_a_conflict_whatever_became_of_it(
+async def test_key_reused_for_different_call_conflicts_in_every_state(
     driver: Driver, keys: Keys, other: Any
 ) -> None:
     first = permitted({"text": "a"}, idempotency_key="k")
@@ -181,7 +181,7 @@ async def test_key_of_another_call_is_a_conflict_whatever_became_of_it(
     assert driver.acted == ["call_1"]
 
 
-async def test_same_key_of_another_principal_is_another_key(driver: Driver) -> None:
+async def test_same_key_of_another_principal_is_separate(driver: Driver) -> None:
     mine, others = (
         permitted({"text": "a"}, by=who, idempotency_key="k") for who in (OWNER, principal("uid:2"))
     )
@@ -192,7 +192,7 @@ async def test_same_key_of_another_principal_is_another_key(driver: Driver) -> N
     assert answered.metadata.idempotent_replay is False
 
 
-async def test_call_that_waits_names_its_approval(
+async def test_repeat_of_waiting_call_names_its_approval(
     driver: Driver, keys: Keys, database: Database
 ) -> None:
     call = permitted({"text": "a"}, idempotency_key="k")
@@ -207,7 +207,7 @@ async def test_call_that_waits_names_its_approval(
     assert driver.acted == []
 
 
-async def test_call_in_progress_says_when_to_come_back(keys: Keys) -> None:
+async def test_repeat_of_running_call_gets_retry_after(keys: Keys) -> None:
     await claimed(keys)
     with pytest.raises(CallInProgress) as caught:
         await keys.claim(permitted(idempotency_key="k"), "call_2", NOW)
@@ -215,7 +215,7 @@ async def test_call_in_progress_says_when_to_come_back(keys: Keys) -> None:
     assert caught.value.retry_after_ms == claim_module.RETRY_AFTER_MS
 
 
-async def test_answer_of_another_form_is_not_run_again(
+async def test_unreadable_stored_answer_is_outcome_unknown_and_not_rerun(
     driver: Driver, keys: Keys, database: Database
 ) -> None:
     call = permitted(idempotency_key="k")
@@ -256,7 +256,7 @@ ENDINGS: list[tuple[ErrorInfo | None, bool, bool, str]] = [
 
 
 @pytest.mark.parametrize(("error", "acted", "may_repeat", "expected"), ENDINGS)
-async def test_repeat_hears_what_the_ending_left(
+async def test_ending_determines_whether_key_is_kept_freed_or_lost(
     keys: Keys, error: ErrorInfo | None, acted: bool, may_repeat: bool, expected: str
 ) -> None:
     call = permitted(tool=IDEMPOTENT if may_repeat else None, idempotency_key="k")
@@ -273,7 +273,7 @@ async def test_repeat_hears_what_the_ending_left(
 
 @pytest.mark.parametrize("tool", [HARMLESS, IDEMPOTENT, function_definition()])
 @pytest.mark.parametrize("acted", [True, False])
-async def test_call_without_an_answer_may_be_sent_again_only_where_that_does_no_harm(
+async def test_abandoned_call_may_be_repeated_only_if_harmless(
     driver: Driver, keys: Keys, tool: Any, acted: bool
 ) -> None:
     call = permitted(tool=tool, idempotency_key="k")
@@ -286,7 +286,7 @@ async def test_call_without_an_answer_may_be_sent_again_only_where_that_does_no_
         assert driver.acted == ["call_2"]
 
 
-async def test_first_ending_is_the_only_one(keys: Keys) -> None:
+async def test_only_the_first_ending_is_stored(keys: Keys) -> None:
     held = await claimed(keys)
     await held.settle(answer(data={"a": 1}), acted=True)
     await held.abandon(acted=True)
@@ -300,7 +300,7 @@ async def test_first_ending_is_the_only_one(keys: Keys) -> None:
 # Many at once
 
 
-async def test_of_many_at_once_exactly_one_runs(driver: Driver) -> None:
+async def test_exactly_one_of_many_concurrent_equal_keys_runs(driver: Driver) -> None:
     call = permitted({"text": "a"}, idempotency_key="k")
     begun, go = asyncio.Event(), asyncio.Event()
     heard: list[Any] = []
@@ -325,10 +325,10 @@ async def test_of_many_at_once_exactly_one_runs(driver: Driver) -> None:
     assert heard[19] == answer("the one")
 
 
-async def test_repeat_that_was_queued_before_the_end_finds_it(
+async def test_repeat_queued_around_the_ending_is_never_treated_as_lost(
     keys: Keys, database: Database
 ) -> None:
-    """Between the end's commit and its caller's waking nobody takes the call for a lost one."""
+    """Between the ending's commit and the wake-up of its caller, the call is not taken for lost."""
     call = permitted(idempotency_key="k")
     held = await claimed(keys, call)
     with anyio.fail_after(20):
@@ -347,7 +347,7 @@ async def test_repeat_that_was_queued_before_the_end_finds_it(
 # Cancelled in the middle
 
 
-async def test_claim_that_is_cancelled_leaves_the_key_free(
+async def test_cancelled_claim_frees_the_key(
     driver: Driver, keys: Keys, database: Database
 ) -> None:
     call = permitted(idempotency_key="k")
@@ -364,7 +364,7 @@ async def test_claim_that_is_cancelled_leaves_the_key_free(
     assert driver.acted == ["call_2"]
 
 
-async def test_claim_that_is_cancelled_takes_nothing_from_who_has_the_key(
+async def test_cancelled_claim_does_not_affect_the_keys_holder(
     keys: Keys, database: Database
 ) -> None:
     call = permitted(idempotency_key="k")
@@ -381,7 +381,7 @@ async def test_claim_that_is_cancelled_takes_nothing_from_who_has_the_key(
     assert await states(database) == [KeyState.DONE]
 
 
-async def test_answer_whose_caller_has_left_is_kept(
+async def test_answer_is_stored_although_its_caller_was_cancelled(
     driver: Driver, keys: Keys, database: Database
 ) -> None:
     call = permitted(idempotency_key="k")
@@ -402,7 +402,7 @@ async def test_answer_whose_caller_has_left_is_kept(
 # A disk that is full
 
 
-async def test_key_that_cannot_be_kept_lets_nothing_run(home: Path) -> None:
+async def test_call_does_not_run_if_its_key_cannot_be_stored(home: Path) -> None:
     database = open_database(home / "state.db")
     driver = Driver(Keys(database))
     await database.write(put("so that there is a table"))
@@ -425,7 +425,7 @@ async def test_key_that_cannot_be_kept_lets_nothing_run(home: Path) -> None:
 
 
 @pytest.mark.parametrize("may_repeat", [True, False])
-async def test_answer_that_cannot_be_kept_is_given_with_a_warning_and_leaves_the_key(
+async def test_unstorable_answer_is_returned_with_warning_and_key_is_kept(
     home: Path, may_repeat: bool
 ) -> None:
     database = open_database(home / "state.db")
@@ -452,7 +452,7 @@ async def test_answer_that_cannot_be_kept_is_given_with_a_warning_and_leaves_the
 # Large, and old
 
 
-async def test_pruning_forgets_all_that_is_old(
+async def test_prune_removes_all_expired_keys(
     driver: Driver, keys: Keys, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "DELETED_AT_ONCE", 2)
@@ -468,7 +468,7 @@ async def test_pruning_forgets_all_that_is_old(
 # -- fingerprints ----------------------------------------------------------------------------
 
 
-def test_every_option_is_known_to_decide_or_not() -> None:
+def test_every_call_option_is_classified_for_the_fingerprint() -> None:
     elsewhere = {"agent_id", "session_id", "idempotency_key", "dry_run"}
     groups = [set(DECIDING_OPTIONS), set(SHOWING_OPTIONS), elsewhere]
     assert set().union(*groups) == CallOptions.model_fields.keys()
@@ -491,7 +491,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_everything_that_decides_what_happens_is_in_it(change: str) -> None:
+def test_fingerprint_changes_with_every_deciding_option(change: str) -> None:
     changed = permitted(**{"arguments": {"text": "a"}, **CHANGES[change]})
     assert fingerprint(changed) != fingerprint(permitted({"text": "a"}))
 
@@ -504,27 +504,27 @@ SHOWN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("option", sorted(SHOWING_OPTIONS))
-def test_nothing_that_only_shows_is_in_it(option: str) -> None:
+def test_fingerprint_ignores_display_options(option: str) -> None:
     shown = permitted({"text": "a"}, **{option: SHOWN[option]})
     assert fingerprint(shown) == fingerprint(permitted({"text": "a"}))
 
 
 @pytest.mark.parametrize("option", [{}, {"idempotency_key": "k"}])
-def test_tools_own_key_is_left_out_of_it(option: dict[str, str]) -> None:
+def test_fingerprint_ignores_the_tools_own_key_parameter(option: dict[str, str]) -> None:
     bare = fingerprint(permitted({"text": "a"}, tool=KEYED))
     given_key = permitted({"text": "a", "idempotency_key": "k"}, tool=KEYED, **option)
     assert fingerprint(given_key) == bare
     assert fingerprint(permitted({"text": "b", "idempotency_key": "k"}, tool=KEYED)) != bare
 
 
-def test_argument_of_that_name_counts_where_it_is_no_parameter_of_the_tool() -> None:
+def test_fingerprint_includes_key_argument_not_declared_by_the_tool() -> None:
     free = function_definition({"text": {"type": "string"}})
     one, other = (permitted({"idempotency_key": key}, tool=free) for key in "ab")
     assert fingerprint(one) != fingerprint(other)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_made_key_is_of_the_action_and_of_who_asks_for_it(change: str) -> None:
+def test_generated_key_depends_on_action_and_caller_but_not_limits(change: str) -> None:
     changed = permitted(**{"arguments": {"text": "a"}, **CHANGES[change]})
     is_same = key_made_of(changed) == key_made_of(permitted({"text": "a"}))
     # Another limit is no other action: the repeat is a conflict, and runs nothing.
@@ -532,7 +532,7 @@ def test_made_key_is_of_the_action_and_of_who_asks_for_it(change: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", {"\udfff": 1}, object()])
-def test_what_json_cannot_hold_is_refused(value: Any) -> None:
+def test_fingerprint_of_arguments_not_representable_in_json_is_refused(value: Any) -> None:
     with pytest.raises(InvalidParams, match="canonical JSON form") as caught:
         fingerprint(permitted({"text": value}))
     assert caught.value.fields == ("options.idempotency_key",)
@@ -542,7 +542,7 @@ def test_what_json_cannot_hold_is_refused(value: Any) -> None:
 
 
 class Counter:
-    """A tool's deeds, and what it does next."""
+    """Records a tool's runs and controls its next one."""
 
     def __init__(self) -> None:
         self.deeds: list[str] = []
@@ -579,7 +579,7 @@ Opened = Callable[[], AbstractAsyncContextManager[Engine]]
 
 @pytest.fixture
 def opened(home: Path, counter: Counter) -> Opened:
-    """An engine whose state outlives it."""
+    """An engine with persistent state."""
 
     @asynccontextmanager
     async def life() -> AsyncIterator[Engine]:
@@ -601,7 +601,7 @@ def code(envelope: Envelope) -> str:
     return envelope.error.code if envelope.error is not None else "OK"
 
 
-async def test_replay_is_a_row_of_the_call_log_that_cost_nothing(
+async def test_replay_is_recorded_in_the_call_log_at_no_cost(
     opened: Opened, counter: Counter
 ) -> None:
     async with opened() as engine:
@@ -618,7 +618,7 @@ async def test_replay_is_a_row_of_the_call_log_that_cost_nothing(
     ("name", "deeds", "heard"), [("act", 1, "OUTCOME_UNKNOWN"), ("look", 2, "OK")]
 )
 @pytest.mark.parametrize("by", ["its caller", "the task's end"])
-async def test_call_that_was_cancelled_in_the_middle_is_not_run_again(
+async def test_cancelled_keyed_call_is_rerun_only_if_read_only(
     opened: Opened, counter: Counter, name: str, deeds: int, heard: str, by: str
 ) -> None:
     counter.waits = True
@@ -640,9 +640,7 @@ async def test_call_that_was_cancelled_in_the_middle_is_not_run_again(
     assert len(counter.deeds) == deeds
 
 
-async def test_tools_failure_is_answered_again_and_not_repeated(
-    opened: Opened, counter: Counter
-) -> None:
+async def test_tool_failure_is_replayed_without_rerunning(opened: Opened, counter: Counter) -> None:
     counter.error = ToolError("CITY_BUSY", "Come back.", retryable=True, retry_after_ms=5)
     async with opened() as engine:
         first = await engine.call("act", idempotency_key="k")
@@ -654,7 +652,7 @@ async def test_tools_failure_is_answered_again_and_not_repeated(
     assert len(counter.deeds) == 1
 
 
-async def test_lost_run_of_a_tool_that_may_be_repeated_frees_its_key(home: Path) -> None:
+async def test_lost_run_of_idempotent_tool_frees_its_key(home: Path) -> None:
     endings = [EndedBy.SANDBOX_LOST, EndedBy.OK]
     wall = FakeWall(
         lambda run: RunEnding(
@@ -668,7 +666,7 @@ async def test_lost_run_of_a_tool_that_may_be_repeated_frees_its_key(home: Path)
     assert again.metadata.idempotent_replay is False
 
 
-async def test_rehearsal_takes_no_key_and_replays_nothing(opened: Opened, counter: Counter) -> None:
+async def test_dry_run_takes_no_key_and_replays_nothing(opened: Opened, counter: Counter) -> None:
     async with opened() as engine:
         rehearsed = await engine.call("act", idempotency_key="k", dry_run=True)
         assert rehearsed.data["dry_run"] is True
@@ -679,7 +677,7 @@ async def test_rehearsal_takes_no_key_and_replays_nothing(opened: Opened, counte
     assert len(counter.deeds) == 1
 
 
-async def test_engine_clears_old_keys_away(home: Path, counter: Counter) -> None:
+async def test_engine_prunes_expired_keys_at_start(home: Path, counter: Counter) -> None:
     database, clock = open_database(home / "state.db"), ManualClock()
 
     def count(connection: Connection) -> int:

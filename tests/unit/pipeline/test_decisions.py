@@ -1,4 +1,4 @@
-"""Decisions about tools of others: every gate decides, and nothing runs."""
+"""Decisions about external tools: every gate applies, and nothing runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RM = {"command": "rm -r build"}
 
 
 class Deciding:
-    """An engine, and what approvers do."""
+    """An engine and its approvers' actions."""
 
     def __init__(self, engine: Engine, clock: ManualClock) -> None:
         self.engine = engine
@@ -91,7 +91,7 @@ async def deciding(tmp_path: Path, rules: str = RULES, **config: Any) -> AsyncIt
         yield Deciding(engine, clock)
 
 
-async def test_rules_decide_with_their_reason(tmp_path: Path) -> None:
+async def test_policy_rules_decide_with_their_reason(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         allowed = await here.engine.decide("Bash", LS)
         assert (allowed.decision, allowed.tool, allowed.code) == ("allow", "external:Bash", None)
@@ -102,7 +102,7 @@ async def test_rules_decide_with_their_reason(tmp_path: Path) -> None:
         assert "Nobody forces." in denied.reason
 
 
-async def test_record_claims_no_sandbox_for_a_tool_that_runs_outside(tmp_path: Path) -> None:
+async def test_approval_record_shows_no_sandbox_for_external_tool(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         approval = await here.engine.approvals.opened(await here.pending())
         assert approval.binding is not None
@@ -116,7 +116,7 @@ async def test_record_claims_no_sandbox_for_a_tool_that_runs_outside(tmp_path: P
         assert (envelope.success, envelope.metadata.sandbox) == (True, None)
 
 
-async def test_tool_that_nobody_declared_is_dangerous_and_waits(tmp_path: Path) -> None:
+async def test_undeclared_external_tool_is_dangerous_and_pending(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         decision = await here.engine.decide("Write", {"file_path": "a"}, context={"cwd": "/w"})
         assert (decision.decision, decision.code) == ("pending", "REQUIRES_HUMAN_APPROVAL")
@@ -127,7 +127,7 @@ async def test_tool_that_nobody_declared_is_dangerous_and_waits(tmp_path: Path) 
         assert approval.dangerous
 
 
-async def test_pattern_allows_no_dangerous_tool_of_others_but_a_harmless_one(
+async def test_allow_pattern_covers_only_harmless_external_tools(
     tmp_path: Path,
 ) -> None:
     declared = {"mcp__github__get_issue": ExternalToolSettings(dangerous=False)}
@@ -140,7 +140,7 @@ async def test_pattern_allows_no_dangerous_tool_of_others_but_a_harmless_one(
         assert (await here.engine.decide("mcp__slack__post")).decision == "pending"
 
 
-async def test_name_of_a_registered_tool_is_another_tool_here(tmp_path: Path) -> None:
+async def test_registered_tool_and_external_tool_of_same_name_are_separate(tmp_path: Path) -> None:
     rules = '[[rules]]\nid = "sums"\ndecision = "allow"\ntools = ["calculator"]\n'
     async with deciding(tmp_path, rules) as here:
         decision = await here.engine.decide("calculator", {"expression": "1"})
@@ -151,7 +151,7 @@ async def test_name_of_a_registered_tool_is_another_tool_here(tmp_path: Path) ->
         assert unknown.error.code == "TOOL_NOT_FOUND"
 
 
-async def test_yes_is_good_for_one_call_and_its_repeat_learns_it(tmp_path: Path) -> None:
+async def test_approval_allows_one_repeat_only(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         approval_id = await here.pending()
         assert await here.pending() == approval_id
@@ -171,7 +171,9 @@ async def test_yes_is_good_for_one_call_and_its_repeat_learns_it(tmp_path: Path)
         {"new_call": True},
     ],
 )
-async def test_yes_is_for_no_other_call(tmp_path: Path, other: dict[str, Any]) -> None:
+async def test_approval_does_not_allow_a_different_call(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
     same: dict[str, Any] = {"context": {"cwd": "/w"}, "session_id": "s1"}
     async with deciding(tmp_path) as here:
         approval_id = await here.pending(**same)
@@ -180,7 +182,7 @@ async def test_yes_is_for_no_other_call(tmp_path: Path, other: dict[str, Any]) -
         assert (await here.engine.decide("Bash", RM, **same)).decision == "allow"  # the twin
 
 
-async def test_remembered_yes_is_for_the_context_that_the_approver_saw(tmp_path: Path) -> None:
+async def test_remembered_approval_applies_only_to_the_same_context(tmp_path: Path) -> None:
     same: dict[str, Any] = {"context": {"cwd": "/w"}, "session_id": "s1"}
     remember = NewDecision(decision="approve", remember=RememberWish())
     async with deciding(tmp_path) as here:
@@ -194,8 +196,8 @@ async def test_remembered_yes_is_for_the_context_that_the_approver_saw(tmp_path:
 
 
 @pytest.mark.parametrize("where", ["arguments", "context"])
-async def test_call_that_no_human_could_read_is_not_asked_about(tmp_path: Path, where: str) -> None:
-    """Hashing one of a few megabytes held all other calls up for half a minute."""
+async def test_call_too_large_for_review_is_refused(tmp_path: Path, where: str) -> None:
+    """Regression: hashing a call of a few megabytes blocked all other calls for half a minute."""
     async with deciding(tmp_path) as here:
         many = {"deep": [{"a": [0] * 100} for _ in range(200)]}
         with pytest.raises(CallFailed, match="A human has to read this call"):
@@ -204,7 +206,7 @@ async def test_call_that_no_human_could_read_is_not_asked_about(tmp_path: Path, 
         assert (await here.engine.decide("Write", **{where: many})).decision == "pending"
 
 
-async def test_yes_that_nobody_has_used_in_time_is_none(tmp_path: Path) -> None:
+async def test_unused_approval_expires(tmp_path: Path) -> None:
     approvals = ApprovalSettings(start_within_seconds=60, repeat_seconds=3600)
     async with deciding(tmp_path, approvals=approvals) as here:
         approval_id = await here.pending()
@@ -213,7 +215,7 @@ async def test_yes_that_nobody_has_used_in_time_is_none(tmp_path: Path) -> None:
         assert await here.pending() != approval_id
 
 
-async def test_of_two_that_wait_for_one_yes_one_may_run(tmp_path: Path) -> None:
+async def test_only_one_of_several_waiting_equal_calls_is_allowed(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         heard: list[Decision] = []
 
@@ -231,7 +233,7 @@ async def test_of_two_that_wait_for_one_yes_one_may_run(tmp_path: Path) -> None:
         assert {one.code for one in heard} == {None, "APPROVAL_EXPIRED"}
 
 
-async def test_looking_at_a_yes_does_not_use_it(tmp_path: Path) -> None:
+async def test_viewing_an_approved_answer_does_not_consume_it(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         approval = await here.say(await here.pending())
         shown = await here.engine.approvals.answer_of(approval.call_id, here.engine.owner)
@@ -240,7 +242,7 @@ async def test_looking_at_a_yes_does_not_use_it(tmp_path: Path) -> None:
         assert (await here.engine.decide("Bash", RM)).decision == "pending"
 
 
-async def test_no_is_a_denial_with_its_reason(tmp_path: Path) -> None:
+async def test_denial_is_returned_with_its_reason(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         await here.say(await here.pending(), NO)
         for _ in range(2):
@@ -249,7 +251,7 @@ async def test_no_is_a_denial_with_its_reason(tmp_path: Path) -> None:
             assert "needed tomorrow" in decision.reason
 
 
-async def test_edit_is_refused_because_the_caller_would_not_run_it(tmp_path: Path) -> None:
+async def test_edit_of_external_call_is_refused(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         approval_id = await here.pending()
         with pytest.raises(InvalidParams, match="runs this tool itself"):
@@ -257,7 +259,7 @@ async def test_edit_is_refused_because_the_caller_would_not_run_it(tmp_path: Pat
         assert (await here.engine.approvals.show(approval_id)).state is ApprovalState.PENDING
 
 
-async def test_allowed_call_counts_in_budgets_and_a_denied_or_waiting_one_does_not(
+async def test_only_allowed_external_calls_count_against_budgets(
     tmp_path: Path,
 ) -> None:
     budgets = (BudgetRule(name="calls", period="total", calls=2, per=("session",)),)
@@ -271,7 +273,7 @@ async def test_allowed_call_counts_in_budgets_and_a_denied_or_waiting_one_does_n
         assert (await here.engine.decide("Bash", LS, session_id="t")).decision == "allow"
 
 
-async def test_rate_limit_of_a_declared_tool_denies_and_says_when(tmp_path: Path) -> None:
+async def test_rate_limited_external_tool_is_denied_with_retry_after(tmp_path: Path) -> None:
     declared = {"Read": ExternalToolSettings(dangerous=False, rate_limit=1)}
     async with deciding(tmp_path, external_tools=declared) as here:
         assert (await here.engine.decide("Read")).decision == "allow"
@@ -300,7 +302,7 @@ async def test_decisions_are_in_the_call_log_and_in_the_audit_chain(tmp_path: Pa
         ("Bash", {"session_id": "a b"}),
     ],
 )
-async def test_what_is_no_request_for_a_decision_is_an_error(
+async def test_invalid_decision_request_is_refused(
     tmp_path: Path, tool: str, more: dict[str, Any]
 ) -> None:
     async with deciding(tmp_path) as here:
@@ -310,10 +312,10 @@ async def test_what_is_no_request_for_a_decision_is_an_error(
         assert refused.value.envelope.error.code == "INVALID_PARAMS"
 
 
-async def test_external_tool_is_called_by_nobody_so_that_a_yes_is_told_once(
+async def test_external_tool_cannot_be_called_directly(
     tmp_path: Path,
 ) -> None:
-    """A key, or a look through MCP, would tell it again and again."""
+    """An idempotency key or an MCP lookup would return the approval repeatedly."""
     async with deciding(tmp_path) as here:
         ways: list[dict[str, Any]] = [{}, {"idempotency_key": "k"}, {"dry_run": True}]
         for options in ways:
@@ -325,7 +327,7 @@ async def test_external_tool_is_called_by_nobody_so_that_a_yes_is_told_once(
         assert (details.source, details.tool.dangerous) == ("external", True)
 
 
-async def test_definition_cannot_take_the_place_of_one(tmp_path: Path) -> None:
+async def test_definition_cannot_use_an_external_name_or_executor(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         admin = Principal("approver:root", frozenset({Scope.ADMIN}))
         for document in ({"name": "external:Bash"}, {"name": "bash", "executor": "decision"}):
@@ -336,13 +338,13 @@ async def test_definition_cannot_take_the_place_of_one(tmp_path: Path) -> None:
                 )  # fmt: skip
 
 
-async def test_rule_with_an_impossible_name_is_refused(tmp_path: Path) -> None:
+async def test_rule_with_an_invalid_tool_name_is_refused(tmp_path: Path) -> None:
     rules = '[[rules]]\nid = "a"\ndecision = "allow"\ntools = ["externa:Bash"]\n'
     with pytest.raises(PolicyError):
         async with deciding(tmp_path, rules):
             pass
 
 
-def test_decision_is_one_of_three() -> None:
+def test_unknown_decision_value_is_rejected() -> None:
     with pytest.raises(ValueError, match="decision"):
         Decision(decision="maybe", tool="external:x", reason="")  # type: ignore[arg-type]

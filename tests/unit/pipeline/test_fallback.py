@@ -1,4 +1,4 @@
-"""Fallbacks: another tool answers in place of a failed one, and passes every gate on its own."""
+"""Fallbacks: another tool answers in place of a failed one, subject to every gate itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fails(made: UpstreamBench, error: EngineError | None = None, **others: Any) 
 
 
 async def codes(engine: Engine) -> dict[str, str]:
-    """Tool and code of every call in the log."""
+    """The code of each tool's call in the log."""
     page = await engine.call_log.page(engine.owner.id, CallQuery())
     return {call.tool_name: call.code for call in page.items}
 
@@ -63,7 +63,7 @@ async def codes(engine: Engine) -> dict[str, str]:
         ToolError("LATER", "Later.", retryable=True),
     ],
 )
-async def test_fallback_answers_and_the_envelope_names_both(
+async def test_fallback_answers_and_envelope_names_both_tools(
     error: EngineError, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = (first(cost_per_use="1"), archive(cost_per_use="0.25"))
@@ -87,7 +87,7 @@ async def test_fallback_answers_and_the_envelope_names_both(
     assert log == {"weather": "OK", "archive": "OK"}
 
 
-async def test_fallback_answers_where_the_circuit_is_open(
+async def test_fallback_answers_if_the_circuit_is_open(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {"circuits": {"min_failures": 1}}
@@ -111,7 +111,7 @@ async def test_fallback_answers_where_the_circuit_is_open(
         (gone(), {"fallback": None}),
     ],
 )
-async def test_no_fallback_where_the_tool_may_have_acted_or_its_service_has_not_failed(
+async def test_fallback_is_not_used_if_tool_may_have_acted_or_service_did_not_fail(
     error: EngineError, fields: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, first(**fields), archive()) as made:
@@ -123,7 +123,7 @@ async def test_no_fallback_where_the_tool_may_have_acted_or_its_service_has_not_
     assert "fallback" not in envelope.model_dump()["metadata"]
 
 
-async def test_tool_that_certainly_did_not_act_may_be_replaced(
+async def test_fallback_is_used_if_the_request_was_not_sent(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, first(idempotent=False), archive()) as made:
@@ -140,7 +140,7 @@ async def test_tool_that_certainly_did_not_act_may_be_replaced(
         (archive(name="other"), "TOOL_NOT_FOUND"),
     ],
 )
-async def test_fallback_that_a_gate_refuses_is_not_used(
+async def test_fallback_refused_by_a_gate_is_not_used(
     fallback: Any, code: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, first(), fallback) as made:
@@ -158,7 +158,7 @@ async def test_fallback_that_a_gate_refuses_is_not_used(
     assert envelope.metadata.warnings[-1] == f"fallback: archive gave no answer ({code})"
 
 
-async def test_fallback_is_called_for_the_agent_with_its_own_tools_and_arguments(
+async def test_fallback_needs_its_own_agent_binding(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attack: an agent without the fallback gets at it. Twin: an agent that has it."""
@@ -180,7 +180,7 @@ async def test_fallback_is_called_for_the_agent_with_its_own_tools_and_arguments
     assert answered.success
 
 
-async def test_fallback_of_a_fallback_is_not_followed(
+async def test_fallback_of_a_fallback_is_not_called(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = (first(), archive(fallback="weather"))
@@ -209,7 +209,7 @@ async def test_fallback_counts_against_its_own_budget(
 
 @pytest.mark.row("P3")
 @pytest.mark.parametrize("idempotent", [True, False])
-async def test_call_whose_fallback_may_have_acted_is_not_repeated(
+async def test_keyed_call_is_not_rerun_if_its_fallback_may_have_acted(
     idempotent: bool, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, first(), archive(idempotent=idempotent)) as made:
@@ -223,7 +223,7 @@ async def test_call_whose_fallback_may_have_acted_is_not_repeated(
 
 
 @pytest.mark.row("A5")
-async def test_call_that_a_human_approved_has_no_fallback(
+async def test_approved_call_never_uses_a_fallback(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, first(dangerous=True), archive()) as made:
@@ -250,7 +250,7 @@ async def test_call_that_a_human_approved_has_no_fallback(
 async def test_approval_stays_valid_while_the_circuit_is_open(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The approval is not used up, and the call runs when the service is tried again."""
+    """The approval is not consumed, and the call runs when the service is tried again."""
     tools = (first(), first(name="danger", dangerous=True))
     config = {"circuits": {"min_failures": 1}}
     async with upstream_bench(home, monkeypatch, *tools, **config) as made:
@@ -277,7 +277,7 @@ async def test_approval_stays_valid_while_the_circuit_is_open(
 
 
 @pytest.mark.row("P8")
-async def test_cancelling_the_call_ends_its_fallback(
+async def test_cancelled_call_cancels_its_fallback(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, first(), archive()) as made:
@@ -306,7 +306,7 @@ async def test_cancelling_the_call_ends_its_fallback(
 
 
 @pytest.mark.row("D2")
-async def test_events_of_the_fallback_are_those_of_the_call(
+async def test_fallback_events_are_streamed_as_events_of_the_call(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, first(), archive()) as made:

@@ -1,4 +1,4 @@
-"""Bodies from JSON: what JSON Schema calls an integer is one, and arguments stay as they are."""
+"""Request bodies from JSON: integral numbers are integers, and arguments stay unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fumehood.core.errors import InvalidParams
 from fumehood.pipeline.incoming import parse_batch, parse_call_body, parse_own_call
 
 
-def test_integral_number_is_an_integer_in_an_option_and_stays_in_arguments() -> None:
+def test_integral_float_is_an_integer_in_options_and_unchanged_in_arguments() -> None:
     given = {"arguments": {"n": 2.0}, "options": {"memory_limit_mb": 269.0, "max_length": 1e3}}
     body = parse_call_body(given)
     assert (body.options.memory_limit_mb, body.options.max_length) == (269, 1000)
@@ -23,14 +23,14 @@ def test_integral_number_is_an_integer_in_an_option_and_stays_in_arguments() -> 
 
 
 @pytest.mark.parametrize("wrong", [0.5, 0.0, -1.0, True, "2", 1e300])
-def test_other_number_is_refused_beside_an_integral_one(wrong: object) -> None:
+def test_invalid_number_option_is_refused_by_name(wrong: object) -> None:
     options = {"max_length": 2.0, "memory_limit_mb": wrong}
     with pytest.raises(InvalidParams) as refused:
         parse_call_body({"arguments": {}, "options": options})
     assert refused.value.fields == ("options.memory_limit_mb",)
 
 
-def test_bodys_keys_are_as_many_as_described() -> None:
+def test_argument_key_limit_matches_the_json_schema() -> None:
     validator = Draft202012Validator(CallBody.model_json_schema())
     for many in (MAX_KEYS, MAX_KEYS + 1):
         body = {"arguments": {f"k{number}": 1 for number in range(many)}}

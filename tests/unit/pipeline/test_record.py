@@ -1,4 +1,4 @@
-"""Record: every call of somebody known is in the call log, whichever way it went."""
+"""Record: every call of an authenticated principal is in the call log, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def only(b: Bench, **query: Any) -> CallRecord:
     return record
 
 
-async def test_record_says_what_the_envelope_says(home: Path) -> None:
+async def test_call_record_matches_the_envelope(home: Path) -> None:
     def answer(run: SeenRun) -> RunEnding:
         return replace(always_four(run), cpu_ms=0.5)
 
@@ -58,7 +58,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_refused_call_is_recorded_too(home: Path, case: str) -> None:
+async def test_refused_call_is_recorded(home: Path, case: str) -> None:
     call, code, name_and_version = REFUSED[case]
     async with bench(home) as b:
         envelope = await b.engine.call(*call)
@@ -70,7 +70,7 @@ async def test_refused_call_is_recorded_too(home: Path, case: str) -> None:
     assert record.call_id == envelope.metadata.call_id
 
 
-async def test_run_that_failed_is_recorded_with_what_ended_it(home: Path) -> None:
+async def test_failed_run_is_recorded_with_its_ending(home: Path) -> None:
     wall = FakeWall(answer=lambda run: RunEnding(EndedBy.WALL_TIME, "call", cpu_ms=7.0))
     async with bench(home, wall=wall) as b:
         await b.engine.call("calculator", {"expression": "1"})
@@ -95,7 +95,7 @@ async def test_cancelled_call_is_recorded(home: Path) -> None:
     assert (record.tool_name, record.code) == ("wait_long", "CANCELLED")
 
 
-async def test_fault_of_the_engine_is_recorded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_error_is_recorded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: Any) -> None:
         raise LookupError(PRIVATE)
 
@@ -106,7 +106,7 @@ async def test_fault_of_the_engine_is_recorded(home: Path, monkeypatch: pytest.M
     assert record.code == "INTERNAL_ERROR"
 
 
-async def test_rehearsal_and_a_call_of_nobody_are_not_recorded(home: Path) -> None:
+async def test_dry_run_and_unauthenticated_call_are_not_recorded(home: Path) -> None:
     async with bench(home) as b:
         await b.engine.call("calculator", {"expression": "1"}, dry_run=True)
         await b.engine.call("nothing", {}, dry_run=True)
@@ -116,7 +116,7 @@ async def test_rehearsal_and_a_call_of_nobody_are_not_recorded(home: Path) -> No
         assert len((await b.engine.calls()).items) == 1
 
 
-async def test_no_value_of_an_argument_or_a_result_stands_in_it(home: Path) -> None:
+async def test_call_record_contains_no_argument_or_result_values(home: Path) -> None:
     @tool(sandboxed=False, description="Echo.")
     async def echo(text: str) -> str:
         return text
@@ -130,7 +130,7 @@ async def test_no_value_of_an_argument_or_a_result_stands_in_it(home: Path) -> N
     assert PRIVATE not in page.model_dump_json()
 
 
-async def test_agent_and_session_are_recorded_as_they_were_asked_for(home: Path) -> None:
+async def test_requested_agent_and_session_are_recorded(home: Path) -> None:
     body = CallBody(
         arguments={"expression": "1"}, options=CallOptions(agent_id="a", session_id="s")
     )
@@ -140,7 +140,7 @@ async def test_agent_and_session_are_recorded_as_they_were_asked_for(home: Path)
     assert (record.agent_id, record.session_id) == ("a", "s")
 
 
-async def test_principals_find_their_own_calls_only(home: Path) -> None:
+async def test_principal_finds_only_its_own_calls(home: Path) -> None:
     async with bench(home) as b:
         mine = await b.engine.call("calculator", {"expression": "1"})
         theirs: Envelope = await b.engine.run(
@@ -161,7 +161,7 @@ async def test_principals_find_their_own_calls_only(home: Path) -> None:
             await b.engine.calls(cursor=theirs.metadata.call_id)
 
 
-async def test_wrong_query_names_its_fields(home: Path) -> None:
+async def test_invalid_call_query_is_refused_by_field(home: Path) -> None:
     async with bench(home) as b:
         with pytest.raises(InvalidParams) as caught:
             await b.engine.calls(since="yesterday", limit=0)
@@ -170,7 +170,7 @@ async def test_wrong_query_names_its_fields(home: Path) -> None:
     assert sorted(caught.value.fields) == ["limit", "since"]
 
 
-async def test_calls_are_kept_as_configured_from_the_start_on(home: Path) -> None:
+async def test_call_log_is_pruned_to_configured_count_while_running(home: Path) -> None:
     async with bench(home, calls_kept=100) as b:
         for _ in range(115):
             await b.engine.call("nothing")

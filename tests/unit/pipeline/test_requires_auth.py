@@ -1,4 +1,4 @@
-"""Tools with `requires_auth`: for callers with a token, and for the program that holds the engine."""
+"""Tools with `requires_auth`: only for callers with a token and for the embedding program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADMIN = Principal("approver:root", frozenset({Scope.ADMIN}))
 
 
 async def token_of(made: UpstreamBench) -> Principal:
-    """The principal of a new token, as a face makes it."""
+    """The principal of a new token, as an interface creates it."""
     engine = made.bench.engine
     _, text = await engine.tokens.new(
         "ci", principal_id="token:ci", scopes=[Scope.CALL], agents=[], expires_at=None,
@@ -37,7 +37,7 @@ async def code_of(made: UpstreamBench, principal: Principal, tool: str = "weathe
     return envelope.error.code if envelope.error is not None else None
 
 
-async def test_user_alone_is_refused_and_a_token_and_the_embedding_program_are_not(
+async def test_requires_auth_refuses_bare_uid_but_not_token_or_embedding_program(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = weather(requires_auth=True), weather(name="open")
@@ -52,7 +52,7 @@ async def test_user_alone_is_refused_and_a_token_and_the_embedding_program_are_n
         assert await code_of(made, peer, "open") is None  # control
 
 
-async def test_every_way_to_call_is_refused_alike(
+async def test_requires_auth_applies_to_batch_stream_fallback_and_dry_run(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = weather(requires_auth=True), weather(name="first", fallback="weather", retry_count=0)
@@ -85,7 +85,7 @@ async def test_every_way_to_call_is_refused_alike(
 
 @pytest.mark.row("A5")
 @pytest.mark.parametrize("has_token", [True, False])
-async def test_call_that_waited_for_approval_is_still_its_callers(
+async def test_approved_call_keeps_its_callers_authentication(
     home: Path, monkeypatch: pytest.MonkeyPatch, has_token: bool
 ) -> None:
     tool = weather(requires_auth=True, dangerous=True)

@@ -1,4 +1,4 @@
-"""Resolve: only a tool that exists, is switched on and has not ended is found."""
+"""Resolve: only a tool that exists, is enabled and is not past its sunset is found."""
 
 from __future__ import annotations
 
@@ -46,25 +46,27 @@ def _index(disabled_because: str | None = None, **fields: Any) -> ToolIndex:
 
 
 @pytest.mark.parametrize("asked", ["axt", "atc", "act_"])
-def test_misspelt_tool_is_told_the_near_ones(asked: str) -> None:
+def test_misspelt_tool_name_gets_a_suggestion(asked: str) -> None:
     with pytest.raises(ToolNotFound, match="Did you mean 'act'"):
         resolve(request(asked), _index(), NO_AGENTS, today)
 
 
 @pytest.mark.parametrize("principal", [None, Principal("uid:1", frozenset({Scope.APPROVE}))])
-def test_caller_who_may_not_list_tools_learns_no_name(principal: Principal | None) -> None:
+def test_suggestion_is_withheld_from_callers_without_call_scope(
+    principal: Principal | None,
+) -> None:
     with pytest.raises(ToolNotFound) as refused:
         resolve(request("axt", principal=principal), _index(), NO_AGENTS, today)
     assert "'act'" not in str(refused.value)
 
 
-def test_host_code_that_nobody_allowed_is_refused_with_the_reason() -> None:
+def test_disabled_host_function_is_refused_with_the_reason() -> None:
     with pytest.raises(ToolDisabled, match="Because it is so"):
         resolve(request(), _index("Because it is so."), NO_AGENTS, today)
 
 
 @pytest.mark.row("T4")
-def test_tool_ends_the_day_after_its_sunset_date() -> None:
+def test_tool_is_refused_after_its_sunset_date_and_warns_before() -> None:
     index = _index(sunset_date="2026-01-15", replacement="act_2", migration_guide="Rename.")
     assert resolve(request(), index, NO_AGENTS, today).warnings == (
         "act@1.0.0 is deprecated, until 2026-01-15; use act_2",
@@ -80,7 +82,7 @@ def test_tool_ends_the_day_after_its_sunset_date() -> None:
 
 
 @pytest.mark.row("T4")
-def test_deprecated_tool_without_an_end_still_runs_with_a_warning() -> None:
+def test_deprecated_tool_without_sunset_date_runs_with_a_warning() -> None:
     resolved = resolve(request(), _index(deprecated=True), NO_AGENTS, today)
     assert resolved.warnings == ("act@1.0.0 is deprecated",)
 
@@ -124,7 +126,7 @@ async def _resolve(
         ("act@1.1.0", "act@1.1.0", "1.1.0"),
     ],
 )
-async def test_an_agents_tool_is_found_in_the_version_it_is_bound_to(
+async def test_agents_tool_resolves_to_its_bound_version(
     bound: str, asked: str, found: str
 ) -> None:
     agents = await _agents(bound)
@@ -135,7 +137,7 @@ async def test_an_agents_tool_is_found_in_the_version_it_is_bound_to(
 
 @pytest.mark.anyio
 @pytest.mark.row("R3")
-async def test_an_agent_that_is_bound_to_a_version_has_no_other() -> None:
+async def test_agent_bound_to_a_version_is_refused_another() -> None:
     with pytest.raises(PermissionDenied, match=r"act@1\.1\.0, no other version"):
         await _resolve("act@2.0.0", await _agents("act@1.1.0"))
 
@@ -143,14 +145,14 @@ async def test_an_agent_that_is_bound_to_a_version_has_no_other() -> None:
 @pytest.mark.anyio
 @pytest.mark.row("R3")
 @pytest.mark.parametrize("tool", ["other", "other@1.0.0", "nothing", "nothing@9.9.9"])
-async def test_what_is_not_an_agents_does_not_exist_for_it(tool: str) -> None:
+async def test_tool_not_bound_to_agent_is_refused(tool: str) -> None:
     with pytest.raises(PermissionDenied, match="has no tool"):
         await _resolve(tool, await _agents("act"))
 
 
 @pytest.mark.anyio
 @pytest.mark.row("R3")
-async def test_agent_is_told_near_names_of_its_own_tools_only() -> None:
+async def test_name_suggestions_for_agent_include_only_its_own_tools() -> None:
     agents = await _agents("act")
     with pytest.raises(PermissionDenied, match="Did you mean 'act'"):
         await _resolve("actt", agents)
@@ -161,7 +163,7 @@ async def test_agent_is_told_near_names_of_its_own_tools_only() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("R3")
-async def test_tool_that_is_switched_off_for_an_agent_is_no_near_name() -> None:
+async def test_tool_disabled_for_agent_is_not_suggested() -> None:
     with pytest.raises(PermissionDenied) as refused:
         await _resolve("actt", await _agents("act", is_enabled=False))
     assert "'act'" not in str(refused.value)
@@ -169,14 +171,14 @@ async def test_tool_that_is_switched_off_for_an_agent_is_no_near_name() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.row("R3")
-async def test_an_agent_without_bindings_has_no_tools() -> None:
+async def test_agent_without_bindings_has_no_tools() -> None:
     with pytest.raises(PermissionDenied):
         await _resolve("act", await _agents())
 
 
 @pytest.mark.anyio
 @pytest.mark.row("R3")
-async def test_a_binding_that_is_switched_off_disables_the_tool_for_this_agent_alone() -> None:
+async def test_disabled_binding_disables_the_tool_only_for_its_agent() -> None:
     agents = await _agents("act", is_enabled=False)
     with pytest.raises(ToolDisabled, match="for the agent"):
         await _resolve("act", agents)
@@ -185,7 +187,7 @@ async def test_a_binding_that_is_switched_off_disables_the_tool_for_this_agent_a
 
 @pytest.mark.anyio
 @pytest.mark.row("R3", "D4")
-async def test_agents_that_are_not_ones_own_are_not_found_whatever_the_tool() -> None:
+async def test_foreign_disabled_and_unknown_agents_are_indistinguishable() -> None:
     agents = await _agents("act")
     answers = set()
     for agent_id in ("gone", "off", "others", "unheard-of"):
@@ -198,7 +200,7 @@ async def test_agents_that_are_not_ones_own_are_not_found_whatever_the_tool() ->
 
 @pytest.mark.anyio
 @pytest.mark.row("R3")
-async def test_a_principal_that_speaks_for_nobody_calls_as_itself() -> None:
+async def test_principal_without_agents_can_call_only_as_itself() -> None:
     agents = await _agents("act")
     stranger = Principal("uid:9", frozenset({Scope.CALL}))
     with pytest.raises(ResourceNotFound):

@@ -1,4 +1,4 @@
-"""Results: data within its size and schema, long texts shortened, usage and cost exact."""
+"""Results: size and schema checks, truncation of long texts, and exact usage and cost."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def _shape(data: Any, max_bytes: int = 1000, **fields: Any) -> ShapedOutcome:
         ("a\x00b", {"value": "a\x00b"}),
     ],
 )
-def test_whatever_python_has_becomes_a_json_object(value: Any, data: Any) -> None:
+def test_python_value_becomes_a_json_object(value: Any, data: Any) -> None:
     shaped = _shape(value)
     assert shaped.outcome.error is None
     assert shaped.data == data
 
 
 @pytest.mark.row("S4")
-def test_result_at_the_limit_passes_and_one_byte_more_does_not() -> None:
+def test_result_at_size_limit_passes_and_one_byte_more_is_refused() -> None:
     exact = len('{"value":"xxxx"}')
     assert _shape("xxxx", exact).outcome.error is None
     refused = _shape("xxxx", exact - 1)
@@ -104,7 +104,7 @@ def test_result_at_the_limit_passes_and_one_byte_more_does_not() -> None:
 
 
 @pytest.mark.row("T1")
-def test_broken_promise_is_an_execution_error_that_names_the_path() -> None:
+def test_output_schema_violation_is_an_execution_error_with_path() -> None:
     promise = {"required": ["a"], "properties": {"a": {"type": "integer"}}}
     assert _shape({"a": 1}, output_schema=promise).outcome.error is None
     for wrong in ({"a": "SECRET"}, {}, "SECRET"):
@@ -115,7 +115,7 @@ def test_broken_promise_is_an_execution_error_that_names_the_path() -> None:
         assert "SECRET" not in error.message
 
 
-def test_size_is_measured_unless_the_wall_measured_it() -> None:
+def test_output_size_is_measured_unless_reported_by_the_wall() -> None:
     tool = registered(function_definition())
     assert _shape({"a": 1}).outcome.output_bytes == len('{"a":1}')
     told = Outcome(EndedBy.OK, "none", data={"a": 1}, output_bytes=99)
@@ -123,7 +123,7 @@ def test_size_is_measured_unless_the_wall_measured_it() -> None:
 
 
 @pytest.mark.row("E1")
-def test_error_shows_its_code_and_only_what_applies() -> None:
+def test_error_info_has_only_applicable_fields() -> None:
     error = RateLimited("Slow down.", retry_after_ms=5, fields=["a"], details={"b": 1})
     assert shape_error(error).model_dump() == {
         "code": "RATE_LIMITED",
@@ -137,7 +137,7 @@ def test_error_shows_its_code_and_only_what_applies() -> None:
 
 
 @pytest.mark.row("E1", "T4")
-def test_extra_keys_that_say_nothing_are_left_out() -> None:
+def test_empty_extra_error_fields_are_omitted() -> None:
     extra = {"replacement": "b", "sunset_date": "2026-01-01", "migration_guide": None}
     shown = shape_error(ToolDeprecated("Ended.", extra=extra)).model_dump()
     assert (shown["replacement"], shown["sunset_date"]) == ("b", "2026-01-01")
@@ -145,7 +145,7 @@ def test_extra_keys_that_say_nothing_are_left_out() -> None:
 
 
 @pytest.mark.row("E8")
-def test_key_in_a_long_message_of_a_tool_is_redacted_before_it_is_cut() -> None:
+def test_key_in_long_tool_message_is_redacted_before_truncation() -> None:
     key = "ghp_" + "a1B2" * 9
     error = ToolError("BAD", "w " * 985 + key + " rest" * 50)
     failed = Outcome(EndedBy.EXCEPTION, "none", error=error)
@@ -157,7 +157,7 @@ def test_key_in_a_long_message_of_a_tool_is_redacted_before_it_is_cut() -> None:
 
 
 @pytest.mark.row("E8")
-def test_key_in_a_tools_own_code_and_in_names_of_arguments_is_redacted() -> None:
+def test_key_in_tool_error_code_and_argument_names_is_redacted() -> None:
     key = "AKIA" + "IOSFODNN7EXAMPLE"
     failed = Outcome(EndedBy.EXCEPTION, "none", error=ToolError(key, "No."))
     shaped = shape(failed, registered(function_definition()), 1000, Redactor())
@@ -209,13 +209,13 @@ async def _whole(store: BlobStore, url: str) -> str:
      {"files": [{"filename": "a", "content_base64": "x" * 50_000}]}],
     ids=lambda data: str(data)[:30],
 )  # fmt: skip
-async def test_what_is_short_enough_and_what_is_no_text_stays(store: BlobStore, data: Any) -> None:
+async def test_short_text_and_non_text_data_is_not_truncated(store: BlobStore, data: Any) -> None:
     assert await _short(store, data) == data
     assert store.room.taken == 0
 
 
 @pytest.mark.row("E6")
-async def test_long_text_keeps_both_ends_and_the_whole_is_behind_an_address(
+async def test_long_text_is_truncated_in_the_middle_with_a_blob_link(
     store: BlobStore,
 ) -> None:
     data = await _short(store, {"stdout": LONG, "more": 1})
@@ -234,7 +234,7 @@ async def test_long_text_keeps_both_ends_and_the_whole_is_behind_an_address(
 
 
 @pytest.mark.row("E6")
-async def test_several_long_texts_have_an_address_each(store: BlobStore) -> None:
+async def test_several_long_texts_have_one_blob_link_each(store: BlobStore) -> None:
     data = await _short(store, {"a": LONG, "b": {"c": ["short", LONG + "!"]}})
     info = data["truncation_info"]
     assert [field["field"] for field in info["fields"]] == ["a", "b.c.1"]
@@ -247,7 +247,7 @@ async def test_several_long_texts_have_an_address_each(store: BlobStore) -> None
 
 @pytest.mark.row("E6")
 @pytest.mark.row("S7")
-async def test_long_value_of_code_is_left_out_whole(store: BlobStore) -> None:
+async def test_long_code_value_is_replaced_by_a_blob_link(store: BlobStore) -> None:
     value = list(range(10_000))
     data = await _short(store, {"value": value, "value_repr": "[…]"}, with_value=True)
     assert (data["value"], data["value_repr"]) == (None, "[…]")
@@ -258,7 +258,7 @@ async def test_long_value_of_code_is_left_out_whole(store: BlobStore) -> None:
 
 
 @pytest.mark.row("E6")
-async def test_details_of_an_error_are_shortened_the_same_way(store: BlobStore) -> None:
+async def test_error_details_are_truncated_like_data(store: BlobStore) -> None:
     error: EngineError = ExecutionError("No.", details={"stdout": LONG})
     shaped = ShapedOutcome(Outcome(EndedBy.EXCEPTION, "call", error=error), {}, "")
     found = await shorten(shaped, blobs=store, principal_id=OWNER)
@@ -270,7 +270,7 @@ async def test_details_of_an_error_are_shortened_the_same_way(store: BlobStore) 
 
 
 @pytest.mark.row("E6")
-async def test_what_cannot_be_kept_says_so_and_the_ends_stay(store: BlobStore) -> None:
+async def test_truncated_text_without_storage_reports_why_it_is_not_kept(store: BlobStore) -> None:
     data = await _short(store, {"a": LONG * 20})
     assert "resource_url" not in data
     assert "your share" in data["truncation_info"]["fields"][0]["not_kept"]
@@ -279,7 +279,7 @@ async def test_what_cannot_be_kept_says_so_and_the_ends_stay(store: BlobStore) -
 
 @pytest.mark.row("E6")
 @given(st.text("ä😀x\n€", min_size=1, max_size=12), st.text(max_size=3))
-def test_ends_are_ends_and_fit_whatever_the_characters(part: str, start: str) -> None:
+def test_truncated_text_keeps_true_ends_and_fits_for_any_characters(part: str, start: str) -> None:
     text = start + part * (INLINE_BYTES // len(part.encode()) + 1)
     shown = head_and_tail(text)
     head, rest = shown.split("\n… ", 1)
@@ -291,7 +291,7 @@ def test_ends_are_ends_and_fit_whatever_the_characters(part: str, start: str) ->
 
 
 @pytest.mark.row("E6")
-def test_shortened_for_whoever_has_the_whole() -> None:
+def test_shortened_truncates_long_texts_without_storage() -> None:
     assert shortened({"a": "x", "b": {"c": LONG}})["b"]["c"].endswith("tail")
     short = {"a": "x"}
     assert shortened(short) is short
@@ -309,7 +309,7 @@ async def talk(n: int) -> dict[str, Any]:
 
 @pytest.mark.row("E6")
 @pytest.mark.row("D1")
-async def test_any_tool_of_an_embedded_engine_is_shortened_and_the_whole_is_there(
+async def test_embedded_engine_truncates_long_result_and_keeps_full_text(
     home: Path,
 ) -> None:
     async with Engine(tools=[talk], config=Config(home=home), interpreter=FakeWall()) as engine:
@@ -334,10 +334,10 @@ async def test_any_tool_of_an_embedded_engine_is_shortened_and_the_whole_is_ther
 @pytest.mark.row("E6")
 @pytest.mark.row("S8")
 @pytest.mark.parametrize("link", [{"resource_url": "/v1/blobs/x"}, {"not_kept": "no room"}])
-async def test_text_that_was_cut_before_is_shown_like_any_other(
+async def test_text_cut_by_the_wall_is_reported_like_other_truncation(
     store: BlobStore, link: dict[str, Any]
 ) -> None:
-    """Twin of a long text: the same note, but nothing is kept a second time."""
+    """Twin of a long text: the same note, but no second copy is stored."""
     data = {"stdout": "", "other": "x" * 20_000}
     cut = CutText("stdout", "h" * 9000, "t" * 9000, 10**9, link)
     shaped = ShapedOutcome(Outcome(EndedBy.OK, "call", data=data, cuts=(cut,)), data, "")
@@ -365,12 +365,12 @@ async def test_text_that_was_cut_before_is_shown_like_any_other(
         {"filename": "a", "content_base64": "x" * 500},
     ],
 )
-async def test_names_and_what_describes_a_file_stay_whole(store: BlobStore, data: Any) -> None:
+async def test_identifiers_and_file_metadata_are_not_truncated(store: BlobStore, data: Any) -> None:
     assert await _short(store, data, max_length=1) == data
 
 
 @pytest.mark.row("P11", "E6")
-async def test_whole_fields_stay_whole_under_the_callers_limit(store: BlobStore) -> None:
+async def test_whole_fields_are_exempt_from_max_length(store: BlobStore) -> None:
     data = {"content": "x" * 500, "other": "y" * 500}
     outcome = Outcome(EndedBy.OK, "call", data=data, whole_fields=frozenset({"content"}))
     short = (await shorten(ShapedOutcome(outcome, data, ""), blobs=store, principal_id=OWNER,
@@ -380,7 +380,7 @@ async def test_whole_fields_stay_whole_under_the_callers_limit(store: BlobStore)
 
 
 @pytest.mark.row("P11", "E6")
-async def test_callers_limit_holds_for_details_and_for_texts_that_were_cut_before(
+async def test_max_length_applies_to_details_and_already_cut_texts(
     store: BlobStore,
 ) -> None:
     error = ExecutionError("No.", details={"stdout": "", "traceback": "t" * 500})
@@ -395,7 +395,7 @@ async def test_callers_limit_holds_for_details_and_for_texts_that_were_cut_befor
 
 
 @pytest.mark.row("P11", "E6")
-async def test_beginning_stays_where_there_is_no_room_for_both_ends(store: BlobStore) -> None:
+async def test_only_the_beginning_is_kept_if_both_ends_do_not_fit(store: BlobStore) -> None:
     data = await _short(store, {"a": "0123456789" * 10}, max_length=5)
     assert data["a"] == "01234"
     assert data["truncation_info"]["summary"] == (
@@ -438,20 +438,20 @@ def _account(**fields: Any) -> UsageReport:
 
 
 @pytest.mark.row("E3")
-def test_cost_is_per_use_and_what_the_tool_reports() -> None:
+def test_cost_is_cost_per_use_plus_reported_cost() -> None:
     assert _account().cost == "0.010000"
     assert _account(outcome=_outcome(cost=Decimal("0.005"))).cost == "0.015000"
 
 
 @pytest.mark.row("E3")
-def test_resources_cost_what_they_were_priced_at() -> None:
+def test_cpu_and_memory_cost_follow_configured_prices() -> None:
     # 0.01 + 0.5 s × 0.10 + 0.5 GB × 2 s × 0.02
     report = _account(outcome=_outcome(cpu_ms=500.0), prices=PRICES)
     assert (report.cost, report.currency) == ("0.080000", "EUR")
 
 
 @pytest.mark.row("E3")
-def test_what_was_not_measured_or_not_limited_costs_nothing() -> None:
+def test_unmeasured_or_unlimited_resource_costs_nothing() -> None:
     assert _account(prices=PRICES, limits=Limits(5, 5, None, 10)).cost == "0.010000"
     assert _account(prices=PRICES, limits=None).cost == "0.010000"
 
@@ -464,7 +464,7 @@ def test_sums_of_money_are_exact(per_use: Decimal, reported: Decimal) -> None:
 
 
 @pytest.mark.row("E2")
-def test_tokens_are_counted_of_arguments_and_data() -> None:
+def test_tokens_are_counted_in_arguments_and_data() -> None:
     report = _account(arguments_json="x" * 7, data_json="x" * 8, outcome=_outcome(tokens_used=11))
     assert (report.input_tokens, report.output_tokens, report.tokens_used) == (2, 3, 11)
     assert report.estimated is True
@@ -480,7 +480,7 @@ def _tokens_of(data: dict[str, Any]) -> int:
 
 @pytest.mark.row("E2", "E7")
 @pytest.mark.parametrize("key", ["images", "files"])
-def test_content_of_figures_and_files_counts_as_no_tokens(key: str) -> None:
+def test_image_and_file_content_is_not_counted_as_tokens(key: str) -> None:
     with_content = {"stdout": "hello", key: [{**FILE, "content_base64": CONTENT}, FILE]}
     without = {"stdout": "hello", key: [{**FILE, "content_base64": ""}, FILE]}
     assert _tokens_of(with_content) == _tokens_of(without)
@@ -497,5 +497,5 @@ def test_content_of_figures_and_files_counts_as_no_tokens(key: str) -> None:
     ],
     ids=["text", "no-base64", "no-file", "no-list"],
 )
-def test_what_only_looks_like_the_content_of_a_file_is_counted(data: dict[str, Any]) -> None:
+def test_data_that_only_resembles_file_content_is_counted_as_tokens(data: dict[str, Any]) -> None:
     assert _tokens_of(data) > 10_000

@@ -1,4 +1,4 @@
-"""Retries: which failures are repeated, how often and when, and what the answer says of it."""
+"""Retries: which failures are retried, how often and when, and how the answer reports it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BUSY = RateLimited("The service has too many calls.", retry_after_ms=1)
     left_s=SECONDS,
     drawn=st.floats(0, 1),
 )
-def test_delay_is_between_what_the_service_asks_and_the_jitter_and_fits_the_deadline(
+def test_delay_respects_retry_after_jitter_and_deadline(
     retry: int, retry_after_ms: int | None, left_s: float, drawn: float
 ) -> None:
     asked_s = (retry_after_ms or 0) / 1000
@@ -66,7 +66,7 @@ def test_delay_is_between_what_the_service_asks_and_the_jitter_and_fits_the_dead
         assert delay + LEAST_ATTEMPT_S <= left_s
 
 
-def test_jitter_is_drawn_from_nothing_to_a_bound_that_doubles_up_to_the_cap() -> None:
+def test_jitter_bound_doubles_up_to_the_cap() -> None:
     bounds = []
 
     def draw(low: float, high: float) -> float:
@@ -111,7 +111,7 @@ def test_no_other_error_is_retried(code: str) -> None:
     assert most_retries(definition(retry_count=10), error) == 0
 
 
-def test_tool_that_may_have_acted_is_repeated_only_if_idempotent() -> None:
+def test_tool_that_may_have_acted_is_retried_only_if_idempotent() -> None:
     once = definition(idempotent=False)
     assert most_retries(once, gone()) == 0
     assert most_retries(once, BUSY) == 0
@@ -119,7 +119,7 @@ def test_tool_that_may_have_acted_is_repeated_only_if_idempotent() -> None:
     assert most_retries(definition(), gone()) == 3
 
 
-def test_broken_service_gets_few_retries_however_many_calls_fail() -> None:
+def test_retries_per_tool_are_limited_regardless_of_failing_calls() -> None:
     clock = ManualClock()
     retries = Retries(clock, uniform=lambda low, high: low)
 
@@ -144,7 +144,7 @@ def test_broken_service_gets_few_retries_however_many_calls_fail() -> None:
 # -- calls ---------------------------------------------------------------------------------
 
 
-async def test_passing_failure_is_retried_and_the_answer_says_how_often(
+async def test_transient_failure_is_retried_and_counted(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, weather(cost_per_use="0.5")) as made:
@@ -172,7 +172,7 @@ async def test_passing_failure_is_retried_and_the_answer_says_how_often(
     ],
 )
 @pytest.mark.row("P11")
-async def test_call_is_made_once(
+async def test_call_without_eligible_retry_is_made_once(
     fields: dict[str, Any],
     options: dict[str, Any],
     error: EngineError,
@@ -188,7 +188,7 @@ async def test_call_is_made_once(
     assert envelope.error.max_retries is None
 
 
-async def test_wait_that_does_not_fit_the_deadline_is_left_to_the_caller(
+async def test_retry_after_beyond_deadline_is_returned_to_the_caller(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, weather()) as made:
@@ -244,7 +244,7 @@ async def test_cancelled_call_is_not_retried(home: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.row("D2")
-async def test_followers_see_each_failed_attempt(
+async def test_failed_attempts_are_streamed_without_details(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, weather(retry_count=2)) as made:
@@ -263,7 +263,7 @@ async def test_followers_see_each_failed_attempt(
     assert events[-1].envelope.metadata.retry_count == 2
 
 
-async def test_own_error_of_a_host_function_is_retried(
+async def test_retryable_tool_error_of_host_function_is_retried(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fumehood.pipeline.retry.BASE_S", 0)
@@ -282,7 +282,7 @@ async def test_own_error_of_a_host_function_is_retried(
     assert envelope.metadata.retry_count == 2
 
 
-async def test_retries_stop_where_too_many_calls_are_repeated(
+async def test_retries_stop_if_too_many_calls_are_retried(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = {"circuits": {"min_failures": 1000}}
@@ -297,7 +297,7 @@ async def test_retries_stop_where_too_many_calls_are_repeated(
 
 
 @pytest.mark.row("P7")
-async def test_retries_stop_where_the_circuit_opens(
+async def test_retries_stop_if_the_circuit_opens(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with upstream_bench(home, monkeypatch, weather(), circuits={"min_failures": 2}) as made:

@@ -1,4 +1,4 @@
-"""The spine: whichever way a call goes, the answer is an envelope, and no refusal runs."""
+"""The call pipeline: every outcome is an envelope, and no refused call runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _host(function: Callable[..., Any], **fields: Any) -> FunctionTool:
 
 
 @pytest.mark.row("E1", "S4")
-async def test_successful_call_is_an_envelope_with_everything_measured(home: Path) -> None:
+async def test_successful_call_envelope_has_data_and_all_measurements(home: Path) -> None:
     def answer(run: SeenRun) -> RunEnding:
         return replace(always_four(run), cpu_ms=0.5, peak_memory_bytes=3 << 20, output_bytes=9)
 
@@ -80,7 +80,7 @@ async def test_successful_call_is_an_envelope_with_everything_measured(home: Pat
 
 @pytest.mark.row("S4", "E1")
 @pytest.mark.parametrize("ended_by", [ending for ending in EndedBy if ending is not EndedBy.OK])
-async def test_every_ending_has_its_code(home: Path, ended_by: EndedBy) -> None:
+async def test_every_run_ending_has_its_error_code(home: Path, ended_by: EndedBy) -> None:
     error = ENDING_ERRORS[ended_by]
     assert error is not None
     async with bench(home, wall=_ends(ended_by=ended_by)) as b:
@@ -103,7 +103,7 @@ async def test_every_ending_has_its_code(home: Path, ended_by: EndedBy) -> None:
         (EndedBy.OUTPUT, {"output_bytes": 65536}),
     ],
 )
-async def test_limit_that_ended_a_run_is_named(
+async def test_limit_that_ended_a_run_is_named_in_details(
     home: Path, ended_by: EndedBy, limit: dict[str, Any]
 ) -> None:
     async with bench(home, wall=_ends(ended_by=ended_by)) as b:
@@ -116,7 +116,7 @@ async def test_limit_that_ended_a_run_is_named(
 
 
 @pytest.mark.row("S4")
-async def test_programs_own_words_are_shown_shortened(home: Path) -> None:
+async def test_program_error_message_is_shown_truncated(home: Path) -> None:
     wall = _ends(
         ended_by=EndedBy.EXCEPTION, claimed_kind="exception", claimed_message="word " * 1000
     )
@@ -139,7 +139,7 @@ async def test_programs_own_words_are_shown_shortened(home: Path) -> None:
         {"value": 4, "text": "4", "more": 1},
     ],
 )
-async def test_result_of_another_form_is_a_lost_sandbox(home: Path, result: Any) -> None:
+async def test_malformed_guest_result_is_sandbox_unavailable(home: Path, result: Any) -> None:
     async with bench(home, wall=_ends(ended_by=EndedBy.OK, result=result)) as b:
         envelope = await b.engine.call("calculator", {"expression": "1"})
     assert _code(envelope) == "SANDBOX_UNAVAILABLE"
@@ -147,7 +147,7 @@ async def test_result_of_another_form_is_a_lost_sandbox(home: Path, result: Any)
 
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("idempotent", [True, False])
-async def test_lost_run_is_retryable_only_where_the_tool_is_idempotent(
+async def test_lost_run_is_retryable_only_if_tool_is_idempotent(
     home: Path, idempotent: bool
 ) -> None:
     tools = [expression_document(idempotent=idempotent)]
@@ -211,7 +211,7 @@ async def test_refused_call_never_reaches_a_wall(
         assert [event["code"] for event in b.log.named("call.ended")] == [code]
 
 
-async def test_the_twin_of_the_refused_calls_runs(home: Path) -> None:
+async def test_twin_of_refused_calls_runs(home: Path) -> None:
     async with bench(home, TOOLS) as b:
         body = CallBody(arguments={"expression": "1"})
         assert _code(await b.engine.run("sums", body, CALLER)) is None
@@ -220,9 +220,7 @@ async def test_the_twin_of_the_refused_calls_runs(home: Path) -> None:
 
 @pytest.mark.row("S4", "S1")
 @pytest.mark.parametrize("missing", list(Limit))
-async def test_wall_that_cannot_enforce_a_limit_is_never_reached(
-    home: Path, missing: Limit
-) -> None:
+async def test_wall_that_cannot_enforce_a_limit_is_never_used(home: Path, missing: Limit) -> None:
     wall = FakeWall(required=frozenset(Limit), enforced=frozenset(Limit) - {missing})
     async with bench(home, wall=wall) as b:
         envelope = await b.engine.call("calculator", {"expression": "1"})
@@ -251,13 +249,13 @@ async def test_dry_run_consumes_nothing(home: Path, name: str) -> None:
 
 
 @pytest.mark.row("P12", "P2")
-async def test_dry_run_refuses_wrong_arguments_as_a_real_call(home: Path) -> None:
+async def test_dry_run_refuses_invalid_arguments(home: Path) -> None:
     async with bench(home, TOOLS) as b:
         assert _code(await b.engine.call("sums", {}, dry_run=True)) == "INVALID_PARAMS"
 
 
 @pytest.mark.row("T2", "P11")
-async def test_the_wall_gets_the_smallest_limits(home: Path) -> None:
+async def test_wall_receives_the_smallest_applicable_limits(home: Path) -> None:
     tools = [expression_document(timeout_seconds=3, memory_limit_mb=48)]
     async with bench(home, tools) as b:
         await b.engine.call("sums", {"expression": "1"})
@@ -271,7 +269,7 @@ async def test_the_wall_gets_the_smallest_limits(home: Path) -> None:
 # -- host functions -----------------------------------------------------------------------
 
 
-async def test_host_function_answers(home: Path) -> None:
+async def test_host_function_result_is_returned_in_envelope(home: Path) -> None:
     async def act(name: str, count: int = 2) -> Any:
         return {"said": name * count}
 
@@ -297,7 +295,7 @@ def _circle() -> Any:
 
 
 @pytest.mark.row("E1")
-async def test_tools_own_error_reaches_the_caller_as_it_is(home: Path) -> None:
+async def test_tool_error_reaches_the_caller_unchanged(home: Path) -> None:
     async def act() -> Any:
         raise ToolError("CITY_NOT_FOUND", "No such city.", retryable=True, details={"city": "X"})
 
@@ -314,7 +312,7 @@ async def test_tools_own_error_reaches_the_caller_as_it_is(home: Path) -> None:
     }
 
 
-async def test_types_of_a_function_may_refuse_its_arguments_and_it_has_tool_error_for_the_rest(
+async def test_invalid_params_come_from_parameter_types_but_not_from_function_code(
     home: Path,
 ) -> None:
     async def act(day: date) -> Any:
@@ -329,7 +327,7 @@ async def test_types_of_a_function_may_refuse_its_arguments_and_it_has_tool_erro
 
 
 @pytest.mark.row("E1")
-async def test_exception_of_a_function_is_hidden_from_the_caller_and_logged(home: Path) -> None:
+async def test_function_exception_is_logged_and_hidden_from_the_caller(home: Path) -> None:
     async def act() -> Any:
         raise RuntimeError(PRIVATE)
 
@@ -346,7 +344,7 @@ async def test_exception_of_a_function_is_hidden_from_the_caller_and_logged(home
 
 
 @pytest.mark.row("P8")
-async def test_timeout_cancels_the_function_itself(home: Path) -> None:
+async def test_timeout_cancels_the_host_function(home: Path) -> None:
     cancelled = anyio.Event()
 
     async def act() -> Any:
@@ -368,7 +366,7 @@ async def test_timeout_cancels_the_function_itself(home: Path) -> None:
 
 
 @pytest.mark.row("E2", "E3")
-async def test_function_reports_what_it_used(home: Path) -> None:
+async def test_tokens_and_cost_reported_by_function_are_in_usage(home: Path) -> None:
     async def act() -> Any:
         return ToolResult({"a": 1}, tokens_used=7, cost=Decimal("0.25"))
 
@@ -380,7 +378,7 @@ async def test_function_reports_what_it_used(home: Path) -> None:
 
 
 @pytest.mark.row("E3")
-async def test_memory_is_priced_as_reserved_for_as_long_as_it_ran(home: Path) -> None:
+async def test_memory_cost_is_reserved_memory_times_run_time(home: Path) -> None:
     async with bench(home, prices={"gb_second": "0.8"}) as b:
 
         def answer(run: SeenRun) -> RunEnding:
@@ -394,7 +392,7 @@ async def test_memory_is_priced_as_reserved_for_as_long_as_it_ran(home: Path) ->
 
 
 @pytest.mark.row("E3")
-async def test_failed_run_costs_what_it_used(home: Path) -> None:
+async def test_failed_run_is_charged(home: Path) -> None:
     tools = [expression_document(cost_per_use="0.01")]
     async with bench(home, tools, _ends(ended_by=EndedBy.WALL_TIME)) as b:
         envelope = await b.engine.call("sums", {"expression": "1"})
@@ -405,7 +403,7 @@ async def test_failed_run_costs_what_it_used(home: Path) -> None:
 
 
 @pytest.mark.row("P8")
-async def test_cancelled_call_goes_on_cancelled_and_is_recorded(home: Path) -> None:
+async def test_cancellation_propagates_and_is_recorded(home: Path) -> None:
     started = anyio.Event()
     ended: list[str] = []
 
@@ -433,7 +431,7 @@ async def test_cancelled_call_goes_on_cancelled_and_is_recorded(home: Path) -> N
 
 
 @pytest.mark.row("E1")
-async def test_fault_of_a_wall_is_an_internal_error_without_its_text(home: Path) -> None:
+async def test_wall_exception_is_an_internal_error_without_its_text(home: Path) -> None:
     def fail(run: SeenRun) -> RunEnding:
         raise RuntimeError(PRIVATE)
 
@@ -474,7 +472,7 @@ async def test_fault_of_a_wall_is_an_internal_error_without_its_text(home: Path)
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_arguments_that_are_no_strict_json_are_invalid(home: Path, arguments: Any) -> None:
+async def test_arguments_that_are_not_strict_json_are_refused(home: Path, arguments: Any) -> None:
     async with bench(home) as b:
         envelope = await b.engine.call("calculator", arguments)
         assert _code(envelope) == "INVALID_PARAMS"
@@ -506,7 +504,7 @@ async def _some_calls(b: Bench) -> None:
     await b.engine.call("calculator", arguments)
 
 
-async def test_argument_values_are_logged_at_the_level_debug_only(home: Path) -> None:
+async def test_argument_values_are_logged_only_at_debug_level(home: Path) -> None:
     async with bench(home, TOOLS) as b:
         await _some_calls(b)
         await anyio.lowlevel.checkpoint()
@@ -516,7 +514,7 @@ async def test_argument_values_are_logged_at_the_level_debug_only(home: Path) ->
     assert PRIVATE not in seen
 
 
-async def test_every_stage_is_logged_once_with_both_ids(home: Path) -> None:
+async def test_every_stage_is_logged_once_with_trace_and_call_id(home: Path) -> None:
     async with bench(home) as b:
         envelope = await b.engine.call("calculator", {"expression": "1"}, trace_id="mine")
     assert [name for _, name, _ in b.log.events] == [
@@ -534,7 +532,7 @@ async def test_every_stage_is_logged_once_with_both_ids(home: Path) -> None:
     assert ids == {("mine", envelope.metadata.call_id)}
 
 
-async def test_nothing_runs_where_the_intent_cannot_be_recorded(home: Path) -> None:
+async def test_call_does_not_run_if_its_intent_cannot_be_recorded(home: Path) -> None:
     async with bench(home) as b:
         remember = b.log.debug
 
@@ -554,7 +552,7 @@ async def test_nothing_runs_where_the_intent_cannot_be_recorded(home: Path) -> N
     ("allowed", "asked", "shown"),
     [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],
 )
-async def test_debug_info_needs_the_operators_and_the_callers_yes(
+async def test_debug_info_needs_operator_setting_and_callers_option(
     home: Path, allowed: bool, asked: bool, shown: bool
 ) -> None:
     async with bench(home, allow_debug=allowed) as b:
@@ -572,7 +570,7 @@ async def test_debug_info_needs_the_operators_and_the_callers_yes(
     ],
     ids=["no-amount", "beyond-any-price", "no-count"],
 )
-async def test_figure_that_cannot_be_accounted_is_the_tools_failure(
+async def test_invalid_reported_cost_or_tokens_is_an_execution_error(
     home: Path, figure: str, values: list[Any]
 ) -> None:
     reported = iter(values)
@@ -588,7 +586,7 @@ async def test_figure_that_cannot_be_accounted_is_the_tools_failure(
 
 
 @pytest.mark.row("P8")
-async def test_cancelled_error_of_a_functions_own_is_no_cancellation_of_the_call(
+async def test_cancelled_error_raised_by_function_is_not_a_call_cancellation(
     home: Path,
 ) -> None:
     async def act() -> Any:
@@ -605,7 +603,7 @@ SPEAKER = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a"}))
 
 
 @pytest.mark.row("R3", "P12", "E2")
-async def test_what_an_agents_configuration_fixes_stands_nowhere_in_what_it_is_answered(
+async def test_fixed_arguments_appear_in_no_answer_to_the_agent(
     home: Path,
 ) -> None:
     seen: list[dict[str, Any]] = []
@@ -643,7 +641,7 @@ async def test_what_an_agents_configuration_fixes_stands_nowhere_in_what_it_is_a
 
 
 @pytest.mark.row("R3", "S2")
-async def test_a_call_for_an_agent_runs_in_that_agents_domain(home: Path) -> None:
+async def test_agent_call_runs_in_the_agents_trust_domain(home: Path) -> None:
     async with bench(home) as b:
         await make_agent(b.engine.agents, "a", "uid:1")
         await bind(b.engine.agents, "a", ["calculator"])
@@ -657,7 +655,7 @@ async def test_a_call_for_an_agent_runs_in_that_agents_domain(home: Path) -> Non
 
 
 @pytest.mark.row("D6")
-async def test_drained_waits_for_what_runs_and_new_calls_are_told_to_come_back(
+async def test_drain_waits_for_running_calls_and_refuses_new_ones_with_retry_after(
     home: Path,
 ) -> None:
     begun, may_end = anyio.Event(), anyio.Event()

@@ -1,4 +1,4 @@
-"""Calls that are followed and calls that are ended: every event, one answer, nothing left."""
+"""Streamed and cancelled calls: all events, one answer, no leftover recordings or tasks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def report(count: int) -> int:
 
 @dataclass
 class TellingWall(FakeWall):
-    """A container that prints, and waits to be cancelled where it is told to."""
+    """A container wall that prints, and waits to be cancelled if configured."""
 
     prints: list[tuple[str, str]] = field(default_factory=list)
     waits: bool = False
@@ -102,7 +102,7 @@ async def followed(
     engine: Engine, name: str, arguments: Any = None, until: Callable[[Event], bool] | None = None,
     **options: Any,
 ) -> list[Event]:  # fmt: skip
-    """All events; the call is cancelled as soon as one is what it is waited for."""
+    """Collect all events, and cancel the call as soon as one satisfies `until`."""
     events = []
     with anyio.fail_after(20):
         async for event in engine.stream(name, arguments, **options):
@@ -117,7 +117,7 @@ async def followed(
 
 
 async def nothing_recorded(engine: Engine) -> None:
-    """Wait until no recording is there any more."""
+    """Wait until no recording is left."""
     with anyio.fail_after(20):
         while engine._made.state.recordings.room.taken or os.listdir(
             engine._made.state.recordings.room.directory
@@ -129,7 +129,7 @@ def answer_of(events: list[Event]) -> Any:
     return events[-1].envelope  # type: ignore[union-attr]
 
 
-async def test_output_comes_as_events_and_whole_in_the_answer(home: Path) -> None:
+async def test_output_is_streamed_as_events_and_complete_in_the_answer(home: Path) -> None:
     prints = [("stdout", "ä"), ("stderr", "f"), ("stdout", "b\x1b[0m\n"), ("stdout", "c")]
     async with engine_with(home, prints=prints) as engine:
         events = await followed(engine, "run_python", PROGRAM)
@@ -163,7 +163,7 @@ async def test_output_comes_as_events_and_whole_in_the_answer(home: Path) -> Non
         ("run_python", PROGRAM, {"memory_limit_mb": 16}, "INVALID_PARAMS"),
     ],
 )
-async def test_refused_call_is_one_event_and_no_recording(
+async def test_refused_stream_is_a_single_error_event(
     home: Path, name: str, arguments: Any, options: Any, code: str
 ) -> None:
     async with engine_with(home) as engine:
@@ -171,13 +171,13 @@ async def test_refused_call_is_one_event_and_no_recording(
     assert (event.type, answer_of([event]).error.code) == ("tool_error", code)
 
 
-async def test_rehearsal_is_one_event(home: Path) -> None:
+async def test_streamed_dry_run_is_a_single_event(home: Path) -> None:
     async with engine_with(home) as engine:
         (event,) = await followed(engine, "run_python", PROGRAM, dry_run=True)
     assert event.type == "tool_result"
 
 
-async def test_no_more_reports_are_told_than_a_call_may_have(home: Path) -> None:
+async def test_progress_events_per_call_are_limited(home: Path) -> None:
     async with engine_with(home) as engine:
         events = await followed(engine, "report", {"count": 1500})
     told = [event.message for event in events if isinstance(event, ProgressEvent)]
@@ -186,7 +186,7 @@ async def test_no_more_reports_are_told_than_a_call_may_have(home: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["wait", "hold_on"])
-async def test_cancelled_function_ends_the_call(home: Path, name: str) -> None:
+async def test_cancelled_function_call_ends_as_cancelled(home: Path, name: str) -> None:
     async with engine_with(home) as engine:
         events = await followed(engine, name, until=lambda event: event.id.startswith("1:"))
         envelope: Envelope = answer_of(events)
@@ -198,7 +198,7 @@ async def test_cancelled_function_ends_the_call(home: Path, name: str) -> None:
         assert record.code == "CANCELLED"
 
 
-async def test_cancelled_program_keeps_what_it_printed(home: Path) -> None:
+async def test_cancelled_program_keeps_its_output_so_far(home: Path) -> None:
     async with engine_with(home, prints=[("stdout", "so far")], waits=True) as engine:
         events = await followed(
             engine, "run_python", PROGRAM, until=lambda event: isinstance(event, OutputEvent)
@@ -210,14 +210,14 @@ async def test_cancelled_program_keeps_what_it_printed(home: Path) -> None:
     assert answer_of(events).metadata.resources.cpu_ms == 7.0
 
 
-async def test_call_that_waits_for_its_place_can_be_cancelled(home: Path) -> None:
+async def test_call_waiting_for_a_lease_can_be_cancelled(home: Path) -> None:
     async with engine_with(home, queues=True) as engine:
         events = await followed(engine, "run_python", PROGRAM, until=lambda event: True)
     envelope = answer_of(events)
     assert (envelope.error.code, envelope.metadata.sandbox) == ("CANCELLED", None)
 
 
-async def test_nobody_else_can_cancel_a_call_nor_one_that_is_over(home: Path) -> None:
+async def test_cancelling_foreign_unknown_or_ended_call_is_not_found(home: Path) -> None:
     refusals = []
     async with engine_with(home) as engine:
         async for event in engine.stream("wait"):
@@ -234,7 +234,7 @@ async def test_nobody_else_can_cancel_a_call_nor_one_that_is_over(home: Path) ->
     assert len(set(refusals)) == 1
 
 
-async def test_caller_who_cancels_twice_gets_the_same_end(home: Path) -> None:
+async def test_cancelling_a_call_repeatedly_gives_one_ending(home: Path) -> None:
     async with engine_with(home) as engine:
         call = engine.open_stream("wait", CallBody(), engine.owner)
         assert await call.begun() is None
@@ -249,8 +249,8 @@ async def test_caller_who_cancels_twice_gets_the_same_end(home: Path) -> None:
     assert kinds[-1] == "tool_error"
 
 
-async def test_cancelled_call_leaves_its_task_as_it_was(home: Path) -> None:
-    """The embedding program's own time-outs around it go on working."""
+async def test_cancelled_call_does_not_leave_its_task_cancelling(home: Path) -> None:
+    """The embedding program's own timeouts around the call continue to work."""
     async with engine_with(home) as engine:
         ended = []
 
@@ -274,8 +274,8 @@ async def test_cancelled_call_leaves_its_task_as_it_was(home: Path) -> None:
     assert (ended[0].error.code, len(ended)) == ("CANCELLED", 2)
 
 
-async def test_time_out_of_the_program_around_a_call_stays_one(home: Path) -> None:
-    """Twin: what somebody else cancels is no answer of the call's."""
+async def test_twin_timeout_of_embedding_program_raises_timeout_error(home: Path) -> None:
+    """A cancellation from outside is not turned into an answer."""
     async with engine_with(home) as engine:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -283,7 +283,9 @@ async def test_time_out_of_the_program_around_a_call_stays_one(home: Path) -> No
 
 
 @pytest.mark.parametrize("cancels", [True, False])
-async def test_leaving_ends_the_call_where_that_was_asked_for(home: Path, cancels: bool) -> None:
+async def test_closing_the_stream_cancels_the_call_only_if_requested(
+    home: Path, cancels: bool
+) -> None:
     async with engine_with(home) as engine:
         events = engine.stream("wait", cancel_on_disconnect=cancels)
         assert (await anext(events)).type == "tool_progress"
@@ -298,7 +300,7 @@ async def test_leaving_ends_the_call_where_that_was_asked_for(home: Path, cancel
     assert record.code == "CANCELLED"
 
 
-async def test_engine_that_stops_ends_what_is_followed(home: Path) -> None:
+async def test_engine_stop_ends_followed_calls_and_removes_recordings(home: Path) -> None:
     kinds: list[str] = []
 
     async def follow(reader: RecordingReader) -> None:
@@ -320,7 +322,7 @@ async def test_engine_that_stops_ends_what_is_followed(home: Path) -> None:
     assert made == Path() or not made.exists()
 
 
-async def test_one_who_leaves_before_the_call_begins_leaves_no_recording(home: Path) -> None:
+async def test_reader_cancelled_before_call_begins_leaves_no_recording(home: Path) -> None:
     async with engine_with(home) as engine:
         call = engine.open_stream("report", CallBody(arguments={"count": 3}), engine.owner)
         waiting = call.begun()

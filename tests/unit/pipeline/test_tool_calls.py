@@ -1,4 +1,4 @@
-"""The tool calls of an assistant's message: one result for each, whatever it is."""
+"""Tool calls of an assistant message: one result per call, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def codes(answer: HandledCalls) -> list[str]:
 
 
 @pytest.mark.row("P10")
-async def test_every_call_has_one_result_in_order_whatever_it_is(b: Bench) -> None:
+async def test_every_tool_call_gets_one_result_in_order(b: Bench) -> None:
     calls = [
         call("find_city", {"name": "Oslo"}, "1"),
         call("nothing", {}, "2"),
@@ -104,7 +104,7 @@ async def test_every_call_has_one_result_in_order_whatever_it_is(b: Bench) -> No
 
 
 @pytest.mark.row("P10")
-async def test_engine_answers_in_each_format(b: Bench) -> None:
+async def test_engine_handles_message_in_each_provider_format(b: Bench) -> None:
     arguments = {"name": "Oslo", "limit": None, "country": None}
     block = {"type": "tool_use", "id": "i", "name": "find_city", "input": arguments}
     item = {"type": "function_call", "call_id": "i", "name": "find_city"}
@@ -143,7 +143,7 @@ async def test_engine_answers_in_each_format(b: Bench) -> None:
         assert await b.engine.handle(none, format=name) == []  # type: ignore[arg-type]
 
 
-async def test_calls_run_in_parallel(home: Path) -> None:
+async def test_tool_calls_of_a_message_run_in_parallel(home: Path) -> None:
     arrived, both = [], anyio.Event()
 
     @tool(sandboxed=False)
@@ -163,7 +163,7 @@ async def test_calls_run_in_parallel(home: Path) -> None:
         both = anyio.Event()
 
 
-async def test_second_call_of_one_id_is_answered_and_not_run(b: Bench) -> None:
+async def test_duplicate_tool_call_id_is_answered_with_error_and_not_run(b: Bench) -> None:
     twice = [call("find_city", {"name": name}, "same") for name in ("Oslo", "Rome")]
     answer = await handled(b, message(*twice, call("find_city", {"name": "Bern"}, "other")))
     assert codes(answer) == ["OK", "INVALID_PARAMS", "OK"]
@@ -171,7 +171,7 @@ async def test_second_call_of_one_id_is_answered_and_not_run(b: Bench) -> None:
     assert [ran["name"] for ran in RAN] == ["Oslo", "Bern"]
 
 
-async def test_message_with_too_many_calls_is_refused_whole(b: Bench) -> None:
+async def test_message_with_too_many_calls_is_refused(b: Bench) -> None:
     many = [call("find_city", {"name": "Oslo"}, str(number)) for number in range(10_000)]
     with pytest.raises(InvalidParams, match="10000 tool calls; at most 1000"):
         await handled(b, message(*many))
@@ -192,9 +192,7 @@ async def test_message_with_too_many_calls_is_refused_whole(b: Bench) -> None:
     ],
     ids=range(11),
 )  # fmt: skip
-async def test_hostile_arguments_are_answered_and_the_next_call_runs(
-    b: Bench, arguments: str
-) -> None:
+async def test_hostile_arguments_get_an_error_and_next_call_runs(b: Bench, arguments: str) -> None:
     body = message(call("find_city", arguments, "1"), call("find_city", {"name": "Oslo"}, "2"))
     for repair in (False, True):
         answer = await handled(b, body, repair_arguments=repair)
@@ -213,7 +211,7 @@ BROKEN = '{"name": "Oslo", "limit": 2,'
 
 
 @pytest.mark.row("P10")
-async def test_broken_json_is_repaired_only_on_request_and_flagged(b: Bench) -> None:
+async def test_malformed_json_is_repaired_only_on_request_with_warning(b: Bench) -> None:
     assert codes(await handled(b, message(call("find_city", BROKEN)))) == ["INVALID_PARAMS"]
     both = message(call("find_city", BROKEN, "1"), call("find_city", {"name": "Rome"}, "2"))
     answer = await handled(b, both, repair_arguments=True)
@@ -243,7 +241,7 @@ async def test_repairs_of_one_message_are_bounded(b: Bench) -> None:
     assert codes(answer) == ["OK", "INVALID_PARAMS"]
 
 
-async def test_repair_without_the_library_is_refused(
+async def test_repair_without_installed_library_is_refused(
     b: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "json_repair", None)
@@ -257,7 +255,7 @@ async def test_repair_without_the_library_is_refused(
 
 
 @pytest.mark.row("P11")
-async def test_text_for_the_model_is_cut_and_the_envelope_is_not(b: Bench) -> None:
+async def test_model_message_is_truncated_but_envelope_is_not(b: Bench) -> None:
     answer = await handled(b, message(call("tell", {"length": 9000})))
     assert len(answer.messages[0]["content"]) <= 2000
     assert len(answer.envelopes[0].data["text"]) == 9002
@@ -281,7 +279,7 @@ async def test_text_for_the_model_is_cut_and_the_envelope_is_not(b: Bench) -> No
         ({"max_length": 0}, "max_length"),
     ],
 )
-async def test_wrong_option_is_refused_before_anything_runs(
+async def test_invalid_option_is_refused_before_anything_runs(
     b: Bench, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidParams, match=words):
@@ -290,7 +288,7 @@ async def test_wrong_option_is_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), object(), {1: object()}, {"a": "\ud800"}])
-async def test_message_that_is_no_json_is_refused(b: Bench, wrong: Any) -> None:
+async def test_message_not_representable_in_json_is_refused(b: Bench, wrong: Any) -> None:
     with pytest.raises(InvalidParams):
         await b.engine.handle(wrong, format="openai")
     with pytest.raises(InvalidParams, match="format"):
@@ -299,7 +297,7 @@ async def test_message_that_is_no_json_is_refused(b: Bench, wrong: Any) -> None:
         await b.engine.handle(message(), format="openai", max_lenght=1)  # type: ignore[call-arg]
 
 
-async def test_only_the_tools_that_were_offered_can_be_called(b: Bench) -> None:
+async def test_tool_not_offered_to_the_model_is_refused(b: Bench) -> None:
     body = message(call("find_city", {"name": "Oslo"}, "1"), call("calculator", {}, "2"))
     assert codes(await handled(b, body, tools=["calculator"])) == [
         "TOOL_NOT_FOUND",
@@ -320,7 +318,7 @@ async def make_agent(b: Bench, agent_id: str, **binding: Any) -> None:
 
 
 @pytest.mark.row("T8", "P10")
-async def test_agent_sees_and_calls_its_own_tools_only(b: Bench) -> None:
+async def test_agent_exports_and_calls_only_its_own_tools(b: Bench) -> None:
     await make_agent(b, "guide", fixed={"limit": 7}, defaults={"name": "Oslo"})
     (exported,) = b.engine.export("openai", agent_id="guide")
     schema = exported["function"]["parameters"]
@@ -335,7 +333,7 @@ async def test_agent_sees_and_calls_its_own_tools_only(b: Bench) -> None:
     assert codes(await handled(b, both, agent_id="nobody")) == ["RESOURCE_NOT_FOUND"] * 2
 
 
-async def test_export_is_the_programs_own_to_change(b: Bench) -> None:
+async def test_modifying_an_export_does_not_change_the_tools(b: Bench) -> None:
     first = b.engine.export("openai", tools=["find_city"])
     first[0]["function"]["parameters"]["properties"].clear()
     whole = b.engine.export("anthropic")
@@ -356,7 +354,7 @@ async def test_export_is_the_programs_own_to_change(b: Bench) -> None:
 
 
 class Script:
-    """A model that says what it was told to say, and notes what it was asked."""
+    """A scripted model that records its requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -372,7 +370,7 @@ FINAL = {"role": "assistant", "content": "It is in Norway."}
 
 
 @pytest.mark.row("P10")
-async def test_agent_asks_until_the_model_calls_no_tool(b: Bench) -> None:
+async def test_agent_loop_runs_until_model_calls_no_tool(b: Bench) -> None:
     llm = Script(message(call("find_city", {"name": "Oslo"})), FINAL)
     run = await b.engine.run_agent(llm, [USER], tools=["find_city"], tool_choice="required")
     assert (run.ended_by, run.turns, run.waiting) == ("answer", 2, ())
@@ -383,7 +381,7 @@ async def test_agent_asks_until_the_model_calls_no_tool(b: Bench) -> None:
 
 
 @pytest.mark.row("P10")
-async def test_agent_takes_asynchronous_models_and_objects_of_theirs(b: Bench) -> None:
+async def test_agent_loop_accepts_async_functions_and_callables(b: Bench) -> None:
     script = Script(message(call("find_city", {"name": "Oslo"})), FINAL)
 
     async def llm(messages: list[Any], **more: Any) -> Any:
@@ -400,7 +398,7 @@ async def test_agent_takes_asynchronous_models_and_objects_of_theirs(b: Bench) -
     assert (await b.engine.run_agent(lambda *a, **k: llm(*a, **k), [USER])).ended_by == "answer"
 
 
-async def test_agent_ends_at_its_limit_of_turns_and_can_go_on(b: Bench) -> None:
+async def test_agent_loop_ends_at_max_turns_and_can_resume(b: Bench) -> None:
     endless = [message(call("find_city", {"name": "Oslo"}, str(n))) for n in range(3)]
     run = await b.engine.run_agent(Script(*endless), [USER], max_turns=3)
     assert (run.ended_by, run.turns, len(run.messages)) == ("max_turns", 3, 7)
@@ -411,7 +409,7 @@ async def test_agent_ends_at_its_limit_of_turns_and_can_go_on(b: Bench) -> None:
         await b.engine.run_agent(Script(), [USER], max_turns=0)
 
 
-async def test_with_the_choice_none_no_call_runs(b: Bench) -> None:
+async def test_tool_choice_none_runs_no_call(b: Bench) -> None:
     llm = Script(message(call("find_city", {"name": "Oslo"})), FINAL)
     run = await b.engine.run_agent(llm, [USER], tool_choice="none")
     assert run.messages[2]["content"].startswith("TOOL_NOT_FOUND")
@@ -420,7 +418,7 @@ async def test_with_the_choice_none_no_call_runs(b: Bench) -> None:
 
 
 @pytest.mark.parametrize("format_", ["openai-responses", "anthropic", "gemini"])
-async def test_agent_speaks_each_format(b: Bench, format_: Any) -> None:
+async def test_agent_loop_works_in_each_provider_format(b: Bench, format_: Any) -> None:
     arguments = {"name": "Oslo"}
     turns: dict[str, Any] = {
         "openai-responses": {

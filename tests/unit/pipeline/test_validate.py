@@ -1,4 +1,4 @@
-"""Requests are read, coerced and validated; their callers are authorized."""
+"""Parsing, coercion, validation and authorization of requests."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from support.definitions import OWNER, NoRules, function_definition, never, regi
         ({"argumnets": {}}, "argumnets: .* 'arguments'"),
     ],
 )
-def test_misspelt_key_is_told_the_near_ones(body: dict[str, Any], says: str) -> None:
+def test_misspelt_body_key_gets_a_suggestion(body: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidParams, match=says):
         parse_call_body(body)
 
 
-def test_key_that_is_near_nothing_is_refused_without_a_guess() -> None:
+def test_unknown_body_key_without_similar_name_gets_no_suggestion() -> None:
     with pytest.raises(InvalidParams) as refused:
         parse_call_body({"options": {"zzz": 1, "x" * 5000: 2}})
     assert "Did you mean" not in str(refused.value)
@@ -50,7 +50,9 @@ def test_key_that_is_near_nothing_is_refused_without_a_guess() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"a": 1}, {"a": {"b": [None]}}])
-def test_body_of_arguments_alone_is_what_the_model_makes_of_it(arguments: dict[str, Any]) -> None:
+def test_fast_path_for_arguments_only_body_equals_model_validation(
+    arguments: dict[str, Any],
+) -> None:
     body = {"arguments": arguments}
     found, model = parse_call_body(body), CallBody.model_validate(body)
     assert found == model
@@ -58,7 +60,7 @@ def test_body_of_arguments_alone_is_what_the_model_makes_of_it(arguments: dict[s
 
 
 @pytest.mark.parametrize("arguments", [None, [], "x", {f"k{i}": 1 for i in range(1001)}])
-def test_arguments_that_are_no_object_or_too_many_are_refused(arguments: Any) -> None:
+def test_arguments_not_an_object_or_too_many_are_refused(arguments: Any) -> None:
     with pytest.raises(InvalidParams):
         parse_call_body({"arguments": arguments})
 
@@ -119,7 +121,7 @@ TABLE: list[tuple[str, Any, Any]] = [
 
 @pytest.mark.row("P1")
 @pytest.mark.parametrize(("kind", "value", "expected"), TABLE)
-def test_only_these_forms_are_forgiven(kind: str, value: Any, expected: Any) -> None:
+def test_coercion_accepts_only_the_listed_forms(kind: str, value: Any, expected: Any) -> None:
     tool = function_definition({"a": {"type": kind}})
     effective, warnings = coerce({"a": value}, tool)
     if isinstance(expected, str) and expected == UNCHANGED:
@@ -150,7 +152,7 @@ def test_only_properties_of_one_plain_type_are_coerced(schema: Any) -> None:
 
 
 @pytest.mark.row("P1")
-def test_what_is_nested_is_left_alone() -> None:
+def test_nested_values_are_not_coerced() -> None:
     tool = function_definition(
         {"a": {"type": "object", "properties": {"n": {"type": "integer"}}}, "b": {"type": "array"}}
     )
@@ -165,7 +167,7 @@ BOUNDED = {"a": {"type": "integer", "minimum": 1, "maximum": 10}}
 @pytest.mark.parametrize(
     ("value", "used"), [(0, 1), (99, 10), ("99", 10), (5, 5), (1, 1), (10, 10)]
 )
-def test_numbers_are_clamped_for_tools_that_only_read(value: Any, used: int) -> None:
+def test_numbers_are_clamped_for_read_only_tools(value: Any, used: int) -> None:
     effective, warnings = coerce({"a": value}, function_definition(BOUNDED, read_only=True))
     assert effective == {"a": used}
     assert len(warnings) == (value == "99") + (value not in (5, used))
@@ -173,18 +175,18 @@ def test_numbers_are_clamped_for_tools_that_only_read(value: Any, used: int) -> 
 
 @pytest.mark.row("P1")
 @pytest.mark.parametrize("value", [0, 99])
-def test_numbers_are_not_clamped_for_tools_that_write(value: int) -> None:
+def test_numbers_are_not_clamped_for_writing_tools(value: int) -> None:
     assert coerce({"a": value}, function_definition(BOUNDED)) == ({"a": value}, ())
 
 
 @pytest.mark.row("P1")
-def test_open_bounds_do_not_clamp() -> None:
+def test_exclusive_bounds_do_not_clamp() -> None:
     schema = {"a": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}}
     assert coerce({"a": 7}, function_definition(schema, read_only=True)) == ({"a": 7}, ())
 
 
 @pytest.mark.row("P1")
-def test_clamping_says_what_was_given_and_what_was_used() -> None:
+def test_clamp_warning_names_given_and_used_value() -> None:
     _, warnings = coerce({"a": 99}, function_definition(BOUNDED, read_only=True))
     assert warnings == ("a: 99 is out of range, 10 was used",)
 
@@ -208,7 +210,9 @@ def test_long_name_of_an_unknown_parameter_is_shortened_and_escaped() -> None:
     "schema",
     [{"additionalProperties": False}, {"additionalProperties": True}, {"patternProperties": {}}],
 )
-def test_where_the_schema_speaks_of_further_parameters_it_decides(schema: dict[str, Any]) -> None:
+def test_schema_with_additional_or_pattern_properties_keeps_unknown_parameters(
+    schema: dict[str, Any],
+) -> None:
     tool = function_definition({"a": {}}, schema=schema)
     assert coerce({"b": 2}, tool) == ({"b": 2}, ())
     assert not refuses_unknown(tool)
@@ -237,7 +241,7 @@ arguments_of_calls = st.dictionaries(st.sampled_from("abcd"), scalars)
 
 @pytest.mark.row("P1")
 @given(properties, arguments_of_calls, st.sampled_from(["strict", "dangerous"]), st.booleans())
-def test_strict_and_dangerous_calls_are_never_changed(
+def test_arguments_of_strict_and_dangerous_tools_are_never_changed(
     declared: dict[str, Any], arguments: dict[str, Any], kind: str, read_only: bool
 ) -> None:
     tool = function_definition(declared, read_only=read_only, **{kind: True})
@@ -254,7 +258,7 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 @pytest.mark.row("P1")
 @given(properties, arguments_of_calls, st.booleans())
-def test_every_change_has_a_warning_and_every_warning_a_change(
+def test_coercion_warnings_match_the_changes_exactly(
     declared: dict[str, Any], arguments: dict[str, Any], read_only: bool
 ) -> None:
     effective, warnings = coerce(arguments, function_definition(declared, read_only=read_only))
@@ -311,7 +315,7 @@ BOTH_FILES = [{"path": "a", "content": "x", "content_base64": ""}]
         ),
     ],
 )
-def test_empty_one_of_two_exclusive_parameters_counts_as_left_out(
+def test_empty_exclusive_parameter_counts_as_omitted(
     tool: ToolDefinition, arguments: dict[str, Any], effective: dict[str, Any]
 ) -> None:
     for dangerous in (False, True):
@@ -331,7 +335,7 @@ def test_empty_one_of_two_exclusive_parameters_counts_as_left_out(
         {"command": "ls", "stdin": "a", "stdin_base64": "AA=="},
     ],
 )
-def test_two_exclusive_parameters_are_refused_unless_one_is_empty(
+def test_two_nonempty_or_two_empty_exclusive_parameters_are_refused(
     arguments: dict[str, Any],
 ) -> None:
     known = registered(run_shell.model_copy(update={"type": ToolType.NATIVE}))
@@ -360,7 +364,7 @@ def _refusal(arguments: dict[str, Any], **more: Any) -> InvalidParams:
 
 
 @pytest.mark.row("P1")
-def test_effective_arguments_and_all_warnings_go_on() -> None:
+def test_validated_call_has_effective_arguments_and_all_warnings() -> None:
     validated = _validate({"a": "5", "z": 1})
     assert validated.arguments == {"a": 5}
     assert validated.warnings == (
@@ -371,7 +375,7 @@ def test_effective_arguments_and_all_warnings_go_on() -> None:
 
 
 @pytest.mark.row("P2")
-def test_every_offending_path_is_named_and_the_words_say_what_is_allowed() -> None:
+def test_every_invalid_path_is_named_with_allowed_values() -> None:
     refusal = _refusal({"a": "five", "b": "z", "c": 1})
     assert sorted(refusal.fields) == ["a", "b", "c"]
     assert 'b must be one of "x", "y"' in refusal.message
@@ -379,7 +383,7 @@ def test_every_offending_path_is_named_and_the_words_say_what_is_allowed() -> No
 
 
 @pytest.mark.row("P2")
-def test_long_lists_of_faults_are_counted_in_words_and_kept_in_fields() -> None:
+def test_long_list_of_faults_is_counted_in_message_and_complete_in_fields() -> None:
     names = [f"n{i}" for i in range(12)]
     tool = registered(function_definition(schema={"required": names}))
     with pytest.raises(InvalidParams, match="and 7 more") as caught:
@@ -389,7 +393,7 @@ def test_long_lists_of_faults_are_counted_in_words_and_kept_in_fields() -> None:
 
 @pytest.mark.row("P1")
 @pytest.mark.parametrize("fields", [{"strict": True}, {"dangerous": True}])
-def test_strict_and_dangerous_tools_refuse_the_unknown_and_the_misspelt(
+def test_strict_and_dangerous_tools_refuse_wrong_types_and_unknown_parameters(
     fields: dict[str, Any],
 ) -> None:
     assert _refusal({"a": "5"}, **fields).fields == ("a",)
@@ -399,7 +403,7 @@ def test_strict_and_dangerous_tools_refuse_the_unknown_and_the_misspelt(
 
 
 @pytest.mark.row("P2")
-def test_arguments_that_cost_too_much_to_check_are_refused() -> None:
+def test_arguments_too_expensive_to_validate_are_refused() -> None:
     tool = registered(
         function_definition({"a": {"items": {"allOf": [{"type": "integer"}, {"minimum": 0}]}}})
     )
@@ -420,7 +424,7 @@ def _for_agent(
 
 
 @pytest.mark.row("R3")
-def test_fixed_arguments_reach_the_tool_and_are_not_shown() -> None:
+def test_fixed_arguments_reach_the_tool_but_are_not_shown() -> None:
     validated = _for_agent({"b": "x"}, fixed={"a": 5})
     assert validated.arguments == {"a": 5, "b": "x"}
     assert validated.shown_arguments == {"b": "x"}
@@ -429,7 +433,7 @@ def test_fixed_arguments_reach_the_tool_and_are_not_shown() -> None:
 
 @pytest.mark.row("R3", "P1")
 @pytest.mark.parametrize("fields", [{"strict": True}, {"dangerous": True}])
-def test_a_misspelt_parameter_gets_a_suggestion_and_a_fixed_one_is_never_suggested(
+def test_fixed_parameter_is_never_suggested_for_a_misspelt_one(
     fields: dict[str, Any],
 ) -> None:
     definition = function_definition({"recipient": {}, "account": {}}, **fields)
@@ -458,7 +462,7 @@ def test_a_misspelt_parameter_gets_a_suggestion_and_a_fixed_one_is_never_suggest
         ({}, "It has no parameters."),
     ],
 )
-def test_a_parameter_that_is_like_no_other_gets_the_names_of_those_there_are(
+def test_unknown_parameter_without_similar_name_lists_all_parameters(
     properties: dict[str, Any], said: str
 ) -> None:
     required = {"required": ["command"]} if "command" in properties else {}
@@ -470,7 +474,7 @@ def test_a_parameter_that_is_like_no_other_gets_the_names_of_those_there_are(
 
 
 @pytest.mark.row("R3")
-def test_a_fixed_argument_is_refused_with_the_words_for_one_that_does_not_exist() -> None:
+def test_fixed_argument_is_refused_like_a_nonexistent_one() -> None:
     messages = []
     for fixed in ({"secret": 7}, {}):
         properties = {"recipient": {}, **({"secret": {}} if fixed else {})}
@@ -487,7 +491,7 @@ def test_a_fixed_argument_is_refused_with_the_words_for_one_that_does_not_exist(
 @pytest.mark.row("R3")
 @pytest.mark.parametrize("tool", [{}, {"strict": True}, {"dangerous": True}])
 @pytest.mark.parametrize("given", [5, 6, None, {"deep": [1]}])
-def test_a_fixed_argument_cannot_be_given_not_even_as_it_is(
+def test_fixed_argument_cannot_be_given_even_with_its_own_value(
     tool: dict[str, Any], given: Any
 ) -> None:
     with pytest.raises(InvalidParams) as caught:
@@ -499,13 +503,13 @@ def test_a_fixed_argument_cannot_be_given_not_even_as_it_is(
 
 
 @pytest.mark.row("R3")
-def test_a_fixed_argument_is_given_by_its_exact_name_only() -> None:
+def test_similar_names_do_not_override_a_fixed_argument() -> None:
     validated = _for_agent({"A": 6, "a ": 7, "a.b": 8}, fixed={"a": 5})
     assert validated.arguments == {"a": 5}
 
 
 @pytest.mark.row("R3")
-def test_defaults_stand_in_for_what_is_left_out_and_only_for_that() -> None:
+def test_agent_defaults_apply_only_to_omitted_arguments() -> None:
     assert _for_agent({}, defaults={"a": 5, "b": "x"}).arguments == {"a": 5, "b": "x"}
     given = _for_agent({"a": 6}, defaults={"a": 5, "b": "x"})
     assert given.arguments == {"a": 6, "b": "x"}
@@ -513,14 +517,14 @@ def test_defaults_stand_in_for_what_is_left_out_and_only_for_that() -> None:
 
 
 @pytest.mark.row("R3")
-def test_an_agents_default_goes_before_the_tools() -> None:
+def test_agent_default_takes_precedence_over_tool_default() -> None:
     schema = {"properties": {"a": {"type": "integer", "default": 1}}}
     assert _for_agent({}, schema=schema, defaults={"a": 5}).arguments["a"] == 5
     assert _for_agent({}, schema=schema).arguments["a"] == 1
 
 
 @pytest.mark.row("R3")
-def test_a_tool_cannot_change_what_is_configured() -> None:
+def test_tool_cannot_modify_configured_arguments() -> None:
     fixed, defaults = {"b": {"k": [1]}}, {"c": {"k": [1]}}
     schema = {"properties": {"b": {}, "c": {}}}
     bound = Binding(tool="act", fixed=fixed, defaults=defaults)
@@ -546,7 +550,7 @@ def test_a_tool_cannot_change_what_is_configured() -> None:
         ({"o": {"in": "PRIVATE"}}, {"properties": {"o": {"properties": {"in": {"const": 1}}}}}, {}),
     ],
 )
-def test_a_fixed_argument_that_no_longer_fits_says_nothing_of_itself(
+def test_invalid_fixed_argument_is_refused_without_revealing_it(
     fixed: dict[str, Any], schema: Any, tool: dict[str, Any]
 ) -> None:
     arguments = {} if "a" in fixed else {"a": 5}
@@ -559,7 +563,7 @@ def test_a_fixed_argument_that_no_longer_fits_says_nothing_of_itself(
 
 
 @pytest.mark.row("R3")
-def test_a_callers_own_fault_is_told_without_what_is_fixed() -> None:
+def test_callers_own_fault_is_reported_without_fixed_arguments() -> None:
     with pytest.raises(InvalidParams) as caught:
         _for_agent({"b": "z"}, fixed={"a": 5, "c": "PRIVATE"})
     assert caught.value.fields == ("b",)
@@ -577,7 +581,7 @@ def test_a_callers_own_fault_is_told_without_what_is_fixed() -> None:
         (None, False),
     ],
 )
-def test_what_a_functions_types_refuse_of_it_is_not_told_either(
+def test_function_error_about_a_fixed_argument_is_masked(
     error: EngineError | None, hidden: bool
 ) -> None:
     shown = mask_fixed_arguments(error, _for_agent({}, fixed={"a": 5}))
@@ -600,7 +604,7 @@ def _validated(principal: Principal | None, **options: str) -> ValidatedCall:
 
 
 @pytest.mark.row("S2")
-def test_agent_and_session_make_a_trust_domain_of_their_own() -> None:
+def test_agent_and_session_define_a_separate_trust_domain() -> None:
     permitted = authorize(_validated(OWNER, agent_id="a", session_id="s"), NoRules(), never)
     assert permitted.trust_domain == TrustDomain(OWNER.id, "a", "s")
 
@@ -623,7 +627,7 @@ VALUE = st.one_of(
     st.booleans(),
 )
 @settings(max_examples=500)
-def test_what_is_plainly_right_has_nothing_to_coerce(
+def test_plainly_right_arguments_need_no_coercion(
     properties: dict[str, Any], arguments: dict[str, Any], strict: bool
 ) -> None:
     tool = registered(
@@ -635,7 +639,7 @@ def test_what_is_plainly_right_has_nothing_to_coerce(
         assert arguments.keys() <= properties.keys()
 
 
-def test_usual_call_is_plainly_right_and_keeps_its_arguments() -> None:
+def test_plainly_right_call_keeps_its_arguments_and_warnings() -> None:
     schema = {"properties": {"a": {"type": "string"}, "b": {"type": "integer", "default": 1}}}
     tool = registered(function_definition(parameters=schema))
     given = {"a": "x", "b": 2}
