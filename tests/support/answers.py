@@ -14,7 +14,7 @@ from fumehood.core.json_types import JsonObject
 
 
 def envelope_bytes(data: JsonObject, *, code: str | None = None, message: str = "No.") -> bytes:
-    """An answer with this data, or with this error."""
+    """A successful envelope with this data, or one with this error, as bytes."""
     error = None
     if code is not None:
         error = ErrorInfo(code=code, message=message, retryable=False, human_review=False)

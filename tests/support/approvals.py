@@ -1,4 +1,4 @@
-"""Approvals to test with, and a desk that only remembers: the rules of the real one are its own."""
+"""Sample approvals and rules, and a fake approval desk without the real one's logic."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def approval(number: int = 1, **fields: Any) -> Approval:
-    """A pending one."""
+    """A pending approval."""
     return Approval(
         **{
             "id": f"apr_{number:024x}", "version": 1, "state": ApprovalState.PENDING,
@@ -48,7 +48,7 @@ def approval(number: int = 1, **fields: Any) -> Approval:
 
 
 def rule(**fields: Any) -> RememberedRule:
-    """A remembered one."""
+    """A remembered rule."""
     return RememberedRule(
         **{
             "id": "rule_1", "tool": "delete_files", "principal_id": "uid:1000", "agent_id": None,
@@ -66,7 +66,7 @@ def _own(one: Approval) -> Approval:
 
 @dataclass
 class FakeDesk:
-    """Keeps approvals by id; `asked` is what it was told to do."""
+    """Stores approvals by id; `asked` records the requested operations."""
 
     approvals: dict[str, Approval] = field(default_factory=dict)
     answers: dict[str, Envelope] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class FakeDesk:
         self._changed = anyio.Event()
 
     def put(self, one: Approval) -> Approval:
-        """Keep it as it is now."""
+        """Store the approval."""
         self.approvals[one.id] = one
         self.changes += 1
         changed, self._changed = self._changed, anyio.Event()
@@ -164,7 +164,7 @@ class FakeDesk:
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        """Nothing is kept here."""
+        """Do nothing."""
 
     async def answer_of(
         self, call_id: str, principal: Principal, *, is_fetched: bool = True

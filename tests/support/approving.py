@@ -1,7 +1,7 @@
-"""A daemon with dangerous tools, which write down each time that they ran.
+"""A daemon with dangerous tools that record each run.
 
 As a program (`python -m support.approving`, with `tests` on the path) it is `fumehood serve` with
-those tools; they write to the file `ran` of where it runs.
+those tools; they write to the file `ran` in its working directory.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ async def hold(text: str) -> None:
 
 
 def ran(daemon: Daemon) -> list[str]:
-    """What was done, as it is seen from outside."""
+    """The recorded runs, read from outside the daemon."""
     path = daemon.home / RAN
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 @contextmanager
 def approving_daemon(home: Path, *, credential: str = "", **settings: str) -> Iterator[Daemon]:
-    """The daemon, ready; with the credential of its first approver, made now unless it is given."""
+    """Run the daemon until ready; create its first approver unless a credential is given."""
     credential = credential or make_first_approver(home)
     environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}
     environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
@@ -66,7 +66,7 @@ def approving_daemon(home: Path, *, credential: str = "", **settings: str) -> It
 
 
 def main() -> None:
-    """`fumehood serve`, with the tools."""
+    """Run `fumehood serve` with the tools."""
     from fumehood.cli.main import main as command
     from fumehood.http import server
 

@@ -1,4 +1,4 @@
-"""An engine with a dangerous tool, somebody who asks and somebody who is asked."""
+"""An engine with a dangerous tool, a caller and an approver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO = NewDecision(decision="deny", reason="It is needed tomorrow.")
 
 @dataclass
 class Deeds:
-    """What the tool has done. `gate` holds it up, once it has begun."""
+    """The tool's recorded runs. `gate` blocks it once it has begun."""
 
     done: list[str] = field(default_factory=list)
     begun: anyio.Event = field(default_factory=anyio.Event)
@@ -38,7 +38,7 @@ class Deeds:
 
 @dataclass
 class Asking:
-    """A running engine and what its tool did."""
+    """A running engine and the recorded runs of its tool."""
 
     engine: Engine
     deeds: Deeds
@@ -50,7 +50,7 @@ class Asking:
         return await self.engine.run(name, body, by)
 
     async def parked(self, what: str = "a", *, by: Principal = CALLER, **options: Any) -> str:
-        """Call it, and the id of the approval that it waits for."""
+        """Call the tool and return the id of its pending approval."""
         answer = await self.ask(what, by=by, **options)
         assert answer.error is not None
         assert answer.error.code == "REQUIRES_HUMAN_APPROVAL", answer.error
@@ -60,11 +60,11 @@ class Asking:
     async def decide(
         self, approval_id: str, decision: NewDecision = YES, by: Principal = ALICE, **more: Any
     ) -> Approval:
-        """Say yes or no."""
+        """Approve or deny."""
         return await self.engine.approvals.decide(approval_id, decision, by, channel="test", **more)
 
     async def state(self, approval_id: str, *states: ApprovalState) -> Approval:
-        """The approval, once it is in one of these states."""
+        """Wait for the approval to reach one of these states and return it."""
         desk, seen = self.engine.approvals, 0
         with anyio.fail_after(10):
             while (approval := await desk.show(approval_id)).state not in states:
@@ -72,7 +72,7 @@ class Asking:
         return approval
 
     async def ended(self, approval_id: str) -> Envelope:
-        """The answer of a call that was asked about, once it has one."""
+        """Wait for the answer of a call that needed approval."""
         approval = await self.state(
             approval_id,
             *(set(ApprovalState) - {ApprovalState.PENDING, ApprovalState.APPROVED,
@@ -97,7 +97,7 @@ async def asking(
     prepare: Callable[[Engine], None] = lambda engine: None,
     **config: Any,
 ) -> AsyncIterator[Asking]:
-    """An engine on the database in `state`, or on one of its own."""
+    """An engine on the database in `state`, or on a new one."""
     deeds, clock = deeds or Deeds(), clock or ManualClock()
     rules = config.pop("approvals", ApprovalSettings())
 

@@ -15,7 +15,7 @@ from fumehood.core.errors import ENDING_ERRORS, EndedBy
 __all__ = ["BAIT", "Attack", "Harm", "ending_of", "refused_by_language"]
 
 BAIT = "@"
-"""A program with bait in it needs what `doctor --attack` lays out."""
+"""Marks programs that need the bait of `doctor --attack`."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Attack:
 
 
 def ending_of(row: CorpusAttack) -> tuple[str, str, str]:
-    """The error's code, `ended_by` and the exception's type of a row; of several, the first."""
+    """The expected error code, `ended_by` and exception type of a row; the first of several."""
     ended_by, _, kind = row.expected.ends[0].partition(":")
     error = ENDING_ERRORS[EndedBy(ended_by)]
     return ("" if error is None else error.code, ended_by, kind)
 
 
 def refused_by_language(language: Language) -> Iterator[Attack]:
-    """The rows of the interpreter that its language refuses. The host's file is /etc/passwd."""
+    """The interpreter attacks refused by its language rules, with /etc/passwd as the host file."""
     for row in attacks_on("interpreter"):
         code, twin = (text.replace("@FILE@", "/etc/passwd") for text in (row.code, row.twin))
         is_refused = row.language is language and row.expected.ends == ("policy",)

@@ -1,4 +1,4 @@
-"""An audit chain with a rotation and anchors in it, and what the store says of it afterwards."""
+"""An audit chain with a rotation and anchors, and helpers to inspect and tamper with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANCHORED_AT = (8, 18)
 
 
 def append(database: Database, number: int) -> int:
-    """One row, as the engine writes it; its number."""
+    """Append one row as the engine does and return its number."""
     at = stamp(START + timedelta(seconds=number))
     return database.write_now(
         lambda connection: database.audit.append(connection, "test.row", at, {"number": number})
@@ -28,7 +28,7 @@ def append(database: Database, number: int) -> int:
 
 
 def rotate(database: Database, state: Path) -> None:
-    """A new key, step by step as the engine does it."""
+    """Rotate the key in the engine's steps."""
     key = new_key()
     keep_key(state, key)
     database.audit.learn(key)
@@ -37,7 +37,7 @@ def rotate(database: Database, state: Path) -> None:
 
 
 def make_chain(state: Path) -> None:
-    """`ROWS` rows, of which one is a rotation and two are anchored; closed in order."""
+    """Write `ROWS` rows with one rotation and two anchors, and close the database."""
     database = open_database(state / "state.db")
     for number in range(1, ROWS + 1):
         if number == ROTATED_AT:
@@ -51,7 +51,7 @@ def make_chain(state: Path) -> None:
 
 
 def rows_of(state: Path) -> list[AuditRow]:
-    """What stands in the table."""
+    """All rows of the audit table."""
     connection = sqlite3.connect(state / "state.db")
     found = connection.execute("SELECT seq, key_id, body, mac FROM audit ORDER BY seq").fetchall()
     connection.close()
@@ -59,12 +59,12 @@ def rows_of(state: Path) -> list[AuditRow]:
 
 
 def look(state: Path) -> Verdict:
-    """With the state directory's own keys and anchors."""
+    """Verify the chain with the state directory's own keys and anchors."""
     return verify_state(state, own_anchors(state))
 
 
 def tamper(state: Path, change: Callable[[sqlite3.Connection], object]) -> None:
-    """As somebody does who can write the file and has no key."""
+    """Change the database as an attacker with write access but no key would."""
     connection = sqlite3.connect(state / "state.db")
     change(connection)
     connection.commit()
@@ -72,7 +72,7 @@ def tamper(state: Path, change: Callable[[sqlite3.Connection], object]) -> None:
 
 
 def run_sql(state: Path, *statements: str) -> None:
-    """The same, in SQL."""
+    """Run SQL on the database file directly."""
 
     def change(connection: sqlite3.Connection) -> None:
         for statement in statements:

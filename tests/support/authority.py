@@ -1,4 +1,4 @@
-"""A daemon with an approver, and what tests ask of its control socket."""
+"""A daemon with an approver, and requests to its control socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.http import Answer, SocketClient
 
 @dataclass
 class Authority:
-    """The owner's credential, and the two sockets it is used beside."""
+    """A daemon's two sockets and its owner's credential."""
 
     home: Path
     credential: str
@@ -29,24 +29,24 @@ class Authority:
     def ask(
         self, method: str, path: str, body: Any = None, credential: str | None = None
     ) -> Answer:
-        """On the control socket; as the owner unless another credential is given."""
+        """Send a request to the control socket, by default as the owner."""
         given = self.credential if credential is None else credential
         return ask(self.control_socket, method, path, body, given)
 
     def do(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """The same, and it must succeed."""
+        """Send a request that must succeed and return its data."""
         answer = self.ask(method, path, body)
         assert answer.code is None, answer.body["error"]
         return answer.body["data"]
 
     def token(self, name: str = "ci", **fields: Any) -> str:
-        """A new token's text."""
+        """Create a token and return its secret."""
         return self.do("POST", "/v1/tokens", {"name": name, **fields})["secret"]
 
     def agent(
         self, agent_id: str, *principals: str, tools: tuple[str, ...] = (), **fields: Any
     ) -> None:
-        """An agent with tools."""
+        """Create an agent with tools."""
         body = {"id": agent_id, "principals": list(principals), **fields}
         self.do("POST", "/v1/agents", body)
         for order, tool in enumerate(tools):
@@ -56,7 +56,7 @@ class Authority:
 def ask(
     socket: Path, method: str, path: str, body: Any = None, credential: str | None = None
 ) -> Answer:
-    """One request on one connection."""
+    """Send one request on its own connection."""
     headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
     raw = None if body is None else json.dumps(body).encode()
     if raw is not None:
@@ -69,13 +69,13 @@ def ask(
 
 
 def calculate(socket: Path, credential: str | None = None, **options: Any) -> Answer:
-    """`1 + 1` as whoever this credential stands for."""
+    """Calculate `1 + 1` with this credential."""
     body = {"arguments": {"expression": "1 + 1"}, "options": options}
     return ask(socket, "POST", "/v1/tools/calculator/call", body, credential)
 
 
 def make_first_approver(command: list[str], environment: dict[str, str], **more: Any) -> str:
-    """The credential that `approvers init` shows."""
+    """Create the first approver and return the credential `approvers init` prints."""
     made = subprocess.run(
         [*command, "approvers", "init", "owner"],
         env=environment, capture_output=True, timeout=60, **more,

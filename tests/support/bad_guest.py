@@ -1,6 +1,6 @@
 """A guest that misbehaves on purpose: `python bad_guest.py MODE FD`. Speaks on descriptors 0 and 1.
 
-Standard library only; it stands in for a guest whose supervisor was taken over.
+Standard library only. Simulates a guest with a compromised supervisor.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main(mode: str) -> None:
 
 
 def lend_badly(mode: str, message: dict) -> None:
-    """Answer a loan with something that is no child, or a child that is not what it should be."""
+    """Answer a loan request with a non-child or an invalid child."""
     loan_id = message.get("id", 0)
     if message["op"] == "cancel":
         if mode != "never-buries":

@@ -1,4 +1,4 @@
-"""A small machine for classic BPF: what the kernel would answer to one system call."""
+"""A small classic BPF interpreter: computes the kernel's verdict on one system call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 
 def decide(filter_program: bytes, architecture: int, number: int, *arguments: int) -> int:
-    """Run a system-call filter on one call; `arguments` are 64 bits each."""
+    """Run a seccomp filter on one system call; `arguments` are 64 bits each."""
     data = struct.pack("=IIQ6Q", number, architecture, 0, *(list(arguments) + [0] * 6)[:6])
     program = list(struct.iter_unpack("=HBBI", filter_program))
     accumulator, at = 0, 0

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from conftest import AXE, CHROMIUM, FUMEHOOD, Daemon
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-"""Root has no sandbox of its own."""
+"""Chromium cannot use its sandbox as root."""
 
 WAIT_MS = 20_000
 expect.set_options(timeout=WAIT_MS)
@@ -24,7 +24,7 @@ addEventListener("securitypolicyviolation", (event) =>
   console.error("violations-of-the-policy", event.violatedDirective, event.blockedURI, event.sample));
 """
 HARMLESS = ("Failed to load resource", "net::ERR", "Response Status Error Code")
-"""What the console of a browser says of answers that are refusals, and of a server that is away."""
+"""Browser console messages caused by error responses or an unreachable server."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Console:
 def running_console(
     daemon: Daemon, credential: str = "", options: Sequence[str] = ()
 ) -> Iterator[Console]:
-    """The console of a daemon, which listens on a port of the system's choice."""
+    """Run the console of a daemon on a free port."""
     process = subprocess.Popen(
         [str(FUMEHOOD), "web", "--port", "0", "--credential-stdin", *options], env=daemon.environment,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -80,7 +80,7 @@ def running_browser() -> Iterator[Browser]:
 
 
 class Person:
-    """Somebody with a window: what the browser complains of is kept."""
+    """A person with a browser window; browser errors are recorded."""
 
     def __init__(
         self, browser: Browser, size: tuple[int, int] = WIDE, scheme: Any = "light"
@@ -115,18 +115,18 @@ class Person:
         return self.page
 
     def open(self, address: str) -> Page:
-        """A page, with its script started."""
+        """Open a page and wait for its script."""
         self.page.goto(address)
         self.page.wait_for_selector("main")
         return self.page
 
 
 NewPerson = Callable[..., Person]
-"""Makes somebody with a window of this size and scheme."""
+"""Factory of a person with a window of this size and colour scheme."""
 
 
 def faults_of(page: Page) -> list[str]:
-    """What axe finds on a page, as it is now."""
+    """The accessibility faults axe finds on the current page."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     found: dict[str, Sequence[Any]] = page.evaluate(
         "axe.run(document, {resultTypes: ['violations']})"

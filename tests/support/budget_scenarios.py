@@ -1,4 +1,4 @@
-"""What budgets do on the disk, to be killed at every commit of it; see `crash_points`."""
+"""Budget scenarios to be killed at every commit; see `crash_points`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RULES = (
 )
 DATABASE = "state.db"
 MOST_UNTOLD = 50
-"""Tokens of one call that may be held on the disk before, and after, anybody is told of it."""
+"""Tokens of one call that may be held on disk without being reported."""
 
 
 async def spending(home: Path, hook: Hook, say: Say) -> None:
-    """Calls that take less than was held, nothing, all of it, and more by a human's leave."""
+    """Calls that spend less than reserved, nothing, exactly it, and more after an approval."""
     database = open_database(home / DATABASE, commit_hook=hook)
     budgets = Budgets(RULES, CounterTable(database), HandClock())
     try:
@@ -59,13 +59,13 @@ async def _calls(budgets: Budgets, say: Say) -> None:
 
 @dataclass(frozen=True)
 class Told:
-    """What a scenario had said when it died."""
+    """The lines a scenario had printed before it died."""
 
     said: tuple[str, ...]
 
     @property
     def taken(self) -> int:
-        """Tokens that calls took, or may have taken."""
+        """Tokens that calls spent or may have spent."""
         figures: dict[str, int] = {}
         for line in self.said:
             if line[:4] in ("hold", "take"):

@@ -1,4 +1,4 @@
-"""Budgets on a database of their own, with a clock that is set by hand."""
+"""Budgets on a separate database, with a manual clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @dataclass
 class HandClock:
-    """Shows what it was set to."""
+    """A manually set clock."""
 
     moment: datetime = NOON
 
@@ -32,20 +32,20 @@ def spender(
     agent: str | None = None,
     session: str | None = None,
 ) -> Spender:
-    """Somebody who makes a call."""
+    """The subject of a call."""
     return Spender(principal, agent, session, tool)
 
 
 def takes(calls: int = 1, tokens: int = 0, money: str = "0") -> Amounts:
-    """What a call takes."""
+    """The cost of a call."""
     return Amounts(calls, tokens, Decimal(money))
 
 
 def a_total(calls: int, name: str = "all") -> BudgetRule:
-    """So many calls, ever."""
+    """A total budget of this many calls."""
     return BudgetRule(name=name, period=Period.TOTAL, calls=calls)
 
 
 def budgets_on(database: Database, *rules: BudgetRule, clock: HandClock | None = None) -> Budgets:
-    """As after a start on this database."""
+    """Budgets as loaded at a start on this database."""
     return Budgets(rules, CounterTable(database), clock or HandClock())

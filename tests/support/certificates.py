@@ -1,4 +1,4 @@
-"""Certificates that sign themselves."""
+"""Self-signed certificates."""
 
 from __future__ import annotations
 

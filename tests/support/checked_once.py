@@ -1,7 +1,7 @@
-"""Starts of engines that cost half: what each would find out again is remembered.
+"""Faster engine starts: results that are equal for every start are cached.
 
-Tests start engines by the thousand. Half of each start was to check the schemas of the built-in
-tools, and to look for installed packages; both come out the same in one process.
+Tests start thousands of engines. Half of each start was spent on checking the schemas of built-in
+tools and searching for installed packages, with the same result each time in one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Both kinds of client behind one face, so that one test holds for both."""
+"""Both kinds of client behind one interface, so that one test covers both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAVES_SOCKETS = (
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
     pytest.mark.usefixtures("collected"),
 )
-"""Marks of tests in which httpcore2 leaves sockets of failed connections to the collector."""
+"""Marks for tests in which httpcore2 leaves sockets of failed connections unclosed."""
 
 KINDS = {
     "blocking": (Client, ControlClient),
@@ -25,7 +25,7 @@ KINDS = {
 
 
 class Driven:
-    """An object whose coroutines are run to their end, one after the other, on one loop."""
+    """Wraps an object so that its coroutines run synchronously on one event loop."""
 
     def __init__(self, target: Any, runner: asyncio.Runner) -> None:
         self._target = target
@@ -40,7 +40,7 @@ class Driven:
         return lambda *args, **kwargs: self._runner.run(found(*args, **kwargs))
 
     def _followed(self, events: AsyncGenerator[Any, None]) -> Iterator[Any]:
-        """One item after the other; closing this closes the other."""
+        """Iterate synchronously; closing it closes the asynchronous iterator."""
 
         async def following() -> Any:
             return await anext(events)
@@ -57,7 +57,7 @@ class Driven:
 
 @contextmanager
 def client_of(kind: str, path: Any, *, control: bool = False, **settings: Any) -> Iterator[Any]:
-    """A client of this kind whose methods simply return."""
+    """A client of this kind with synchronous methods."""
     made = KINDS[kind][control](path, **settings)
     if kind == "blocking":
         with made:

@@ -1,8 +1,8 @@
-"""A container wall that answers as the program itself says: the program is JSON.
+"""A container wall that answers as scripted by the program, which is JSON.
 
 `{"stdout": "x", "files": {"a.txt": "text", "big": 2000000}, "ended_by": "exit", …}` runs as
-the wall's answer of that form; with `"echo": true` it prints what it was sent. Before that it
-tells `"tells": [["stdout", "text"], ["progress", 50, "half"], …]`, each as often as a last
+the wall's answer; with `"echo": true` it prints its request. Before that it
+emits `"tells": [["stdout", "text"], ["progress", 50, "half"], …]`, each as often as a last
 number says, and with `"waits": true` it waits to be cancelled. A session's files lie in the
 directory `workspaces/SESSION` of where it runs. As a program (`python -m support.container` with `tests` on the
 path) this is `fumehood serve` with such a wall.
@@ -30,12 +30,12 @@ _MEASURED = (
 
 
 def told(**answer: Any) -> str:
-    """A program that has this answer."""
+    """A program with this answer."""
     return json.dumps(answer)
 
 
 def scripted_ending(run: SeenRun) -> RunEnding:
-    """The ending that a program asks for."""
+    """The ending a program requests."""
     if run.program == "files":
         return RunEnding(
             EndedBy.OK, "session", exit_code=0, result=workspace_of(run).answer(run.arguments)
@@ -64,7 +64,7 @@ def scripted_ending(run: SeenRun) -> RunEnding:
 
 
 async def scripted_meanwhile(run: SeenRun, sinks: RunSinks) -> None:
-    """What a program tells while it runs."""
+    """Emit a program's output and progress while it runs."""
     if "code" not in run.arguments:
         return
     script = json.loads(run.arguments["code"])
@@ -87,7 +87,7 @@ async def scripted_meanwhile(run: SeenRun, sinks: RunSinks) -> None:
 
 
 def scripted_files(run: SeenRun) -> list[tuple[str, bytes]]:
-    """What the program leaves: texts, so many bytes of `x`, or what it was sent (true)."""
+    """The program's files: a text, a number of `x` bytes, or the input file of that name (true)."""
     if run.program == "files":
         return []
     sent = {file["path"]: file for file in run.arguments["files"]}
@@ -101,7 +101,7 @@ def scripted_files(run: SeenRun) -> list[tuple[str, bytes]]:
 
 
 def workspace_of(run: SeenRun) -> FakeFiles:
-    """The files of a session: a directory of its own name below `workspaces`, here."""
+    """The directory of a session's files, below `workspaces`."""
     root = Path("workspaces") / (run.domain.session_id or "none")
     root.mkdir(parents=True, exist_ok=True)
     return FakeFiles(root, room=1 << 30)
@@ -113,7 +113,7 @@ def _script(run: SeenRun) -> Any:
 
 
 def scripted_wall() -> FakeWall:
-    """The wall."""
+    """The scripted container wall."""
     return FakeWall(
         answer=scripted_ending,
         files=scripted_files,
@@ -125,14 +125,14 @@ def scripted_wall() -> FakeWall:
 
 
 class _Nothing(list[SeenRun]):
-    """Keeps nothing."""
+    """A file that discards everything."""
 
     def append(self, run: SeenRun) -> None:
-        """It is gone."""
+        """Discard the data."""
 
 
 def main() -> None:
-    """`fumehood serve`, with this wall for containers."""
+    """Run `fumehood serve` with this container wall."""
     from fumehood.cli.main import main as command
     from fumehood.http import server
 

@@ -1,4 +1,4 @@
-"""What Docker itself says of an engine's containers. The engine's word is no evidence."""
+"""An engine's containers as Docker reports them, independent of the engine."""
 
 from __future__ import annotations
 

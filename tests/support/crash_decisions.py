@@ -1,4 +1,4 @@
-"""A caller that runs a tool of its own after each yes, and an engine that dies meanwhile."""
+"""A caller that runs its own tool after each approval, and an engine that dies meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ YES = NewDecision(decision="approve")
 
 
 async def ask(user: User, home: Path, *, say: Say) -> str | None:
-    """Ask, and run the tool if that is allowed; else the approval that it waits for."""
+    """Request a decision; run the tool if allowed, else return the pending approval."""
     decision = await user.engine.decide("deploy", {"what": "it"})
     if decision.decision == "allow":
         say("allowed")
@@ -36,7 +36,7 @@ async def ask(user: User, home: Path, *, say: Say) -> str | None:
 
 
 async def play(home: Path, hook: Hook, say: Say) -> None:
-    """Ask, get a yes, and ask from two places at once."""
+    """Request, approve, and then request concurrently from two callers."""
     with weakened(home):
         async with engine_in(home, hook) as (engine, _, clock):
             user = User(engine, clock, lambda _: None)
@@ -49,7 +49,7 @@ async def play(home: Path, hook: Hook, say: Say) -> None:
 
 
 async def examine(home: Path) -> tuple[int, int]:
-    """Ask on as the caller would; how often the tool ran, and how many were said yes to."""
+    """Repeat the request as the caller would; return the numbers of runs and approvals."""
     async with engine_in(home) as (engine, _, clock):
         user = User(engine, clock, lambda _: None)
         await settled(user, with_pending=False)

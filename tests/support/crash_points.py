@@ -38,7 +38,7 @@ from .checked_once import check_once
 from .preloaded import PYTHON
 
 MOST_POINTS = 500
-"""A scenario with more commits than this would never be through."""
+"""Upper bound of crash points, so that a test ends."""
 
 Hook = Callable[[str, int], None]
 Say = Callable[[str], None]
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CrashPoint:
-    """The moment (`before` or `after`) of the commit with this number, from 1."""
+    """A moment (`before` or `after`) of the commit with this number, from 1."""
 
     moment: str
     number: int
@@ -57,7 +57,7 @@ class CrashPoint:
 
 @dataclass(frozen=True)
 class Crash:
-    """A scenario that ended at `point`, or by itself where that is None."""
+    """A scenario killed at `point`, or one that ended by itself if that is None."""
 
     point: CrashPoint | None
     home: Path
@@ -74,7 +74,7 @@ def crash_at_every_point(
     """Run `module:function` once for each point, in a directory of its own under `home`.
 
     `prepare` makes what a scenario finds there; it runs once, and what it made is copied.
-    Raises AssertionError where a scenario fails by itself.
+    Raises AssertionError if a scenario fails by itself.
     """
     with nursery(scenario, environment, warm=True) as run:
         yield from crash_each(run, home, prepare)
@@ -83,7 +83,7 @@ def crash_at_every_point(
 def crash_each(
     run: Run, home: Path, prepare: Callable[[Path], None] | None = None
 ) -> Iterator[Crash]:
-    """The same with a nursery that is there already, as for many tests of one function."""
+    """`crash_at_every_point` with an existing nursery, for many tests of one function."""
     prepared = home / "prepared"
     prepared.mkdir(mode=0o700)
     if prepare is not None:
@@ -105,7 +105,7 @@ Run = Callable[[Path, CrashPoint], tuple[tuple[str, ...], bool]]
 
 @contextmanager
 def nursery(scenario: str, environment: Mapping[str, str], *, warm: bool = False) -> Iterator[Run]:
-    """A process that has imported the scenario and forks for each run of it.
+    """A process that has imported the scenario and forks for each run.
 
     It has no threads, as the test's own process may; to import anew each time takes longer
     than all the rest. A warm one has also played it once to its end: what libraries make at their
@@ -139,7 +139,7 @@ def nursery(scenario: str, environment: Mapping[str, str], *, warm: bool = False
 
 
 def _serve(scenario: str, *, warm: bool) -> None:
-    """Inside the nursery: one child for each line."""
+    """In the nursery: fork one child per line."""
     module, _, name = scenario.partition(":")
     function = getattr(importlib.import_module(module), name)
     check_once(setattr)
@@ -162,7 +162,7 @@ def _serve(scenario: str, *, warm: bool) -> None:
 
 
 def _warm_up(function: Any, home: Path) -> None:
-    """Play it in a copy of its place; where it fails, the child says so."""
+    """Run the scenario once in a copy of its directory; failures are reported by the child."""
     here, copy = Path.cwd(), home.with_name("warm")
     shutil.copytree(home, copy)
     with contextlib.suppress(Exception):
@@ -178,7 +178,7 @@ def _warm_up(function: Any, home: Path) -> None:
 
 
 def _run(function: Any, home: Path, point: CrashPoint) -> None:
-    """Inside a child; never returns."""
+    """Run the scenario in a child; never returns."""
 
     def hook(moment: str, number: int) -> None:
         if (moment, number) == (point.moment, point.number):
@@ -199,7 +199,7 @@ def _play(function: Any, home: Path, hook: Hook, say: Say) -> None:
 
 
 def _tell(line: str) -> None:
-    """At once and whole: the process may be gone the next moment."""
+    """Write immediately and completely, because the process may die the next moment."""
     os.write(1, f"{line}\n".encode())
 
 

@@ -17,7 +17,7 @@ ADMIN = Principal("approver:test", frozenset({Scope.ADMIN}))
 
 
 def three_writes(home: Path, hook: Hook, say: Say) -> None:
-    """Each promised after it was kept."""
+    """Acknowledge each row after its write."""
     database = open_database(home / "state.db", commit_hook=hook)
     for key in ("a", "b", "c"):
         database.write_now(put(key))
@@ -26,7 +26,7 @@ def three_writes(home: Path, hook: Hook, say: Say) -> None:
 
 
 def liar(home: Path, hook: Hook, say: Say) -> None:
-    """The control: it promises first."""
+    """Control: acknowledge each row before its write."""
     database = open_database(home / "state.db", commit_hook=hook)
     for key in ("a", "b", "c"):
         say(key)
@@ -35,12 +35,12 @@ def liar(home: Path, hook: Hook, say: Say) -> None:
 
 
 def fails(home: Path, hook: Hook, say: Say) -> None:
-    """Ends by itself, and not well."""
+    """Fail by itself."""
     raise RuntimeError("this scenario is wrong")
 
 
 async def rotations(home: Path, hook: Hook, say: Say) -> None:
-    """An engine that is started, changes authority, rotates its key twice and stops."""
+    """Start an engine, change approvers, rotate the key twice, and stop."""
     database = open_database(home / "state.db", commit_hook=hook)
     engine = Engine(config=Config(home=home), interpreter=FakeWall(), database=database)
     async with engine:

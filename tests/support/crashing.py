@@ -1,7 +1,7 @@
-"""A process that writes and says what was acknowledged, until it is killed.
+"""A process that writes rows and prints the acknowledged ones until it is killed.
 
 `python -m support.crashing DATABASE SEED`: several writers at once; each durable row is
-printed after its write has returned. Posted rows go in between, promised to nobody.
+printed after its write has returned. Posted rows are interleaved, without any acknowledgement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .state import call_row, keys, put
 
 WRITERS = 4
 LIFETIME_S = 60
-"""Whoever forgets to kill it need not wait for ever."""
+"""Maximum lifetime of a writer that is not killed, in seconds."""
 
 
 async def write_until_killed(path: Path, seed: int) -> None:
@@ -53,9 +53,9 @@ def crash(
     environment: dict[str, str],
     pause: Callable[[], None] = lambda: None,
 ) -> set[str]:
-    """Start a writer, kill it once it has acknowledged so many rows; it goes on meanwhile.
+    """Start a writer and kill it once it has acknowledged this many rows.
 
-    Returns every row that was acknowledged, those after the decision included.
+    Returns every acknowledged row, including those written before the signal arrived.
     """
     with subprocess.Popen(
         [PYTHON, "-m", "support.crashing", str(path), str(seed)],
@@ -72,7 +72,7 @@ def crash(
 
 
 def examine(path: Path, acknowledged: set[str]) -> str | None:
-    """Open what is left; what is wrong with it, or None."""
+    """Open the database that is left; return its fault, or None."""
     database = open_database(path)
     try:
         missing = acknowledged - database.read_now(keys)

@@ -1,4 +1,4 @@
-"""A Unix socket in front of a daemon's that breaks answers off after some bytes."""
+"""A Unix socket proxy that cuts a daemon's answers after some bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.http import connect
 class CuttingProxy:
     """Passes connections on to `target`; closes `count` of them after `least` to `most` bytes.
 
-    The first one gets `most`: who has seen no event cannot resume.
+    The first one gets `most`, because a client without any event cannot resume.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CuttingProxy:
                 self._pass_on(client, server)
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
-        """One request, which comes in one piece or head and body, and a part of its answer."""
+        """Forward one request, in one piece or as head and body, and part of its answer."""
         thread = threading.Thread(target=_copy, args=(client, server), daemon=True)
         thread.start()
         least, most = self._bytes

@@ -14,13 +14,13 @@ from support.definitions import rest_document
 
 
 class DefinitionDirectory:
-    """Files with the modes that are wanted, whatever the umask of the test run."""
+    """Writes files with given modes, independent of the umask."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def put(self, name: str, content: Any, mode: int = 0o600) -> Path:
-        """Write a file as it stands, or a value as JSON, in one step."""
+        """Write bytes or a value as JSON, atomically."""
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         unfinished = self.path / f".{name}"
         unfinished.write_bytes(data)
@@ -28,7 +28,7 @@ class DefinitionDirectory:
         return unfinished.rename(self.path / name)
 
     def put_tools(self, name: str, *tools: str, **fields: Any) -> Path:
-        """A file of sound REST tools with these names."""
+        """Write a file of valid REST tools with these names."""
         return self.put(name, {"tools": [rest_document(name=tool, **fields) for tool in tools]})
 
     def remove(self, name: str) -> None:
@@ -37,7 +37,7 @@ class DefinitionDirectory:
 
 @contextmanager
 def definition_directory() -> Iterator[DefinitionDirectory]:
-    """One that is private, and gone afterwards."""
+    """A private directory, removed afterwards."""
     path = Path(tempfile.mkdtemp(prefix="fh-tools-", dir="/tmp"))
     try:
         yield DefinitionDirectory(path)

@@ -1,4 +1,4 @@
-"""Definitions and functions that many tests declare."""
+"""Tool definitions and functions shared by many tests."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class NoRules:
     """A policy without any rule."""
 
     def decide(self, facts: CallFacts) -> Decision:
-        """What the defaults say."""
+        """Decide by the defaults."""
         return by_default(facts.tool)
 
 
 def by_default(tool: ToolDefinition) -> Decision:
-    """What a policy without rules says of a tool."""
+    """The decision of a policy without rules."""
     if tool.dangerous:
         return Decision(Verdict.ASK, "default: dangerous tools wait for a human")
     return Decision(Verdict.ALLOW, "default: harmless tools are allowed")
 
 
 def never() -> bool:
-    """No budget has too little left."""
+    """A budget check that never refuses."""
     return False
 
 
 def expression_document(**fields: Any) -> JsonObject:
-    """A sound document of a tool with the executor `expression`."""
+    """A valid tool document with the executor `expression`."""
     return {
         "name": "sums",
         "description": "Add numbers.",
@@ -46,7 +46,7 @@ def expression_document(**fields: Any) -> JsonObject:
 
 
 def rest_document(**fields: Any) -> JsonObject:
-    """A sound document of a REST tool."""
+    """A valid REST tool document."""
     return {
         "name": "weather",
         "type": "REST",
@@ -80,7 +80,7 @@ async def answer_nothing(arguments: JsonObject) -> Any:
 
 
 def registered(definition: ToolDefinition, **more: Any) -> RegisteredTool:
-    """The tool in an index of its own."""
+    """An index that contains only this tool."""
     function = answer_nothing if definition.executor == "function" else None
     return ToolIndex().register(definition, Source.PROGRAM, **{"function": function, **more})
 

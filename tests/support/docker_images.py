@@ -1,4 +1,4 @@
-"""A Docker that only knows images, a folder of images, and programs run inside a real one."""
+"""A fake Docker with images only, an image folder, and programs run inside real images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN_DEADLINE_S = 120
 
 
 class ListedImages:
-    """Answers as the engine does when it is asked for images with labels."""
+    """Lists images by label as Docker does."""
 
     def __init__(self, *rows: dict[str, Any]) -> None:
         self.rows = list(rows)
@@ -34,7 +34,7 @@ def _has(labels: dict[str, str], key: str, value: str | None = None) -> bool:
 def image_row(
     identifier: str, *, recipe: str, guest: str, created: int = 1_700_000_000, **more: str
 ) -> dict[str, Any]:
-    """An image as the engine lists it."""
+    """An image as Docker lists it."""
     labels = {
         IMAGE: "python", RECIPE: recipe, GUEST: guest, BASE: "",
         PACKAGES: "114", PACKAGES_FROM: str(created),

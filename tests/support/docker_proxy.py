@@ -1,4 +1,4 @@
-"""A socket between the engine and Docker, which a test can hold, cut and open again."""
+"""A proxy socket between the engine and Docker that a test can hold, cut and reopen."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DockerProxy:
             self._start(self._accept, self._listener)
 
     def hold(self) -> None:
-        """Take connections and bytes, and answer nothing."""
+        """Accept connections and bytes, and answer nothing."""
         self._flows.clear()
 
     def cut(self) -> None:

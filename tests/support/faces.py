@@ -1,4 +1,4 @@
-"""Both applications of a daemon without its server: requests of whatever user the test says."""
+"""Both HTTP applications of a daemon without its server, for requests of any user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .http import Answer
 
 
 class FacesClient:
-    """Asks an engine's applications directly."""
+    """Sends requests to an engine's applications directly."""
 
     def __init__(self, engine: Engine) -> None:
         self._faces = Faces(engine)
@@ -34,7 +34,7 @@ class FacesClient:
         headers: list[tuple[str, str]] | None = None,
         uid: int | None = None,
     ) -> Answer:
-        """One request. A body of bytes goes as it is."""
+        """Send one request. A body of bytes is sent unchanged."""
         peer = Peer(pid=1, uid=os.geteuid() if uid is None else uid, gid=0)
 
         async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""Containers that run nothing, for the pool: made, used and ended when a test says so."""
+"""Fake containers for the pool, created, used and ended under the test's control."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fumehood.sandbox.container.pool_state import Kind
 
 @dataclass(eq=False)
 class FakeContainer:
-    """One container. `runs` and `resets` move it as the channel would."""
+    """One fake container. `runs` and `resets` change its state as the channel would."""
 
     name: str
     kind: Kind
@@ -26,7 +26,7 @@ class FakeContainer:
     complaint: str = ""
     examined: asyncio.Event = field(default_factory=asyncio.Event)
     domains: set[str] = field(default_factory=set)
-    """Whose calls it has run."""
+    """The trust domains whose calls it has run."""
 
     def __post_init__(self) -> None:
         self.examined.set()
@@ -61,7 +61,7 @@ class FakeContainer:
 
 
 class FakeMaker:
-    """Makes containers at once, or when it is let; notes everything."""
+    """Creates containers immediately or when allowed, and records every operation."""
 
     def __init__(self) -> None:
         self.made: list[FakeContainer] = []
@@ -73,9 +73,9 @@ class FakeMaker:
         self.may_remove.set()
         self.alive = 0
         self.held = 0
-        """Of `alive`, those that the pool has let go of."""
+        """Number of `alive` containers that are held outside the pool."""
         self.most_alive = 0
-        """Of the pool's own."""
+        """Peak number of the pool's containers."""
 
     async def make(self, kind: Kind) -> FakeContainer:
         self.alive += 1

@@ -1,4 +1,4 @@
-"""A Docker that a test holds in its hand: containers are socket pairs with a guest at the end."""
+"""A fake Docker controlled by a test: containers are socket pairs with a scripted guest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Behave = Callable[["FakeGuest"], Awaitable[None]]
 
 
 class FakeGuest:
-    """The inside of a fake container: a stream of frames, blocking nothing."""
+    """The guest of a fake container: an asynchronous stream of frames."""
 
     def __init__(self, stream: socket.socket) -> None:
         stream.setblocking(False)
@@ -50,7 +50,7 @@ class FakeGuest:
             self._stream.send(record(1, framing.encode(message)))
 
     async def hears(self) -> dict[str, Any]:
-        """The next message of the host. Raises EOFError where it has gone."""
+        """The host's next message. Raises EOFError if the host has disconnected."""
         while not self._waiting:
             await anyio.wait_readable(self._stream)
             chunk = self._stream.recv(1 << 16)
@@ -61,7 +61,7 @@ class FakeGuest:
 
 
 async def honest(guest: FakeGuest) -> None:
-    """Is ready, and answers every run with four."""
+    """Report ready and answer every run with 4."""
     await guest.says(READY)
     while True:
         message = await guest.hears()
@@ -71,8 +71,8 @@ async def honest(guest: FakeGuest) -> None:
 
 @dataclass
 class FakeDocker:
-    """As much of Docker as the wall asks for. `failing` makes every question fail, `silence` holds
-    back what Docker says of itself until it is set.
+    """The parts of Docker that the wall uses. `failing` makes every request fail, `silence` holds
+    back Docker's info until it is set.
     """
 
     group: Any
@@ -139,7 +139,7 @@ class FakeDocker:
         raise DockerNotFound("no images here")
 
     def hang_up(self, container_id: str) -> None:
-        """The container has died."""
+        """Simulate the container's death."""
         stream = self._streams.pop(container_id, None)
         if stream is not None:
             with suppress(OSError):

@@ -1,6 +1,6 @@
 """A model of the guest's program `files` on a directory of this host, for tests without Docker.
 
-It keeps to what the program promises, one refusal after the other, and to nothing else: a test
+It implements only the program's contract, including each refusal: a test
 that needs a lying guest gives its answers by hand. Surveys are the program's own, on that directory.
 """
 
@@ -24,15 +24,15 @@ KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
 
 
 UPLOAD = ".fumehood-upload-"
-"""Of a file that is still coming; no list shows it."""
+"""Prefix of an unfinished upload, which no list shows."""
 
 
 class Refused(Exception):
-    """A normal answer that says no."""
+    """A refusal that is a regular answer."""
 
 
 class FakeFiles:
-    """A lease whose program `files` works below `root`. `room` is what one upload may have."""
+    """A lease whose program `files` works below `root`. `room` is the size limit of one upload."""
 
     queue_ms = 0.0
 

@@ -23,7 +23,7 @@ class Answer:
 
     @property
     def code(self) -> str | None:
-        """The error code of an envelope; None for a success, also of what is no envelope."""
+        """The envelope's error code, or None for a success or a body without an envelope."""
         error = self.body["error"] if isinstance(self.body, dict) else None
         return None if error is None else error["code"]
 
@@ -38,7 +38,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class SocketClient:
-    """Keeps one connection; `raw` opens a new one for bytes of the test's own."""
+    """Keeps one connection; `raw` opens a new one for arbitrary bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class SocketClient:
 
     @staticmethod
     def answers(path: Path) -> bool:
-        """Whether somebody listens."""
+        """Whether the socket accepts connections."""
         try:
             connect(path).close()
         except OSError:
@@ -102,7 +102,7 @@ def connect(path: Path) -> socket.socket:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """Everything that comes, also from a peer that closes on what it has not read."""
+    """Read to the end, even from a peer that resets with unread data."""
     chunks = []
     with suppress(ConnectionResetError):
         while chunk := connection.recv(65536):

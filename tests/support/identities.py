@@ -1,4 +1,4 @@
-"""People, tokens and agents that many tests need."""
+"""Principals, tokens and agents shared by many tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADMIN = Principal("approver:owner", frozenset({Scope.ADMIN, Scope.APPROVE}))
 
 
 async def new_token(tokens: Tokens, *scopes: Scope, **fields: object) -> tuple[Token, str]:
-    """A token of somebody's."""
+    """Create a token."""
     given = {
         "name": "ci", "principal_id": "token:ci", "scopes": scopes or (Scope.CALL,),
         "agents": (), "expires_at": None, "by": ADMIN, "now": NOW,

@@ -1,4 +1,4 @@
-"""Calls with idempotency keys, carried out by a small driver in the spine's place."""
+"""Calls with idempotency keys, run by a small driver in place of the call pipeline."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEYED = function_definition(
     {"idempotency_key": {"type": ["string", "integer", "null"]}, "text": {"type": "string"}}
 )
-"""A tool that takes the key itself."""
+"""A tool that receives the key as an argument."""
 
 
 def principal(name: str) -> Principal:
-    """Somebody who may call."""
+    """A principal with the scope `call`."""
     return Principal(name, frozenset({Scope.CALL}))
 
 
@@ -47,7 +47,7 @@ def permitted(
     effective: JsonObject | None = None,
     **options: Any,
 ) -> PermittedCall:
-    """A call as `authorize` hands it on; `effective` where that is more than was given."""
+    """An authorized call; `effective` if its arguments differ from the given ones."""
     definition = tool or function_definition()
     resolved = ResolvedCall(
         request(definition.name, arguments, by, **options), registered(definition), ()
@@ -98,7 +98,7 @@ Act = Callable[[], Awaitable[Envelope]]
 
 @dataclass
 class Driver:
-    """Takes a call from its claim to its answer; `acted` says which calls really ran."""
+    """Runs a call from its claim to its answer; `acted` records the calls that ran."""
 
     keys: Keys
     acted: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Driver:
     async def call(
         self, call: PermittedCall, call_id: str, act: Act | None = None, now: datetime = NOW
     ) -> Envelope | Waiting | str:
-        """The answer, what it waits for, or the code of the refusal."""
+        """The answer, the approval it waits for, or the refusal's code."""
         try:
             found = await self.keys.claim(call, call_id, now)
         except EngineError as refusal:

@@ -1,9 +1,9 @@
-"""A process that carries out calls with keys and is killed in the middle of it.
+"""A process that runs calls with idempotency keys and is killed meanwhile.
 
 `python -m support.keyed_crash DATABASE LEDGER POINT`: one call, killed by itself at that point.
 `python -m support.keyed_crash DATABASE LEDGER many SEED`: many calls at once, killed at random.
-What a call does is a line in the ledger, which outlives the process; what its caller was
-answered is a line on standard output.
+A call's effect is a line in the ledger, which outlives the process; its answer
+is a line on standard output.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ REPEATABLE = function_definition(name="act", idempotent=True)
 TESTS = Path(__file__).parents[1]
 WORKERS = 4
 LIFE_S = (0.05, 0.3)
-"""When one that carries out many calls kills itself."""
+"""Range of the lifetime of a process with many calls, in seconds."""
 
 
 def write(ledger: Path, line: str) -> None:
-    """Act: what was written stays, whatever becomes of the process."""
+    """Act: write a line that survives the process."""
     handle = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(handle, f"{line}\n".encode())
@@ -45,17 +45,17 @@ def write(ledger: Path, line: str) -> None:
 
 
 def lines(ledger: Path) -> list[str]:
-    """What was done so far."""
+    """The lines written so far."""
     return ledger.read_text().splitlines() if ledger.exists() else []
 
 
 def result(key: str) -> Envelope:
-    """What the call with this key answers."""
+    """The result of the call with this key."""
     return answer(f"call_{key}", {"did": key})
 
 
 async def one(keys: Keys, ledger: Path, key: str, point: str = "", *, repeatable: bool) -> None:
-    """One call; `point` is where the process dies."""
+    """Run one call; the process dies at `point`."""
     call = permitted(tool=REPEATABLE if repeatable else ACTING, idempotency_key=key)
     claim = await keys.claim(call, f"call_{key}", NOW)
     assert isinstance(claim, Claim)
@@ -89,7 +89,7 @@ async def _main(database: str, ledger: str, point: str, what: str) -> None:
 
 
 def run_to(point: str, home: Path, environment: dict[str, str], *, repeatable: bool) -> None:
-    """Let one call run to this point in a process that dies there."""
+    """Run one call in a process that dies at this point."""
     what = "repeatable" if repeatable else "acting"
     done = subprocess.run(
         [*_command(home), point, what], env=environment, cwd=TESTS, timeout=60, check=False
@@ -98,7 +98,7 @@ def run_to(point: str, home: Path, environment: dict[str, str], *, repeatable: b
 
 
 def killed_at_random(home: Path, seed: int, environment: dict[str, str]) -> list[str]:
-    """Let many calls run until the process kills itself; the keys of all that were answered."""
+    """Run many calls until the process kills itself; return the keys of answered calls."""
     done = subprocess.run(
         [*_command(home), "many", str(seed)],
         env=environment, cwd=TESTS, timeout=60, check=False, stdout=subprocess.PIPE, text=True,

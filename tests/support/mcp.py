@@ -1,4 +1,4 @@
-"""Clients of the Model Context Protocol: the official library's, and raw lines and requests."""
+"""MCP clients: the official library's, and raw lines and requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.http import Answer, SocketClient
 
 PATIENCE_S = 30
 MODES = ("auto", "legacy")
-"""The two eras: what the library's client finds by itself is 2026-07-28."""
+"""The two protocol eras; the library's client negotiates 2026-07-28 by itself."""
 
 WAYS = ("stdio", "http")
 META = {
@@ -37,7 +37,7 @@ ASKING = {**META, "io.modelcontextprotocol/clientCapabilities": {"elicitation": 
 async def connected(
     daemon: Daemon, way: str, mode: str, *options: str, query: str = "", **more: Any
 ) -> AsyncIterator[Client]:
-    """The library's client, unmodified, of this daemon."""
+    """The library's unmodified client, connected to this daemon."""
     more.setdefault("read_timeout_seconds", PATIENCE_S)
     if way == "stdio":
         server = StdioServerParameters(
@@ -55,7 +55,7 @@ async def connected(
 
 @dataclass
 class RawClient:
-    """A process of `fumehood mcp` whose lines a test writes and reads itself."""
+    """A `fumehood mcp` process with lines written and read by the test."""
 
     process: subprocess.Popen[bytes]
     _lines: queue.Queue[bytes] = field(default_factory=queue.Queue)
@@ -64,27 +64,27 @@ class RawClient:
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, message: Any) -> None:
-        """One message; bytes go as they are, with the end of the line."""
+        """Send one message; bytes are sent unchanged with a newline."""
         raw = message if isinstance(message, bytes) else json.dumps(message).encode()
         assert self.process.stdin is not None
         self.process.stdin.write(raw + b"\n")
         self.process.stdin.flush()
 
     def request(self, request_id: Any, method: str, **params: Any) -> None:
-        """One request."""
+        """Send one request."""
         message = {"jsonrpc": "2.0", "id": request_id, "method": method}
         self.send({**message, "params": params} if params else message)
 
     def notify(self, method: str, **params: Any) -> None:
-        """One notification."""
+        """Send one notification."""
         self.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     def call(self, request_id: Any, tool: str, **arguments: Any) -> None:
-        """A call of a tool, in the era with a handshake."""
+        """Call a tool in the handshake era."""
         self.request(request_id, "tools/call", name=tool, arguments=arguments)
 
     def initialize(self, **capabilities: Any) -> dict[str, Any]:
-        """Begin as a client with a handshake does."""
+        """Perform the handshake."""
         self.request(
             "first", "initialize", protocolVersion="2025-11-25", capabilities=capabilities,
             clientInfo={"name": "raw", "version": "1"},
@@ -103,7 +103,7 @@ class RawClient:
         return {answer["id"]: answer for answer in found}
 
     def end(self) -> int:
-        """Close the input, as a client that goes away does."""
+        """Close the input, as a disconnecting client does."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(timeout=PATIENCE_S)
@@ -116,7 +116,7 @@ class RawClient:
 
 @contextmanager
 def raw_client(daemon: Daemon, *options: str) -> Iterator[RawClient]:
-    """A client of raw lines; its process is gone at the end."""
+    """A raw client; its process is ended afterwards."""
     process = subprocess.Popen(
         [str(FUMEHOOD), "mcp", *options], env=daemon.environment,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -129,7 +129,7 @@ def raw_client(daemon: Daemon, *options: str) -> Iterator[RawClient]:
 
 
 def post(socket: Path, message: Any, credential: str | None = None, **headers: str) -> Answer:
-    """One message to `/mcp`, with the headers of its era unless others are given."""
+    """Post one message to `/mcp`, by default with the headers of its era."""
 
     sent = {"content-type": "application/json", **headers_of(message), **headers}
     if credential is not None:
@@ -143,7 +143,7 @@ def post(socket: Path, message: Any, credential: str | None = None, **headers: s
 
 
 def headers_of(message: Any) -> dict[str, str]:
-    """What a request of 2026-07-28 repeats in its headers."""
+    """The fields that a 2026-07-28 request repeats in its headers."""
     params = message.get("params", {}) if isinstance(message, dict) else {}
     version = params.get("_meta", {}).get("io.modelcontextprotocol/protocolVersion")
     if version is None:
@@ -164,7 +164,7 @@ def modern(request_id: Any, method: str, meta: Any = META, **params: Any) -> dic
 
 
 def decide(daemon: Daemon, words: str, decision: str, reason: str | None = None) -> None:
-    """Decide on the approval that these words name."""
+    """Decide the approval named in the text."""
     found = re.search("apr_[0-9a-f]+", words)
     assert found is not None, words
     path = f"/v1/approvals/{found[0]}"

@@ -1,4 +1,4 @@
-"""One container of the real wall, spoken to as the wall does, without pool, session or engine."""
+"""One container of the real wall, used directly, without pool, session or engine."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fumehood.sandbox.wall import RunEnding, RunSinks
 
 LIFETIME_S = 600
 START_S = 90.0
-"""A busy host, and an image that loads much ahead."""
+"""Start deadline on a busy host, for an image that preloads much, in seconds."""
 
 
 @dataclass
 class Heard:
-    """What a run let its sinks hear."""
+    """The events that a run's sinks received."""
 
     files: list[tuple[FileKind, str, bytearray]] = field(default_factory=list)
     output: list[tuple[str, str]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class _Listener:
 
 
 class OneContainer:
-    """`run` waits until the container is clean again, too; `heard` is of the last run."""
+    """`run` also waits until the container is reset; `heard` belongs to the last run."""
 
     def __init__(self, container: Container, listener: _Listener, memory_mb: int) -> None:
         self._container = container
@@ -74,7 +74,7 @@ class OneContainer:
 
     @property
     def ended(self) -> str | None:
-        """Why it serves no more; None while it does."""
+        """Why the container has ended, or None while it serves."""
         return self._listener.ended
 
     async def run(
@@ -150,7 +150,7 @@ async def one_container(
 
 
 def value_of(ending: RunEnding) -> Any:
-    """The value of a run that went well."""
+    """The value of a successful run."""
     assert ending.ended_by.value == "ok", (ending.ended_by, ending.stderr)
     assert ending.result is not None
     return ending.result["value"]

@@ -1,4 +1,4 @@
-"""What an OpenAPI document must be, and what it says of one answer."""
+"""Checks of an OpenAPI document, and of an answer against it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCUMENT = "urn:document"
 
 
 def faults_of(document: dict[str, Any]) -> list[str]:
-    """What is wrong with a document by the specification, and by what no schema can say."""
+    """The document's faults by the specification's schema and by rules beyond it."""
     specification = json.loads(SPECIFICATION.read_text(encoding="utf-8"))
     faults = [e.message for e in Draft202012Validator(specification).iter_errors(document)]
     ids = [operation["operationId"] for _, _, operation in operations_of(document)]
@@ -40,7 +40,7 @@ def faults_of(document: dict[str, Any]) -> list[str]:
 
 
 def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Path, method and operation of everything that the document describes."""
+    """Path, method and operation of each documented route."""
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield path, method, operation
@@ -49,7 +49,7 @@ def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str
 def faults_of_answer(
     document: dict[str, Any], operation: dict[str, Any], status: int, body: Any
 ) -> list[str]:
-    """What an answer has that the document does not say of it."""
+    """The answer's deviations from the document."""
     response = operation["responses"].get(str(status))
     if response is None:
         return [f"the status {status} is not among {sorted(operation['responses'])}"]
@@ -62,7 +62,7 @@ def faults_of_answer(
 
 
 def validator_of(document: dict[str, Any], schema: Any) -> Draft202012Validator:
-    """What a schema of the document says of a value."""
+    """A validator for a schema of the document."""
     registry: Registry[Any] = Registry().with_resource(
         DOCUMENT, Resource.from_contents(document, default_specification=DRAFT202012)
     )

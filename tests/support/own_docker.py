@@ -1,4 +1,4 @@
-"""A Docker daemon of a test's own, which it may stop: nobody else's containers are in it."""
+"""A private Docker daemon that a test may stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNMOUNT = ["umount", "--lazy"]
 
 
 class OwnDocker:
-    """Needs root. Keeps all that it has in one directory, and no network."""
+    """Needs root. Keeps all data in one directory and has no network."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -42,7 +42,7 @@ class OwnDocker:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the daemon and wait until it answers."""
         at = self._directory
         with (at / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -57,7 +57,7 @@ class OwnDocker:
         wait_until(self._answers, START_DEADLINE_S)
 
     def stop(self) -> None:
-        """As an operator would; its containers end with it."""
+        """Stop the daemon as an operator would; its containers end as well."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGTERM)
@@ -68,7 +68,7 @@ class OwnDocker:
                 process.wait(timeout=30)
 
     def copy_image(self, image_id: str, name: str = "python") -> None:
-        """Take an image over from the host's own Docker, with the tag of a build."""
+        """Copy an image from the host's Docker, tagged as by a build."""
         with (
             closing(open_docker(timeout_s=120)) as source,
             closing(self.client()) as target,
@@ -84,7 +84,7 @@ class OwnDocker:
             return [one["Id"] for one in client.containers(all=True)]
 
     def client(self) -> docker.APIClient:
-        """A client of it, which its user closes."""
+        """A Docker client; the caller closes it."""
         return docker.APIClient(base_url=self.address, version="auto", timeout=120)
 
     def _answers(self) -> bool:

@@ -1,4 +1,4 @@
-"""Policies that tests write, and calls for them to decide."""
+"""Policies of tests, and calls for them to decide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAIL = {"to": {"type": "string"}, "copies": {"type": "array", "items": {"type": 
 
 
 def tool(name: str = "send_mail", **fields: Any) -> ToolDefinition:
-    """A tool, harmless unless it is said otherwise."""
+    """A tool, harmless by default."""
     parameters = {"type": "object", "properties": fields.pop("properties", MAIL)}
     document = {"name": name, "description": "Act.", "parameters": parameters, **fields}
     return ToolDefinition.model_validate(document)
@@ -39,22 +39,22 @@ def policy_of(*rules: Rule | dict[str, Any]) -> Policy:
 
 
 def rule(decision: str, **fields: Any) -> dict[str, Any]:
-    """A rule as it is written."""
+    """A rule as TOML text."""
     return {"id": fields.pop("id", f"a-{decision}"), "decision": decision, **fields}
 
 
 def decide(call: CallFacts, *rules: dict[str, Any], environment: str = "production") -> Decision:
-    """What these rules say of a call."""
+    """The decision of these rules on a call."""
     return PolicyGate(policy_of(*rules), environment).decide(call)
 
 
 def verdict(call: CallFacts, *rules: dict[str, Any], environment: str = "production") -> Verdict:
-    """The same in a word."""
+    """The verdict of these rules on a call."""
     return decide(call, *rules, environment=environment).verdict
 
 
 def faults(text: str, *tools: ToolDefinition, name: str = "policy.toml") -> list[str]:
-    """What is wrong with a text, each with its file and line."""
+    """The faults of a policy text, each with file and line."""
     from fumehood.policy.model import PolicyError
 
     try:

@@ -1,4 +1,4 @@
-"""What the host sees of an engine's processes. The guest's word is no evidence."""
+"""An engine's processes as the host sees them, independent of the guest's reports."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def guest_of(pid: int) -> psutil.Process:
 
 
 def children_of_guest(guest: psutil.Process) -> list[psutil.Process]:
-    """The zygote and the sealed children; the zygote was there first.
+    """The zygote, which started first, and the sealed children.
 
-    By time of start: numbers begin again at the bottom once the kernel has used them all.
+    Sorted by start time, because process ids wrap around.
     """
     return sorted(guest.children(), key=lambda process: process.create_time())
 
 
 def sealed_children_of(guest: psutil.Process) -> list[psutil.Process]:
-    """The children but the zygote, once each of them has its filter: a spare may be on its way."""
+    """Wait until every child except the zygote has its filter, and return them."""
     wait_until(lambda: all(_is_filtered(child) for child in children_of_guest(guest)[1:]))
     return children_of_guest(guest)[1:]
 
@@ -47,12 +47,12 @@ def _is_filtered(process: psutil.Process) -> bool:
 
 
 def is_computing(guest: psutil.Process) -> bool:
-    """Whether a child has used more CPU time than it takes to be made, so it runs somebody's call."""
+    """Whether a child has used more CPU time than its start takes, so that it runs a call."""
     return computing_child(guest) is not None
 
 
 def computing_child(guest: psutil.Process) -> psutil.Process | None:
-    """That child, if there is one."""
+    """The child that runs a call, if any."""
     for child in children_of_guest(guest)[1:]:
         try:
             if child.cpu_times().user >= MADE_WITHIN_S:
@@ -63,7 +63,7 @@ def computing_child(guest: psutil.Process) -> psutil.Process | None:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Ended; a zombie that its parent has yet to reap runs nothing any more."""
+    """Whether the process has ended; an unreaped zombie counts as ended."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""An MCP server of the era before 2026 without a library, which misbehaves as its argument says."""
+"""A hand-written MCP server of the pre-2026 era that misbehaves as its argument says."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def tools():
 
 
 def page(number, cursor):
-    """Lists that never end: of many pages, or of large ones."""
+    """A page of an endless list, of many or of large pages."""
     text = "x" * (900_000 if MODE == "lists-much" else 1)
     listed = [{"name": f"t{cursor}", "description": text, "inputSchema": PARAMETERS}]
     if MODE == "lists-large" and cursor == 0:
