@@ -51,7 +51,7 @@ from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
 from fumehood.executors.mcp_settings import AllMcpServers
-from fumehood.identity.settings import AllPrincipals
+from fumehood.identity.model import AllPrincipals
 from fumehood.observe.settings import AlertSettings
 from fumehood.protocol.sockets import ConfigError as ConfigError
 from fumehood.protocol.sockets import ServiceConfig as ServiceConfig

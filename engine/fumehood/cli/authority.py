@@ -187,13 +187,12 @@ def init(name: Name = "owner") -> None:
 
 def _cure(state: Path) -> str:
     """Say how to get an approver while an engine runs."""
-    from fumehood.identity import store as identities
-    from fumehood.identity.approvers import ADD
+    from fumehood.identity.approvers import ADD, all_approvers
     from fumehood.storage.database import reading
     from fumehood.storage.errors import StoreError
 
     with suppress(StoreError), reading(state) as connection:
-        if identities.all_approvers(connection):
+        if all_approvers(connection):
             return f"It already has had a first approver. To add another: {ADD}."
     return "Stop it, run `fumehood approvers init` again, and start it."
 

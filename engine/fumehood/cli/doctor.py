@@ -394,10 +394,10 @@ def _whose(state: Path) -> str | None:
 
 def _approvers(config: Config) -> Finding:
     from fumehood.core.identity import Scope
-    from fumehood.identity import store as identities
-    from fumehood.identity.approvers import cure_of_none
+    from fumehood.identity.approvers import all_approvers, cure_of_none
+    from fumehood.identity.tokens import all_tokens
     from fumehood.storage.database import reading
-    from fumehood.storage.errors import StoreError
+    from fumehood.storage.errors import StoreError, understood
 
     decides = config.webhook is not None and config.webhook.may_decide
     if not _has_database(config.state_directory):
@@ -406,33 +406,21 @@ def _approvers(config: Config) -> Finding:
             return Finding("approvers", "ok", "none; the webhook may decide")
         return Finding("approvers", "warning", found, f"Make one: {cure_of_none(any_there=False)}.")
     try:
-        with reading(config.state_directory) as connection:
-            rows = identities.all_approvers(connection)
-            tokens = identities.all_tokens(connection)
+        with reading(config.state_directory) as connection, understood("approvers or tokens"):
+            approvers = all_approvers(connection).values()
+            tokens = all_tokens(connection).values()
     except StoreError as error:
         return Finding("approvers", "warning", str(error), "Repair the state directory.")
-    there = {row["name"]: row["scopes"] for row in rows if row["removed_at"] is None}
-    approving = [name for name, scopes in there.items() if Scope.APPROVE in scopes]
-    others = sum(_approves(token) for token in tokens)
+    there = [one for one in approvers if one.removed_at is None]
+    approving = [one.name for one in there if Scope.APPROVE in one.scopes]
+    now = datetime.now(UTC)
+    others = sum(Scope.APPROVE in token.scopes and token.is_valid(now) for token in tokens)
     told = [*approving, *([f"{others} tokens"] if others else []), *(["the webhook"] * decides)]
     if told:
         return Finding("approvers", "ok", ", ".join(told))
     found = "none: dangerous calls are refused"
     return Finding(
         "approvers", "warning", found, f"Make one: {cure_of_none(any_there=bool(there))}."
-    )
-
-
-def _approves(token: dict[str, object]) -> bool:
-    """Whether a row is a valid token that may approve calls."""
-    from fumehood.core.identity import Scope
-
-    scopes, expires = token["scopes"], token["expires_at"]
-    return (
-        isinstance(scopes, list)
-        and Scope.APPROVE in scopes
-        and token["revoked_at"] is None
-        and (expires is None or datetime.now(UTC) < datetime.fromisoformat(str(expires)))
     )
 
 

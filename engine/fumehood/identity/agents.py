@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, insert, select
 
 from fumehood.core.errors import (
     IdempotencyConflict,
@@ -21,12 +21,12 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
-from fumehood.identity import store as rows
 from fumehood.identity.model import Agent, Binding
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.listing import LeftOut
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
+from fumehood.storage.schema import AGENTS, BINDINGS
 
 MAX_AGENTS = 10_000
 MAX_BINDINGS = 1_000
@@ -41,9 +41,9 @@ class Agents:
         """Grows with every change."""
         self._database = database
         self._changing = OneChange()
-        self._agents = {agent.id: agent for agent in database.read_now(rows.all_agents)}
+        self._agents = {agent.id: agent for agent in database.read_now(_all_agents)}
         self._bindings: dict[str, dict[str, Binding]] = {}
-        for agent_id, binding in database.read_now(rows.all_bindings):
+        for agent_id, binding in database.read_now(_all_bindings):
             self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
         self._spoken_for: dict[str, frozenset[str]] = {}
         self._index_speakers()
@@ -114,7 +114,7 @@ class Agents:
         async with self._changing():
             self.get(agent_id)
             await self._write(
-                lambda connection: rows.delete_agent(connection, agent_id),
+                lambda connection: _delete_agent(connection, agent_id),
                 "agent.delete", agent_id, {}, by, now,
             )  # fmt: skip
             del self._agents[agent_id]
@@ -140,7 +140,7 @@ class Agents:
             if binding.tool_name not in bound and len(bound) >= MAX_BINDINGS:
                 raise InvalidParams(f"The agent already has {MAX_BINDINGS} tools.")
             await self._write(
-                lambda connection: rows.put_binding(connection, agent_id, binding),
+                lambda connection: _put_binding(connection, agent_id, binding),
                 "agent.bind", agent_id, details, by, now,
             )  # fmt: skip
             self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
@@ -153,7 +153,7 @@ class Agents:
             if self.binding(agent_id, tool_name) is None:
                 raise ResourceNotFound(f"The agent {agent_id!r} has no tool {tool_name[:80]!r}.")
             await self._write(
-                lambda connection: rows.unbind(connection, agent_id, tool_name),
+                lambda connection: _unbind(connection, agent_id, tool_name),
                 "agent.unbind", agent_id, {"tool": tool_name}, by, now,
             )  # fmt: skip
             del self._bindings[agent_id][tool_name]
@@ -161,7 +161,7 @@ class Agents:
 
     async def _put(self, action: str, agent: Agent, by: Principal, now: datetime) -> None:
         await self._write(
-            lambda connection: rows.put_agent(connection, agent, stamp(now)),
+            lambda connection: _put_agent(connection, agent, stamp(now)),
             action, agent.id, agent.model_dump(mode="json"), by, now,
         )  # fmt: skip
         self._agents[agent.id] = agent
@@ -223,3 +223,72 @@ def _with_default(schema: object, name: str, binding: Binding) -> object:
         return schema
     shown: JsonObject = {**schema, "default": binding.defaults[name]}
     return shown
+
+
+# -- rows ----------------------------------------------------------------------------------
+
+
+def _all_agents(connection: Connection) -> list[Agent]:
+    rows = connection.execute(select(AGENTS)).mappings()
+    return [
+        Agent(
+            id=row["id"],
+            description=row["description"],
+            principals=tuple(row["principals"]),
+            is_enabled=row["is_enabled"],
+        )
+        for row in rows
+    ]
+
+
+def _all_bindings(connection: Connection) -> list[tuple[str, Binding]]:
+    """Every binding with its agent's id."""
+    rows = connection.execute(select(BINDINGS)).mappings()
+    return [
+        (
+            row["agent_id"],
+            Binding(
+                tool=row["tool"],
+                sort_order=row["sort_order"],
+                fixed=row["fixed"],
+                defaults=row["defaults"],
+                is_enabled=row["is_enabled"],
+            ),
+        )
+        for row in rows
+    ]
+
+
+def _put_agent(connection: Connection, agent: Agent, at: str) -> None:
+    """Create or replace an agent; its bindings stay."""
+    known = connection.execute(select(AGENTS.c.created_at).where(AGENTS.c.id == agent.id)).scalar()
+    connection.execute(delete(AGENTS).where(AGENTS.c.id == agent.id))
+    row: JsonObject = agent.model_dump(mode="json")
+    connection.execute(insert(AGENTS), {**row, "created_at": known or at})
+
+
+def _delete_agent(connection: Connection, agent_id: str) -> None:
+    """Delete an agent with its bindings."""
+    connection.execute(delete(BINDINGS).where(BINDINGS.c.agent_id == agent_id))
+    connection.execute(delete(AGENTS).where(AGENTS.c.id == agent_id))
+
+
+def _put_binding(connection: Connection, agent_id: str, binding: Binding) -> None:
+    """Bind a tool, or replace its binding. One binding for each agent and tool name."""
+    _unbind(connection, agent_id, binding.tool)
+    connection.execute(insert(BINDINGS), {"agent_id": agent_id, **binding.model_dump()})
+
+
+def _unbind(connection: Connection, agent_id: str, tool: str) -> None:
+    """Remove a binding, whichever version it names."""
+    name = tool.partition("@")[0]
+    bound = connection.execute(
+        select(BINDINGS.c.tool).where(BINDINGS.c.agent_id == agent_id)
+    ).scalars()
+    for reference in list(bound):
+        if reference.partition("@")[0] == name:
+            connection.execute(
+                delete(BINDINGS).where(
+                    BINDINGS.c.agent_id == agent_id, BINDINGS.c.tool == reference
+                )
+            )

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import anyio.to_thread
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.engine import RowMapping
 
 from fumehood.core.errors import (
     IdempotencyConflict,
@@ -26,7 +28,7 @@ from fumehood.core.errors import (
     Unauthorized,
 )
 from fumehood.core.identity import Principal, Scope
-from fumehood.identity import store as identities
+from fumehood.core.json_types import JsonObject
 from fumehood.identity.credential_hashes import (
     CredentialCache,
     Presented,
@@ -38,6 +40,7 @@ from fumehood.identity.model import ApproverInfo
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError, WriteFailed, understood
+from fumehood.storage.schema import APPROVERS
 
 KIND = "fha"
 SALT_BYTES = 16
@@ -93,7 +96,7 @@ class Approvers:
         self._changing = OneChange()
         self._checking = anyio.CapacityLimiter(CHECKS_AT_ONCE)
         self._right = CredentialCache()
-        self._load(database.read_now(identities.all_approvers))
+        self._approvers = database.read_now(all_approvers)
 
     @property
     def cure(self) -> str:
@@ -158,7 +161,7 @@ class Approvers:
             row, text = await anyio.to_thread.run_sync(_new_row, name, granted, by.id, now)
             await self._database.write(
                 recorded(
-                    lambda connection: identities.add_approver(connection, row),
+                    lambda connection: connection.execute(insert(APPROVERS), row),
                     at=now,
                     by=by.id,
                     action="approver.add",
@@ -166,7 +169,7 @@ class Approvers:
                     details={"scopes": sorted(granted)},
                 )
             )
-            self._load(await self._database.read(identities.all_approvers))
+            self._approvers = await self._database.read(all_approvers)
         return self._approvers[row["id"]], text
 
     async def remove(self, name: str, *, by: Principal, now: datetime) -> Approver:
@@ -178,16 +181,17 @@ class Approvers:
         """
         async with self._changing():
             found = self._removable(name)
+            own = update(APPROVERS).where(APPROVERS.c.id == found.id)
             await self._database.write(
                 recorded(
-                    lambda connection: identities.remove_approver(connection, found.id, stamp(now)),
+                    lambda connection: connection.execute(own.values(removed_at=stamp(now))),
                     at=now,
                     by=by.id,
                     action="approver.remove",
                     subject=name,
                 )
             )
-            self._load(await self._database.read(identities.all_approvers))
+            self._approvers = await self._database.read(all_approvers)
         return self._approvers[found.id]
 
     def _removable(self, name: str) -> Approver:
@@ -200,9 +204,6 @@ class Approvers:
                 "No approver with admin would be left. Add another one first. Do not retry."
             )
         return found
-
-    def _load(self, rows: list[identities.Row]) -> None:
-        self._approvers = {row["id"]: _approver(row) for row in rows}
 
 
 def cure_of_none(*, any_there: bool) -> str:
@@ -217,7 +218,7 @@ def had_approver(database: Database) -> bool:
         DamagedState: the rows cannot be read.
     """
     with understood("approvers"):
-        return bool(database.read_now(identities.all_approvers))
+        return bool(database.read_now(all_approvers))
 
 
 def make_first_approver(
@@ -244,7 +245,7 @@ def make_first_approver(
     row, text = _new_row(name, GRANTABLE, "init", now)
     show(text)
     job = recorded(
-        lambda connection: identities.add_approver(connection, row),
+        lambda connection: connection.execute(insert(APPROVERS), row),
         at=now,
         by="init",
         action="approver.init",
@@ -266,9 +267,7 @@ def _require_name(name: str) -> None:
         )
 
 
-def _new_row(
-    name: str, scopes: frozenset[Scope], by: str, now: datetime
-) -> tuple[identities.Row, str]:
+def _new_row(name: str, scopes: frozenset[Scope], by: str, now: datetime) -> tuple[JsonObject, str]:
     identifier, secret, text = make_credential(KIND)
     salt = os.urandom(SALT_BYTES)
     row = {
@@ -284,7 +283,13 @@ def _new_row(
     return row, text
 
 
-def _approver(row: identities.Row) -> Approver:
+def all_approvers(connection: Connection) -> dict[str, Approver]:
+    """Every approver ever made, by id."""
+    rows = connection.execute(select(APPROVERS)).mappings()
+    return {row["id"]: _approver(row) for row in rows}
+
+
+def _approver(row: RowMapping) -> Approver:
     removed = row["removed_at"]
     return Approver(
         id=row["id"],

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from fumehood.core.call import Id
 from fumehood.core.identity import Scope
@@ -33,15 +40,6 @@ SortOrder = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
 ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
 
 
-class Agent(_Strict):
-    """One agent. `principals` may make calls for it."""
-
-    id: Id
-    description: Description = ""
-    principals: Principals = ()
-    is_enabled: bool = True
-
-
 class AgentFields(_Strict):
     """The changeable fields of an agent. An `id`, if given, must be that in the address."""
 
@@ -51,7 +49,23 @@ class AgentFields(_Strict):
     is_enabled: bool = True
 
 
-class Binding(_Strict):
+class Agent(AgentFields):
+    """One agent. `principals` may make calls for it."""
+
+    id: Id
+
+
+class BindingFields(_Strict):
+    """The changeable fields of a binding. A `tool`, if given, must be that in the address."""
+
+    tool: ToolReference | None = None
+    sort_order: SortOrder = 0
+    fixed: Arguments = Field(default_factory=dict)
+    defaults: Arguments = Field(default_factory=dict)
+    is_enabled: bool = True
+
+
+class Binding(BindingFields):
     """One tool of one agent (mission R3).
 
     `fixed` arguments are set in every call: the agent neither sees nor sends them. `defaults` apply
@@ -60,10 +74,6 @@ class Binding(_Strict):
     """
 
     tool: ToolReference
-    sort_order: SortOrder = 0
-    fixed: Arguments = Field(default_factory=dict)
-    defaults: Arguments = Field(default_factory=dict)
-    is_enabled: bool = True
 
     @model_validator(mode="after")
     def _no_argument_is_both(self) -> Binding:
@@ -76,16 +86,6 @@ class Binding(_Strict):
     def tool_name(self) -> str:
         """The tool's name without a version."""
         return self.tool.partition("@")[0]
-
-
-class BindingFields(_Strict):
-    """The changeable fields of a binding. A `tool`, if given, must be that in the address."""
-
-    tool: ToolReference | None = None
-    sort_order: SortOrder = 0
-    fixed: Arguments = Field(default_factory=dict)
-    defaults: Arguments = Field(default_factory=dict)
-    is_enabled: bool = True
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
@@ -194,3 +194,28 @@ class Change(_Value):
             return _DONE[self.action].format_map({**self.details, "subject": self.subject})
         except KeyError:  # of another version of the engine
             return f"{self.action} {self.subject}"
+
+
+# -- the operator's settings of principals -------------------------------------------------
+
+Uid = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class PrincipalSettings(BaseModel):
+    """A name for Unix users; several uids may be one principal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")
+    uids: tuple[Uid, ...] = Field(min_length=1)
+
+
+def _require_unique_uids(value: tuple[PrincipalSettings, ...]) -> tuple[PrincipalSettings, ...]:
+    uids = [uid for principal in value for uid in principal.uids]
+    twice = next((uid for uid in uids if uids.count(uid) > 1), None)
+    if twice is not None:
+        raise ValueError(f"the uid {twice} is given to more than one principal")
+    return value
+
+
+AllPrincipals = Annotated[tuple[PrincipalSettings, ...], AfterValidator(_require_unique_uids)]

@@ -12,14 +12,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.engine import RowMapping
+
 from fumehood.core.errors import InvalidParams, ResourceNotFound, Unauthorized
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.identity import store as identities
 from fumehood.identity.credential_hashes import make_credential, parse_credential, quick_hash
 from fumehood.identity.model import TokenInfo
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
+from fumehood.storage.schema import TOKENS
 
 KIND = "fht"
 MAX_TOKENS = 10_000
@@ -68,7 +71,7 @@ class Tokens:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._changing = OneChange()
-        self._tokens = {row["id"]: _token(row) for row in database.read_now(identities.all_tokens)}
+        self._tokens = database.read_now(all_tokens)
         made = [token.created_at for token in self._tokens.values()]
         self._latest = max(made, default=datetime.min.replace(tzinfo=UTC))
 
@@ -122,7 +125,7 @@ class Tokens:
         granted = frozenset(scopes)
         _refuse_unsound(granted, principal_id, expires_at, now)
         identifier, secret, text = make_credential(KIND)
-        row: identities.Row = {
+        row: JsonObject = {
             "id": identifier,
             "name": name,
             "principal_id": principal_id,
@@ -138,7 +141,7 @@ class Tokens:
             key: row[key] for key in ("name", "principal_id", "scopes", "agents", "expires_at")
         }
         job = recorded(
-            lambda connection: identities.add_token(connection, row),
+            lambda connection: connection.execute(insert(TOKENS), row),
             at=now,
             by=by.id,
             action="token.new",
@@ -158,8 +161,9 @@ class Tokens:
         Raises:
             ResourceNotFound: there is no token with this id.
         """
+        valid = update(TOKENS).where(TOKENS.c.id == token_id, TOKENS.c.revoked_at.is_(None))
         job = recorded(
-            lambda connection: identities.revoke_token(connection, token_id, stamp(now)),
+            lambda connection: connection.execute(valid.values(revoked_at=stamp(now))),
             at=now,
             by=by.id,
             action="token.revoke",
@@ -169,8 +173,7 @@ class Tokens:
             if token_id not in self._tokens:
                 raise ResourceNotFound(f"There is no token {token_id[:40]!r}.")
             await self._database.write(job)
-            rows = await self._database.read(identities.all_tokens)
-            self._tokens = {row["id"]: _token(row) for row in rows}
+            self._tokens = await self._database.read(all_tokens)
         return self._tokens[token_id]
 
 
@@ -194,7 +197,13 @@ def _refuse_unsound(
         raise InvalidParams("expires_at is in the past.", fields=["expires_at"])
 
 
-def _token(row: identities.Row) -> Token:
+def all_tokens(connection: Connection) -> dict[str, Token]:
+    """Every token ever made, by id."""
+    rows = connection.execute(select(TOKENS)).mappings()
+    return {row["id"]: _token(row) for row in rows}
+
+
+def _token(row: RowMapping | JsonObject) -> Token:
     return Token(
         id=row["id"],
         name=row["name"],

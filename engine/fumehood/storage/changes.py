@@ -63,7 +63,7 @@ def record_change(
 
 
 def recorded(
-    change: Callable[[Connection], None],
+    change: Callable[[Connection], object],
     *,
     at: datetime,
     by: str,

@@ -17,7 +17,7 @@ from fumehood import Config, Engine
 from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
 from fumehood.core.identity import Principal, Scope
 from fumehood.http.peer import Face
-from fumehood.identity.approvers import make_first_approver
+from fumehood.identity.approvers import all_approvers, make_first_approver
 from fumehood.testing import FakeWall, ManualClock
 from support.approvals import NOW, FakeDesk, approval
 from support.faces import FacesClient
@@ -68,7 +68,7 @@ async def make_desk(home: Path, **config: Any) -> AsyncIterator[Desk]:
     clock = ManualClock(NOW)
     engine = Engine(config=Config(home=home, **config), interpreter=FakeWall(), clock=clock)
     administrator = make_first_approver(engine.database, "owner", NOW)
-    engine.approvers._load(engine.database.read_now(lambda c: _approvers(c)))
+    engine.approvers._approvers = engine.database.read_now(all_approvers)
     async with engine:
         desk = FakeDesk()
         desk.put(ONE)
@@ -87,12 +87,6 @@ async def make_desk(home: Path, **config: Any) -> AsyncIterator[Desk]:
             engine, desk, FacesClient(engine), clock, approver, administrator,
             await token("caller", Scope.CALL), await token("robot", Scope.APPROVE),
         )  # fmt: skip
-
-
-def _approvers(connection: Any) -> Any:
-    from fumehood.identity import store as identities
-
-    return identities.all_approvers(connection)
 
 
 @pytest.fixture
