@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.line import Line
+from fumehood.budgets.limiter import RateLimits
 from fumehood.budgets.model import Spender
+from fumehood.budgets.settings import RateLimitRule
 from fumehood.budgets.store import CounterTable
 from fumehood.observe.clock import SystemClock
-from fumehood.rate_limits.limiter import RateLimits
-from fumehood.rate_limits.settings import RateLimitRule
 from fumehood.storage.database import open_database
 
 CALLS = 4000

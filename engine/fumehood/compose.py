@@ -35,6 +35,7 @@ from fumehood.approvals.store import ApprovalTable
 from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.limiter import RateLimits
 from fumehood.budgets.store import CounterTable
 from fumehood.budgets.usage import UsageLog
 from fumehood.cache.store import ResultCache
@@ -68,7 +69,6 @@ from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
 from fumehood.policy.model import CallFacts, ExplainWish
 from fumehood.protocol.cursors import Cursors
-from fumehood.rate_limits.limiter import RateLimits
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
 from fumehood.registry.external import ExternalTools

@@ -45,7 +45,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from fumehood.approvals.settings import ApprovalSettings, WebhookSettings
 from fumehood.audit.model import AuditSettings
-from fumehood.budgets.settings import AllBudgets
+from fumehood.budgets.settings import AllBudgets, AllRateLimits
 from fumehood.cache.settings import CacheSettings
 from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.names import did_you_mean
@@ -57,7 +57,6 @@ from fumehood.protocol.sockets import ConfigError as ConfigError
 from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
 from fumehood.protocol.sockets import SocketSettings, require_named_file
 from fumehood.protocol.sockets import config_file as config_file
-from fumehood.rate_limits.settings import AllRateLimits
 from fumehood.redaction.settings import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
 from fumehood.registry.settings import AllExternalTools

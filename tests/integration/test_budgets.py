@@ -12,8 +12,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from conftest import CLEAN_ENVIRONMENT
-from fumehood.budgets.accounts import BLOCKS
-from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.ledger import BLOCKS, Budgets
 from fumehood.budgets.model import Subject
 from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import KEPT_DAYS, CounterKey, CounterTable

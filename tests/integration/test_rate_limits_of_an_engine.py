@@ -13,12 +13,11 @@ import pytest
 from fumehood import tool
 from fumehood.approvals import scheduler
 from fumehood.approvals.model import ApprovalState
-from fumehood.budgets.settings import BudgetRule
+from fumehood.budgets.settings import BudgetRule, RateLimitRule
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import RateLimited
 from fumehood.executors.handle import CallHandle
-from fumehood.rate_limits.settings import RateLimitRule
 from fumehood.testing import FakeWall
 from support.asking import NO, YES, asking
 from support.recording import Bench, bench

@@ -39,7 +39,7 @@ from fumehood.approvals.model import (
     RememberWish,
     Resolution,
 )
-from fumehood.budgets.accounts import BLOCKS
+from fumehood.budgets.ledger import BLOCKS
 from fumehood.budgets.model import Amounts, Spender
 from fumehood.budgets.settings import BudgetRule
 from fumehood.config import Config

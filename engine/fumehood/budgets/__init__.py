@@ -1,5 +1,6 @@
-"""Budgets: limits on calls, tokens and money, the ledger that counts them, and usage reports.
+"""Budgets and rate limits: limits on spending and on how often tools run, and usage reports.
 
-Host side. `ledger.py` reserves before a call runs and settles afterwards; `store.py` and
-`usage.py` are the SQL. Invariant: a crash can make a budget smaller, never larger.
+Host side. `ledger.py` reserves before a call runs and settles afterwards; `limiter.py` decides when
+a call may start; `store.py` has the counters of both, `usage.py` the sums of past calls. Invariant:
+a crash can make a budget smaller, never larger.
 """

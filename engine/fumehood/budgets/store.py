@@ -1,6 +1,6 @@
 """Rows of counters, for budgets and rate limits: what was used, and a durable mark ahead of it.
 
-Host side. `budgets/ledger` and `rate_limits/limiter` decide in memory; this is the part that must
+Host side. `budgets/ledger` and `budgets/limiter` decide in memory; this is the part that must
 survive. Invariant: a mark, `reserved`, is at least the amount that any engine on this state has
 allowed, so counting it as used after a start can only be too strict.
 """

@@ -72,6 +72,11 @@ def compile_glob(pattern: str) -> Callable[[str], bool]:
     return fits
 
 
+def any_matches(patterns: Iterable[str], name: str) -> bool:
+    """Whether one of these patterns matches a name."""
+    return any(compile_glob(pattern)(name) for pattern in patterns)
+
+
 def _is_near_in_length(one: str, other: str) -> bool:
     """Whether they could be near at all: three fifths of both together have to be common."""
     shorter, longer = sorted((len(one), len(other)))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from fumehood.approvals.model import StoredApproval
 from fumehood.budgets.ledger import Reservation, taken_by
+from fumehood.budgets.limiter import RateHold
 from fumehood.cache.store import Flight
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
@@ -25,7 +26,6 @@ from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.retry import Attempts
 from fumehood.pipeline.validate import ValidatedCall
-from fumehood.rate_limits.limiter import RateHold
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from fumehood.budgets.limiter import Exceeded as RateExceeded
 from fumehood.budgets.model import Exceeded
 from fumehood.circuits.breaker import Circuits
 from fumehood.core.call import CallOptions, CallRequest
@@ -31,7 +32,6 @@ from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.result import shortened
 from fumehood.pipeline.validate import validate
 from fumehood.policy.model import CallFacts, ExplainWish, Verdict
-from fumehood.rate_limits.limiter import Exceeded as RateExceeded
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.ledger import Budgets, Reservation, estimate_of
+from fumehood.budgets.limiter import Exceeded as RateExceeded
+from fumehood.budgets.limiter import RateHold, RateLimits
 from fumehood.budgets.model import Amounts, Exceeded, Spender
 from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
@@ -22,8 +24,6 @@ from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.protocol.cursors import Cursors
-from fumehood.rate_limits.limiter import Exceeded as RateExceeded
-from fumehood.rate_limits.limiter import RateHold, RateLimits
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.sessions import SessionKeeper

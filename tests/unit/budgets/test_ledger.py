@@ -15,8 +15,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from fumehood.budgets.accounts import BLOCKS, any_matches
-from fumehood.budgets.ledger import Budgets, Reservation, estimate_of, taken_by
+from fumehood.budgets.ledger import BLOCKS, Budgets, Reservation, any_matches, estimate_of, taken_by
 from fumehood.budgets.model import Amounts, Spender, Subject, Unit
 from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import CounterKey, CounterRow, CounterTable

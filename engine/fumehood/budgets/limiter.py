@@ -25,14 +25,13 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from fumehood.budgets.accounts import any_matches
 from fumehood.budgets.model import Spender, Subject, subject_of
+from fumehood.budgets.settings import RateLimitRule, RatePer
 from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
 from fumehood.core.errors import RateLimited
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import EXTERNAL
+from fumehood.core.names import EXTERNAL, any_matches
 from fumehood.observe.clock import Clock
-from fumehood.rate_limits.settings import Per, RateLimitRule
 
 SECOND_NS = 1_000_000_000
 MINUTE_S = 60
@@ -64,7 +63,7 @@ class Limit:
 
     id: str
     tool: str
-    per: Per
+    per: RatePer
     calls: int
     period_s: float
     burst: int
