@@ -38,9 +38,8 @@ from fumehood.sandbox.wall import HasImages
 SCHEMA = 1
 """Version of the document. Another version makes another action."""
 
-MAX_NAMED = 20
-MAX_POINTER = 100
-"""Characters: some tools accept any argument names."""
+MAX_SHOWN = 1000
+"""Characters of a list of arguments: some tools accept any number of them, with any name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +245,9 @@ def edit_warning(stored: StoredApproval) -> str | None:
     if asked is None:
         return None
     names = sorted((asked.keys() | done.keys()).difference(stored.request.hidden))
-    changed = [name for name in names if not _is_same(asked, done, name)]
-    shown = [_pointer(name) for name in changed[:MAX_NAMED]]
-    shown += ["…"] if len(changed) > MAX_NAMED else []
-    which = f": changed {', '.join(shown)}" if shown else ""
+    changed = ", ".join(_pointer(name) for name in names if not _is_same(asked, done, name))
+    shown = changed if len(changed) <= MAX_SHOWN else f"{changed[:MAX_SHOWN]}…"
+    which = f": changed {shown}" if shown else ""
     return f"approval: a human changed the arguments before this call ran{which}"
 
 
@@ -261,6 +259,5 @@ def _is_same(asked: JsonObject, done: JsonObject, name: str) -> bool:
 
 
 def _pointer(name: str) -> str:
-    """A JSON pointer (RFC 6901) of bounded length."""
-    escaped = name.replace("~", "~0").replace("/", "~1")
-    return "/" + (escaped if len(escaped) <= MAX_POINTER else escaped[:MAX_POINTER] + "…")
+    """A JSON pointer (RFC 6901)."""
+    return "/" + name.replace("~", "~0").replace("/", "~1")

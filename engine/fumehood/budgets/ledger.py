@@ -51,9 +51,6 @@ UNITS = (Unit.CALLS, Unit.TOKENS, Unit.MONEY)
 Figures = tuple[int, int, int]
 """Amounts of one call: calls, tokens, millionths of money."""
 
-MAX_REMEMBERED = 4096
-"""Pairs of tool and agent whose budgets are cached."""
-
 
 @dataclass(frozen=True, slots=True)
 class LimitedRule:
@@ -241,7 +238,7 @@ class Budgets:
         self._table = counters
         self._now = now
         self._accounts: dict[CounterKey, Account] = {}
-        self._covering = lru_cache(MAX_REMEMBERED)(self._rules_covering)
+        self._covering = lru_cache(self._rules_covering)
         self.is_empty = not rules
         if rules:
             day = day_of(now())

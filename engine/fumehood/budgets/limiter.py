@@ -45,16 +45,11 @@ MAX_SESSIONS = 10_000
 """Sessions of one principal that one limit counts apart. Their names are free to make up, so those
 beyond it share one count."""
 
-MAX_REMEMBERED = 4096
-"""Tools whose limits are cached."""
-
 FIRST_SWEEP = 1024
 """Counts in memory before those that are free again are dropped for the first time."""
 
 GATHER_S = 0.1
 """How long taken places are gathered before they are stored; the database gathers once more."""
-
-MIN_WAIT_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +220,7 @@ class RateLimits:
         self._clock = clock
         self._counts: dict[CounterKey, _Count] = {}
         self._sessions: Counter[tuple[str, str | None]] = Counter()
-        self._limits_of = lru_cache(MAX_REMEMBERED)(self._limits_covering)
+        self._limits_of = lru_cache(self._limits_covering)
         self._unwritten: dict[CounterKey, _Count] = {}
         self._arrivals = 0
         self._sweep_at = FIRST_SWEEP
@@ -330,7 +325,7 @@ class RateLimits:
             if at_ns <= now_ns:
                 return RateHold(self, counts)
             count = next(count for limit, count in counts if limit is last)
-            await _queue(count, me, max(MIN_WAIT_S, (at_ns - now_ns) / SECOND_NS))
+            await _queue(count, me, (at_ns - now_ns) / SECOND_NS)
 
     def _limits_covering(self, tool: str, per_minute: int | None) -> tuple[Limit, ...]:
         own = () if per_minute is None else (Limit.of_definition(tool, per_minute),)

@@ -143,7 +143,7 @@ Group = Literal["principal", "agent", "session", "tool", "day"]
 GROUPS: tuple[Group, ...] = ("principal", "agent", "session", "tool", "day")
 
 MAX_ROWS = 5000
-MAX_STANDINGS = 1000
+"""Rows of a table of usage, and budgets beside it."""
 
 _ONE = f"({'|'.join(GROUPS)})"
 
@@ -229,8 +229,8 @@ class UsageTable(_Value):
 
     def with_budgets(self, standings: Sequence[BudgetStanding], currency: str) -> UsageTable:
         """The same table with these budgets, up to a limit."""
-        has_more = self.has_more or len(standings) > MAX_STANDINGS
-        shown = tuple(standings[:MAX_STANDINGS])
+        has_more = self.has_more or len(standings) > MAX_ROWS
+        shown = tuple(standings[:MAX_ROWS])
         return self.model_copy(
             update={"budgets": shown, "currency": currency, "has_more": has_more}
         )

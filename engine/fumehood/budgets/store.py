@@ -19,7 +19,7 @@ from fumehood.budgets.model import Subject
 from fumehood.budgets.settings import Period
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import DELETED_AT_ONCE, Database
-from fumehood.storage.schema import COUNTERS
+from fumehood.storage.schema import COUNTERS, MAX_INTEGER
 from fumehood.storage.writer import Job, Row
 
 KEPT_DAYS = 30
@@ -27,9 +27,6 @@ KEPT_DAYS = 30
 
 FOREVER = "9999"
 """Later than any time, as text."""
-
-MAX_FIGURE = 2**63 - 1
-"""The largest integer of the database. Larger figures are stored as this one."""
 
 _OF_SESSIONS = or_(
     COUNTERS.c.subject.like("session=%"), COUNTERS.c.subject.like("%;session=%")
@@ -169,8 +166,8 @@ def _values(row: CounterRow, until: str) -> Row:
         "subject": row.key.subject.text,
         "period": row.key.period,
         "unit": row.key.unit,
-        "settled": min(row.settled, MAX_FIGURE),
-        "reserved": min(row.reserved, MAX_FIGURE),
+        "settled": min(row.settled, MAX_INTEGER),
+        "reserved": min(row.reserved, MAX_INTEGER),
         "until": until,
     }
 

@@ -22,23 +22,22 @@ EXTERNAL_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}$"
 MAX_COMPARED = 1000
 """Names of similar length that are compared: each one takes tens of microseconds."""
 
-MAX_NAMED = 3
 MAX_GIVEN_CHARACTERS = 80
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """A sentence that names similar names, with a space before it; else nothing."""
-    near = nearest(given, known, most=MAX_NAMED)
+    near = nearest(given, known)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
     """The same of one name and for the end of a sentence: `; did you mean 'x'?`."""
-    near = nearest(given, sorted(known))
+    near = nearest(given, sorted(known), most=1)
     return f"; did you mean {near[0]!a}?" if near else ""
 
 
-def nearest(given: str, known: Iterable[str], most: int = 1) -> list[str]:
+def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
     """The known names that are similar to a misspelt one, the most similar first."""
     from difflib import get_close_matches
 

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, delete, insert, select
 
 from fumehood.core.errors import (
     IdempotencyConflict,
-    InvalidParams,
     ResourceNotFound,
     ToolNotFound,
 )
@@ -27,10 +26,6 @@ from fumehood.registry.listing import LeftOut
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import AGENTS, BINDINGS
-
-MAX_AGENTS = 10_000
-MAX_BINDINGS = 1_000
-"""Bindings of one agent."""
 
 
 class Agents:
@@ -94,13 +89,10 @@ class Agents:
 
         Raises:
             IdempotencyConflict: the id is taken.
-            InvalidParams: too many agents.
         """
         async with self._changing():
             if agent.id in self._agents:
                 raise IdempotencyConflict(f"The agent {agent.id!r} already exists.")
-            if len(self._agents) >= MAX_AGENTS:
-                raise InvalidParams(f"There are already {MAX_AGENTS} agents.")
             await self._put("agent.create", agent, by, now)
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
@@ -126,7 +118,6 @@ class Agents:
 
         Raises:
             ResourceNotFound: there is no such agent.
-            InvalidParams: too many tools.
         """
         # Names only: the values may be private.
         details: JsonObject = {
@@ -136,9 +127,7 @@ class Agents:
             "is_enabled": binding.is_enabled,
         }
         async with self._changing():
-            bound = self._bindings.get(self.get(agent_id).id, {})
-            if binding.tool_name not in bound and len(bound) >= MAX_BINDINGS:
-                raise InvalidParams(f"The agent already has {MAX_BINDINGS} tools.")
+            self.get(agent_id)
             await self._write(
                 lambda connection: _put_binding(connection, agent_id, binding),
                 "agent.bind", agent_id, details, by, now,

@@ -25,7 +25,6 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import TOKENS
 
 KIND = "fht"
-MAX_TOKENS = 10_000
 AUTHORITY = frozenset({Scope.APPROVE, Scope.ADMIN})
 RESERVED_PRINCIPALS = "approver:"
 """Prefix of approvers' principals: a token with such a principal would hide who decided."""
@@ -120,7 +119,7 @@ class Tokens:
 
         Raises:
             InvalidParams: no scope, `call` together with authority, an approver's name, an
-                expiry in the past, or too many tokens.
+                expiry in the past.
         """
         granted = frozenset(scopes)
         _refuse_unsound(granted, principal_id, expires_at, now)
@@ -149,8 +148,6 @@ class Tokens:
             details=shown,
         )
         async with self._changing():
-            if len(self._tokens) >= MAX_TOKENS:
-                raise InvalidParams(f"There are already {MAX_TOKENS} tokens.")
             await self._database.write(job)
             token = self._tokens[identifier] = _token(row)
         return token, text

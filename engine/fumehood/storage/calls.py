@@ -23,14 +23,11 @@ from fumehood.core.call_log import CallPage, CallQuery, CallRecord
 from fumehood.core.errors import NO_FAULT, ResourceNotFound
 from fumehood.core.overview import AllCallsQuery, ToolFigures, ToolFiguresList
 from fumehood.storage.database import DELETED_AT_ONCE, Database
-from fumehood.storage.schema import CALLS
+from fumehood.storage.schema import CALLS, MAX_INTEGER
 from fumehood.storage.writer import Job, Row
 
 IN_MEMORY_KEPT = 10_000
 """Calls kept for one principal if the log is in memory only (about 5 MB)."""
-
-MAX_INTEGER = 2**63 - 1
-"""*Source*: SQLite's largest integer; a tool may report more tokens than that."""
 
 SCANNED = 200_000
 """Rows that one query of all calls examines. A list continues with the next ones."""
@@ -39,7 +36,6 @@ SUMMED = 50_000
 """The newest rows that figures are computed from, because they are sorted for each tool."""
 
 MAX_TOOLS = 500
-MAX_GROUPS = 10_000
 
 _INSERT = insert(CALLS)
 
@@ -93,8 +89,7 @@ class CallLog:
 
     def record(self, row: CallRow) -> None:
         """Add one row without waiting. A crash within the next second may lose it."""
-        if row["tokens_used"] > MAX_INTEGER:
-            row["tokens_used"] = MAX_INTEGER
+        row["tokens_used"] = min(row["tokens_used"], MAX_INTEGER)
         self._database.post(_keep, row)  # type: ignore[arg-type]  # a typed dictionary is one
         self._unpruned += 1
         if self._unpruned == self._patience:
@@ -396,6 +391,4 @@ def _groups(connection: Connection, since: datetime) -> tuple[list[CallGroup], b
     keys = CALLS.c.tool, CALLS.c.version, CALLS.c.principal_id, CALLS.c.agent_id
     count = func.count()
     counted = select(*keys, count).where(*wanted).group_by(*keys).order_by(count.desc())
-    rows = connection.execute(counted.limit(MAX_GROUPS + 1)).all()
-    groups = [CallGroup(*row) for row in rows[:MAX_GROUPS]]
-    return groups, is_cut or len(rows) > MAX_GROUPS
+    return [CallGroup(*row) for row in connection.execute(counted)], is_cut

@@ -29,6 +29,9 @@ from sqlalchemy import (
 
 METADATA = MetaData()
 
+MAX_INTEGER = 2**63 - 1
+"""SQLite's largest integer. Larger counts, which tools may report, are stored as this one."""
+
 META = Table(
     "meta",
     METADATA,

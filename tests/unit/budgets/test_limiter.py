@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sqlalchemy import insert, select
 
+from fumehood.budgets import limiter
 from fumehood.budgets.limiter import RateHold, RateLimits
 from fumehood.budgets.model import Spender
 from fumehood.budgets.settings import RateLimitRule
 from fumehood.budgets.store import CounterTable
 from fumehood.core.errors import RateLimited
 from fumehood.observe.clock import SystemClock
-from fumehood.rate_limits import limiter
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.schema import COUNTERS
 from fumehood.testing import ManualClock

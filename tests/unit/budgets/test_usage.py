@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from fumehood.budgets import usage as module
 from fumehood.budgets.model import GROUPS, UsageQuery, UsageRow, UsageTable
 from fumehood.budgets.usage import UsageLog
-from fumehood.storage.calls import MAX_INTEGER, CallLog
+from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
+from fumehood.storage.schema import MAX_INTEGER
 from support.state import call_row, post
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]

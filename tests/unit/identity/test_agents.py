@@ -13,14 +13,12 @@ from pydantic import ValidationError
 
 from fumehood.core.errors import (
     IdempotencyConflict,
-    InvalidParams,
     PermissionDenied,
     ResourceNotFound,
     ToolDisabled,
     Unauthorized,
 )
 from fumehood.core.identity import Principal, Scope
-from fumehood.identity import agents as module
 from fumehood.identity.agents import Agents, seen_by_agent
 from fumehood.identity.model import MAX_CONFIGURED, Agent, Binding, Change
 from fumehood.identity.principals import require_agent, require_binding, require_caller
@@ -206,21 +204,6 @@ async def test_changing_a_missing_agent_is_refused(
     with pytest.raises(ResourceNotFound):
         await change(agents)
     assert len(await database.read(lambda c: list_changes(c, 10))) == 1
-
-
-async def test_number_of_agents_and_bindings_is_bounded(
-    agents: Agents, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_AGENTS", 2)
-    monkeypatch.setattr(module, "MAX_BINDINGS", 2)
-    await make_agent(agents, "a")
-    await make_agent(agents, "b")
-    with pytest.raises(InvalidParams, match="already 2 agents"):
-        await make_agent(agents, "c")
-    await bind(agents, "a", ["x", "y"])
-    await bind(agents, "a", ["x@1.0.0"])  # a change, not one more
-    with pytest.raises(InvalidParams, match="already has 2 tools"):
-        await bind(agents, "a", ["z"])
 
 
 @pytest.mark.row("R1")
