@@ -1,6 +1,6 @@
 """Every fault of a service, against one daemon: a clear error and no leaked resources.
 
-Each row of the table is a REST tool that may be repeated once, whose service has one fault.
+Each row of the table is a REST tool with one retry, whose service has one fault.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SECRET = "canary-51c0-secret-of-a-tool"
 SHORT_MS, LONG_MS = 250, 10_000
 MB = 1 << 20
 OF_GUESTS = 2
-"""Files that the interpreter's guest and its standby may take meanwhile."""
+"""Open files that the interpreter's guest and its standby may add during the test."""
 
 INSIDE = '''
 """Looks at the engine from within, and gives names addresses. Only one address counts as public."""
@@ -79,7 +79,7 @@ LATE = "did not answer in 0.25 s."
 
 @dataclass(frozen=True)
 class Fault:
-    """What a service does, and the error that the caller gets; with `data` there is none."""
+    """A service's behaviour and the expected error, or the expected `data` without an error."""
 
     name: str
     reply: Reply = field(default_factory=Reply)
@@ -91,13 +91,13 @@ class Fault:
     retry_after_ms: int | None = None
     method: str = "GET"
     at: str = "http"
-    """Which of the services is asked."""
+    """The name of the service to call."""
     is_heard: bool = True
-    """Whether the request reaches the service."""
+    """Whether the request is expected to reach the service."""
 
 
 def refused(name: str, reply: Reply, says: str = NO_RETRY, **more: Any) -> Fault:
-    """A fault that is the same each time, so that nothing is repeated."""
+    """A permanent fault, which is not retried."""
     return Fault(name, reply, "EXECUTION_ERROR", says, retryable=False, retries=0, **more)
 
 
@@ -214,7 +214,7 @@ FAULTS = (
 
 @dataclass
 class Services:
-    """The services, and where they are."""
+    """The services and their addresses."""
 
     main: Upstream
     rebound: Upstream
@@ -222,7 +222,7 @@ class Services:
 
     @property
     def hosts(self) -> list[str]:
-        """What the daemon may reach though it is private."""
+        """The private hosts that the daemon is allowed to reach."""
         named = (self.at[name] for name in self.at if name not in ("private", "mixed", "rebound"))
         return sorted({address.partition("://")[2] for address in named})
 
@@ -265,7 +265,7 @@ def services(place: Path) -> Iterator[Services]:
 
 
 def documents(services: Services) -> list[dict[str, Any]]:
-    """A tool for each fault, and harmless ones."""
+    """The definitions of one tool per fault, and of the harmless tools."""
     tools = [
         {"name": f"try_{fault.name.replace('-', '_')}", "method": fault.method,
          "endpoint": f"{services.at[fault.at]}/{fault.name}", "timeout": SHORT_MS if fault.code == "TIMEOUT" else LONG_MS,
@@ -321,7 +321,7 @@ def client(daemon: Daemon) -> Iterator[SocketClient]:
 
 @dataclass
 class Held:
-    """What the daemon holds: its tasks, its open files without kept connections, its memory."""
+    """The daemon's resources: tasks, open files without kept connections, and memory."""
 
     tasks: int
     files: int
@@ -329,14 +329,14 @@ class Held:
 
 
 class Looker:
-    """Looks at the daemon from the outside and from within."""
+    """Measures the daemon's resources from outside and from within."""
 
     def __init__(self, daemon: Daemon, client: SocketClient) -> None:
         self._process = psutil.Process(daemon.process.pid)
         self._client = client
 
     def connections(self) -> list[int]:
-        """The ports of services that it has a connection to."""
+        """The remote ports of its open connections."""
         return [each.raddr.port for each in self._process.net_connections("tcp") if each.raddr]
 
     def look(self) -> Held:
@@ -352,7 +352,7 @@ def looker(daemon: Daemon, client: SocketClient) -> Looker:
 
 @pytest.fixture(scope="module")
 def before(looker: Looker, client: SocketClient) -> Held:
-    """What it holds when everything was used once, and nothing was wrong yet."""
+    """The resources held after every feature was used once, before any fault."""
     assert client.calculate("1").status == 200
     for tool in ("harmless", "harmless_tls", "holder"):
         answer = client.call(tool)
@@ -404,7 +404,7 @@ def test_service_fault_is_a_clear_error_and_leaks_nothing(
         Reply(429, headers={"retry-after": "0"}),
         Reply(body=b'{"a": 1}', length=20),
     ],
-    ids=["reset", "late", "failed", "busy", "too-often", "cut-off"],
+    ids=["reset", "timeout", "server-error", "unavailable", "rate-limited", "truncated-body"],
 )
 def test_transient_failure_is_retried_once_and_succeeds(
     first: Reply, services: Services, client: SocketClient

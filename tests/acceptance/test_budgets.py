@@ -40,13 +40,13 @@ def budgets(*rules: dict[str, Any]) -> dict[str, str]:
 def code(
     client: Client, tool: str = "calculator", expression: str = "1 + 1", **options: Any
 ) -> str:
-    """How a call ended."""
+    """The code of a call's ending."""
     envelope = client.call(tool, {"expression": expression}, **options)
     return "OK" if envelope.error is None else envelope.error.code
 
 
 def standing(client: Client | ControlClient, name: str = "b") -> BudgetStanding:
-    """The only standing of a budget."""
+    """The only usage entry of a budget."""
     (found,) = (one for one in client.usage().budgets if one.budget == name)
     return found
 
@@ -162,7 +162,7 @@ def test_over_budget_rule_requests_approval_instead_of_refusing(
 
 
 def run(daemon: Daemon, *arguments: str, typed: str = "") -> Result:
-    """A command against this daemon."""
+    """Run `fumehood usage` against this daemon."""
     environment = {"FUMEHOOD_HOME": str(daemon.home), "XDG_RUNTIME_DIR": None}
     return CliRunner(env=environment).invoke(app, ["usage", *arguments], input=typed)
 
@@ -188,13 +188,13 @@ def test_usage_command_prints_json_csv_and_all_principals(
 
 
 WRONG = [
-    pytest.param(["--by", "colour"], 2, "principal", id="group"),
-    pytest.param(["--since", "yesterday"], 2, "--since", id="since"),
-    pytest.param(["--until", "x"], 2, "--until", id="until"),
-    pytest.param(["--csv", "--json"], 2, "Choose --csv or --json", id="two-forms"),
-    pytest.param(["--principal", "uid:0"], 2, "--all", id="somebody-elses"),
+    pytest.param(["--by", "colour"], 2, "principal", id="unknown-group"),
+    pytest.param(["--since", "yesterday"], 2, "--since", id="invalid-since"),
+    pytest.param(["--until", "x"], 2, "--until", id="invalid-until"),
+    pytest.param(["--csv", "--json"], 2, "Choose --csv or --json", id="csv-and-json"),
+    pytest.param(["--principal", "uid:0"], 2, "--all", id="other-principal-without-all"),
     pytest.param(["--all"], 2, "credential", id="no-credential"),
-    pytest.param(["--csv", "--by", "tool,tool"], 2, "twice", id="csv-gets-no-error-in-it"),
+    pytest.param(["--csv", "--by", "tool,tool"], 2, "twice", id="csv-with-duplicate-group"),
 ]
 
 

@@ -52,7 +52,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def runs(place: Path) -> list[str]:
-    """The cities of all runs, from the tool itself."""
+    """The cities of all runs, as recorded by the tool."""
     file = place / "runs"
     return file.read_text().split() if file.exists() else []
 

@@ -42,7 +42,7 @@ def call_of(command: str, **fields: Any) -> str:
 
 
 def answer_of(done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
-    """The decision and its reason, which are the only thing on standard output."""
+    """The decision and its reason, which must be the only output on stdout."""
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer.keys() == {"hookSpecificOutput"}

@@ -36,12 +36,12 @@ EXTRAS = re.compile(r"(?:fumehood|CHECKOUT)\[([\w,-]+)\]|[Nn]eeds the extra `([\
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 SET_UP_BY_THE_TEST = ("daemon", "service", "images")
-"""Words behind a fence's language. The test itself does what such a snippet says."""
+"""Marks after a fence's language for snippets whose steps the test performs itself."""
 
 
 @dataclass
 class Snippet:
-    """A snippet of a page after it ran, or one that is left to the test."""
+    """A snippet of a page after it ran, or one whose steps the test performs itself."""
 
     mark: str
     text: str
@@ -54,12 +54,12 @@ def read(page: str) -> str:
 
 
 def json_of(page: str) -> list[Any]:
-    """The JSON documents that a page shows."""
+    """The JSON documents shown on a page."""
     return [json.loads(text) for text in JSON.findall(read(page))]
 
 
 def write_config(page: str, file: Path, replace: Mapping[str, str] | None = None) -> str:
-    """Write the one configuration that a page shows into a file, and return it."""
+    """Write the only configuration shown on a page to a file, and return it."""
     (text,) = TOML.findall(read(page))
     for old, new in (replace or {}).items():
         text = text.replace(old, new)
@@ -304,7 +304,7 @@ def test_how_to_survive_a_bad_upstream_prints_documented_output(tmp_path: Path) 
 
 
 def documents_in(text: str) -> list[Any]:
-    """JSON documents, one after the other."""
+    """Parse concatenated JSON documents."""
     found, decoder = [], json.JSONDecoder()
     while text := text.strip():
         document, end = decoder.raw_decode(text)
@@ -322,7 +322,7 @@ def is_part_of(part: Any, whole: Any) -> bool:
 
 @pytest.mark.row("D1")
 def test_python_client_reference_snippets_run(administered_daemon: Daemon) -> None:
-    """Each snippet gets a credential on its standard input; calls need none."""
+    """Each snippet receives a credential on stdin, which calls do not need."""
     environment, credential = administered_daemon.environment, administered_daemon.credential
     page = "docs/reference/python-client.md"
     assert len(list(run_snippets(page, environment, stdin=f"{credential}\n"))) == 4
@@ -331,7 +331,7 @@ def test_python_client_reference_snippets_run(administered_daemon: Daemon) -> No
 def run_with_credential(
     page: str, start_daemon: StartDaemon, home: Path, directory: Path
 ) -> list[Snippet]:
-    """Run a page's snippets. Its `credential` prints what `approvers init` showed."""
+    """Run a page's snippets. Their `credential` command prints the output of `approvers init`."""
     command, ran = directory / "credential", []
     for snippet in run_snippets(page, {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}, directory):
         if snippet.mark == "daemon":
@@ -417,7 +417,7 @@ def test_how_to_limit_how_often_tools_run_prints_documented_error(
 def test_how_to_make_your_own_image_builds_reuses_and_removes_it(
     home: Path, tmp_path: Path
 ) -> None:
-    """The package index is a directory with one package."""
+    """Uses a directory with one package as the package index."""
     write_wheel(tmp_path / "packages", "humanize", "4.1")
     environment = {
         **CLEAN_ENVIRONMENT, **only_from(tmp_path / "packages"), "FUMEHOOD_HOME": str(home),
@@ -507,7 +507,7 @@ def test_relative_links_between_pages_resolve() -> None:
 
 
 def test_names_of_extras_are_normalized_and_pages_name_existing_extras() -> None:
-    """pip 23 compares a normalized name with the one that is written in the package."""
+    """pip 23 compares a normalized name with the unnormalized one in the package metadata."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     known = set(project["optional-dependencies"])
     assert known == {re.sub(r"[-_.]+", "-", name).lower() for name in known}

@@ -222,7 +222,7 @@ async def test_repeat_from_new_process_is_same_call_until_answer_is_fetched(
     text = f"repeated {way} {mode} {is_followed}"
 
     async def told(*_: Any) -> None:
-        """With it the client asks for progress."""
+        """A callback with which the client requests progress."""
 
     async def call() -> types.CallToolResult:
         async with connected(asking, way, mode) as client:

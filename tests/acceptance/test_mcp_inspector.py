@@ -24,7 +24,7 @@ def over_stdio(daemon: Daemon) -> list[str]:
 
 
 def inspect(daemon: Daemon, target: list[str], *options: str) -> subprocess.CompletedProcess[str]:
-    """One run of the inspector. Its own files go into the daemon's directory."""
+    """Run the inspector once, with its own files in the daemon's directory."""
     return subprocess.run(
         [NPM / "mcp-inspector", "--cli", *target, *options],
         env={**daemon.environment, "HOME": str(daemon.home)},
@@ -36,7 +36,7 @@ def inspect(daemon: Daemon, target: list[str], *options: str) -> subprocess.Comp
 
 
 def result_of(run: subprocess.CompletedProcess[str]) -> Any:
-    """The server's result, which it printed."""
+    """The server's result as printed by the inspector."""
     assert run.returncode == 0, run.stdout + run.stderr
     return json.loads(run.stdout)
 

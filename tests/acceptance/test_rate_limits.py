@@ -46,7 +46,7 @@ def rates(*rules: dict[str, Any]) -> dict[str, str]:
 
 
 def code(client: Client, **options: Any) -> str:
-    """How a call ended."""
+    """The code of a call's ending."""
     envelope = client.call("calculator", SUM, **options)
     return "OK" if envelope.error is None else envelope.error.code
 

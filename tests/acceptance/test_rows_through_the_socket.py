@@ -1,4 +1,4 @@
-"""Mission rows, driven through the socket of a real daemon."""
+"""Mission rows, tested through the socket of a real daemon."""
 
 from __future__ import annotations
 

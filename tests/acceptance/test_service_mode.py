@@ -1,7 +1,7 @@
 """Service mode with real users: isolation between two callers and their approvers.
 
-The daemon runs as a user of its own, callers and approvers are groups. Everything is asked
-over the sockets by processes of those users, and looked at from outside by root.
+The daemon runs as its own user; callers and approvers are groups. Processes of those users send all
+requests over the sockets, and root inspects the result from outside.
 """
 
 from __future__ import annotations

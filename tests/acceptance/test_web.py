@@ -49,7 +49,7 @@ def daemon(home: Path) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def bob(daemon: Daemon) -> str:
-    """Another approver's credential."""
+    """A second approver's credential."""
     with ControlClient(daemon.control, credential=daemon.credential) as client:
         return client.approvers.add("bob").secret
 
@@ -62,7 +62,7 @@ def console(daemon: Daemon) -> Iterator[Console]:
 
 @pytest.fixture
 def owner(person: NewPerson, console: Console, daemon: Daemon) -> Page:
-    """The first approver, at the inbox."""
+    """The inbox page of the first approver, logged in."""
     return person().log_in(console, daemon.credential)
 
 

@@ -79,7 +79,7 @@ async def test_edited_call_keeps_the_quorum_of_the_original_call() -> None:
 
 @pytest.mark.row("A3")
 @pytest.mark.parametrize("stricter", [ANY_TWO, NAMED], ids=["quorum", "approvers"])
-@pytest.mark.parametrize("name", ["other", "anybody"], ids=["added", "in its place"])
+@pytest.mark.parametrize("name", ["other", "anybody"], ids=["additional-rule", "replacing-rule"])
 async def test_remembered_approval_does_not_satisfy_a_stricter_ask_rule(
     stricter: dict[str, Any], name: str
 ) -> None:
@@ -99,7 +99,7 @@ async def test_remembered_approval_does_not_satisfy_a_stricter_ask_rule(
 
 
 @pytest.mark.row("A2", "A5")
-@pytest.mark.parametrize("waits", [False, 5.0], ids=["parked", "waited for"])
+@pytest.mark.parametrize("waits", [False, 5.0], ids=["not-waiting", "waiting"])
 async def test_call_cancelled_at_any_moment_cannot_be_approved_later(
     waits: float,
 ) -> None:

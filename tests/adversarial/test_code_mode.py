@@ -1,7 +1,7 @@
 """Code mode's boundary: programs that call tools with hand-made frames.
 
-Programs go through the socket, as an agent's would. What they have done is seen from outside: in
-the file that the dangerous tool writes, in the list of approvals and in the log of calls.
+Programs go through the socket, as an agent's would. Their effects are checked from outside: in the
+file written by the dangerous tool, in the list of approvals and in the call log.
 """
 
 from __future__ import annotations

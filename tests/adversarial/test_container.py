@@ -1,8 +1,9 @@
 """The container's boundary: each attack by a program, and how it ends.
 
-Programs go through the socket, as an agent's would. What happened is looked at from outside: the
-host's process table, Docker's own list, files of the host. One daemon serves all of them, so most
-programs run in a container that has run others before: that nothing was left is tested by it.
+Programs go through the socket, as an agent's would. Their effects are checked from outside: in the
+host's process table, Docker's own list and the host's files. One daemon serves all of them, so most
+programs run in a container that has run others before, which also tests that nothing was left
+behind.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def test_escape_attempt_is_refused_and_its_twin_works(client: Client, attempt: T
 
 
 def test_control_refused_system_calls_succeed_without_the_guests_filter(python_image: Any) -> None:
-    """Docker's own profile lets several of them pass; the child's filter is what stops them."""
+    """Docker's own profile allows several of them; only the child's filter stops them."""
     program = (
         "import ctypes\nlibc = ctypes.CDLL(None)\n"
         "print(libc.syscall(29, 0, 4096, 0o1666) >= 0, libc.syscall(64, 0, 1, 0o1666) >= 0,"
@@ -235,8 +236,10 @@ max(seen()) - first
 
 
 def leaps(spin: int, flags: int) -> str:
-    """A program that leaves a process which forks and ends, for ever: whoever has seen it looks
-    for a number that is gone. It waits a little in between, or its own dead would be too many.
+    """A program that leaves a chain of processes, each of which forks and exits.
+
+    A scan therefore finds only process ids that no longer exist. It pauses briefly between forks,
+    or its own dead processes would reach the limit.
     """
     flags |= signal.SIGCHLD
     leap = (
@@ -259,7 +262,13 @@ def leaps(spin: int, flags: int) -> str:
 @pytest.mark.parametrize(
     "code",
     [HEADLESS, *(leaps(spin, flags) for spin in (20_000, 60_000) for flags in (0, 0x8000))],
-    ids=["headless", "leaps", "leaps-as-a-sibling", "leaps-slowly", "leaps-slowly-as-a-sibling"],
+    ids=[
+        "zombie-leader",
+        "fork-chain",
+        "fork-chain-sibling",
+        "slow-fork-chain",
+        "slow-fork-chain-sibling",
+    ],
 )
 def test_leftover_process_that_looks_dead_or_keeps_forking_is_killed(
     client: Client, code: str
@@ -385,7 +394,7 @@ def claim(words):
          "exit"),
         ("os.kill(os.getpid(), signal.SIGXCPU)", "signal"),
     ],
-    ids=["the-guest's-own-failure", "the-same-of-a-long-one", "success", "time-is-up"],
+    ids=["guest-failure", "guest-failure-of-long-program", "success", "cpu-limit-signal"],
 )  # fmt: skip
 def test_program_cannot_forge_a_guest_failure_or_success(
     client: Client, code: str, ended_by: str

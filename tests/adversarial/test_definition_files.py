@@ -1,7 +1,7 @@
 """The tools directory's boundary: files that are bombs, traps or owned by another user.
 
-All attacks lie in one directory, each beside its harmless twin, and one process with hard
-limits on CPU time and memory reads it: whatever one file does, every twin is loaded.
+All attacks are in one directory, each beside its harmless twin, and one process with hard limits on
+CPU time and memory reads it: whatever a file does, every twin must be loaded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ print(json.dumps({{
 
 
 def _yaml_bomb(levels: int) -> bytes:
-    """Each level holds nine times the one before; *Source*: "billion laughs", CVE-2003-1564."""
+    """Each level is nine times as large as the one below; *Source*: CVE-2003-1564."""
     lines = ['l0: &l0 "ha"']
     for level in range(1, levels + 1):
         lines.append(f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 9)}]")
@@ -193,7 +193,7 @@ CONTROLS = {
     "yaml-directives": "import yaml; list(yaml.parse(data, Loader=yaml.CSafeLoader))",
     "toml-dotted-key": "import tomllib; tomllib.loads(data.decode())",
 }
-"""The same bytes through the library alone: they cost what the limits do not allow."""
+"""Programs that parse the same bytes with the library alone and exceed the limits."""
 
 
 @pytest.mark.parametrize("name", CONTROLS)

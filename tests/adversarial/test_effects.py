@@ -1,7 +1,7 @@
 """The `approval` boundary of files: programs that change files between preview and execution.
 
-The programs of a session may put anything into its workspace before a call is looked at, and again
-before it acts. A real container; what is true is asked of its own programs afterwards.
+A session's programs may change its workspace before the preview and again before the execution. The
+tests use a real container, whose own programs check the outcome.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ async def test_dns_rebinding_after_check_does_not_change_connected_address(
         lambda: Reply(body=b"<p>" * (1 << 18), endless=True, content_type="text/html"),
         lambda: Reply(400, body=b"a" * (1 << 20), endless=True),
     ],
-    ids=["bomb", "endless", "endless-error"],
+    ids=["gzip-bomb", "endless-body", "endless-error-body"],
 )
 async def test_oversized_page_is_refused_with_bounded_memory(
     make: Callable[[], Reply], upstream: Upstream, home: Path

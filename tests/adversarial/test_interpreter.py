@@ -1,7 +1,7 @@
-"""The interpreter's boundary: expressions that try to leave the calculator.
+"""The interpreter's boundary: expressions that try to escape from the calculator.
 
-Each attack ends with exactly its code, the nearest harmless expression succeeds in the same
-engine, no answer carries anything of the host, and afterwards the host still looks the same.
+Each attack ends with exactly its code, its harmless twin succeeds in the same engine, no answer
+contains anything from the host, and the host is unchanged afterwards.
 """
 
 from __future__ import annotations

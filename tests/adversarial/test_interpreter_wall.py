@@ -1,8 +1,8 @@
 """The wall beneath the language tables: arbitrary code inside a sealed child.
 
-Arbitrary code cannot be sent to the calculator, so these tests fork a child of their own,
-seal it with the engine's code, and only then run the attack in it. The control runs the
-same attack in a child that was not sealed, and shows that it works there.
+Arbitrary code cannot be sent to the calculator, so these tests fork a child, seal it with the
+engine's code, and run the attack in it. The control runs the same attack in an unsealed child and
+shows that it works there.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _draw_randomness() -> None:
 
 @dataclass(frozen=True)
 class WallAttack:
-    """`run` must end the sealed child by signal, or be refused; unsealed it works."""
+    """An attack that must be killed or refused in a sealed child and works in an unsealed one."""
 
     name: str
     harm: Harm

@@ -1,7 +1,7 @@
 """The jail's boundary: each attack by an untrusted sandboxed function, and how it ends.
 
-The code runs where a tool's own code would: inside a sealed child, after its import. The
-control runs the same code in an ordinary Python process and shows that it works there.
+The code runs where a tool's own code would: inside a sealed child, after its import. The control
+runs the same code in an ordinary Python process and shows that it works there.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def refused(kind: str = "PermissionError") -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class JailAttack:
-    """`code` must end as `ends`: code, `ended_by`, type of the exception. `{outside}` is a
-    directory that the test may write and the function must not see.
+    """An attack whose `code` must end as `ends`: code, `ended_by`, exception type.
+
+    `{outside}` is a directory that the test may write and the function must not see.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The policy's boundary: calls that try to evade a rule, and policy files that are bombs.
 
-Each attack on a rule is a call that the rule is there to stop; its twin is the nearest call that
-the rule has to let through, and the control is the same attack without the rule. Files are read
-by one process with hard limits on CPU time and memory.
+Each attack on a rule is a call that the rule must stop; its twin is the nearest call that the rule
+must let through, and the control is the same attack without the rule. One process with hard limits
+on CPU time and memory reads the files.
 """
 
 from __future__ import annotations

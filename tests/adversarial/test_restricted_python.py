@@ -1,7 +1,7 @@
 """The boundary of restricted programs: attempts to escape from the language or its process.
 
-Each attack ends with exactly its code, the nearest harmless program succeeds in the same
-engine, no answer carries anything of the host, and afterwards the host still looks the same.
+Each attack ends with exactly its code, its harmless twin succeeds in the same engine, no answer
+contains anything from the host, and the host is unchanged afterwards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attacks by a session's programs on the processes that keep its variables.
 
-Everything in a session belongs to one caller, so the harm to prevent is to the guest (a supervisor
-that waits for ever or lies), to whoever pays for the processor between calls, and to what the
-answer says: `kept` means the new variables, `rolled_back` the old, `reset` none.
+Everything in a session belongs to one caller. The tests therefore prevent harm to the guest (a
+supervisor that hangs or lies), CPU use between calls, and false answers: `kept` means the new
+variables, `rolled_back` the old ones, and `reset` none.
 """
 
 from __future__ import annotations

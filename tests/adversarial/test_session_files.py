@@ -1,7 +1,7 @@
 """The `path` boundary of sessions: hostile workspace files and hostile URLs.
 
-The programs of a session may put anything into its workspace before its owner reads, writes or
-lists; whoever asks may write any address. The wall is a real one.
+A session's programs may put anything into its workspace before its owner reads, writes or lists it,
+and a client may send any URL. The wall is a real one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The socket's boundary: invalid HTTP, JSON or calls, and clients that disconnect.
 
-Each gets its documented code in an envelope; never a stack trace, never a dead daemon.
+Each gets its documented code in an envelope, never a stack trace, and the daemon survives.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 @pytest.mark.row("D1")
 @pytest.mark.parametrize("size", [len(GOOD), 100_000, 300_000])
-@pytest.mark.parametrize("pause_s", [0.0, 0.2], ids=["in-one-write", "one-by-one"])
+@pytest.mark.parametrize("pause_s", [0.0, 0.2], ids=["pipelined", "sequential"])
 def test_trace_id_does_not_leak_into_next_request_of_connection(
     shared_daemon, size: int, pause_s: float
 ) -> None:

@@ -98,7 +98,7 @@ def test_changed_definition_price_or_version_changes_the_action_digest() -> None
         lambda: _action(idempotency_key="k"),
         lambda: _action(decision=Decision(Verdict.ASK, "r2", "why", policy_version="v2")),
     ],
-    ids=["trace", "waiting", "debug", "key", "the rule that asks"],
+    ids=["trace", "waiting", "debug", "key", "policy-rule"],
 )
 def test_descriptive_option_does_not_change_the_action_digest(make: Callable[[], Action]) -> None:
     assert make().digest == BASE.digest

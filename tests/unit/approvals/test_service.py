@@ -248,7 +248,12 @@ async def test_expiry_warning_does_not_change_the_approval_version() -> None:
         (CALLER, None),
         (Principal("approver:x", frozenset({Scope.ADMIN})), None),
     ],
-    ids=["itself", "at its own socket", "without the scope", "admin only"],
+    ids=[
+        "caller-as-approver",
+        "approver-from-callers-uid",
+        "without-approve-scope",
+        "admin-scope-only",
+    ],
 )
 async def test_self_approval_is_refused_and_audited(by: Principal, peer: str | None) -> None:
     async with asking() as desk:
@@ -418,7 +423,7 @@ async def test_edit_preview_refuses_what_the_decision_would_refuse() -> None:
 
 
 @pytest.mark.row("A3")
-@pytest.mark.parametrize("arguments", [{}, {"what": 5}], ids=["missing", "of another type"])
+@pytest.mark.parametrize("arguments", [{}, {"what": 5}], ids=["missing", "wrong-type"])
 async def test_edit_to_invalid_arguments_is_refused_with_field_names(
     arguments: dict[str, object],
 ) -> None:

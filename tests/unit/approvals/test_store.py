@@ -81,7 +81,7 @@ async def test_change_of_several_approvals_is_atomic() -> None:
         ({"digest": "another"}, IdempotencyConflict),
         ({"in_time": True}, ApprovalExpired),
     ],
-    ids=["another version", "another action", "too late"],
+    ids=["wrong-version", "wrong-digest", "expired"],
 )
 async def test_step_with_wrong_version_digest_or_time_changes_nothing(
     more: dict[str, object], error: type[EngineError]

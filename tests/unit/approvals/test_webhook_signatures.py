@@ -64,7 +64,7 @@ def test_any_flipped_bit_of_the_body_is_rejected() -> None:
 
 
 def test_boundary_between_time_and_body_cannot_be_moved() -> None:
-    """`1.` and `2.x` must not be `1.2` and `.x`."""
+    """Time `1` with body `2.x` must not be signed like time `1.2` with body `.x`."""
     moment = datetime.fromtimestamp(17, UTC)
     mac = sign(SECRET, b"67225600." + BODY, moment).partition("v1=")[2]
     with pytest.raises(Unauthorized, match="is wrong"):

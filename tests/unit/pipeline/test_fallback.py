@@ -44,7 +44,7 @@ def archive(**fields: Any) -> dict[str, Any]:
 
 
 def fails(made: UpstreamBench, error: EngineError | None = None, **others: Any) -> None:
-    """The first tool fails once; `others` are scripts of other tools."""
+    """Script one failure of the first tool; `others` are scripts of other tools."""
     made.upstream.scripts.update({"weather": [error or gone()], **others})
 
 
@@ -161,7 +161,7 @@ async def test_fallback_refused_by_a_gate_is_not_used(
 async def test_fallback_needs_its_own_agent_binding(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attack: an agent without the fallback gets at it. Twin: an agent that has it."""
+    """Attack: an agent without a binding to the fallback. Twin: an agent with one."""
     secret = {"properties": {"city": {"type": "string"}, "key": {"type": "string"}}}
     tools = (first(parameters=secret), archive(parameters=secret))
     async with upstream_bench(home, monkeypatch, *tools) as made:

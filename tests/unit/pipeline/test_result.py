@@ -495,7 +495,7 @@ def test_image_and_file_content_is_not_counted_as_tokens(key: str) -> None:
         {"files": [{"content_base64": CONTENT}]},
         {"files": {**FILE, "content_base64": CONTENT}},
     ],
-    ids=["text", "no-base64", "no-file", "no-list"],
+    ids=["text", "not-base64", "without-filename", "not-a-list"],
 )
 def test_data_that_only_resembles_file_content_is_counted_as_tokens(data: dict[str, Any]) -> None:
     assert _tokens_of(data) > 10_000

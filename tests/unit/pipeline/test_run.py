@@ -37,7 +37,7 @@ def _ends(**fields: Any) -> FakeWall:
 
 
 def _code(envelope: Envelope) -> str | None:
-    """The code of a well-formed envelope; None for a success."""
+    """The error code of a well-formed envelope, or None for a success."""
     assert list(envelope.model_dump()) == FIVE_KEYS
     assert json.loads(envelope.model_dump_json())["success"] is (envelope.error is None)
     assert envelope.status == ("success" if envelope.error is None else "error")
@@ -568,7 +568,7 @@ async def test_debug_info_needs_operator_setting_and_callers_option(
         ("cost", [Decimal("1e30"), Decimal("1e22")]),
         ("tokens_used", [-1, "many", 1.5, None, True]),
     ],
-    ids=["no-amount", "beyond-any-price", "no-count"],
+    ids=["invalid-cost", "excessive-cost", "invalid-token-count"],
 )
 async def test_invalid_reported_cost_or_tokens_is_an_execution_error(
     home: Path, figure: str, values: list[Any]

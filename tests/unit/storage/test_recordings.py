@@ -39,7 +39,7 @@ MB = 1 << 20
 
 
 class Hands:
-    """A clock that a test sets."""
+    """A clock set by the test."""
 
     def __init__(self) -> None:
         self.time = datetime.now(UTC)
