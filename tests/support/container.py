@@ -4,7 +4,7 @@
 the wall's answer; with `"echo": true` it prints its request. Before that it
 emits `"tells": [["stdout", "text"], ["progress", 50, "half"], …]`, each as often as a last
 number says, and with `"waits": true` it waits to be cancelled. A session's files lie in the
-directory `workspaces/SESSION` of where it runs. As a program (`python -m support.container` with `tests` on the
+directory `workspaces/SESSION` of its working directory. As a program (`python -m support.container` with `tests` on the
 path) this is `fumehood serve` with such a wall.
 """
 
@@ -125,10 +125,10 @@ def scripted_wall() -> FakeWall:
 
 
 class _Nothing(list[SeenRun]):
-    """A file that discards everything."""
+    """A list of runs that discards them."""
 
     def append(self, run: SeenRun) -> None:
-        """Discard the data."""
+        """Discard the run."""
 
 
 def main() -> None:

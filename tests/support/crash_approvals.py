@@ -1,7 +1,7 @@
-"""Calls that wait for humans, carried out by a real engine that dies in the middle of them.
+"""Calls that wait for approval, run by a real engine that is killed meanwhile.
 
-Each script is what callers and approvers do, told as it goes on: what they are about to do, and
-what they have heard. What a tool does is a line in a ledger outside the database. `play` runs
+Each script plays callers and approvers, who print what they are about to do and the answers they
+receive. A tool's effect is a line in a ledger outside the database. `play` runs
 one script up to a commit (`crash_points`), `play_until_killed` many at once up to a random
 moment; `survive` opens what is left, twice, finishes the scripts as their users would, and
 says everything that is not as it was promised.
@@ -73,14 +73,14 @@ tools = ["act_again"]
 """
 
 SETTINGS = Config()
-"""To read them anew for each engine would take as long as all the rest of its start."""
+"""Read once, because reading it would take half of each engine's start."""
 
 CALLS = 40
 """A block of two, so that every other call raises a mark."""
 PRICE = Decimal("0.01")
 LATER_S = 2 * 3600.0
 LIFE_S = (0.02, 0.6)
-"""When one that plays many scripts kills itself, after its engine has begun."""
+"""Range of the lifetime of a process that plays many scripts, from its engine's start, in seconds."""
 WORKERS = 4
 PATIENCE_S = 30.0
 REPLAY_ENDS = ("OK", "APPROVAL_DENIED")
@@ -95,7 +95,7 @@ NOTHING_DONE = frozenset({
 
 
 def mark(home: Path, line: str) -> None:
-    """Act: what was written stays, whatever becomes of the process."""
+    """Act: write a line that survives the process."""
     handle = os.open(home / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(handle, f"{line}\n".encode())
@@ -105,7 +105,7 @@ def mark(home: Path, line: str) -> None:
 
 
 def marks(home: Path) -> Counter[str]:
-    """What was done so far, and how often."""
+    """The labels acted on so far, with their counts."""
     ledger = home / "ledger"
     return Counter(ledger.read_text().splitlines() if ledger.exists() else [])
 
@@ -216,7 +216,7 @@ def prepare(home: Path) -> None:
 
 
 class User:
-    """Callers and approvers, who say what they hear. Lines are JSON."""
+    """Callers and approvers, who print the answers they receive as JSON lines."""
 
     def __init__(self, engine: Engine, clock: ManualClock, say: Say) -> None:
         self.engine = engine
@@ -228,7 +228,7 @@ class User:
         self._say(json.dumps({"what": what, **values}))
 
     async def ask(self, label: str, name: str = "act", key: str | None = None) -> str:
-        """Call a tool; the id of what it waits for, or nothing where it has its answer."""
+        """Call a tool; return its approval id, or an empty string if it has its answer."""
         self.say("asks", tool=name, label=label, key=key)
         options = {} if key is None else {"idempotency_key": key}
         envelope = await self.engine.call(name, {"label": label}, **options)
@@ -249,7 +249,7 @@ class User:
             self.hear(label, envelope)
 
     async def decide(self, approval_id: str, by: Principal = ALICE, **decision: Any) -> None:
-        """Say yes, or what else is given."""
+        """Approve, or decide as given."""
         if not approval_id:
             return
         word = NewDecision(**{"decision": "approve", **decision})
@@ -263,7 +263,7 @@ class User:
         self.say("cancelled", approval_id=approval_id, state=after.state)
 
     def pass_time(self, seconds: float) -> None:
-        """The desk looks at its clock now and then only: it is told to."""
+        """Advance the clock and wake the approval desk, which checks it only periodically."""
         self.clock.advance(seconds)
         self.desk.requests.new_call.set()
 
@@ -272,7 +272,7 @@ Script = Callable[[User, str], Awaitable[None]]
 
 
 async def as_meant(user: User, approval: Approval) -> None:
-    """What the users of these scripts do about a call that waits: its label says it."""
+    """The decision on a pending call, which its label names."""
     label = approval.arguments["label"]
     if label.endswith(("-no", "-refused")):
         await user.decide(approval.id, decision="deny", reason="no")
@@ -287,7 +287,7 @@ async def as_meant(user: User, approval: Approval) -> None:
 
 
 NEVER = ("-no", "-back", "-never")
-"""Ends of labels that nothing may act with."""
+"""Endings of labels of calls that must never act."""
 
 
 async def yes(user: User, name: str) -> None:
@@ -310,7 +310,7 @@ async def edited(user: User, name: str) -> None:
 
 
 async def late(user: User, name: str) -> None:
-    """One gets no answer, the other a yes that nobody uses in time."""
+    """One call gets no decision, the other an approval that expires unused."""
     first, second = await user.ask(f"{name}-late-1"), await user.ask(f"{name}-late-2", key=name)
     user.engine.drain()
     await user.decide(second)
@@ -386,7 +386,7 @@ async def several(user: User, name: str) -> None:
 
 
 async def replayed(user: User, name: str) -> None:
-    """The caller forgets each time that it has asked; it has its answer at the end."""
+    """The caller repeats its call without remembering earlier attempts, and gets its answer at the end."""
     label = f"{name}-a"
     approval_id = await user.ask(label, "act_replayed")
     await user.ask(label, "act_replayed")
@@ -399,12 +399,12 @@ async def replayed(user: User, name: str) -> None:
 
 
 async def start(user: User, name: str) -> None:
-    """What waits, and what was interrupted, is there already (`prepare_start`)."""
+    """Start with pending and interrupted calls already stored (`prepare_start`)."""
     await settled(user, with_pending=False)
 
 
 def prepare_start(home: Path) -> None:
-    """A state in which one call waits, one has its yes, two had begun and one ran with a key."""
+    """A state with one pending call, one approved, two started and one that ran with a key."""
     prepare(home)
     told: list[str] = []
 
@@ -430,22 +430,22 @@ def prepare_start(home: Path) -> None:
 
 @dataclass(frozen=True)
 class Scene:
-    """A script, and what its users do about what still waits after a crash."""
+    """A script, and its users' behaviour after a crash."""
 
     script: Script
     later_s: float = 0.0
-    """How much later the engine is opened again."""
+    """Time between the crash and the next start, in seconds."""
     prepare: Callable[[Path], None] = prepare
     from_start: bool = False
-    """Whether the commits of the engine's start count, too."""
+    """Whether the commits of the engine's start count as well."""
     crashes: int = 1
-    """Those of `prepare` included."""
+    """Number of crashes, including those in `prepare`."""
     in_flight: int = 1
-    """How many calls run at once."""
+    """Number of concurrent calls."""
     least: int = 8
-    """Moments of death that there are at least."""
+    """Minimum number of crash points."""
     shows: tuple[str, ...] = ()
-    """What must have been seen after some of them."""
+    """Outcomes that must occur after some crash points."""
 
 
 ALL_WAYS = ("pending", "resumed", "interrupted", "done")
@@ -494,7 +494,7 @@ async def play(home: Path, hook: Hook, say: Say) -> None:
 
 
 async def _nothing(*args: object) -> None:
-    """In the place of a promise."""
+    """Replaces a disabled guarantee."""
 
 
 WEAKNESSES = {
@@ -508,11 +508,11 @@ WEAKNESSES = {
         _nothing,
     ),
 }
-"""Promises to leave out, for the controls: a file in `home` names one."""
+"""Guarantees to disable for the controls; a file in `home` names one."""
 
 
 def weakened(home: Path) -> AbstractContextManager[Any]:
-    """The engine without one of its promises, where a test wants to see that this is found."""
+    """Disable one of the engine's guarantees, for controls."""
     chosen = home / "weakness"
     return patch(*WEAKNESSES[chosen.read_text()]) if chosen.exists() else nullcontext()
 
@@ -524,7 +524,7 @@ MIXED_CALLS = 100_000
 
 
 async def play_until_killed(home: Path, hook: Hook, say: Say) -> None:
-    """Scripts drawn by lot, some at once, until the process kills itself at a random moment."""
+    """Play random scripts concurrently until the process kills itself at a random moment."""
     seed = (home / "seed").read_text()
     chance = random.Random(seed)
     async with engine_in(home, calls=MIXED_CALLS) as (engine, _, clock):
@@ -547,7 +547,7 @@ async def play_until_killed(home: Path, hook: Hook, say: Say) -> None:
 
 @dataclass
 class Aftermath:
-    """What is wrong, and what was seen."""
+    """Faults found and outcomes observed after a crash."""
 
     faults: list[str] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
@@ -559,7 +559,7 @@ class Aftermath:
 
 @dataclass(frozen=True)
 class Told:
-    """What users have said of what they did and heard."""
+    """The actions and answers that users have printed."""
 
     lines: tuple[dict[str, Any], ...]
 
@@ -576,7 +576,7 @@ KEPT = ("approvals", "decisions", "idempotency", "counters", "remembered")
 
 
 def rows_in(home: Path) -> Rows:
-    """Everything that a start might change."""
+    """All rows that a start may change."""
     connection = sqlite3.connect(home / "state.db")
     try:
         return {
@@ -588,7 +588,7 @@ def rows_in(home: Path) -> Rows:
 
 
 async def settled(user: User, *, with_pending: bool) -> None:
-    """Nothing is about to start or running any more."""
+    """Wait until no call is starting or running."""
     states = [ApprovalState.APPROVED, ApprovalState.STARTED]
     states += [ApprovalState.PENDING] if with_pending else []
     with anyio.fail_after(PATIENCE_S):
@@ -600,7 +600,7 @@ async def settled(user: User, *, with_pending: bool) -> None:
 
 
 async def in_state(user: User, state: ApprovalState) -> list[Approval]:
-    """All of them, oldest first."""
+    """All approvals in this state, oldest first."""
     found: list[Approval] = []
     cursor = None
     while True:
@@ -625,7 +625,7 @@ async def survive(
     in_flight: int = 1,
     since: int = 0,
 ) -> tuple[Aftermath, tuple[str, ...]]:
-    """Open what a death has left, finish it, and examine it; also what was said meanwhile.
+    """Open the state after a crash, finish its calls and examine it; return the new lines as well.
 
     `said` is everything since the state was made, from `since` on by the life that has just
     ended; `crashes` is how many deaths that were.
@@ -711,7 +711,7 @@ async def _finish(user: User, told: Told, found: Aftermath, home: Path) -> None:
 
 
 async def _replay(user: User, told: Told, found: Aftermath) -> None:
-    """Call anew what was asked without a key and not answered, as a framework does."""
+    """Repeat unanswered calls without a key, as a framework does."""
     answered = {line["label"] for line in told.all("heard") if line["code"] in REPLAY_ENDS}
     labels = [line["label"] for line in told.all("asks") if line["tool"] == "act_replayed"]
     for label in dict.fromkeys(labels):
@@ -786,7 +786,7 @@ def _examine_calls(
 
 
 def lives(kill: Run, home: Path, count: int, seed: int, after: int = 0) -> Aftermath:
-    """Kill at random moments, in one state, and look each time; everything wrong with any."""
+    """Kill at random moments in one state, examine it each time, and collect all faults."""
     home.mkdir(mode=0o700)
     prepare(home)
     all_found, said = Aftermath(), list[str]()
@@ -808,4 +808,4 @@ def lives(kill: Run, home: Path, count: int, seed: int, after: int = 0) -> After
 
 
 NEVER_HERE = CrashPoint("never", 0)
-"""A process that kills itself at a moment of its own."""
+"""Crash point of a process that kills itself at a random moment."""

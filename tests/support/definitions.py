@@ -80,7 +80,7 @@ async def answer_nothing(arguments: JsonObject) -> Any:
 
 
 def registered(definition: ToolDefinition, **more: Any) -> RegisteredTool:
-    """An index that contains only this tool."""
+    """The tool as registered in a new index."""
     function = answer_nothing if definition.executor == "function" else None
     return ToolIndex().register(definition, Source.PROGRAM, **{"function": function, **more})
 

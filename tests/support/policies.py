@@ -39,7 +39,7 @@ def policy_of(*rules: Rule | dict[str, Any]) -> Policy:
 
 
 def rule(decision: str, **fields: Any) -> dict[str, Any]:
-    """A rule as TOML text."""
+    """A rule as parsed from TOML."""
     return {"id": fields.pop("id", f"a-{decision}"), "decision": decision, **fields}
 
 

@@ -1,4 +1,4 @@
-"""Commands of ours, started from a process that has loaded their modules already.
+"""Fumehood commands, forked from a process with their modules preloaded.
 
 Starting `fumehood` takes most of a second of processor time and `fumehood serve` two, nearly all of
 it for imports, and the tests start them hundreds of times. A command that is started here is a
@@ -42,15 +42,15 @@ _REQUEST_BYTES = 1 << 20
 _PID = struct.Struct("!i")
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _UNUSUAL = ("preexec_fn", "shell")
-"""What only the real way of starting a process does."""
+"""`Popen` options that only a real start supports."""
 
 
 class Interpreter(str):
-    """The path of an interpreter whose process may have the engine's modules loaded already."""
+    """The path of an interpreter whose processes may be forked from the preloaded one."""
 
     __slots__ = ("import_path",)
     import_path: str
-    """What `PYTHONPATH` has to be for it to find the engine."""
+    """The `PYTHONPATH` with which it finds the engine."""
 
     def __new__(cls, path: str, import_path: str = "") -> Interpreter:
         made = super().__new__(cls, path)
@@ -211,7 +211,7 @@ def _serve(orders: socket.socket, listener: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
-    """A request, None at the end, and the descriptors that came with it."""
+    """Receive a request with its descriptors, or None at the end."""
     message, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 64)
     return json.loads(message) if message else None, descriptors
 
@@ -253,7 +253,7 @@ _LOADED_LATER = (
     "anyio._core._subprocesses",
     "uvicorn.lifespan.off",
 )
-"""What commands import while they run, or only some of them."""
+"""Modules that commands import lazily or only in some cases."""
 
 _CLONE_PARENT = 0x8000
 _CLONE = {"x86_64": 56, "aarch64": 220}
@@ -261,7 +261,7 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 
 
 def _become(request: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
-    """The command that the request names, to its end."""
+    """Run the requested command to its end."""
     if request["new_session"]:
         os.setsid()
     moved = [os.dup2(descriptor, 500 + number) for number, descriptor in enumerate(descriptors)]
@@ -295,7 +295,7 @@ def _become(request: Mapping[str, Any], descriptors: list[int]) -> NoReturn:
 
 
 _FOUND_ENGINE: list[str] = []
-"""The import path that this process itself was given."""
+"""The import path of this process."""
 
 
 def _paths(variable: str | None) -> list[str]:
@@ -315,7 +315,7 @@ def _change_user(request: Mapping[str, Any]) -> None:
 
 
 def _start(arguments: list[str]) -> None:
-    """What the command line names, as the interpreter would run it."""
+    """Run the command line as the interpreter would."""
     if arguments[1:2] == ["-m"]:
         sys.path.insert(0, os.getcwd())
         sys.argv[:] = arguments[2:]
@@ -334,7 +334,7 @@ def _start(arguments: list[str]) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """As the interpreter ends a program."""
+    """Run a program and end it as the interpreter does."""
     code: Any = 0
     try:
         _start(arguments)

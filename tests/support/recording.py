@@ -1,4 +1,4 @@
-"""A log that keeps its events, and an engine on a fake wall."""
+"""A log that records its events, and an engine on a fake wall."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RecordingLog:
     events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
 
     def is_enabled_for(self, level: int) -> bool:
-        """Everything is wanted."""
+        """Enable every level."""
         return True
 
     def debug(self, event: str, **values: Any) -> None:
@@ -40,13 +40,13 @@ class RecordingLog:
         return [values for _, name, values in self.events if name == event]
 
     def above_debug(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """What an operator sees who did not ask for arguments."""
+        """The events above debug level, which an operator sees by default."""
         return [event for event in self.events if event[0] != "debug"]
 
 
 @dataclass
 class Bench:
-    """An engine with everything around it held still and recorded."""
+    """An engine with a fake wall, a manual clock and a recording log."""
 
     engine: Engine
     wall: FakeWall

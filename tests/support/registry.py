@@ -1,4 +1,4 @@
-"""An image registry of one image, for the way from a named base. On loopback only."""
+"""An image registry with one image on loopback, for builds from a named base."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 @contextmanager
 def serving(client: docker.APIClient, image: str) -> Iterator[str]:
-    """The image's reference by digest, while it can be fetched from here."""
+    """Serve the image and yield its reference by digest."""
     manifest, blobs = _taken_apart(b"".join(client.get_image(image)))
     digest = _digest(manifest)
     answers = {f"/blobs/{name}": content for name, content in blobs.items()}
@@ -56,7 +56,7 @@ def serving(client: docker.APIClient, image: str) -> Iterator[str]:
 
 
 def _taken_apart(saved: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """A manifest, and the blobs that it names."""
+    """Split an image into a manifest and its blobs."""
     with tarfile.open(fileobj=io.BytesIO(saved)) as archive:
 
         def read(name: str) -> bytes:

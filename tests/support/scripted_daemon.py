@@ -19,7 +19,7 @@ TESTS = Path(__file__).parents[1]
 def running_scripted_daemon(
     home: Path | None = None, *, approver: bool = False, **settings: str
 ) -> Iterator[Daemon]:
-    """The daemon, ready. It is stopped at the end, and a directory made here is removed."""
+    """Run the daemon until ready; stop it afterwards and remove a directory made here."""
     directory = home or Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     credential = make_first_approver(directory) if approver else ""
     environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(directory)}

@@ -1,4 +1,4 @@
-"""The other end of a container's channel, spoken by a test: no Docker and no socket."""
+"""The guest end of a container's channel, scripted by a test, without Docker or sockets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ READY = {"op": "ready", "enforces": {limit.value: True for limit in Limit}, "fau
 
 
 def record(stream: int, payload: bytes) -> bytes:
-    """A piece of a stream as Docker sends it."""
+    """One record of a stream in Docker's format."""
     return struct.pack("!BxxxI", stream, len(payload)) + payload
 
 
 def ended(run_id: int = 1, **other: Any) -> dict[str, Any]:
-    """The ending of a run that went well, or as `other` says."""
+    """The ending of a successful run, with fields of `other` replaced."""
     return {
         "op": "ended", "id": run_id, "ended_by": "ok", "cpu_ms": 1.0, "peak_memory_bytes": 1,
         "stdout_bytes": 0, "stderr_bytes": 0, "exit_code": 0, "signal": None, "limits_hit": [],
@@ -35,7 +35,7 @@ def reset(run_id: int = 1, *, clean: bool = True, why: str | None = None) -> dic
 
 @dataclass
 class Heard:
-    """What a channel's listener was told."""
+    """The events a channel's listener received."""
 
     clean: int = 0
     ends: list[str] = field(default_factory=list)
@@ -48,11 +48,11 @@ class Heard:
 
 
 SHORT_CLOCKS = Clocks(answer_grace_s=0.05, collect_s=0.05, cancel_s=0.05, reset_s=0.05)
-"""Deadlines that a test can wait for."""
+"""Deadlines short enough for tests."""
 
 
 class Wire(asyncio.Transport):
-    """What the host wrote, as messages."""
+    """The messages the host wrote."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Wire(asyncio.Transport):
 
 
 class ScriptedGuest:
-    """A channel with a guest at its other end that says what the test wants."""
+    """A channel with a scripted guest at its other end."""
 
     def __init__(self, clocks: Clocks = USUAL_CLOCKS, *, ready: bool = True) -> None:
         self.heard = Heard()

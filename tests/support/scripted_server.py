@@ -1,4 +1,4 @@
-"""A server on a Unix socket that does what a test says, connection by connection."""
+"""A server on a Unix socket, scripted per connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fumehood.protocol import strict_json
 TIMEOUT_S = 30
 
 Steps = list[str]
-"""What to do on one connection:
+"""The steps of one connection:
 
 `answer` reads a request and answers it; `cut` reads one and answers half; `read` reads one and
 does not answer; `half_close` sends no
@@ -22,7 +22,7 @@ more but stays; `hold` waits for the client to leave. At the end the connection 
 
 
 class ScriptedServer:
-    """Serves its scripts in order, one connection each; `requests` are those that came whole."""
+    """Serves its scripts in order, one connection each; `requests` lists complete requests."""
 
     def __init__(self, path: Path, body: bytes, *scripts: Steps) -> None:
         self.requests: list[str] = []
@@ -38,7 +38,7 @@ class ScriptedServer:
         self._thread.start()
 
     def wait_until_closed(self, connection: int) -> None:
-        """Return once this connection, counted from 0, has been played to its end."""
+        """Wait until the script of this connection, counted from 0, has ended."""
         assert self._done[connection].wait(TIMEOUT_S)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class ScriptedServer:
 
 @contextmanager
 def scripted_server(path: Path, body: bytes, *scripts: Steps) -> Iterator[ScriptedServer]:
-    """A server that answers with this body; what went wrong inside fails the test."""
+    """A server that answers with this body; an error inside it fails the test."""
     server = ScriptedServer(path, body, *scripts)
     try:
         yield server
@@ -88,7 +88,7 @@ def scripted_server(path: Path, body: bytes, *scripts: Steps) -> Iterator[Script
 
 
 def _read_request(connection: socket.socket) -> str:
-    """Method and address of one whole request."""
+    """Read one whole request; return its method and path."""
     raw = b""
     while b"\r\n\r\n" not in raw:
         raw += _received(connection)

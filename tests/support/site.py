@@ -1,7 +1,7 @@
-"""A daemon with a caller and an approver around it, as one user or as users of their own.
+"""A daemon with a caller and an approver, as one user or as separate users.
 
-Everything is asked over the sockets and with the command line, by processes of whoever asks.
-What its tools have done is a file that the host reads: the engine's word is no evidence.
+All requests use the sockets and the command line, from processes of the requesting user.
+Tool effects are files that the host reads, independent of the engine's reports.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def look_up(word: str) -> str:
 
 tools = [send_mail, keep_busy, look_up]
 '''
-"""Host functions: what they do can be seen from outside."""
+"""Host functions with effects visible from outside."""
 
 
 @dataclass
 class Site:
-    """A running daemon, and everybody around it."""
+    """A running daemon with its caller and approvers."""
 
     place: Path
     command: list[str]
@@ -94,11 +94,11 @@ class Site:
     config: str
     process: subprocess.Popen[bytes] | None = None
     owner: str = ""
-    """The first approver's credential."""
+    """Credential of the first approver."""
     second: str = ""
-    """Another approver's, without admin."""
+    """Credential of another approver without the scope admin."""
     extra: str = ""
-    """Tables that this daemon's configuration has besides."""
+    """Additional tables of this daemon's configuration."""
 
     @property
     def is_service(self) -> bool:
@@ -110,7 +110,7 @@ class Site:
 
     @property
     def work(self) -> Path:
-        """Where the tools leave what they have done."""
+        """The directory in which the tools record their effects."""
         return self.place / "work"
 
     @property
@@ -134,7 +134,7 @@ class Site:
     # The daemon.
 
     def start(self, extra: str | None = None) -> None:
-        """Start it, with more settings where that is said, and wait until it answers."""
+        """Start the daemon, optionally with more settings, and wait until it answers."""
         self.configure(self.extra if extra is None else extra)
         before = os.umask(0o022)
         try:
@@ -150,7 +150,7 @@ class Site:
         assert process.poll() is None, self.log
 
     def configure(self, extra: str) -> None:
-        """Write its configuration; a policy is used where there is one."""
+        """Write the configuration, including the policy if there is one."""
         self.extra = extra
         policy = self.place / "rules" / "policy.toml"
         top = f'policy_file = "{policy}"\n' if policy.exists() else ""
@@ -159,7 +159,7 @@ class Site:
         file.chmod(0o644)
 
     def put_policy(self, text: str) -> None:
-        """In one step, as an editor would."""
+        """Replace the policy atomically, as an editor would."""
         rules = self.place / "rules"
         rules.mkdir(exist_ok=True)
         rules.chmod(0o755)
@@ -169,19 +169,19 @@ class Site:
         unfinished.rename(rules / "policy.toml")
 
     def stop(self) -> int:
-        """End it in peace."""
+        """Stop the daemon cleanly."""
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(timeout=40)
 
     def takes_calls(self) -> bool:
-        """Whether it is there and does not stop."""
+        """Whether the daemon runs and is not draining."""
         user = self.users.get("caller", ME)
         answer = self.installation.ask_as(user, self.engine_socket, "GET", "/v1/ready")
         return isinstance(answer, Answer) and answer.status == 200
 
     def kill(self) -> None:
-        """As a fault of the machine would end it."""
+        """Kill the daemon with SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait(timeout=30)
@@ -203,7 +203,7 @@ class Site:
         credential: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        """One request of this user's."""
+        """Send one request as this user."""
         answer = self.installation.ask_as(
             self.users.get(who, ME), self.control_socket if control else self.engine_socket,
             method, address, body, credential, headers,
@@ -212,7 +212,7 @@ class Site:
         return answer
 
     def do(self, method: str, address: str, body: Any = None) -> Any:
-        """As the owner, on the control socket; it must succeed."""
+        """Send a request as the owner to the control socket; it must succeed."""
         answer = self.ask(
             "approver", method, address, body, control=True, credential=self.owner
         )  # fmt: skip
@@ -222,7 +222,7 @@ class Site:
     def run(
         self, who: str, *arguments: str, credential: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """The command line, as this user; a credential goes in by standard input."""
+        """Run the command line as this user, with a credential on standard input."""
         more = () if credential is None else ("--credential-stdin",)
         return subprocess.run(
             [*self.command, *arguments, *more], env=self.environment, cwd="/", text=True,
@@ -231,7 +231,7 @@ class Site:
         )  # fmt: skip
 
     def begin(self, who: str, *arguments: str) -> subprocess.Popen[str]:
-        """The same, and it goes on beside the test."""
+        """Start the command line in the background."""
         return subprocess.Popen(
             [*self.command, *arguments], env=self.environment, cwd="/", text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -243,7 +243,7 @@ class Site:
     def call(
         self, tool: str, arguments: Any, *, credential: str | None = None, **options: Any
     ) -> Answer:
-        """The caller's call."""
+        """Call a tool as the caller."""
         body = {"arguments": arguments, "options": options}
         return self.ask("caller", "POST", f"/v1/tools/{tool}/call", body, credential=credential)
 
@@ -251,21 +251,21 @@ class Site:
         return self.call("send_mail", {"to": to, "text": text}, **options)
 
     def parked(self, to: str, text: str = "", **options: Any) -> Parked:
-        """A mail that waits for a yes."""
+        """Call the mail tool, so that it waits for approval."""
         return parked(self.mail(to, text, **options))
 
     def done(self, to: str) -> list[str]:
-        """What was really done for this receiver: `begun`, `sent`."""
+        """The recorded effects for this receiver: `begun`, `sent`."""
         file = self.work / "done"
         lines = file.read_text().splitlines() if file.exists() else []
         return [what for what, who in map(json.loads, lines) if who == to]
 
     def go_on(self) -> None:
-        """Let the tools end that wait for this test."""
+        """Release the tools that wait for this test."""
         (self.work / "go-on").touch()
 
     def hold_back(self) -> None:
-        """Let tools wait from now on."""
+        """Make tools wait from now on."""
         (self.work / "go-on").unlink(missing_ok=True)
 
     # Approvals.
@@ -288,7 +288,7 @@ class Site:
         credential: str | None = None,
         **fields: Any,
     ) -> Answer:
-        """Over HTTP; as the owner unless another credential is given."""
+        """Decide over HTTP, by default as the owner."""
         return self.ask(
             who, "POST", f"/v1/approvals/{approval_id}/decision",
             {"decision": decision, **fields}, control=True, headers={"if-match": match},
@@ -296,40 +296,40 @@ class Site:
         )  # fmt: skip
 
     def resolve(self, approval_id: str, *, who: str = "approver") -> Answer:
-        """That an interrupted call was done, over HTTP."""
+        """Resolve an interrupted call as done, over HTTP."""
         return self.ask(
             who, "POST", f"/v1/approvals/{approval_id}/resolve", {"outcome": "done"},
             control=True, credential=self.owner,
         )  # fmt: skip
 
     def approvals(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The approver's command line, with the owner's credential."""
+        """Run `fumehood approvals` with the owner's credential."""
         return self.run("approver", "approvals", *arguments, credential=self.owner)
 
     def until(self, approval_id: str, state: str) -> Any:
-        """The approval, once it is in this state."""
+        """Wait for the approval to reach this state and return it."""
         wait_until(lambda: self.approval(approval_id)["state"] == state)
         return self.approval(approval_id)
 
     def state_of_call(self, call_id: str) -> Any:
-        """What the caller learns under the call's id."""
+        """The state of the call as its caller sees it."""
         answer = self.ask("caller", "GET", f"/v1/calls/{call_id}")
         assert answer.code is None, answer.body["error"]
         return answer.body["data"]
 
     def answer(self, call_id: str) -> Any:
-        """The envelope of a call that waited, once there is one."""
+        """Wait for the envelope of a pending call."""
         wait_until(lambda: self.state_of_call(call_id)["envelope"] is not None)
         return self.state_of_call(call_id)["envelope"]
 
     # The audit log.
 
     def audit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The engine's owner looks at it."""
+        """Run `fumehood audit` as the engine's owner."""
         return self.run("engine", "audit", *arguments)
 
     def audit_rows(self, kind: str) -> list[Any]:
-        """The rows whose kind begins so, as they are exported."""
+        """The exported audit rows whose kind has this prefix."""
         exported = self.audit("export")
         assert exported.returncode == 0, exported.stderr
         rows = [json.loads(json.loads(line)["body"]) for line in exported.stdout.splitlines()]
@@ -345,14 +345,14 @@ class Site:
 
 @dataclass(frozen=True)
 class Parked:
-    """A call that waits: its approval and its own id."""
+    """A pending call: its approval id and call id."""
 
     approval_id: str
     call_id: str
 
 
 def parked(answer: Answer) -> Parked:
-    """The ids of a call that was answered so."""
+    """The ids in the answer of a pending call."""
     assert answer.code == "REQUIRES_HUMAN_APPROVAL", answer.body
     error, metadata = answer.body["error"], answer.body["metadata"]
     return Parked(error["approval_id"], metadata["call_id"])
@@ -363,7 +363,7 @@ ME = User("", os.geteuid(), os.getegid(), tuple(os.getgroups()))
 
 @contextmanager
 def running_site(*, is_service: bool, policy: str = "", extra: str = "") -> Iterator[Site]:
-    """A site whose daemon runs; with real users where it is a service (root only)."""
+    """A site with a running daemon; a service uses real users (root only)."""
     with ExitStack() as stack:
         place = Path(tempfile.mkdtemp(prefix="fha-", dir="/tmp"))
         stack.callback(shutil.rmtree, place, ignore_errors=True)
@@ -415,7 +415,7 @@ def _service(place: Path, stack: ExitStack) -> Site:
 
 
 def _with_docker(engine: User) -> User:
-    """In the group that may use the Docker engine, as an installation puts it."""
+    """Add the user to the group of the Docker socket, as an installation does."""
     try:
         group = Path("/var/run/docker.sock").stat().st_gid
     except OSError:
@@ -431,7 +431,7 @@ def _config(place: Path, mode: str) -> str:
 
 
 def _put_tools(made: Site) -> None:
-    """A package that offers them, installed where everybody can read it."""
+    """Install a package with the tools in a place readable by every user."""
     package = made.place / "packages"
     metadata = package / "mails-1.0.dist-info"
     metadata.mkdir(parents=True)

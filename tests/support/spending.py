@@ -1,4 +1,4 @@
-"""A process that spends from a budget and says what it does, until it is killed.
+"""A process that spends from a budget and prints its actions until it is killed.
 
 `python -m support.spending DATABASE SEED`: several calls at once. A line `run ID EXPECTED` is
 printed when a call may act, a line `end ID TAKEN` when it has, `refused` when one may not.
@@ -30,7 +30,7 @@ RULE = BudgetRule(name="all", period=Period.TOTAL, tokens=LIMIT)
 CALLS_AT_ONCE = 6
 MOST_EXPECTED = 60
 LIFETIME_S = 60
-"""Whoever forgets to kill it need not wait for ever."""
+"""Maximum lifetime of a spender that is not killed, in seconds."""
 
 
 async def spend_until_killed(path: Path, seed: int) -> None:
@@ -60,10 +60,10 @@ async def spend_until_killed(path: Path, seed: int) -> None:
 
 @dataclass
 class Life:
-    """What one process said before it was killed."""
+    """The lines of one process before it was killed."""
 
     taken: dict[str, int] = field(default_factory=dict)
-    """Of each call; one that was running has taken all that was expected of it."""
+    """Amount spent per call; a running call counts with its expected amount."""
 
     refused: int = 0
 
@@ -76,7 +76,7 @@ class Life:
 
 
 def spend(path: Path, seed: int, lines: int, environment: dict[str, str]) -> Life:
-    """Start a spender and kill it once it has said so much; it goes on meanwhile."""
+    """Start a spender and kill it once it has printed this many lines."""
     life = Life()
     with subprocess.Popen(
         [PYTHON, "-m", "support.spending", str(path), str(seed)],

@@ -1,4 +1,4 @@
-"""A database that can be made to wait, and rows to put into it."""
+"""Helpers to block or fill a database, and rows to write to it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def writer_held(database: Database) -> Iterator[None]:
-    """Nothing is written while the context lasts; then what has gathered goes together."""
+    """Block the writer within the context; the queued writes then run together."""
     entered, leave = threading.Event(), threading.Event()
 
     def wait(connection: Connection) -> None:
@@ -74,14 +74,14 @@ def writer_held(database: Database) -> Iterator[None]:
 
 
 def set_full(database: Database) -> None:
-    """From now on the database may not grow: SQLite's own way to have a full disk."""
+    """Forbid the database to grow, which SQLite reports as a full disk."""
     database.write_now(
         lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 1").scalar_one()
     )
 
 
 def set_roomy(database: Database) -> None:
-    """Take `set_full` back."""
+    """Undo `set_full`."""
     database.write_now(
         lambda connection: connection.exec_driver_sql(
             "PRAGMA max_page_count = 1000000"
@@ -91,7 +91,7 @@ def set_roomy(database: Database) -> None:
 
 @dataclass
 class Events:
-    """What the database had to say."""
+    """Records the database's events."""
 
     seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 

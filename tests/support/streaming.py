@@ -1,4 +1,4 @@
-"""A raw client of a stream, which reads as much as it is told to, or nothing at all."""
+"""A raw event stream client that reads only on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.http import connect
 
 
 class RawStream:
-    """One connection on which a call is followed."""
+    """One connection that streams a call."""
 
     def __init__(self, path: Path, tool: str, arguments: Any, headers: str = "", **options: Any):
         body = json.dumps({"arguments": arguments, "options": options}).encode()
@@ -27,7 +27,7 @@ class RawStream:
 
     @classmethod
     def of_call(cls, path: Path, call_id: str, headers: str = "", query: str = "") -> RawStream:
-        """The events of a call that was started before."""
+        """A stream of an earlier call."""
         stream = cls.__new__(cls)
         head = f"GET /v1/calls/{call_id}/events{query} HTTP/1.1\r\nhost: x\r\n{headers}\r\n"
         stream._send(path, head.encode("latin-1"))
@@ -52,7 +52,7 @@ class RawStream:
         return self.status
 
     def chunks(self) -> Iterator[bytes]:
-        """The body, in the server's own pieces."""
+        """The body in the server's chunks."""
         while True:
             size = int(self._file.readline(), 16)
             yield self._file.read(size)
@@ -61,18 +61,18 @@ class RawStream:
                 return
 
     def events(self) -> Iterator[Frame]:
-        """Every event, as it comes."""
+        """Yield every event as it arrives."""
         if not self.status:
             self.begin()
         for chunk in self.chunks():
             yield from self._decoder.feed(chunk)
 
     def data(self) -> list[tuple[str, Any]]:
-        """Kind and data of every event that is left."""
+        """Kind and data of every remaining event."""
         return [(frame.kind, json.loads(frame.data)) for frame in self.events()]
 
     def body(self) -> Any:
-        """The answer where there are no events."""
+        """The JSON body of an answer that is not a stream."""
         self.begin()
         return json.loads(self._file.read(int(self.headers["content-length"])))
 
@@ -83,7 +83,7 @@ class RawStream:
 
 @contextmanager
 def streaming(path: Path, tool: str, arguments: Any, **options: Any) -> Iterator[RawStream]:
-    """A stream that is left at the end."""
+    """A stream that is closed at the end."""
     stream = RawStream(path, tool, arguments, **options)
     try:
         yield stream
@@ -95,7 +95,7 @@ def streaming(path: Path, tool: str, arguments: Any, **options: Any) -> Iterator
 def resuming(
     path: Path, call_id: str, after: str | None = None, *, by: str = "header", headers: str = ""
 ) -> Iterator[RawStream]:
-    """A stream of a call that was started before, from behind an event; left at the end."""
+    """A stream of an earlier call, resumed after an event and closed at the end."""
     query = ""
     if after is not None and by == "header":
         headers += f"last-event-id: {after}\r\n"

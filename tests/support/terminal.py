@@ -1,4 +1,4 @@
-"""Somebody at a terminal, who reads and types."""
+"""A simulated person at a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def on_a_terminal(
     columns: int = 80,
     term: str = "dumb",
 ) -> tuple[int, str]:
-    """The exit status of a command, and what a terminal gets from it."""
+    """Run a command on a terminal; return its exit status and output."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [str(FUMEHOOD), *arguments], cwd=cwd,
@@ -40,7 +40,7 @@ def on_a_terminal(
 
 
 class Person:
-    """Somebody at a terminal of 80 columns, who types when asked."""
+    """A person at a terminal of 80 columns, who types on request."""
 
     def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -53,7 +53,7 @@ class Person:
         self.seen = ""
 
     def reads(self, what: str) -> str:
-        """What is shown up to this."""
+        """Read until this text appears; return the output so far."""
         while what not in self.seen:
             try:
                 chunk = os.read(self._ours, 65536)
@@ -67,7 +67,7 @@ class Person:
         os.write(self._ours, f"{line}\n".encode())
 
     def interrupts(self) -> int:
-        """Ctrl-C."""
+        """Press Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
         return self.leaves()
 

@@ -1,4 +1,4 @@
-"""A service that other tools call, played by an executor whose answers are a script."""
+"""A scripted upstream service, played by an executor."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from support.definitions import rest_document
 from support.recording import Bench, bench
 
 Answer = EngineError | Callable[[ToolRun], Any] | str
-"""An error, something to do, or the value of a success."""
+"""An error, a function to run, or the value of a success."""
 
 
 def unsent(error: EngineError) -> EngineError:
-    """The error of a request of which certainly no byte was sent."""
+    """The error of a request that was certainly not sent."""
     error.was_sent = False
     return error
 
@@ -37,7 +37,7 @@ def gone(**fields: Any) -> NetworkError:
 
 @dataclass
 class ScriptedUpstream(Executor):
-    """Answers the requests of each tool in the order of its script, then with "fine"."""
+    """Answers each tool's requests in the order of its script, then with "fine"."""
 
     scripts: dict[str, list[Answer]] = field(default_factory=dict)
     runs: list[ToolRun] = field(default_factory=list)
@@ -63,13 +63,13 @@ class ScriptedUpstream(Executor):
         )
 
     def asked(self, name: str = "weather") -> int:
-        """How many requests of a tool there were."""
+        """The number of requests of a tool."""
         return sum(run.tool.definition.name == name for run in self.runs)
 
 
 @dataclass
 class UpstreamBench:
-    """An engine whose REST tools call a service that a test plays."""
+    """An engine whose REST tools call a scripted service."""
 
     bench: Bench
     upstream: ScriptedUpstream
@@ -83,7 +83,7 @@ class UpstreamBench:
 async def upstream_bench(
     home: Path, monkeypatch: pytest.MonkeyPatch, *tools: Any, **config: Any
 ) -> AsyncIterator[UpstreamBench]:
-    """A running engine; nothing waits before a retry, unless the service asks for it."""
+    """A running engine; retries are immediate unless the service asks for a delay."""
     played = ScriptedUpstream()
     monkeypatch.setattr(kinds, "EXECUTORS", MappingProxyType({**kinds.EXECUTORS, "http": played}))
     monkeypatch.setattr("fumehood.pipeline.retry.BASE_S", 0)

@@ -1,7 +1,7 @@
 """Real Unix users and groups for a test, and programs that run as them. Root only.
 
-The interpreter and the checkout may lie where nobody else can read (under /root); then what
-is needed of them is linked, or copied, into a place that everybody can.
+If the interpreter or the checkout is not readable for other users (under /root), the needed
+files are linked or copied to a readable place.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ for line in sys.stdin:
         connection.close()
     print(json.dumps(said), flush=True)
 """
-"""One request on each line, on a connection of its own."""
+"""A client program: one request per line, each on its own connection."""
 
 
 @dataclass(frozen=True)
 class User:
-    """Somebody with an account, or at least a number."""
+    """A Unix user with an account or only a uid."""
 
     name: str
     uid: int
@@ -65,7 +65,7 @@ class User:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What `subprocess` needs to become this user, with no other group left."""
+        """The `subprocess` options that run a command as this user without other groups."""
         return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
 
 
@@ -73,7 +73,7 @@ class User:
 def accounts(
     prefix: str, groups: list[str], members: dict[str, list[str]]
 ) -> Iterator[tuple[dict[str, int], dict[str, User]]]:
-    """Groups and users by their short names; all are removed again."""
+    """Create groups and users by short names; remove them afterwards."""
     import grp
     import pwd
 
@@ -106,11 +106,11 @@ def _administer(*command: str) -> None:
 
 @dataclass(frozen=True)
 class Installation:
-    """An interpreter with the engine that every user can start."""
+    """An interpreter with the engine, executable by every user."""
 
     python: Interpreter
     _clients: dict[User, list[subprocess.Popen[str]]] = field(default_factory=dict)
-    """Of each user, those that nobody is asking with now."""
+    """Idle client processes per user."""
 
     @property
     def command(self) -> list[str]:
@@ -122,7 +122,7 @@ class Installation:
         return {"PATH": os.environ["PATH"], "PYTHONPATH": self.python.import_path, "HOME": "/"}
 
     def run_as(self, user: User, program: str, stdin: str = "") -> str:
-        """A Python program of the standard library; its standard output."""
+        """Run a standard-library Python program; return its standard output."""
         done = subprocess.run(
             [self.python, "-I", "-S", "-c", program], **user.identity, env={}, cwd="/",
             input=stdin.encode(), capture_output=True, timeout=60,
@@ -140,7 +140,7 @@ class Installation:
         credential: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer | int:
-        """One request; the error number where there was no connection."""
+        """Send one request; return the errno if the connection failed."""
         headers = dict(headers or {})
         if credential is not None:
             headers["authorization"] = f"Bearer {credential}"
@@ -170,7 +170,7 @@ class Installation:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the processes that asked."""
+        """End the client processes."""
         for client in chain.from_iterable(self._clients.values()):
             with client:
                 client.kill()
@@ -210,7 +210,7 @@ def _everybody_can_use(installation: Installation) -> bool:
 
 
 def _shared_python(place: Path) -> str:
-    """The interpreter at another place; a script tells it where its own library went."""
+    """Copy the interpreter to another place; a script tells it the path of its library."""
     base, binary = Path(sys.base_prefix), Path(os.path.realpath(sys.executable))
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     _share(base / "lib" / version, place / "python" / "lib" / version)
@@ -238,7 +238,7 @@ def _share(source: Path, target: Path) -> None:
 
 
 def _share_file(source: Path, target: Path) -> None:
-    """A link costs nothing; a file that others cannot read, or of another disk, is copied."""
+    """Hard-link a file, or copy it if others cannot read it or it is on another disk."""
     if source.stat().st_mode & stat.S_IROTH:
         try:
             os.link(source, target)

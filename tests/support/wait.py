@@ -1,4 +1,4 @@
-"""Bounded waiting: for a condition, never for a time."""
+"""Bounded waiting for a condition, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 DEADLINE_S = 20.0
 LONGEST_PAUSE_S = 0.05
-"""A look may cost a request, or a list of all containers: the longer it takes, the rarer they are."""
+"""Longest pause between polls, in seconds; slower conditions are polled less often."""
 
 
 def wait_until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:

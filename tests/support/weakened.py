@@ -1,7 +1,7 @@
-"""Walls that were made weak on purpose: what `doctor --attack` must turn red.
+"""Deliberately weakened walls, on which `doctor --attack` must report failures.
 
-The guest's own self-test would refuse to serve behind such a wall, so it is told to be content:
-what is tried here is whether the attacks see from outside what it no longer says.
+The guest's self-test would refuse to serve behind such a wall, so it is disabled: these tests check
+whether the attacks detect from outside what the self-test no longer reports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fumehood.guest.core import seccomp
 install = seccomp.install
 seccomp.install = lambda program: install(struct.pack('=HBBI', 0x06, 0, 0, 0x7FFF0000))
 """
-"""Without any the supervisor would see an unsealed child."""
+"""A permissive filter, because without one the supervisor would detect an unsealed child."""
 
 WITHOUT_LANDLOCK = """
 from fumehood.guest.core import landlock
@@ -58,23 +58,23 @@ restricted.nodes.check = restricted.names.check = lambda tree: None
 
 
 def weak_container(*changes: str) -> tuple[str, ...]:
-    """The command of a guest in a container with these changes."""
+    """The command of a container guest with these changes."""
     text = _script(CONTENT_IN_CONTAINER, *changes)
     return ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c", text)
 
 
 def weak_interpreter(*changes: str) -> list[str]:
-    """The command of an interpreter's guest with these changes."""
+    """The command of an interpreter guest with these changes."""
     return _weak(interpreter_command(), *changes)
 
 
 def weak_jail(tool_path: str, *changes: str) -> list[str]:
-    """The command of a jail's guest with these changes."""
+    """The command of a jail guest with these changes."""
     return _weak(jail_command([tool_path]), *changes)
 
 
 def without_landlock(tool_path: str) -> list[str]:
-    """The command of an honest jail's guest on a kernel that has no Landlock."""
+    """The command of an unmodified jail guest on a kernel without Landlock."""
     program = str(Path(__file__).parent / "without_landlock.py")
     return [sys.executable, program, *jail_command([tool_path])]
 

@@ -1,4 +1,4 @@
-"""A console without sockets: its engine is a table of approvals, and a browser is a test client."""
+"""A console without sockets, with a fake engine and a test client as the browser."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SCHEMA = {
 
 
 def refusal(code: str, message: str, fields: Iterable[str] = ()) -> Refused:
-    """What a client raises where the engine says no."""
+    """The exception a client raises if the engine refuses."""
     envelope = decode_envelope(envelope_bytes({}, code=code, message=message))
     assert envelope.error is not None
     error = envelope.error.model_copy(update={"fields": tuple(fields) or None})
@@ -56,7 +56,7 @@ def refusal(code: str, message: str, fields: Iterable[str] = ()) -> Refused:
 
 @dataclass
 class FakeEngine:
-    """The approvals that every client of the console sees."""
+    """A fake engine with approvals that every client of the console sees."""
 
     approvals: dict[str, Approval] = field(default_factory=dict)
     changes: int = 0
@@ -79,7 +79,7 @@ class FakeEngine:
 
 
 class FakeControl:
-    """`AsyncControlClient`, as far as the console uses it."""
+    """A fake `AsyncControlClient` with the methods the console uses."""
 
     def __init__(self, engine: FakeEngine, credential: str) -> None:
         if not credential.isascii() or not credential:
@@ -184,7 +184,7 @@ class FakeControl:
 
 
 class FakeCaller:
-    """`AsyncClient`, of which the inbox reads schemas."""
+    """A fake `AsyncClient`, from which the inbox reads schemas."""
 
     async def tool(self, reference: str) -> Any:
         if not reference.startswith("send_mail@"):
@@ -197,7 +197,7 @@ class FakeCaller:
 
 @dataclass
 class Site:
-    """A console, its engine, and browsers for it."""
+    """A console, its fake engine and its browsers."""
 
     engine: FakeEngine
     console: Console
@@ -221,7 +221,7 @@ def make_site(*approvals: Approval, pages: tuple[Page, ...] = PAGES) -> Site:
 
 
 class Browser:
-    """A browser as polite as they come: it keeps cookies, and says the origin of its forms."""
+    """A well-behaved browser: keeps cookies and sends the Origin of its forms."""
 
     def __init__(self, console: Console) -> None:
         self.client = TestClient(console.app, base_url=BASE, follow_redirects=False)

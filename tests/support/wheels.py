@@ -1,4 +1,4 @@
-"""Wheels made by hand, and a pip that looks for packages in one folder alone."""
+"""Hand-made wheels, and a pip restricted to one folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_wheel(
     files: Mapping[str, str] | None = None,
     tag: str = TAG,
 ) -> Path:
-    """A wheel of one module that says which version it is, and of `files` besides."""
+    """Write a wheel of one module that exposes its version, plus `files`."""
     folder.mkdir(parents=True, exist_ok=True)
     wheel = folder / f"{name}-{version}-{tag}.whl"
     info = f"{name}-{version}.dist-info"
@@ -38,7 +38,7 @@ def write_wheel(
 
 
 def only_from(folder: Path) -> dict[str, str]:
-    """An environment in which pip asks nobody: no index, no configuration but this folder."""
+    """An environment in which pip uses only this folder: no index and no other configuration."""
     return {
         "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder),
         "PIP_EXTRA_INDEX_URL": "", "PIP_INDEX_URL": "",

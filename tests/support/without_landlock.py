@@ -1,4 +1,4 @@
-"""Run a command as on a kernel without Landlock: `python without_landlock.py COMMAND…`.
+"""Run a command as if the kernel lacked Landlock: `python without_landlock.py COMMAND…`.
 
 A filter answers the three system calls of Landlock with "not implemented" and is inherited.
 """

@@ -1,4 +1,4 @@
-"""A daemon with real images, and one session in it, for tests of what is done there."""
+"""A daemon with real images and one session, for tests of programs in them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from support.http import Answer
 
 
 def build(names: Iterable[str]) -> None:
-    """Build the images that are not there."""
+    """Build missing images."""
     for name in names:
         image(name)
 
 
 def image(name: str) -> Image:
-    """One image, built where it is not there."""
+    """The image, built if it is missing."""
     with contextlib.closing(open_docker(timeout_s=DEADLINE_S)) as docker:
         return build_image(docker, read_recipe(name), print).image
 
 
 @contextmanager
 def workshop(*images: str, approver: bool = False, **settings: str) -> Iterator[Daemon]:
-    """A daemon of its own. It must stop well."""
+    """Run a private daemon, which must stop cleanly."""
     build(images)
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     credential = make_first_approver(directory) if approver else ""
@@ -49,7 +49,7 @@ def workshop(*images: str, approver: bool = False, **settings: str) -> Iterator[
 
 
 class Session:
-    """One session: calls in it, and its files."""
+    """One session with its calls and files."""
 
     def __init__(self, daemon: Daemon, **wishes: Any) -> None:
         self.daemon = daemon
@@ -65,7 +65,7 @@ class Session:
         return self.http.call(tool, arguments, session_id=self.id)
 
     def shell(self, command: str) -> Any:
-        """What a command of this session gives, which must succeed."""
+        """Run a shell command that must succeed in this session; return its data."""
         answer = self.call("run_shell", command=command)
         assert answer.status == 200, answer.body["error"]
         return answer.body["data"]
@@ -76,7 +76,7 @@ class Session:
         return answer.body["data"]
 
     def files(self, method: str, path: str, body: bytes | None = None) -> Answer:
-        """A request to its files; `path` stands in the address as it is."""
+        """Send a request to the session's files; `path` is used in the URL unescaped."""
         return self.http.request(method, f"/v1/sessions/{self.id}/files{path}", body)
 
     def end(self) -> None:
