@@ -28,7 +28,7 @@ CONTEXT = ToolPermissionContext(tool_use_id="toolu_1")
 
 
 class Scripted(Transport):
-    """Replaces the Claude Code program: requests permission for each call and records the answers."""
+    """Replaces the Claude Code program: asks permission for each call and records the answers."""
 
     def __init__(self, *calls: tuple[str, Any]) -> None:
         self.calls = list(calls)

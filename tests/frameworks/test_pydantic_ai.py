@@ -47,7 +47,7 @@ async def destroy(backend: Any) -> None:
 
 
 class TestConformance(WorkspaceBackendSuite):
-    """The whole suite, except for tests that need processes to outlive or run beside their command."""
+    """The whole suite, except tests that need processes to outlive or run beside a command."""
 
     @pytest.fixture
     def backend(self, workspace: FumehoodWorkspace) -> FumehoodWorkspace:

@@ -615,7 +615,7 @@ def test_undelivered_webhook_message_is_resent_after_restart(home: Path) -> None
 def test_audit_anchors_sent_to_webhook_reveal_truncation_despite_deleted_anchor_file(
     home: Path,
 ) -> None:
-    """Control: without them the cut goes unnoticed, because the local anchors were removed as well."""
+    """Control: without them the cut goes unnoticed, because the local anchors are gone."""
     with receiver() as hook:
         with hooked(home, hook) as daemon:
             for number in range(3):

@@ -86,7 +86,7 @@ def test_chain_with_key_rotations_killed_at_any_commit_stays_intact(home: Path) 
 def test_interrupted_key_rotation_is_completed_at_the_next_start(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state a kill leaves there: the new key is announced, but `audit.key` is still the old one."""
+    """The new key is announced, but `audit.key` is still the old one, as after a kill there."""
     from support import audit
 
     database = open_database(home / "state.db")

@@ -1,4 +1,4 @@
-"""Sessions and their files through both clients: files round-trip, non-regular files are refused."""
+"""Sessions and their files through both clients: uploads, downloads and refused sources."""
 
 from __future__ import annotations
 

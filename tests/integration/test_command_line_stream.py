@@ -89,7 +89,7 @@ def test_streamed_output_and_progress_are_escaped_on_a_terminal(
 
 
 def test_progress_message_is_not_interpreted_as_rich_markup(daemon: Daemon, program: Any) -> None:
-    """A backslash before a bracket undoes rich's escape, and a lone closing tag makes rich raise."""
+    """A backslash before a bracket undoes rich's escape; a lone closing tag makes rich raise."""
     path = program(
         ["progress", 50, "\\[link=http://evil.example]here"], ["progress", 60, "\\[/red]end"]
     )

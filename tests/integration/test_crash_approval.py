@@ -82,11 +82,11 @@ def test_engine_killed_at_every_commit_loses_no_approval_and_runs_no_call_twice(
 @pytest.mark.parametrize(
     ("weakness", "scene", "words"),
     [
-        ("a yes is not used up", "yes", "acted 2 times"),
-        ("a use is not counted", "remembering", "uses of remembered rules"),
-        ("a mark is not raised", "spending", "used, 0 counted"),
-        ("a key is not taken", "harmless", "acted 2 times"),
-        ("a repeat is not recognized", "replayed", "acted 2 times"),
+        ("approval not consumed", "yes", "acted 2 times"),
+        ("rule use not counted", "remembering", "uses of remembered rules"),
+        ("budget mark not raised", "spending", "used, 0 counted"),
+        ("idempotency key not claimed", "harmless", "acted 2 times"),
+        ("repeated call not recognized", "replayed", "acted 2 times"),
     ],
 )
 def test_control_weakened_guarantee_is_detected(

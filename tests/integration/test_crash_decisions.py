@@ -38,4 +38,4 @@ def test_decision_killed_at_every_commit_lets_at_most_one_call_run(home: Path) -
 
 
 def test_control_decision_reported_before_it_is_consumed_is_detected(home: Path) -> None:
-    assert any(ran > yes for ran, yes in outcomes(home, "a decision is not used up"))
+    assert any(ran > yes for ran, yes in outcomes(home, "decision not consumed"))

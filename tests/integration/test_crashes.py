@@ -32,7 +32,7 @@ MOST_ROWS = 500
 def test_database_killed_during_writes_keeps_every_acknowledged_row(
     home: Path,
 ) -> None:
-    """One database, killed repeatedly; rows acknowledged by earlier processes must survive as well."""
+    """One database, killed repeatedly; rows acknowledged by earlier processes must survive."""
     chance = random.Random(SEED)
     path = home / "state.db"
     acknowledged: set[str] = set()

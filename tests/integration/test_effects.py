@@ -1,4 +1,4 @@
-"""Effect previews in real containers: the preview matches the change, and stale previews refuse it."""
+"""Effect previews in real containers: they match the change, and stale ones refuse it."""
 
 from __future__ import annotations
 

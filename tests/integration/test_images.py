@@ -1,4 +1,4 @@
-"""The image `python` in Docker: built once, complete, without setuid files; and how images are built."""
+"""Builds of images, and the image `python` in Docker: complete, without setuid files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOT_IN_THE_IMAGE = {
     "_winreg", "nturl2path_nt",
 }  # fmt: skip
 NOT_IMPORTED = {"antigravity", "this", "__main__"}
-"""Modules with side effects on import: they open a browser, print text, or are the program itself."""
+"""Modules not imported, because they open a browser, print text, or are the program itself."""
 
 
 @pytest.fixture

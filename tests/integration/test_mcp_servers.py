@@ -1,4 +1,4 @@
-"""Tools of MCP servers: real servers of both protocol eras and hostile ones, over stdio and HTTP."""
+"""Tools of MCP servers: real ones of both protocol eras and hostile ones, over stdio and HTTP."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ async def test_host_program_starts_in_the_root_directory() -> None:
 async def test_server_that_reads_the_probe_late_is_reached_in_the_newer_era(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a busy host a late probe makes the server switch to the newer era and refuse the handshake."""
+    """A probe read late switches the server to the newer era, which refuses the handshake."""
     monkeypatch.setattr(mcp_wire, "PROBE_S", 0.01)
     request = mcp_wire.Wire.request
 

@@ -26,7 +26,7 @@ def anyio_backend() -> str:
 async def shared(
     request: pytest.FixtureRequest, python_image: Image
 ) -> AsyncIterator[OneContainer]:
-    """One shared container, because a start, especially under gVisor, takes longer than most tests."""
+    """One shared container, because a start under gVisor takes longer than most tests."""
     async with one_container(python_image, runtime=request.param) as box:
         yield box
 

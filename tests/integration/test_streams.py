@@ -1,4 +1,4 @@
-"""Streams over a real socket: complete events, slow readers, disconnects, cancellation, shutdown."""
+"""Streams over a real socket: events, slow readers, disconnects, cancellation, shutdown."""
 
 from __future__ import annotations
 

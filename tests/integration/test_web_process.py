@@ -1,4 +1,4 @@
-"""The console process: started from a terminal or by a daemon, with memory closed to other processes."""
+"""The console process: started from a terminal or by a daemon, closed to other processes."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", params=RUNTIMES)
 async def shared_node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
-    """One shared container, because a start, especially under gVisor, takes longer than most tests."""
+    """One shared container, because a start under gVisor takes longer than most tests."""
     async with one_container(image("node"), runtime=request.param) as box:
         yield box
 

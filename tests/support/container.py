@@ -4,8 +4,8 @@
 the wall's answer; with `"echo": true` it prints its request. Before that it
 emits `"tells": [["stdout", "text"], ["progress", 50, "half"], …]`, each as often as a last
 number says, and with `"waits": true` it waits to be cancelled. A session's files lie in the
-directory `workspaces/SESSION` of its working directory. As a program (`python -m support.container` with `tests` on the
-path) this is `fumehood serve` with such a wall.
+directory `workspaces/SESSION` of its working directory. As a program (`python -m
+support.container` with `tests` on the path) this is `fumehood serve` with such a wall.
 """
 
 from __future__ import annotations

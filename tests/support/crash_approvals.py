@@ -80,7 +80,7 @@ CALLS = 40
 PRICE = Decimal("0.01")
 LATER_S = 2 * 3600.0
 LIFE_S = (0.02, 0.6)
-"""Range of the lifetime of a process that plays many scripts, from its engine's start, in seconds."""
+"""Lifetime range of a process that plays many scripts, from its engine's start, in seconds."""
 WORKERS = 4
 PATIENCE_S = 30.0
 REPLAY_ENDS = ("OK", "APPROVAL_DENIED")
@@ -386,7 +386,7 @@ async def several(user: User, name: str) -> None:
 
 
 async def replayed(user: User, name: str) -> None:
-    """The caller repeats its call without remembering earlier attempts, and gets its answer at the end."""
+    """The caller repeats its call, forgetting earlier attempts, and ends with its answer."""
     label = f"{name}-a"
     approval_id = await user.ask(label, "act_replayed")
     await user.ask(label, "act_replayed")
@@ -498,12 +498,12 @@ async def _nothing(*args: object) -> None:
 
 
 WEAKNESSES = {
-    "a yes is not used up": ("fumehood.approvals.requests.ApprovalRequests.begin", _nothing),
-    "a use is not counted": ("fumehood.approvals.remembered.RememberedRules.use", _nothing),
-    "a mark is not raised": ("fumehood.budgets.store.CounterTable.reserve", _nothing),
-    "a key is not taken": ("fumehood.storage.idempotency.take", lambda *args: None),
-    "a repeat is not recognized": ("fumehood.pipeline.run.repeat_key_of", _nothing),
-    "a decision is not used up": (
+    "approval not consumed": ("fumehood.approvals.requests.ApprovalRequests.begin", _nothing),
+    "rule use not counted": ("fumehood.approvals.remembered.RememberedRules.use", _nothing),
+    "budget mark not raised": ("fumehood.budgets.store.CounterTable.reserve", _nothing),
+    "idempotency key not claimed": ("fumehood.storage.idempotency.take", lambda *args: None),
+    "repeated call not recognized": ("fumehood.pipeline.run.repeat_key_of", _nothing),
+    "decision not consumed": (
         "fumehood.approvals.requests.ApprovalRequests.use_decision",
         _nothing,
     ),

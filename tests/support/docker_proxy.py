@@ -12,7 +12,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class DockerProxy:
-    """Forwards a Unix socket. `hold` makes Docker silent, `cut` makes it die, `open` brings it back."""
+    """Forwards a Unix socket. `hold` simulates a hang, `cut` a crash, `open` the recovery."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def install(directory: Path, name: str, source: str) -> dict[str, str]:
-    """Install a package whose module `name` has a list `tools`; return the environment to find it."""
+    """Install a package whose module `name` lists `tools`; return the variables to find it."""
     metadata = directory / f"{name}-1.0.dist-info"
     metadata.mkdir(parents=True)
     (directory / f"{name}.py").write_text(source)
