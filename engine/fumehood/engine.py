@@ -51,8 +51,7 @@ from fumehood.core.result_check import ResultChecker
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.usage import TokenCounter
-from fumehood.engine_metrics import figures_of
-from fumehood.engine_overview import Overview
+from fumehood.engine_overview import Overview, figures_of
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.session_files import SessionFiles
 from fumehood.formats.agent_loop import (

@@ -245,8 +245,7 @@ def remembered(
     socket: ControlSocketPath = None,
 ) -> None:
     """List the rules remembered from approvers' decisions."""
-    from fumehood.cli.show import wants_json
-    from fumehood.cli.tables import Field, show_table
+    from fumehood.cli.show import Field, show_table, wants_json
     from fumehood.core.escaping import json_line, visible
 
     with _approving(socket, credential_stdin, as_json=as_json) as client:
@@ -519,7 +518,7 @@ def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
 
 def _show_list(found: Sequence[Approval]) -> None:
     from fumehood.cli.approval_view import ago
-    from fumehood.cli.tables import Field, show_table
+    from fumehood.cli.show import Field, show_table
     from fumehood.core.escaping import json_line, visible
 
     now = datetime.now(UTC)

@@ -88,8 +88,7 @@ def filter_tools(
     """List the tools that an agent of yours may use, and why it may not use the others."""
     from decimal import Decimal, InvalidOperation
 
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.tables import Field, show_table
+    from fumehood.cli.show import Field, show_json, show_table, wants_json
 
     try:
         cost = None if max_cost is None else Decimal(max_cost)

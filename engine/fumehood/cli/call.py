@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -139,18 +139,24 @@ def call(
     from fumehood.cli.show import show_envelope, wants_json
 
     if batch is not None:
-        given = (
+        others = (
             tool, local, dry_run, stream, fetch_all, no_cache, debug, timeout, memory, agent,
             session, idempotency_key, new_call, max_length, wait, token_file,
         )  # fmt: skip
-        if arguments != "{}" or any(option not in ("", False, None) for option in given):
+        if arguments != "{}" or any(option not in ("", False, None) for option in others):
             fail("--batch goes with --json and --socket only.", ExitCode.USAGE)
         raise typer.Exit(_call_batch(batch, socket, as_json=wants_json(as_json)))
     if not tool:
         fail("A tool or --batch FILE is needed: fumehood call TOOL [ARGUMENTS].", ExitCode.USAGE)
     require_tool_name(tool)
-    if local:
-        _refuse_where_local(stream, socket, wait, idempotency_key, session, token_file)
+    given: Mapping[str, object] = {
+        "--stream": stream or None, "--socket": socket, "--wait": wait, "--session": session,
+        "--idempotency-key": idempotency_key, "--token-file": token_file,
+    }  # fmt: skip
+    if local and (wrong := [option for option, value in given.items() if value is not None]):
+        fail(
+            f"--local embeds an engine for one call, and does not take {wrong[0]}.", ExitCode.USAGE
+        )
     if fetch_all and (local or stream or dry_run or idempotency_key is not None):
         fail("--all goes without --local, --stream, --dry-run, --idempotency-key.", ExitCode.USAGE)
     if timeout is not None and not 0 < timeout < float("inf"):
@@ -185,28 +191,6 @@ def call(
     show_envelope(answer, as_json=wants_json(as_json))
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
-
-
-def _refuse_where_local(
-    stream: bool,
-    socket: object,
-    wait: object,
-    idempotency_key: object,
-    session: object,
-    token_file: object,
-) -> None:
-    if stream:
-        fail("--stream needs a daemon.", ExitCode.USAGE)
-    if socket is not None:
-        fail("--local needs no socket.", ExitCode.USAGE)
-    if wait is not None:
-        fail("--local has no approvals.", ExitCode.USAGE)
-    if idempotency_key is not None:
-        fail("--local keeps no idempotency keys.", ExitCode.USAGE)
-    if session is not None:
-        fail("--local has no sessions.", ExitCode.USAGE)
-    if token_file is not None:
-        fail("--local takes no token.", ExitCode.USAGE)
 
 
 def _fetch_all(

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from fumehood.cli.options import AsJson
-from fumehood.cli.reach import read_config, read_control_path, read_socket_path
+from fumehood.cli.reach import read_config, read_socket_path
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def show(
         "file_is_there": file.is_file(),
         "state_directory": str(found.state_directory.absolute()),
         "socket": str(read_socket_path(found)),
-        "control_socket": str(read_control_path(found)),
+        "control_socket": str(read_socket_path(found, control=True)),
     }
     if wants_json(as_json):
         rows = {".".join(path): {"value": v, "source": source} for path, v, source in settings}
@@ -74,7 +74,7 @@ Setting = tuple[KeyPath, Any, str]
 
 
 def _show(places: JsonObject, settings: list[Setting]) -> None:
-    from fumehood.cli.tables import Field, show_table
+    from fumehood.cli.show import Field, show_table
     from fumehood.core.escaping import json_line, visible
 
     absent = "" if places["file_is_there"] else " (does not exist)"

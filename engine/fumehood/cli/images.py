@@ -263,7 +263,7 @@ def _remove_folder(own: Path, name: str) -> None:
 
 
 def _show(found: list[Image]) -> None:
-    from fumehood.cli.tables import Field, show_table
+    from fumehood.cli.show import Field, show_table
 
     fields = (
         Field("image"), Field("size", drop=2), Field("age", drop=3), Field("packages", drop=4),

@@ -37,7 +37,10 @@ COMMANDS = {
 }
 """Name → help line, in the order of `--help`. A test compares them with the commands' own."""
 
-MODULES = {"agents": "authority", "approvers": "authority", "tokens": "authority", "cache": "calls"}
+MODULES = {
+    "agents": "authority", "approvers": "authority", "tokens": "authority", "cache": "calls",
+    "web": "serve",
+}  # fmt: skip
 """Name → module in this package, if it has another name."""
 
 SETTINGS: dict[str, Any] = {

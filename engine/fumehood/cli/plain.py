@@ -112,7 +112,7 @@ def as_table(*columns: Column) -> Show:
     """Print a list of models as a table."""
 
     def write(found: Sequence[Any]) -> None:
-        from fumehood.cli.tables import Field, show_table
+        from fumehood.cli.show import Field, show_table
 
         fields = [Field(column.head, column.drop, column.whole) for column in columns]
         show_table(fields, [[column.cell(one) for column in columns] for one in found])

@@ -138,7 +138,7 @@ def explain(
 @as_text
 def _show_status(status: PolicyStatus) -> None:
     """Print the version and a table of the rules."""
-    from fumehood.cli.tables import Field, show_table
+    from fumehood.cli.show import Field, show_table
 
     say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
     say(f"environment {status.environment}")

@@ -151,7 +151,7 @@ def _answering_control_socket(socket: Path | None, *, as_json: bool = False) -> 
     """Return the control socket if an engine answers there, before a credential is typed."""
     from fumehood.client.exchange import require_listener
 
-    path = find_control_socket(socket)
+    path = find_socket(socket, control=True)
     with _ending_the_command(as_json=as_json):
         require_listener(path)
         if socket is None:
@@ -254,45 +254,23 @@ def config_fault() -> str:
     return ""
 
 
-def read_socket_path(config: Config) -> Path:
-    """Return the socket of a daemon with this configuration."""
+def read_socket_path(config: Config, *, control: bool = False) -> Path:
+    """Return the callers' or the control socket of a daemon with this configuration."""
     from fumehood.config import ConfigError
 
     try:
-        return config.socket_path
+        return config.control_socket_path if control else config.socket_path
     except ConfigError as error:
         fail(str(error), ExitCode.USAGE)
 
 
-def read_control_path(config: Config) -> Path:
-    """Return the control socket of a daemon with this configuration."""
-    from fumehood.config import ConfigError
-
-    try:
-        return config.control_socket_path
-    except ConfigError as error:
-        fail(str(error), ExitCode.USAGE)
-
-
-def find_socket(given: Path | None = None) -> Path:
-    """Return the callers' socket: as given, or by configuration."""
+def find_socket(given: Path | None = None, *, control: bool = False) -> Path:
+    """Return the callers' or the control socket: as given, or by configuration."""
     try:
         if given is not None:
-            return fitting(given)
+            return given.absolute() if control else fitting(given)
         if (paths := read_engine_paths(os.environ)) is not None:
-            return paths.socket_path
+            return paths.control_socket_path if control else paths.socket_path
     except ValueError as error:
         fail(str(error), ExitCode.USAGE)
-    return read_socket_path(read_config())
-
-
-def find_control_socket(given: Path | None = None) -> Path:
-    """Return the control socket: as given, or by configuration."""
-    try:
-        if given is not None:
-            return given.absolute()
-        if (paths := read_engine_paths(os.environ)) is not None:
-            return paths.control_socket_path
-    except ValueError as error:
-        fail(str(error), ExitCode.USAGE)
-    return read_control_path(read_config())
+    return read_socket_path(read_config(), control=control)

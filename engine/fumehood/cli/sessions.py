@@ -132,8 +132,7 @@ def list_files(
     socket: SocketPath = None,
 ) -> None:
     """List the files of a session, by path."""
-    from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.tables import Field, show_table
+    from fumehood.cli.show import Field, show_json, show_table, wants_json
 
     with calling(socket, as_json=as_json) as client:
         fetch = partial(client.session_files, session, path, recursive=recursive, limit=100)

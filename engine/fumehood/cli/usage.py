@@ -111,7 +111,7 @@ def _groups(given: list[str]) -> str | None:
 
 def show_usage(table: UsageTable) -> None:
     """Print a table of groups with a total, and one of budgets if there are any."""
-    from fumehood.cli.tables import Field, show_table
+    from fumehood.cli.show import Field, show_table
 
     heads = [Field(name) for name in table.by]
     heads += [
@@ -129,7 +129,7 @@ def show_usage(table: UsageTable) -> None:
 
 def show_budgets(table: UsageTable) -> None:
     """Print a table of what each budget has left."""
-    from fumehood.cli.tables import Field, show_table
+    from fumehood.cli.show import Field, show_table
 
     fields = (
         Field("budget"), Field("of", drop=1), Field("what", whole=True), Field("limit", drop=3),

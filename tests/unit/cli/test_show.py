@@ -23,14 +23,16 @@ from fumehood.cli import policy as policy_command
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
 from fumehood.cli.show import (
+    Field,
     circuit_words,
+    fitting,
     show_call_line,
     show_calls,
     show_envelope,
     show_json,
+    show_table,
     show_tools,
 )
-from fumehood.cli.tables import Field, fitting, show_table
 from fumehood.cli.usage import as_cell, show_usage, write_csv
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, UsageReport

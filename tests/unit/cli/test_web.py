@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.cli.web import STEADY_S, keep_running
+from fumehood.cli.serve import STEADY_S, keep_running
 
 pytestmark = pytest.mark.row("A6")
 

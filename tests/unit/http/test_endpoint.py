@@ -23,9 +23,8 @@ from fumehood.core.call import CallBody
 from fumehood.core.errors import EngineError, RateLimited, Unauthorized
 from fumehood.core.tool import ToolType
 from fumehood.http import peer, routes
-from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS, make_document
 from fumehood.http.endpoint import As, Needs, Operation, endpoint
-from fumehood.http.openapi import make_document
 from fumehood.http.peer import MAX_CONNECTIONS, Shares, most_connections
 from fumehood.http.routes import stream
 from fumehood.http.routes.stream import EventsResponse
