@@ -106,9 +106,6 @@ from fumehood.storage.database import Database
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-MAX_SHOWN_TOOL = 80
-"""Characters: the text that was asked for need not be the name of a tool."""
-
 
 @show_keywords
 class Engine:
@@ -755,7 +752,7 @@ class Engine:
             data=data,
             error=shape_error(error) if error is not None else None,
             metadata=Metadata(
-                tool_name=tool[:MAX_SHOWN_TOOL] if tool is not None else None,
+                tool_name=tool,
                 tool_version=None,
                 call_id=None,
                 trace_id=basis.ids.trace_id(now),

@@ -19,7 +19,7 @@ from fumehood.answers import CallDetails
 from fumehood.approvals.model import ApprovalState
 from fumehood.compose import Composition
 from fumehood.core.call import CallBody, CallOptions
-from fumehood.core.call_log import CallPage
+from fumehood.core.call_log import MAX_PAGE, CallPage
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
     InvalidParams,
@@ -52,7 +52,6 @@ from fumehood.storage.blobs import Blob
 from fumehood.storage.calls import AllCalls, CallGroup
 from fumehood.storage.changes import recorded
 
-MAX_CHILDREN = 100
 SHOWN_GROUPS = 20
 
 
@@ -87,7 +86,7 @@ class Overview:
         if answer is None:
             answer = await self._made.state.keys.answer_of(record.principal_id, call_id)
         may_read = approval is not None or Scope.ADMIN in reader.scopes
-        children = await self._calls.page(AllCallsQuery(parent=call_id, limit=MAX_CHILDREN))
+        children = await self._calls.page(AllCallsQuery(parent=call_id, limit=MAX_PAGE))
         return CallDetails(
             call=record,
             stages_ms=stages_ms,

@@ -41,7 +41,6 @@ Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
 
 INDENT = "  "
 MARK = "  │ "
-MIN_COLUMNS = 20
 
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
@@ -262,7 +261,6 @@ def theirs(text: str, columns: int, kind: Kind = "theirs") -> Iterator[Line]:
 
 def folded(text: str, columns: int, indent: str = "") -> Iterable[str]:
     """Fold text into pieces that fit; `indent` starts every piece after the first."""
-    columns = max(columns, MIN_COLUMNS)
     if len(text) <= columns and cell_len(text) <= columns:
         return [text]
     pieces: list[str] = []

@@ -345,9 +345,6 @@ MAX_IMAGE_AGE = timedelta(days=30)
 CONTAINER_BYTES = (512 + 32) * MB
 """A container of the default class, with the guest's overhead."""
 
-MIN_DISK_BYTES = 1 << 30
-"""Space for an image during its build."""
-
 COMPONENTS = ("containerd", "runc")
 """Parts of Docker shown with their versions."""
 
@@ -548,8 +545,6 @@ def docker_findings(
             remedy = f"Set {setting} to an existing image: {', '.join(images)}."
             yield Finding(f"image: {name}", "warning", "no image has this name", remedy)
     yield _memory(info, available=psutil.virtual_memory().available if local else None)
-    if local:
-        yield _disk(Path(str(info.get("DockerRootDir") or "/")))
 
 
 def _host_finding(name: str, check: HostCheck) -> Finding:
@@ -600,15 +595,3 @@ def _memory(info: JsonMapping, *, available: int | None) -> Finding:
         return Finding(check, "ok", f"{found}: room for {room} containers of 512 MB at their limit")
     remedy = "Free memory, or use smaller memory limits."
     return Finding(check, "warning", f"{found}: not enough for one container of 512 MB", remedy)
-
-
-def _disk(root: Path) -> Finding:
-    """Check free space, in the nearest parent directory that this user can enter."""
-    check = "docker: disk"
-    while not os.access(root, os.X_OK) and root != root.parent:
-        root = root.parent
-    free = shutil.disk_usage(root).free
-    found = f"{free / 1e9:.1f} GB free where Docker keeps images"
-    if free >= MIN_DISK_BYTES:
-        return Finding(check, "ok", found)
-    return Finding(check, "warning", found, "Free space: an image needs 1 GB during its build.")

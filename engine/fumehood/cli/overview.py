@@ -6,7 +6,6 @@ It needs no credential, and imports very little: it is for a glance. Figures are
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -17,7 +16,7 @@ from fumehood.cli.exits import say
 from fumehood.cli.reach import caller_token, find_socket
 from fumehood.cli.show import show_json, wants_json
 from fumehood.client.api_request import ApiRequest, DaemonUnavailable, address, query_text
-from fumehood.client.once import send_once
+from fumehood.client.once import Connection, send_once
 from fumehood.core.json_types import JsonObject
 
 NEARLY_FULL = Decimal("0.8")
@@ -43,8 +42,7 @@ def overview(path: Path) -> JsonObject:
     """Ask the engine for its state; without an answer, `engine` says so."""
     found: JsonObject = {"engine": "ready", "socket": str(path)}
     try:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(str(path))
+        Connection(path).close()
         found |= _state(path)
         return found | {"next": _next_step(found)}
     except PermissionError as refused:

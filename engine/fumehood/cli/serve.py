@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -179,10 +178,8 @@ def _load_structlog() -> None:
 
 
 DEFAULT_PORT = 8420
-RESTART_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Before a console that ended is started again."""
-STEADY_S = 60.0
-"""A console that ran for so long did not fail at its start."""
+RESTART_S = 2.0
+"""Seconds before a console that ended is started again."""
 
 Port = Annotated[
     int, typer.Option(min=0, max=65_535, help="The port on this machine; 0 chooses one.")
@@ -242,56 +239,35 @@ def listening(port: int, option: str = "--port") -> sockets.socket:
         )
 
 
-def keep_running(
-    run: Callable[[], int],
-    pause: Callable[[float], bool],
-    now: Callable[[], float] = time.monotonic,
-) -> None:
-    """Run a console again whenever it ends, until a pause says that this is over.
-
-    The pause doubles while consoles end soon, and only the first of such ends is told.
-    """
-    pause_s = RESTART_S
-    while True:
-        began = now()
-        status = run()
-        if now() - began >= STEADY_S:
-            pause_s = RESTART_S
-        if pause(pause_s):
-            return
-        if pause_s == RESTART_S:
-            words = f"The console ended ({status}); it is started again, each time a little later."
-            print(words, file=sys.stderr, flush=True)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-
 @contextmanager
 def console_of(control: Path, callers: Path, port: int) -> Iterator[Callable[[], None]]:
-    """A console beside a daemon; the function starts it. It ends with this block.
+    """Run a console beside a daemon; the function starts it. It ends with this context.
 
-    Nobody is logged in there: each browser needs a credential. It is started again where it ends.
+    Nobody is logged in there: each browser needs a credential. If it ends it is started again.
     """
     children: list[subprocess.Popen[bytes]] = []
     is_over = threading.Event()
     with listening(port, "--web-port") as listener:
+        given = [str(one) for one in (listener.fileno(), control, callers)]
+        # The console must not see the daemon's variables.
+        known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
 
-        def run() -> int:
-            given = map(str, (listener.fileno(), control, callers))
-            # The daemon's variables are not the console's to know.
-            known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-            # -P: nothing is imported from the directory in which the daemon was started.
-            child = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-P", "-m", "fumehood.web", *given],
-                cwd="/",
-                env=known,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[listener.fileno()],
-            )
-            children[:] = [child]
-            return child.wait()
+        def run() -> None:
+            while True:
+                # -P: nothing is imported from the directory in which the daemon was started.
+                child = subprocess.Popen(  # noqa: S603 - our own program
+                    [sys.executable, "-P", "-m", "fumehood.web", *given],
+                    cwd="/", env=known, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+                )  # fmt: skip
+                children[:] = [child]
+                status = child.wait()
+                if is_over.wait(RESTART_S):
+                    return
+                words = f"The console ended ({status}); it is started again."
+                print(words, file=sys.stderr, flush=True)
 
-        # The thread lives as long as the process, of whose end the console is told.
-        keeper = threading.Thread(target=keep_running, args=(run, is_over.wait), daemon=True)
+        # The thread lives as long as the process: the console ends with the thread that made it.
+        keeper = threading.Thread(target=run, daemon=True)
 
         def start() -> None:
             keeper.start()

@@ -19,19 +19,17 @@ from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S, ApiRe
 
 T = TypeVar("T")
 
-MAX_HEAD_LINE = 64 << 10
-
 
 class Response:
     """The response to one request. The daemon is trusted, but the response may break off."""
 
     def __init__(self, reader: BinaryIO) -> None:
         self._reader = reader
-        status = reader.readline(MAX_HEAD_LINE).split(b" ")
+        status = reader.readline().split(b" ")
         if len(status) < 2 or not status[0].startswith(b"HTTP/1."):
             raise ConnectionError("no response")
         self.headers: dict[str, str] = {}
-        while (line := reader.readline(MAX_HEAD_LINE)) not in (b"\r\n", b""):
+        while (line := reader.readline()) not in (b"\r\n", b""):
             name, _, value = line.decode("latin-1").partition(":")
             self.headers[name.lower()] = value.strip()
         self.is_stream = self.headers.get("content-type", "").startswith("text/event-stream")
@@ -50,7 +48,7 @@ class Response:
             yield from (line[6:] for line in lines if line.startswith(b"data: "))
 
     def _chunks(self) -> Iterator[bytes]:
-        while size := int(self._reader.readline(MAX_HEAD_LINE).strip() or b"-1", 16):
+        while size := int(self._reader.readline().strip() or b"-1", 16):
             yield self._exactly(size)
             self._exactly(2)
         self._exactly(2)

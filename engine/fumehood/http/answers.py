@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ERROR_CODES, TOOL_CODE_HTTP_STATUS, ShuttingDown
@@ -39,6 +39,12 @@ def headers_of(scope: Scope, name: bytes) -> list[bytes]:
         if key == name:
             found += (value,)
     return found
+
+
+async def left(receive: Receive) -> None:
+    """Wait until the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def engine_of(request: Request) -> Engine:

@@ -29,7 +29,7 @@ from fumehood.core.errors import (
     UnsupportedMediaType,
 )
 from fumehood.core.session import UPLOAD_PIECE_BYTES
-from fumehood.http.answers import Headers
+from fumehood.http.answers import Headers, left
 from fumehood.http.peer import MAX_HELD_BYTES, Share
 from fumehood.pipeline.incoming import validated
 from fumehood.protocol import strict_json
@@ -343,6 +343,5 @@ class FileBody(Response):
 
 
 async def _end_with_the_client(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await left(receive)
     scope.cancel()

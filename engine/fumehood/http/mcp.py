@@ -28,6 +28,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import NewSession, SessionStatus
 from fumehood.engine import Engine
+from fumehood.http.answers import left
 from fumehood.http.bodies import SMALL_BODY_BYTES, parse_query, read_raw
 from fumehood.http.caller import require_principal
 from fumehood.http.peer import Face
@@ -259,8 +260,7 @@ class _Exchange:
         self._helpers.append(asyncio.create_task(function()))
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await left(self._receive)
         self.is_left = True
         self.cancel()
 

@@ -28,7 +28,6 @@ from fumehood.web.app import Console
 
 HOST = "127.0.0.1"
 LAST_ANSWERS_S = 1
-MAX_HEADER_BYTES = 32 * 1024
 MAX_CONNECTIONS, ACCEPTED_AT_ONCE = 500, 100
 """Fewer than descriptors: without these, asyncio writes thousands of errors a second."""
 
@@ -77,7 +76,6 @@ def run(
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=LAST_ANSWERS_S,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     gc.collect()
     gc.freeze()

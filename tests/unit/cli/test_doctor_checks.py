@@ -219,7 +219,7 @@ def test_a_good_engine_with_its_image_has_nothing_to_mend(findings: Any) -> None
     assert {finding.verdict for finding in found.values()} == {"ok"}, found
     assert found["docker: runtimes"].found == "runc, runsc (default: runc)"
     assert set(found) >= {"docker", "docker: cgroups", "docker: swap",
-                          "docker: memory", "docker: disk", "image: python"}  # fmt: skip
+                          "docker: memory", "image: python"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,6 @@ def test_swap_of_an_engine_elsewhere_is_not_read_here(
     found = findings(Engine(fresh_row(), SwapLimit=False))
     assert found["docker: swap"].verdict == "warning"
     assert "unknown" in found["docker: swap"].found
-    assert "docker: disk" not in found
 
 
 def test_versions_of_runc_and_containerd_are_shown_where_docker_says_them(findings: Any) -> None:
@@ -271,15 +270,10 @@ def test_versions_of_runc_and_containerd_are_shown_where_docker_says_them(findin
     assert findings(engine)["docker"].found == "29.0.0, API 1.52"
 
 
-def test_full_memory_and_full_disk_are_warnings(
-    findings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory, disk = SimpleNamespace(available=100 << 20), SimpleNamespace(free=1 << 20)
+def test_full_memory_is_a_warning(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(available=100 << 20)
     monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: disk)
-    found = findings(Engine(fresh_row()))
-    assert found["docker: memory"].verdict == "warning"
-    assert found["docker: disk"].verdict == "warning"
+    assert findings(Engine(fresh_row()))["docker: memory"].verdict == "warning"
 
 
 UNUSABLE = (

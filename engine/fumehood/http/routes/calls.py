@@ -36,6 +36,7 @@ from fumehood.http.answers import (
     answer,
     engine_of,
     envelope_response,
+    left,
     once_delivered,
     results_response,
 )
@@ -203,8 +204,7 @@ async def cancelled_with(
 
 
 async def _cancel_when_gone(request: Request, running: CallHandle | Batch | MessageCalls) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    await left(request.receive)
     running.cancel()
 
 

@@ -26,7 +26,7 @@ from fumehood.answers import CancelledCall
 from fumehood.core.errors import InvalidParams, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.engine import Engine
-from fumehood.http.answers import envelope_response, once_delivered, stopped
+from fumehood.http.answers import envelope_response, left, once_delivered, stopped
 from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import Needs, endpoint
 from fumehood.http.routes.calls import CALL_ERRORS, NewCall
@@ -196,8 +196,7 @@ class EventsResponse(Response):
                 self._on_end()
 
     async def _watch(self, receive: Receive, scope: anyio.CancelScope) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await left(receive)
         scope.cancel()
 
     async def _send_all(self, send: Send) -> None:

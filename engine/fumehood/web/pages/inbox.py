@@ -33,9 +33,6 @@ from fumehood.web.view import Form, Page, Problem, View, get, in_words, is_name,
 
 PAGE_SIZE = 50
 MAX_LISTED = 500
-MAX_AT_ONCE = 100
-"""Approvals in one request to the engine."""
-
 DECIDED_EACH = 20
 NOT_PENDING = [state for state in ApprovalState if state is not ApprovalState.PENDING]
 MOVED_ON = frozenset({"IDEMPOTENCY_CONFLICT", "APPROVAL_EXPIRED"})
@@ -150,8 +147,8 @@ async def ask_to_remember(view: View) -> Response:
 async def ask_several(view: View) -> Response:
     """Show several approvals that are about to be decided together."""
     items = [_item(text) for text in view.query.all("item")]
-    if not items or len(items) > MAX_AT_ONCE:
-        raise Problem(f"Choose 1 to {MAX_AT_ONCE} approvals.")
+    if not items:
+        raise Problem("Choose the approvals to decide on.")
     found = await asyncio.gather(*(view.control.approvals.show(name) for name, _ in items))
     return view.render("inbox_several.html", approvals=found)
 
@@ -166,8 +163,6 @@ async def decide_several(view: View) -> Response:
         name, version = _item(text)
         made = NewDecision(decision=decision, reason=_reason(view))  # type: ignore[arg-type]
         chosen.append(OneOfSeveral(approval_id=name, version=version, decision=made))
-    if not 1 <= len(chosen) <= MAX_AT_ONCE:
-        raise Problem(f"Choose 1 to {MAX_AT_ONCE} approvals.")
     decided = await view.control.approvals.decide_all(chosen)
     return view.render("inbox_decided.html", approvals=decided, decision=decision)
 
@@ -232,11 +227,11 @@ async def _waiting(view: View, shown: int) -> tuple[list[Approval], bool]:
     cursor, has_more = None, True
     while has_more and len(found) < shown:
         page = await view.control.approvals.list(
-            state=ApprovalState.PENDING, limit=min(MAX_AT_ONCE, shown - len(found)), cursor=cursor
+            state=ApprovalState.PENDING, limit=PAGE_SIZE, cursor=cursor
         )
         found += page.items
         cursor, has_more = page.next_cursor, page.has_more
-    return found, has_more
+    return found[:shown], has_more or len(found) > shown
 
 
 async def _decided(view: View) -> tuple[list[Approval], bool]:
