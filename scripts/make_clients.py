@@ -99,10 +99,9 @@ PHRASES = {
     "Sends and waits. May be used by one event loop.": (
         "Sends and waits. May be used by several threads."
     ),
-    " Cancelling the task that waits ends the waiting; it does not stop the call, whose\n"
-    "        own limits do.": "",
+    "\n        Cancelling the waiting task does not stop the call; its own limits do.": "",
 }
-"""What docstrings of the asynchronous client say of it alone → what the others say instead."""
+"""Phrases for the asynchronous client alone → their replacements in the synchronous one."""
 
 CLEAN = ("check", "--quiet", "--select=I,UP028", "--fix", "--unsafe-fixes")
 """Sorts the imports, and writes `yield from` for a loop that only yields."""

@@ -31,7 +31,7 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: a command needs one of these clients, not four."""
+    """Import a name on first use: a command needs one of these clients, not four."""
     if name not in _HOMES:
         raise AttributeError(f"module 'fumehood.client' has no attribute {name!r}")
     import importlib

@@ -1,8 +1,8 @@
-"""One request, how its answer is read, and what the clients raise: no socket, and no models,
-because a command line that sends one call loads this module alone.
+"""One request, how its answer is read, and the clients' exceptions.
 
-Invariant: what a caller names stands in the address as one part of it, whatever it holds. A
-name with a slash would otherwise address something else than the method says.
+No socket and no models: a command that sends one call loads this module alone. Invariant: a
+caller's name is one part of the address, whatever it contains. Otherwise a name with a slash would
+change the address.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ M = TypeVar("M", bound="BaseModel")
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_GRACE_S = 30.0
-"""How much longer than the engine may work this side waits for the answer."""
+"""Seconds that the client waits for the answer after the engine's own time limit."""
 
 
 LONGEST_CALL_S = 600.0
-"""How long a call may run that says no time of its own: the longest that a wall allows."""
+"""The longest time of a call without a timeout of its own: the maximum of every wall."""
 
 LONGEST_WAIT_S = 3600.0
-"""How long a call may wait for a human that says no time of its own: the longest that an engine
-can be configured for."""
+"""The longest wait for approval if the call does not limit it: the maximum of the configuration."""
 
 
 class DaemonUnavailable(FumehoodError):
     """No engine answers, or not in time. The message says what to do.
 
-    `may_have_acted` is whether an engine may have received the request all the same: a call
-    may then have run, and only its owner can tell whether it is safe to send it again.
+    `may_have_acted` is whether an engine may still have received the request. A call may then have
+    run, and only its owner knows whether it is safe to send it again.
     """
 
     def __init__(self, message: str, *, may_have_acted: bool = False) -> None:
@@ -52,16 +51,15 @@ class DaemonUnavailable(FumehoodError):
 
 
 class Refused(EnvelopeError):
-    """The engine refused a request that is no call; `envelope` says why, `code` in one word."""
+    """The engine refused a request other than a call; `envelope` and `code` have the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest(Generic[T]):
-    """What to send, and what its answer means.
+    """One request and the reader of its answer.
 
-    `read` raises Refused, or ValueError where the bytes are no answer of an engine's.
-    `work_s` is how long the engine may work on it before it answers. `headers` go with those
-    that every request has.
+    `read` raises Refused, or ValueError if the bytes are not an engine's answer. `work_s` is how
+    long the engine may work before it answers. `headers` are sent in addition to the usual ones.
     """
 
     method: str
@@ -81,10 +79,10 @@ def ask(
     work_s: float = 0.0,
     headers: Mapping[str, str] | None = None,
 ) -> ApiRequest[T]:
-    """A request. Its answer is read by `data_of`, `field_of`, `plain` or another such function.
+    """Make a request. Its answer is read by `data_of`, `field_of`, `plain` or a similar function.
 
     Raises:
-        ValueError: a part would address something else, or the body is not JSON.
+        ValueError: a part would change the address, or the body is not JSON.
     """
     path = address(*parts) + query_text(query or {})
     content = None if body is None else encode(body)
@@ -92,7 +90,7 @@ def ask(
 
 
 def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
-    """A request that is answered with bytes; `read` is for a refusal in their place."""
+    """Make a request that is answered with bytes; `read` is for a refusal instead of them."""
 
     def refused(raw: bytes) -> None:
         from fumehood.protocol.messages import decode_envelope
@@ -105,7 +103,7 @@ def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
 def call_read_by(
     read: Callable[[bytes], T], tool: str, arguments: JsonObject | None, options: JsonObject
 ) -> ApiRequest[T]:
-    """One call. Raises ValueError where it is not JSON, or the name can be none."""
+    """Make the request of a call. Raises ValueError if it is not JSON or has an invalid name."""
     content = encode(call_body(arguments, options))
     return ApiRequest("POST", address("tools", tool, "call"), read, content, _work_s(options))
 
@@ -117,18 +115,18 @@ def decision_read_by(
     context: JsonObject | None,
     options: JsonObject,
 ) -> ApiRequest[T]:
-    """One decision. Raises ValueError where it is not JSON."""
+    """Make the request of a decision. Raises ValueError if it is not JSON."""
     body = {"tool": tool, "context": context or {}, **call_body(arguments, options)}
     return ApiRequest("POST", address("decisions"), read, encode(body), _work_s(options))
 
 
 def call_body(arguments: JsonObject | None, options: JsonObject) -> JsonObject:
-    """The body of a call."""
+    """Make the body of a call."""
     return {"arguments": arguments if arguments is not None else {}, "options": options}
 
 
 def batch_work_s(calls: Sequence[Any], options: JsonObject) -> float:
-    """How long a batch may take: its own time and that of a call, or of all, one after another."""
+    """Return how long a batch may take: its own timeout and one call, or all calls in sequence."""
     given = [call.get("options") for call in calls if isinstance(call, dict)]
     longest_s = max((_work_s(o) for o in given if isinstance(o, dict)), default=0.0)
     longest_s = max(longest_s, LONGEST_CALL_S)
@@ -137,24 +135,24 @@ def batch_work_s(calls: Sequence[Any], options: JsonObject) -> float:
 
 
 def _work_s(options: JsonObject) -> float:
-    """How long the call may wait for a human and run."""
+    """Return how long the call may wait for approval and run."""
     wait: Any = options.get("wait_for_approval")
     waits_s = LONGEST_WAIT_S if wait is True else _seconds(wait) or 0.0
     return waits_s + (_seconds(options.get("timeout_seconds")) or LONGEST_CALL_S)
 
 
 def _seconds(asked: Any) -> float | None:
-    """What is no time is the engine's to refuse, at once."""
+    """Return a valid time, else None: the engine refuses it immediately."""
     if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
         return float(asked)
     return None
 
 
 def address(*parts: str) -> str:
-    """`/v1/…` with each part quoted.
+    """Return `/v1/…` with each part quoted.
 
     Raises:
-        ValueError: a part that would address something else.
+        ValueError: a part would change the address.
     """
     for part in parts:
         if part in ("", ".", "..") or "/" in part:
@@ -163,7 +161,7 @@ def address(*parts: str) -> str:
 
 
 def query_text(fields: JsonObject) -> str:
-    """What is given, as a query; what is None is left out."""
+    """Encode the given fields as a query, without those that are None."""
     chosen = {name: _text(value) for name, value in fields.items() if value is not None}
     return f"?{urlencode(chosen)}" if chosen else ""
 
@@ -177,12 +175,12 @@ def _text(value: Any) -> str:
 
 
 def given(**fields: Any) -> JsonObject:
-    """The fields of a body that are not None, as JSON."""
+    """Return the fields of a body that are not None, as JSON."""
     return {name: json_of(value) for name, value in fields.items() if value is not None}
 
 
 def json_of(value: Any) -> Any:
-    """A field's value as JSON. Of a model only what was set, at every depth."""
+    """Return a field's value as JSON. Of a model, only the fields that were set, at every depth."""
     if isinstance(value, list):
         return [json_of(one) for one in value]
     if isinstance(value, datetime):
@@ -192,7 +190,7 @@ def json_of(value: Any) -> Any:
 
 
 def encode(body: JsonObject) -> bytes:
-    """A body as JSON.
+    """Encode a body as JSON.
 
     Raises:
         ValueError: it is not JSON.
@@ -204,7 +202,7 @@ def encode(body: JsonObject) -> bytes:
 
 
 def listed(names: Iterable[str] | None) -> list[str] | None:
-    """A list of names. One string is an iterable too, of names that nobody meant."""
+    """Return a list of names. One string is refused: its characters would be taken for names."""
     if isinstance(names, str):
         raise ValueError(f"A list of names is needed, not {names[:80]!r} alone.")  # noqa: TRY004
     return None if names is None else list(names)
@@ -242,7 +240,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def plain(model: type[M]) -> Callable[[bytes], M]:
-    """Read an answer that is no envelope."""
+    """Read an answer without an envelope."""
     return model.model_validate_json
 
 

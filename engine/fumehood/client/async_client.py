@@ -63,14 +63,14 @@ from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.protocol.messages import decode_envelope
 
 PAGE = 100
-"""Tools of one request while all of them are read: the most that the engine gives."""
+"""Tools in one page of the list of all: the maximum of the engine."""
 
 UPLOAD_S = 900.0
-"""How long an upload may take: as the engine allows."""
+"""The engine's time limit for an upload."""
 
 
 class AsyncBaseClient(AsyncCommonOperations):
-    """What both sockets answer."""
+    """The methods of both sockets."""
 
     _is_control = False
 
@@ -82,14 +82,14 @@ class AsyncBaseClient(AsyncCommonOperations):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         grace_s: float = ANSWER_GRACE_S,
     ) -> None:
-        """Nothing is sent yet.
+        """Make a client. Nothing is sent yet.
 
-        Without a `socket_path` it is the one that the command line uses. `credential` is a
-        token, or on the control socket an approver's credential. An answer is waited for as
-        long as the engine may work on it and `grace_s` on top.
+        The default `socket_path` is that of the command line. `credential` is a token, or on the
+        control socket an approver's credential. The client waits for an answer as long as the
+        engine may work on it, and `grace_s` more.
 
         Raises:
-            ValueError: a credential that can be none, or a time that is none.
+            ValueError: the credential or a time is invalid.
             ConfigError: no path is given, and the configuration is wrong.
         """
         path = found_socket(control=self._is_control) if socket_path is None else Path(socket_path)
@@ -107,11 +107,11 @@ class AsyncBaseClient(AsyncCommonOperations):
         await self._transport.close()
 
     async def openapi(self) -> JsonObject:
-        """The OpenAPI document of this socket."""
+        """Fetch the OpenAPI document of this socket."""
         return await self._transport.send(ApiRequest("GET", address("openapi.json"), object_of))
 
     async def request(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
-        """Any address that answers with an envelope.
+        """Send a request to any address that answers with an envelope.
 
         Raises:
             ValueError: the body is not JSON, so nothing was sent.
@@ -124,7 +124,7 @@ class AsyncBaseClient(AsyncCommonOperations):
 class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     """A client of the callers' socket. An asynchronous context manager, for one event loop.
 
-    It connects when it is first asked, and again after the daemon was started anew.
+    It connects with the first request, and again if the daemon was restarted.
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.
@@ -135,15 +135,14 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> Envelope:
         """Call a tool (`name` or `name@version`); the answer is always an envelope.
 
-        `options` are those of `CallOptions`. Once its bytes are on their way a call is never
-        sent a second time by itself: `DaemonUnavailable.may_have_acted` says that it may have
-        run. Cancelling the task that waits ends the waiting; it does not stop the call, whose
-        own limits do.
+        `options` are those of `CallOptions`. Once its bytes were sent, a call is never repeated
+        automatically; `DaemonUnavailable.may_have_acted` then says that it may have run.
+        Cancelling the waiting task does not stop the call; its own limits do.
 
         Raises:
             TypeError: there is no such option.
-            ValueError: the arguments or options are not JSON, or the name can be none, so
-                nothing was sent.
+            ValueError: the arguments or options are not JSON, or the name is invalid; nothing
+                was sent.
         """
         chosen = checked(CallKeywords, "call", options)
         return await self._transport.send(call_read_by(decode_envelope, tool, arguments, chosen))
@@ -158,9 +157,9 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> Decision:
         """Decide about a call of a tool that this caller runs itself; the engine runs nothing.
 
-        It may run only if the decision is `allow`, and then once. A call that waits for approval
-        is `pending`: repeat the same call to learn the decision. `context` is whatever else
-        decides what the tool will do; `options` are those of `DecisionOptions`.
+        The tool may run only if the decision is `allow`, and then once. A call that waits for
+        approval is `pending`: repeat the same call to get the decision. `context` is everything
+        else that determines the effect of the tool; `options` are those of `DecisionOptions`.
 
         Raises:
             TypeError: there is no such option.
@@ -174,11 +173,11 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     async def batch(
         self, calls: Iterable[JsonObject], **options: Unpack[BatchKeywords]
     ) -> list[Envelope]:
-        """Make 1 to 1000 calls at once; their answers in their order.
+        """Make 1 to 1000 calls at once, and return their answers in the same order.
 
         Each call is `{"tool": …, "arguments": {…}, "options": {…}}`. `options` are those of
         `BatchOptions`. A call that is malformed, refused or fails has its own answer. Closing the
-        connection cancels the calls that run, and no other is begun.
+        connection cancels the running calls, and starts no others.
 
         Raises:
             TypeError: there is no such option.
@@ -200,10 +199,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         agent_id: str | None = None,
         tools: Iterable[str] | None = None,
     ) -> list[JsonObject]:
-        """The tools as a model's provider takes them: all, an agent's, or only those of `tools`.
+        """Export tools in a model provider's format: all, an agent's, or only those of `tools`.
 
         Raises:
-            Refused: no such format or agent, or a name of `tools` is none of them.
+            Refused: unknown format or agent, or an unknown name in `tools`.
         """
         found = await self.export_with_losses(format, agent_id=agent_id, tools=tools)
         return list(found.tools)
@@ -215,7 +214,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         agent_id: str | None = None,
         tools: Iterable[str] | None = None,
     ) -> ExportedTools:
-        """The same with `losses`: what the format cannot express, and what to change.
+        """Export tools with `losses`: what the format cannot express, and what to change.
 
         Raises:
             Refused: as `export`.
@@ -230,16 +229,16 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         format: MessageFormat,  # noqa: A002 - as in `export`
         **options: Unpack[HandleKeywords],
     ) -> list[JsonObject]:
-        """Run all tool calls of an assistant's message; the messages with their results.
+        """Run all tool calls of an assistant's message, and return the messages with the results.
 
-        The message is the provider's own object, or the same as JSON; a whole response does, too.
-        Every call has one result, in order, also where it is refused, fails or waits for a human.
+        The message is the provider's object or its JSON, also that of a whole response. Every call
+        has one result, in order, even if it is refused, fails or waits for approval.
         `options` are those of `HandleOptions`, for all calls.
 
         Raises:
             TypeError: there is no such option.
             ValueError: the message or the options are not JSON, so nothing was sent.
-            Refused: the message or an option is wrong, so that nothing was run.
+            Refused: the message or an option is wrong; nothing was run.
         """
         chosen = checked(HandleKeywords, "handle", options)
         handled = await self._transport.send(handle_request(message, format, chosen))
@@ -259,9 +258,9 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """Ask a model, run the tool calls of its message, and ask again until it calls no tool.
 
         `llm(messages, tools=…, tool_choice=…)` returns the assistant's message. `tool_choice` is
-        `auto`, `none`, `required` or a tool's name, and forces the first message only. It also
-        ends after `max_turns` messages of the model, and where a call waits for a human: pass the
-        `AgentRun` in place of the messages to go on.
+        `auto`, `none`, `required` or a tool's name, and applies to the first message only. The run
+        also ends after `max_turns` messages of the model, or if a call waits for approval: pass
+        the `AgentRun` instead of the messages to continue.
 
         Raises:
             Refused: as `export` and `handle`.
@@ -296,13 +295,13 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         max_items: int = MAX_ITEMS,
         **options: Unpack[CallKeywords],
     ) -> list[Any]:
-        """The items of all pages of a tool that answers in pages, up to `max_items`.
+        """Fetch the items of all pages of a paginated tool, up to `max_items`.
 
-        Each page is a call of its own, with the previous page's `next_cursor` as `cursor`.
+        Each page is a separate call, with the previous page's `next_cursor` as `cursor`.
 
         Raises:
             CallFailed: the call of a page did not succeed; it has that page's envelope.
-            ValueError: the tool does not answer in pages, or as `call`.
+            ValueError: the tool is not paginated, or as `call`.
         """
         pages = Pages(arguments, max_items)
         while not pages.is_over:
@@ -313,15 +312,15 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     async def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncIterator[Event]:
-        """Call a tool as `call` does; yields its events as they come, its answer as the last.
+        """Call a tool and yield its events as they happen; the last one is the answer.
 
-        A refusal is an `ErrorEvent`, too. Closing the iterator closes the connection, which
-        leaves the call to itself; with `cancel_on_disconnect` it ends it. If the connection
-        breaks off, the stream is resumed: no event is lost, and none comes twice.
+        A refusal is also an `ErrorEvent`. Closing the iterator closes the connection: the call
+        continues, or ends with `cancel_on_disconnect`. If the connection breaks, the stream is
+        resumed: no event is lost or repeated.
 
         Raises:
             TypeError, ValueError: as `call`.
-            DaemonUnavailable: also where the events break off and cannot be resumed.
+            DaemonUnavailable: also if the events break off and cannot be resumed.
         """
         chosen = checked(CallKeywords, "stream", options)
         # Comments keep the connection alive, however long the call takes.
@@ -337,13 +336,13 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             await events.aclose()
 
     async def follow(self, call_id: str, after: str | None = None) -> AsyncIterator[Event]:
-        """The events of a call that was started by `stream`, also after its end.
+        """Yield the events of a call that was started by `stream`, also after its end.
 
-        They begin with the first, or behind the one with the id `after`. Without the events, the
-        only one is an `ErrorEvent`.
+        They begin with the first one, or with the one after the id `after`. If the events are not
+        available, the only one is an `ErrorEvent`.
 
         Raises:
-            DaemonUnavailable: also where the events break off and cannot be resumed.
+            DaemonUnavailable: also if the events break off and cannot be resumed.
         """
         events = self._transport.follow(follow_request(call_id, after))
         try:
@@ -359,10 +358,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         tag: str | None = None,
         type: str | None = None,  # noqa: A002 - the name that HTTP has
     ) -> list[ToolDefinition]:
-        """The preferred version of every tool, or of those of a `category`, `tag` or `type`.
+        """Fetch the preferred version of every tool, or of those of a `category`, `tag` or `type`.
 
         Raises:
-            Refused: the engine knows no such caller, or no such filter.
+            Refused: the caller or a filter is unknown.
         """
         found = await self.tools_and_sources(category=category, tag=tag, type=type)
         return [tool for tool, _ in found]
@@ -374,11 +373,11 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         tag: str | None = None,
         type: str | None = None,  # noqa: A002 - as in `tools`
     ) -> list[tuple[ToolDefinition, str]]:
-        """The same, each with where it comes from.
+        """Fetch the same tools, each with its source.
 
         Raises:
             Refused: as `tools`.
-            DaemonUnavailable: also where the list never ends, which is none of an engine's.
+            DaemonUnavailable: also if the list never ends, so that the server is not an engine.
         """
         found: list[tuple[ToolDefinition, str]] = []
         cursors: set[str] = set()
@@ -404,10 +403,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         tag: str | None = None,
         type: str | None = None,  # noqa: A002 - as in `tools`
     ) -> ToolList:
-        """One page: the parameters are those of the HTTP reference.
+        """Fetch one page; the parameters are described in the HTTP reference.
 
         Raises:
-            Refused: the query is wrong, or its cursor is of another list.
+            Refused: the query is wrong, or its cursor belongs to another list.
         """
         query = {"limit": limit, "cursor": cursor, "category": category, "tag": tag, "type": type}
         return await self._transport.send(ask("GET", data_of(ToolList), "tools", query=query))
@@ -421,10 +420,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         max_cost: Decimal | None = None,
         at_most: int | None = None,
     ) -> AgentTools:
-        """An agent's tools in its order, as it sees them, and why others were left out.
+        """Fetch an agent's tools in its order, as it sees them, and the reasons for omissions.
 
         Raises:
-            Refused: no such agent, or not this caller's to speak for.
+            Refused: the agent is unknown, or this caller may not act for it.
         """
         chosen = listed(categories)
         if any("," in category for category in chosen or ()):
@@ -439,32 +438,32 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         return await self._transport.send(ask("GET", data_of(AgentTools), "tools", query=query))
 
     async def call_record(self, call_id: str) -> CallRecord:
-        """One call of this caller's own.
+        """Fetch the record of one of this caller's calls.
 
         Raises:
-            Refused: no such call, somebody else's, or no longer kept.
+            Refused: the call is unknown, of another caller, or no longer kept.
         """
         found = await self.call_state(call_id)
         return found.call
 
     async def blob(self, url: str) -> bytes:
-        """The whole of a blob, by the `url` or `resource_url` of an answer.
+        """Fetch a whole blob, by the `url` or `resource_url` of an answer.
 
         Raises:
-            ValueError: this is no address of a blob, so nothing was sent.
-            Refused: no such blob of this caller's, or it has expired.
+            ValueError: this is not the address of a blob; nothing was sent.
+            Refused: the blob is unknown, of another caller, or has expired.
         """
         content = bytearray()
         await self._transport.download(_blob(url), content.extend)
         return bytes(content)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """A text of an answer whole, such as `stdout`, also where the answer has its ends only.
+        """Return a whole text of an answer, such as `stdout`; fetch it if the answer has its ends.
 
-        `field` is its path in dots, in `data` or in `error.details`.
+        `field` is its dotted path in `data` or in `error.details`.
 
         Raises:
-            ValueError: the answer has no such field, or its whole was not kept.
+            ValueError: the field is missing, or the whole text was not kept.
             Refused: it has expired.
         """
         url = envelope.shortened(field)
@@ -473,10 +472,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         return envelope.read_whole(field, await self.blob(url))
 
     async def save_blob(self, url: str, path: Path | str) -> None:
-        """A blob into a new file, piece by piece; nothing is left where it fails.
+        """Save a blob as a new file, piece by piece; if that fails, no file is left.
 
         Raises:
-            FileExistsError: there is such a file already.
+            FileExistsError: the file exists.
             ValueError, Refused: as `blob`.
         """
         request = _blob(url)
@@ -484,18 +483,18 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             await self._transport.download(request, file.write)
 
     async def download_blob(self, url: str, write: Write) -> None:
-        """A blob to `write`, piece by piece, in order. Raises as `blob`, and what `write` does."""
+        """Pass a blob to `write`, piece by piece, in order. Raises as `blob`, and as `write`."""
         await self._transport.download(_blob(url), write)
 
     async def put_file(
         self, session_id: str, path: str, source: Source, *, mode: str = "replace"
     ) -> WrittenFile:
-        """Write a file of a session: bytes, a file of this machine, or one that is open.
+        """Write a file of a session, from bytes, a local file or an open file.
 
-        It appears whole or not at all; with mode `create`, only where there is none.
+        The file appears completely or not at all; mode `create` refuses to replace one.
 
         Raises:
-            ValueError: no plain file, or a path that could not be addressed.
+            ValueError: the source is not a regular file, or the path cannot be an address.
         """
         query = {"mode": None if mode == "replace" else mode}
         parts = _file(session_id, path)
@@ -505,21 +504,21 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             return await self._transport.upload(request, chunks_of_async(content, size), size)
 
     async def get_file(self, session_id: str, path: str) -> bytes:
-        """The whole of a file of a session, held in memory.
+        """Read a whole file of a session into memory.
 
         Raises:
-            DaemonUnavailable: also where the file was changed meanwhile.
+            DaemonUnavailable: also if the file was changed meanwhile.
         """
         content = bytearray()
         await self._transport.download(_bytes_of_file(session_id, path), content.extend)
         return bytes(content)
 
     async def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
-        """A file of a session into a new file, or to a function, piece by piece.
+        """Save a file of a session as a new file, or pass it to a function, piece by piece.
 
         Raises:
-            FileExistsError: there is such a file already.
-            DaemonUnavailable: also where the file was changed meanwhile; no new file is left.
+            FileExistsError: the file exists.
+            DaemonUnavailable: also if the file was changed meanwhile; no new file is left.
         """
         request = _bytes_of_file(session_id, path)
         if not isinstance(target, Path | str):
@@ -532,7 +531,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
 def handle_request(
     message: Any, name: MessageFormat, options: JsonObject
 ) -> ApiRequest[HandledCalls]:
-    """The tool calls of a message. It may take as long as all of its calls, one after another."""
+    """Make the request for a message's tool calls. It may take as long as all calls in sequence."""
     from fumehood.formats.agent_loop import how_many_calls, plain
 
     message = plain(message)
@@ -544,13 +543,13 @@ def handle_request(
 
 
 def _blob(url: str) -> ApiRequest[None]:
-    """Raises ValueError: it is no address of a blob, so nothing would be asked of anybody."""
+    """Make the request for a blob. Raises ValueError for any other address."""
     parse_blob_url(url)
     return ask_for_bytes(url)
 
 
 def _file(session_id: str, path: str) -> tuple[str, ...]:
-    """The parts of a file's address; one that would address something else is refused later."""
+    """Return the parts of a file's address, which `address` checks."""
     return ("sessions", session_id, "files", *path.split("/"))
 
 

@@ -1,7 +1,7 @@
 """`AsyncSession`: one session for a framework's adapter, and the programs that run in it.
 
-Client side. It is made when it is first used, and ended by `close` unless it was there before. One
-call at a time is sent: an engine runs one at a time in a session.
+Client side. The session is made on first use, and ended by `close` unless it existed before. Calls
+are sent one at a time: an engine runs one at a time in a session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SessionStatus
 
 TIMEOUT_S = 600.0
-"""Of a program for which nobody says another: as long as the engine allows at all."""
+"""The default time limit of a program: the engine's maximum."""
 
 
 class AsyncSession:
@@ -41,7 +41,7 @@ class AsyncSession:
         timeout_seconds: float = TIMEOUT_S,
         wait_for_approval: bool | float | None = None,
     ) -> None:
-        """Nothing is sent yet. Without a `client` there is one for the configured socket."""
+        """Make a session. Nothing is sent yet. The default `client` uses the configured socket."""
         self.id = session_id
         self._is_own = session_id is None
         self._image = image
@@ -60,13 +60,13 @@ class AsyncSession:
         await self.close()
 
     async def client(self) -> AsyncClient:
-        """The client; made if none was given."""
+        """Return the client, which is made if none was given."""
         if self._client is None:
             self._client = await self._resources.enter_async_context(AsyncClient())
         return self._client
 
     async def start(self) -> str:
-        """The id of the session, which is made if there is none yet."""
+        """Return the id of the session, which is made on first use."""
         async with self._turn:
             return await self._started()
 
@@ -86,7 +86,7 @@ class AsyncSession:
         return record.state is SessionStatus.ACTIVE
 
     async def close(self) -> None:
-        """End the session if it was made here. It can be used again, and is a new one then."""
+        """End the session if it was made here. Further use makes a new one."""
         async with self._turn:
             try:
                 if self._is_own and self.id is not None:
@@ -127,7 +127,7 @@ class AsyncSession:
         `directory` is below the workspace.
 
         Raises:
-            CallFailed: no program ran, or nothing can be said of it.
+            CallFailed: no program ran, or its result is unknown.
         """
         arguments = program_arguments(program, env, directory)
         if stdin is not None:
@@ -135,13 +135,13 @@ class AsyncSession:
         return await self.finish(await self.call("run_shell", arguments, timeout_s))
 
     async def finish(self, envelope: Envelope) -> Finished:
-        """A program's ending, with its whole output. Raises CallFailed as `run`."""
+        """Return a program's ending with its whole output. Raises CallFailed as `run`."""
         program_result(envelope)
         stdout, stderr = [await self.whole(envelope, name) for name in ("stdout", "stderr")]
         return finished(envelope, stdout, stderr)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """A field of an answer whole. Raises as `AsyncClient.whole`."""
+        """Return a whole field of an answer. Raises as `AsyncClient.whole`."""
         client = await self.client()
         return await client.whole(envelope, field)
 

@@ -1,8 +1,8 @@
 """`AsyncTransport`: sends an `ApiRequest` over one Unix socket and returns its answer.
 
-Client side, the only module that sends over HTTP. A connection is kept and used again; the daemon
-may have closed it meanwhile. Invariant: a request is sent a second time only if `may_send_again`
-allows it, and never a third time; a stream that breaks off is resumed by another request.
+Client side. Connections are kept and reused; the daemon may have closed one meanwhile. Invariant:
+a request is sent a second time only if `may_send_again` allows it, and never a third time; a
+stream that breaks off is resumed by another request.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class AsyncTransport:
         self._http = httpx2.AsyncClient(transport=transport, base_url=BASE_URL)
 
     async def send(self, request: ApiRequest[T]) -> T:
-        """The answer to one request. Raises DaemonUnavailable, and what `request.read` raises."""
+        """Return the answer to one request. Raises DaemonUnavailable, or as `request.read`."""
         return read_answer(request, await self._exchange(request), self._endpoint)
 
     async def download(self, request: ApiRequest[None], write: Write) -> None:
-        """Hand the bytes of an answer to `write` as they come.
+        """Pass the bytes of an answer to `write` as they arrive.
 
-        A request that fails before the first of them is sent once more, as `send` does.
+        A request that fails before the first byte is sent once more, as by `send`.
 
         Raises:
-            DaemonUnavailable: no server answers, or the bytes ended before their end.
-            Refused: from `request.read`, where the engine says no instead.
+            DaemonUnavailable: no server answers, or the answer is incomplete.
+            Refused: the engine refuses the request.
         """
         headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
         for is_last in (False, True):
@@ -80,10 +80,10 @@ class AsyncTransport:
     async def upload(
         self, request: ApiRequest[T], chunks: AsyncIterator[bytes], size: int | None
     ) -> T:
-        """Send a body in pieces. It is sent once: its pieces are gone with it.
+        """Send a body in pieces. It is sent once: the pieces cannot be read again.
 
         Raises:
-            DaemonUnavailable: no server answers, or not to the end.
+            DaemonUnavailable: no server answers, or the answer is incomplete.
         """
         progress = Progress()
         try:
@@ -102,9 +102,9 @@ class AsyncTransport:
         raise failed
 
     async def follow(self, request: ApiRequest[Event]) -> AsyncGenerator[Event, None]:
-        """The events of a call as they come. Closing the iterator closes the connection.
+        """Yield the events of a call as they arrive. Closing the iterator closes the connection.
 
-        A stream that breaks off is resumed behind its last event.
+        A stream that breaks off is resumed after its last event.
 
         Raises:
             DaemonUnavailable: no server answers, or the events cannot be resumed.
@@ -135,7 +135,7 @@ class AsyncTransport:
                 failed = unavailable(request, self._endpoint, error, progress)
                 if not has_begun and following.may_send_again(error, progress):
                     continue
-            # Outside the handler: the library's error, with all that hangs on it, is gone by now.
+            # Outside the handler, so that the library's error and its references are freed.
             if not following.is_over:
                 await anyio.sleep(following.pause_s(failed))
 
@@ -164,5 +164,5 @@ class AsyncTransport:
                     break
             else:
                 return answer.content
-        # Outside the handler: the library's error, with all that hangs on it, is gone by now.
+        # Outside the handler, so that the library's error and its references are freed.
         raise failed

@@ -1,9 +1,9 @@
 """The rules of an exchange over one Unix socket: headers, time limits, and when to send again.
 
-Client side. `AsyncTransport` and its generated twin send by these rules. Invariants: a request may
+Client side. `AsyncTransport` and its generated twin follow these rules. Invariants: a request may
 be sent a second time only if the first cannot have been received (its head is known not to have
-been sent whole), or if it is a GET, which changes nothing; of a stream that breaks off, each event
-is given once, however often it is resumed.
+been sent whole), or if it is a GET, which changes nothing; each event
+of a stream is delivered once, however often it is resumed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEAD_FAILED = "http11.send_request_headers.failed"
 
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 DROPPED = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
-"""What a connection says that the other side has closed. Timeouts are not among them."""
+"""Errors of a connection that the other side has closed. Timeouts are not among them."""
 
 CHANGES_NOTHING = frozenset({"GET"})
 """Methods of requests that may arrive twice."""
@@ -52,7 +52,7 @@ RESUMES = 10
 """Attempts to resume a stream without one new event, before the client gives up."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""Before an attempt to resume: twice as long each time, and half of it a matter of chance."""
+"""The pause before an attempt to resume: it doubles each time, and half of it is random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Endpoint:
     grace_s: float
 
     def __post_init__(self) -> None:
-        """Refuse what could not be sent, and times that would never end or begin."""
+        """Refuse credentials that cannot be sent, and times that are not positive and finite."""
         credential = self.credential
         if credential is not None and not (
             credential.strip() and credential.isascii() and credential.isprintable()
@@ -76,7 +76,7 @@ class Endpoint:
                 raise ValueError(f"{name} must be a number of seconds over 0.")
 
     def headers(self, request: ApiRequest[Any]) -> dict[str, str]:
-        """Those of one request."""
+        """Return the headers of one request."""
         headers = dict(request.headers)
         if self.credential is not None:
             headers["authorization"] = f"Bearer {self.credential}"
@@ -85,19 +85,19 @@ class Endpoint:
         return headers
 
     def upload_headers(self, request: ApiRequest[Any], size: int | None) -> dict[str, str]:
-        """Those of a body that is sent in pieces; without a size it is sent in chunks."""
+        """Return the headers of a body that is sent in pieces, chunked if its size is unknown."""
         headers = {**self.headers(request), "content-type": "application/octet-stream"}
         if size is not None:
             headers["content-length"] = str(size)
         return headers
 
     def timeout(self, request: ApiRequest[Any]) -> httpx2.Timeout:
-        """How long to wait for the connection, and for the answer."""
+        """Return the time limits for the connection and for the answer."""
         return httpx2.Timeout(request.work_s + self.grace_s, connect=self.connect_timeout_s)
 
 
 def found_socket(*, control: bool) -> Path:
-    """The callers' socket, or the control socket, of this environment and configuration.
+    """Find the callers' or the control socket by environment and configuration.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -111,7 +111,7 @@ def found_socket(*, control: bool) -> Path:
 
 
 def require_listener(path: Path) -> None:
-    """Raise DaemonUnavailable where nothing listens on the socket. Nothing is sent."""
+    """Raise DaemonUnavailable if nothing listens on the socket. Nothing is sent."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONNECT_TIMEOUT_S)
         try:
@@ -121,20 +121,20 @@ def require_listener(path: Path) -> None:
 
 
 class Progress:
-    """How far one attempt came, told by the HTTP library while it sends.
+    """The progress of one attempt, as reported by the HTTP library.
 
-    Only what is told counts: from silence it follows that the request may have arrived.
+    Without a reported failure the request may have arrived.
     """
 
     def __init__(self) -> None:
         self.did_head_fail = False
 
     def note(self, event: str, _: Any) -> None:
-        """Take one event of the library's."""
+        """Note one event of the library."""
         self.did_head_fail = self.did_head_fail or event == HEAD_FAILED
 
     async def note_async(self, event: str, _: Any) -> None:
-        """The same, as the asynchronous library calls it."""
+        """Note one event of the asynchronous library."""
         self.note(event, _)
 
 
@@ -146,18 +146,18 @@ def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: 
 
 
 def is_followed(headers: Mapping[str, str]) -> bool:
-    """Whether an answer is events, and not an envelope."""
+    """Whether an answer is a stream of events instead of an envelope."""
     return headers.get("content-type", "").partition(";")[0].strip() == sse.MEDIA_TYPE
 
 
 class Following:
-    """The events of one call, over as many connections as it takes."""
+    """The events of one call, over any number of connections."""
 
     def __init__(self, request: ApiRequest[Event], endpoint: Endpoint) -> None:
         self.request = request
-        """The next one to send."""
+        """The next request to send."""
         self.is_over = False
-        """The answer was among the events; nothing comes after it."""
+        """Whether the last event, the answer, has arrived."""
         self._endpoint = endpoint
         self._call_id = ""
         self._last_id = ""
@@ -167,7 +167,7 @@ class Following:
         self._attempts = 0
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that some bytes completed. Raises DaemonUnavailable: no engine speaks."""
+        """Return the events that these bytes complete. Raises DaemonUnavailable if invalid."""
         events = []
         try:
             for frame in self._decoder.feed(chunk):
@@ -180,7 +180,7 @@ class Following:
         return events
 
     def read_answer(self, raw: bytes) -> Event | None:
-        """An answer in place of events. None if a resumption is worth another attempt.
+        """Read an answer instead of events, or return None if resuming is worth another attempt.
 
         Raises:
             DaemonUnavailable: no engine answers, or the stream cannot be resumed.
@@ -197,15 +197,15 @@ class Following:
         raise self._gone(f"{error.code}: {error.message}")
 
     def may_send_again(self, error: httpx2.HTTPError, progress: Progress) -> bool:
-        """Whether to send the same request at once; not a third time."""
+        """Whether to send the same request again immediately, which happens once."""
         is_first, self._has_failed = not self._has_failed, True
         return is_first and may_send_again(self.request, error, progress)
 
     def pause_s(self, failed: DaemonUnavailable | None) -> float:
-        """The connection is gone: prepare to resume; returns how long to wait before.
+        """Prepare to resume after a lost connection, and return the pause before that.
 
         Raises:
-            DaemonUnavailable: there were too many attempts, or nothing is known of the call.
+            DaemonUnavailable: after too many attempts, or if the call is unknown.
         """
         if not self._last_id:
             raise failed or DaemonUnavailable(
@@ -220,7 +220,7 @@ class Following:
         return pause_s * random.uniform(0.5, 1)  # noqa: S311 - a pause is no secret
 
     def _is_new(self, frame: sse.Frame) -> bool:
-        """Note an event. False if it was given before, which a new start can bring about."""
+        """Note an event; return False if it was delivered before, for example after a restart."""
         sequence = int(frame.id.partition(":")[0])
         self.is_over = frame.kind in LAST_KINDS
         if sequence <= self._sequence and not self.is_over:
@@ -237,7 +237,7 @@ class Following:
 
 
 def follow_request(call_id: str, after: str | None) -> ApiRequest[Event]:
-    """Follow a call that was started before."""
+    """Make the request to follow a call that was started before."""
     headers = {} if after is None else {"last-event-id": after}
     return ApiRequest(
         "GET", address("calls", call_id, "events"), answer_without_events, headers=headers
@@ -256,7 +256,7 @@ def read_answer(request: ApiRequest[T], raw: bytes, endpoint: Endpoint) -> T:
 
 
 def no_engine(request: ApiRequest[Any], path: Path) -> DaemonUnavailable:
-    """Something answers, and not as an engine does."""
+    """Make the error for an answer that is not an engine's."""
     return DaemonUnavailable(
         f"The server on {path} is not a fumehood engine of this version.",
         may_have_acted=request.method not in CHANGES_NOTHING,
@@ -275,7 +275,7 @@ def unavailable(
 def no_answer(
     request: ApiRequest[Any], path: Path, error: Exception, *, was_sent: bool = True
 ) -> DaemonUnavailable:
-    """A connection was made, and no answer came of it."""
+    """Make the error for a connection without an answer."""
     may_have_acted = was_sent and request.method not in CHANGES_NOTHING
     words = "It is unknown whether the request took effect. " if may_have_acted else ""
     return DaemonUnavailable(
@@ -295,7 +295,7 @@ def _not_reached(path: Path, error: BaseException) -> DaemonUnavailable:
 
 
 def _how_to_start(path: Path) -> str:
-    """A service's socket is not the caller's to open: an engine of its own would not be there."""
+    """Say how to start an engine there; only an administrator can open a service's socket."""
     names = path.parts[-2:]
     is_laid_out = names in (("engine", "engine.sock"), ("control", "control.sock"))
     is_system_s = path.is_relative_to("/run") and not path.is_relative_to("/run/user")
@@ -313,7 +313,7 @@ def _how_to_start(path: Path) -> str:
 
 
 def _is_forbidden(error: BaseException) -> bool:
-    """Whether the system refused to open the socket, as the library's errors hang together."""
+    """Whether a PermissionError is among the causes of an error."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, PermissionError):
         cause = cause.__cause__ or cause.__context__

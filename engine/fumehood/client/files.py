@@ -18,15 +18,15 @@ from typing import BinaryIO
 CHUNK_BYTES = 256 * 1024
 
 Source = bytes | Path | BinaryIO
-"""A file's content, its path, or an open binary file, which is sent from where it stands."""
+"""A file's content, its path, or an open binary file, which is sent from its current position."""
 
 
 @contextmanager
 def opened(source: Source) -> Iterator[bytes | BinaryIO]:
-    """Bytes as they are, or a file to be read. What was opened here is closed again.
+    """Yield bytes unchanged, or a file to read, which is closed if it was opened here.
 
     Raises:
-        ValueError: no source, or not a regular file.
+        ValueError: the source has another type, or is not a regular file.
         OSError: the file cannot be opened.
     """
     if isinstance(source, bytes):
@@ -61,7 +61,7 @@ def plain_file(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
 
 
 def size_of(source: bytes | BinaryIO) -> int | None:
-    """The number of bytes to send, if known."""
+    """Return the number of bytes to send, or None if it is unknown."""
     if isinstance(source, bytes):
         return len(source)
     try:
@@ -72,10 +72,10 @@ def size_of(source: bytes | BinaryIO) -> int | None:
 
 
 def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
-    """The bytes in pieces. Never more than `size`, which has been announced by then.
+    """Yield the bytes in pieces, at most `size`, which was already announced.
 
     Raises:
-        ValueError: the file has become shorter meanwhile.
+        ValueError: the file became shorter meanwhile.
     """
     if isinstance(source, bytes):
         yield source
@@ -93,7 +93,7 @@ def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
 
 
 async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIterator[bytes]:
-    """The same, each read in a thread: reading a file would keep the event loop waiting."""
+    """Yield the bytes in pieces, read in a thread so that the event loop is not blocked."""
     import anyio.to_thread  # a command that reads files is not asynchronous
 
     chunks = chunks_of(source, size)

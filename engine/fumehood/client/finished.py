@@ -1,7 +1,7 @@
-"""A program that has ended, as frameworks see it: an exit code and both streams, whole.
+"""The ending of a program for frameworks: an exit code and both whole streams.
 
 Client side, pure. An engine's error becomes an exit code only if a program ran and ended by itself
-or by a limit; a refusal stays an error, which an adapter may turn into an ending (`refused`).
+or by a limit; a refusal stays an error, which an adapter may convert to an ending (`refused`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AsyncTurn = anyio.Lock
 Turn = threading.Lock
 
 NOT_THE_PROGRAM = frozenset({"SANDBOX_UNAVAILABLE", "CANCELLED", "INVALID_PARAMS"})
-"""Codes of runs that say nothing of the program, although its output so far is there."""
+"""Error codes that are not a result of the program, even with output."""
 
 TIMED_OUT = 124
 """*Source*: timeout(1)."""
@@ -43,12 +43,12 @@ class Finished:
 
     @property
     def is_timeout(self) -> bool:
-        """Whether its time was over."""
+        """Whether it exceeded its time limit."""
         return self.code == "TIMEOUT"
 
     @property
     def output(self) -> str:
-        """Both streams, and the reason if a limit ended it."""
+        """Both streams, and the message if a limit ended the program."""
         text = self.stdout
         for more in (self.stderr, self.message if self.code is not None else ""):
             text += "\n" if text and more and not text.endswith("\n") else ""
@@ -62,10 +62,10 @@ class Finished:
 
 
 def program_result(envelope: Envelope) -> JsonObject:
-    """The fields of a program's answer, also of one that failed.
+    """Return the fields of a program's answer, also if it failed.
 
     Raises:
-        CallFailed: no program ran, or nothing can be said of it.
+        CallFailed: no program ran, or its result is unknown.
     """
     if envelope.error is None:
         return envelope.data
@@ -76,7 +76,7 @@ def program_result(envelope: Envelope) -> JsonObject:
 
 
 def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
-    """The ending of a program. Raises CallFailed as `program_result`."""
+    """Return the ending of a program. Raises CallFailed as `program_result`."""
     result = program_result(envelope)
     exit_code, signal = result.get("exit_code"), result.get("signal")
     code = envelope.error.code if envelope.error is not None else None
@@ -89,7 +89,7 @@ def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
 
 
 def refused(failed: CallFailed) -> Finished:
-    """The ending of a refused program, so that one refusal does not lose the output of others."""
+    """Make an ending of a refusal, so that the output of other programs is not lost."""
     reason = f"{failed.code}: {failed.message}\n"
     return Finished(REFUSED, "", reason, failed.envelope)
 
@@ -99,7 +99,7 @@ def program_arguments(
     env: Mapping[str, str] | None,
     directory: str | None,
 ) -> JsonObject:
-    """A command or a program with its arguments, as `run_shell` takes them."""
+    """Return a command, or a program with its arguments, as arguments of `run_shell`."""
     arguments: JsonObject = {"return_files": False}
     if isinstance(program, str):
         arguments["command"] = program

@@ -1,7 +1,7 @@
 """Golden sequences: calls with their arguments and recorded answers, in one file.
 
-Client side. `record` and `check` are for a registry that changes; `Cassette` is for an agent's own
-tests, which it gives the recorded answers without an engine.
+Client side. `record` and `check` test a registry that changes; `Cassette` gives recorded answers to
+the tests of an agent, without an engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GoldenCall(BaseModel):
-    """One call, and its answer once it was recorded."""
+    """One call and its recorded answer, if there is one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,7 +55,7 @@ def read_golden(path: Path) -> GoldenFile:
     """Read a sequence.
 
     Raises:
-        ValueError: the file cannot be read, or is none.
+        ValueError: the file cannot be read, or is not a golden sequence.
     """
     try:
         return GoldenFile.model_validate(strict_json.loads(path.read_bytes()))
@@ -70,17 +70,14 @@ def read_golden(path: Path) -> GoldenFile:
 
 
 def write_golden(path: Path, calls: list[GoldenCall]) -> None:
-    """Write a sequence; a reader of the file sees the old one or the new one.
-
-    The directory may be another's: no name in it is known before, so no link there leads elsewhere.
-    """
+    """Write a sequence. A reader of the file sees the old or the new one."""
     text = GoldenFile(calls=tuple(calls)).model_dump_json(indent=2) + "\n"
     with new_file(path, replace=True, mode=0o600) as file:
         file.write(text.encode())
 
 
 def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:
-    """Make the calls, and keep their answers."""
+    """Make the calls and record their answers."""
     return [
         each.model_copy(
             update={"answer": client.call(each.tool, each.arguments, **_keywords(each))}
@@ -90,7 +87,7 @@ def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:
 
 
 def check(client: Client, calls: tuple[GoldenCall, ...], *, run: bool) -> Iterator[str]:
-    """The differences between the recorded answers and the engine's.
+    """Yield the differences between the recorded answers and the engine's.
 
     Without `run` each call is a dry run: it must still be possible. With it, calls run again, and
     success, error code and data must be equal.
@@ -118,11 +115,11 @@ def _keywords(call: GoldenCall) -> CallKeywords:
 
 
 class UnexpectedCall(AssertionError):
-    """An agent made another call than the recorded one, or too few."""
+    """An agent made a call that differs from the recorded one, or too few calls."""
 
 
 class Cassette:
-    """A golden file in the place of a client: `call` gives the recorded answers in their order.
+    """A golden file instead of a client: `call` returns the recorded answers in order.
 
     With a client, the calls are made and recorded, and the file is written at the end. Calls are
     compared by tool and arguments.
@@ -147,7 +144,7 @@ class Cassette:
         """Make or replay one call.
 
         Raises:
-            UnexpectedCall: the recorded sequence has another call here.
+            UnexpectedCall: the recorded call at this point differs.
         """
         if self._client is None:
             return self._replay(tool, arguments or {})
@@ -156,7 +153,7 @@ class Cassette:
         return answer
 
     def finish(self) -> None:
-        """Write what was recorded, or require that every recorded call was made.
+        """Write the recorded calls, or check that every recorded call was made.
 
         Raises:
             UnexpectedCall: recorded calls were not made.

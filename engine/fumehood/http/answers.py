@@ -66,7 +66,7 @@ def results_response(engine: Engine, texts: Sequence[bytes]) -> Response:
 
 
 def stopped(engine: Engine, tool: str | None) -> Envelope:
-    """Make the envelope for a call that the engine's stop has ended."""
+    """Make the envelope for a call that ended because the engine stopped."""
     ended = ShuttingDown("The engine stopped before the call ended.", retryable=False)
     return engine.refusal(ended, tool=tool)
 
@@ -85,7 +85,7 @@ def envelope_response(envelope: Envelope) -> Response:
 
 
 def once_delivered(request: Request, response: Response, tell: Callable[[], None]) -> Response:
-    """Call `tell` once the response has left for a client that is still there."""
+    """Call `tell` once the response was sent to a client that is still connected."""
 
     async def told() -> None:
         tell()

@@ -80,7 +80,7 @@ class Faces:
         self._control = Application(engine, "fumehood, control socket", CONTROL_OPERATIONS)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer one request. No coroutine of its own: each nested one costs every call a bit."""
+        """Answer one request. Not a coroutine: each nested one would slow down every call."""
         face = scope["state"]["face"]
         given = headers_of(scope, TRACEPARENT)
         # Also where there is none: a request behind another one may begin in that one's context.

@@ -99,7 +99,7 @@ async def read_raw(request: Request) -> bytes:
 
 
 def _arrived(request: Request) -> bytes | None:
-    """The body, if all of it is here already, as nearly always."""
+    """Return the body if all of it has arrived, which is the usual case."""
     _require_json(request.scope["headers"])
     body: bytes | None = request.scope["state"]["take_body"]()
     return body

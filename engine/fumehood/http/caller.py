@@ -106,7 +106,7 @@ def log_refusal(request: Request, event: str, refusal: EngineError) -> None:
 
 
 def refusal_over_tcp(request: Request) -> EngineError | None:
-    """Why a request over TCP is not answered; None if it is."""
+    """Return the reason to refuse a request over TCP, or None to answer it."""
     why = why_not_ours(own_names(*request.scope["server"]), request.scope["headers"])
     if why is not None:
         return PermissionDenied(why)

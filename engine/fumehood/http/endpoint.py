@@ -251,7 +251,7 @@ def endpoint(
 
 
 class _Signature:
-    """What a function's parameters take from a request, and how they are filled, in order."""
+    """A function's parameters: their sources in a request, and how they are filled, in order."""
 
     def __init__(self, function: Callable[..., Awaitable[Any]], path: str) -> None:
         self.data: type[BaseModel] | None = None
@@ -309,7 +309,7 @@ class _Signature:
 
 @cache
 def _object_with(note: As, name: str, kind: Any) -> type[BaseModel]:
-    """Make the model of an object with one field; the same one for the same note."""
+    """Make the model of an object with one field; equal notes give the same model."""
     config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     fields: dict[str, Any] = {note.field: (kind, ...)}
     return create_model(name, __config__=config, __doc__=note.words, **fields)

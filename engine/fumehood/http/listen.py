@@ -86,7 +86,7 @@ def listening(config: Config) -> Iterator[Listeners]:
 
 @contextmanager
 def listening_on_loopback(config: Config) -> Iterator[list[socket.socket]]:
-    """Listen on the configured address; on none if there is none.
+    """Listen on the configured address, if there is one.
 
     Raises:
         StateError: the address cannot be used.

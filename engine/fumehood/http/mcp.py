@@ -1,8 +1,8 @@
 """`/mcp`: the Model Context Protocol over streamable HTTP, on the callers' addresses.
 
 Host side, between the server and `mcp/server.py`. A response is one JSON document, or a stream of
-events once something comes before it. Invariants: the headers of a request say the same as its
-body; a client that leaves ends what its request does; a client that does not read is disconnected.
+events if messages precede it. Invariants: the headers of a request agree with its body; a client
+that disconnects cancels its request; a client that does not read is disconnected.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from fumehood.protocol import sse
 
 MCP_PATH = "/mcp"
 WATCHED_AFTER_S = 0.02
-"""When a request begins to be watched for a client that leaves."""
+"""Seconds until a request is watched for a client that disconnects."""
 
 DEFAULT_VERSION = "2025-03-26"
-"""*Source*: the versions with a handshake, for a request without the header."""
+"""The version of a request without the header. *Source*: the versions with a handshake."""
 
 SESSION_ID = re.compile(rf"({'|'.join(HANDSHAKES)})\.(asks|plain)\.((?:sess_)?[0-9a-f]{{32}})")
-"""Version, whether the client can ask its user, and a number: all that a session is.
+"""A session id: the version, whether the client can query its user, and a number.
 
-For a client that wants a session of the engine's the number is that session's id.
+If the client wants a session of the engine, the number is that session's id.
 """
 
 NEW = "new"
@@ -71,11 +71,11 @@ NEW = "new"
 JSON = "application/json"
 
 Sender = tuple[str, bool, str]
-"""Version, whether it can ask its user, and its session."""
+"""Version, whether it can query its user, and its session."""
 
 
 class McpQuery(BaseModel):
-    """What all calls of a client have in common."""
+    """The options of all calls of a client."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -152,12 +152,12 @@ class McpEndpoint:
     async def _with_own_session(
         self, sender: Sender, message: JsonObject, principal: Principal, query: McpQuery
     ) -> tuple[Sender, str]:
-        """The sender with a session of the engine's for its own one: both have one id.
+        """Return the sender with a session of the engine, which shares the id of its own session.
 
         Raises:
-            RpcError: in this version clients have no sessions.
-            ResourceNotFound: it has not begun one, or that one has ended.
-            EngineError: there cannot be another one now.
+            RpcError: this version has no sessions.
+            ResourceNotFound: it has no session, or that session has ended.
+            EngineError: the engine cannot make a session now.
         """
         version, asks, session = sender
         if version == MODERN:
@@ -174,7 +174,7 @@ class McpEndpoint:
         return (version, asks, session), own
 
     async def _end_own_session(self, request: Request) -> None:
-        """Nothing else is kept of a client's session."""
+        """End the engine's session; a client's session has no other state."""
         own = _own_session(request.headers.get("mcp-session-id", ""))
         if own is not None:
             with suppress(ResourceNotFound):
@@ -182,9 +182,9 @@ class McpEndpoint:
 
 
 class _Exchange:
-    """One request that is answered: what comes before its response, and its early end.
+    """One request: the messages before its response, and its cancellation.
 
-    Without a task group, which would cost every call a tenth of its time.
+    It has no task group, which would cost every call a tenth of its time.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -192,7 +192,7 @@ class _Exchange:
         self.on_sent: Callable[[], None] | None = None
         self.request_id: str | int | None = None
         self.has_statuses = True
-        """Whether errors have statuses of their own: with a handshake they are always 200."""
+        """Whether errors have HTTP statuses: in versions with a handshake they are always 200."""
         self.is_left = False
         """Whether its client has gone."""
         self._scope = scope
@@ -210,7 +210,7 @@ class _Exchange:
         self._helpers.append(loop.call_later(WATCHED_AFTER_S, self._start, self._watch))
 
     def cancel(self) -> None:
-        """End the call that runs, which has its answer then; else the request itself."""
+        """Cancel the running call, which is then answered, or else the request itself."""
         if self.on_cancel is not None and self.on_cancel():
             return
         if self._task is not None and not self._is_cancelled:
@@ -222,11 +222,11 @@ class _Exchange:
         return self._is_cancelled and self._task is not None and self._task.uncancel() == 0
 
     def refuse(self, error: RpcError, status: int) -> Response:
-        """The response with this error."""
+        """Make the response with this error."""
         return Response(error.encode(self.request_id), status, None, JSON)
 
     def close(self) -> None:
-        """End what goes on beside the request."""
+        """Stop the tasks beside the request."""
         for helper in self._helpers:
             helper.cancel()
 
@@ -252,7 +252,7 @@ class _Exchange:
         await self._write(_event(body) if body else b"", more=False)
 
     def note_sent(self) -> None:
-        """Say that the response has left, if its client is still there."""
+        """Report that the response was sent, if its client is still connected."""
         if self.on_sent is not None and not self.is_left and not self._scope["state"]["has_left"]():
             self.on_sent()
 
@@ -292,16 +292,16 @@ def _is_modern(request: Request, message: JsonObject) -> bool:
 
 
 def _own_session(session: str) -> str | None:
-    """The engine's session that a client's one is; None if it is no such one."""
+    """Return the engine's session in a client's session id, or None if it has none."""
     found = SESSION_ID.fullmatch(session)
     return found[3] if found is not None and found[3].startswith("sess_") else None
 
 
 def _sender(request: Request, message: JsonObject) -> Sender:
-    """What a request says of its sender: version, whether it can ask its user, session.
+    """Return the sender of a request: version, whether it can query its user, and session.
 
     Raises:
-        RpcError: the headers and the body do not say the same, or no such version is served.
+        RpcError: the headers and the body differ, or the version is not supported.
     """
     headers = request.headers
     named = headers.get("mcp-protocol-version")
@@ -325,7 +325,7 @@ def _sender(request: Request, message: JsonObject) -> Sender:
 
 
 def _modern_sender(request: Request, message: JsonObject) -> Sender:
-    """The same from 2026-07-28 on, where every request says all of it."""
+    """Return the sender from 2026-07-28 on, when every request names it in full."""
     headers, meta = request.headers, meta_of(message)
     version = meta.get(VERSION_KEY)
     if "method" not in message:
@@ -358,7 +358,7 @@ def _unsupported(version: str) -> RpcError:
 
 
 def _can_ask(capabilities: Any) -> bool:
-    """Whether the client can ask its user with a form, which is the kind that none names."""
+    """Whether the client can query its user with a form, which is the default kind."""
     asks = capabilities.get("elicitation") if isinstance(capabilities, dict) else None
     return isinstance(asks, dict) and (not asks or "form" in asks)
 

@@ -65,7 +65,7 @@ class Face(StrEnum):
     ENGINE = "engine"
     CONTROL = "control"
     TCP = "tcp"
-    """A loopback address. Nothing attests who its peer is."""
+    """A loopback address, whose peers are not attested."""
 
 
 NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
@@ -137,7 +137,7 @@ class _Joining:
         return self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Send the data with what is held, or hold it."""
+        """Send the data together with held data, or hold it."""
         if self._flush is not None:
             self._transport.write(self._take() + data)
         elif data:
@@ -224,7 +224,7 @@ class PeerProtocol(H11Protocol):
         return body
 
     def _should_upgrade(self) -> bool:
-        """Nothing here speaks another protocol."""
+        """No other protocol is supported."""
         return False
 
     def eof_received(self) -> Any:

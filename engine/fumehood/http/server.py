@@ -59,7 +59,7 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    `on_draining` is told how many calls a stop waits for, if there are any.
+    `on_draining` receives the number of calls that a stop waits for, if there are any.
     If `show_credential` is given and no approver ever existed, the first one is created.
 
     Raises:
@@ -177,7 +177,7 @@ async def _stop_on_signal(
     manager: str,
     on_draining: Callable[[int], None],
 ) -> None:
-    """Drain, then stop the server. Until then it listens, and new calls are told to wait."""
+    """Drain, then stop the server. Until then it listens, and refuses new calls as retryable."""
     async with anyio.create_task_group() as group:
         async for number in signals:
             engine.log.info("daemon.stopping", signal=signal.Signals(number).name)

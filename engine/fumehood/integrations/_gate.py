@@ -17,7 +17,7 @@ async def denial(
     context: JsonObject,
     options: dict[str, Any],
 ) -> str | None:
-    """The reason, for the model, for which a call must not run; None only if it is allowed."""
+    """Return the reason, for the model, why a call must not run; None only if it is allowed."""
     try:
         async with AsyncExitStack() as resources:
             if client is None:
@@ -29,12 +29,12 @@ async def denial(
 
 
 def refusal(decision: Decision) -> str | None:
-    """The reason, for the model, for which a call must not run; None only if it is allowed."""
+    """Return the reason, for the model, why a call must not run; None only if it is allowed."""
     if decision.decision == "allow":
         return None
     return decision.reason if decision.code is None else f"{decision.code}: {decision.reason}"
 
 
 def undecided(fault: Exception) -> str:
-    """The reason where nothing was decided, such as without an engine."""
+    """Return the reason if nothing was decided, for example without an engine."""
     return f"fumehood decided nothing, so the call must not run. {fault}"

@@ -26,7 +26,7 @@ TOOLS = {
 
 
 class FumehoodCodeExecutorConfig(BaseModel):
-    """What a component's configuration keeps. A session is none of it."""
+    """The configuration of a component, without a session."""
 
     timeout: float = 60
     image: str | None = None
@@ -68,7 +68,7 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
         return await running
 
     async def start(self) -> None:
-        """Make the session, which the first block would do as well."""
+        """Make the session, as the first block would."""
         await self._session.start()
 
     async def stop(self) -> None:

@@ -1,7 +1,7 @@
 """Claude Agent SDK: a permission callback, so that the engine decides about its agent's tools.
 
 Needs the extra `claude-agent-sdk`. Invariant: a call is allowed by an answer of the engine only.
-The SDK asks the callback neither for `allowed_tools` nor with `bypassPermissions`.
+The SDK does not call it for `allowed_tools` or with `bypassPermissions`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fumehood.integrations._gate import denial
 def fumehood_permissions(
     client: AsyncClient | None = None, *, context: JsonObject | None = None, **options: Any
 ) -> CanUseTool:
-    """A callback: `ClaudeAgentOptions(can_use_tool=fumehood_permissions())`.
+    """Make a callback: `ClaudeAgentOptions(can_use_tool=fumehood_permissions())`.
 
-    `context` is what else decides what the tools will do, such as the working directory.
+    `context` is everything else that determines the effect of the tools, such as the directory.
     `options` are those of `AsyncClient.decide`.
     """
     told = {"client": "claude-agent-sdk", **(context or {})}

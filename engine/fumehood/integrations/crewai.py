@@ -1,4 +1,4 @@
-"""CrewAI: a hook that asks the engine before each call of a crew's tools.
+"""CrewAI: a hook that requests the engine's decision before each call of a crew's tools.
 
 Needs the extra `crewai`. Invariant: the tool runs only after an `allow`. CrewAI runs a tool whose
 hook raises an error, so here every error blocks.
@@ -31,7 +31,7 @@ class FumehoodApprover:
         self._client = client or Client()
         self._options = options
         self._reasons: dict[int, str] = {}
-        """Of blocked calls, by the identity of their arguments, until CrewAI fetches them."""
+        """Reasons of blocked calls, by identity of their arguments, until CrewAI fetches them."""
 
     def __enter__(self) -> Self:
         register_before_tool_call_hook(self.before)

@@ -33,7 +33,7 @@ _ERRORS = (
     ("denied", "permission_denied"),
     ("Read-only", "permission_denied"),
 )
-"""What the shell says → what deepagents calls it."""
+"""Part of a shell's message → deepagents' error code."""
 
 _FAULTS = {"RESOURCE_NOT_FOUND": "file_not_found", "INVALID_PARAMS": "invalid_path"}
 
@@ -60,11 +60,11 @@ class FumehoodBackend(BaseSandbox):
 
     @property
     def id(self) -> str:
-        """The id of the session, which is made if there is none yet."""
+        """Return the id of the session, which is made on first use."""
         return self._session.start()
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a command. A refusal is an answer as well: the model reads why, and goes on."""
+        """Run a command. A refusal is also an answer: the model reads the reason and continues."""
         try:
             ran = self._session.run(command, timeout_s=timeout)
         except CallFailed as failed:
@@ -73,7 +73,7 @@ class FumehoodBackend(BaseSandbox):
         return ExecuteResponse(output=ran.output, exit_code=ran.exit_code, truncated=is_cut)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write files; each has an answer of its own."""
+        """Write files; each has its own answer."""
         answers = []
         for path, content in files:
             _, error = self._tried(partial(self._put, path, content))
@@ -81,7 +81,7 @@ class FumehoodBackend(BaseSandbox):
         return answers
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Read files; each has an answer of its own."""
+        """Read files; each has its own answer."""
         answers = []
         for path in paths:
             content, error = self._tried(partial(self._get, path))
@@ -110,7 +110,7 @@ class FumehoodBackend(BaseSandbox):
         return base64.b64decode(self._done(self._session.run(["sh", "-c", _READ, "sh", path])))
 
     def _done(self, ran: Finished) -> str:
-        """What it printed. Raises OSError with deepagents' word where it failed."""
+        """Return its output. Raises OSError with deepagents' error code if it failed."""
         if ran.exit_code:
             said = (word for part, word in _ERRORS if part in ran.stderr)
             raise OSError(next(said, ran.output[:200]))

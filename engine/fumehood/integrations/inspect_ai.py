@@ -35,7 +35,7 @@ from fumehood.integrations._gate import denial
 WORKSPACE = "/workspace"
 
 INLINE_BYTES = 512 * 1024
-"""The most that goes through a program's own streams; more is a file of the workspace meanwhile."""
+"""Bytes that are passed through a program's streams; longer data becomes a temporary file."""
 
 _EXEC = '[ -z "$1" ] || exec < "$1"; cd -- "$2" && shift 2 && exec "$@"'
 _WRITE = '[ ! -d "$1" ] || exec cat -- "$1"; mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
@@ -55,11 +55,11 @@ _ERRORS = (
     ("denied", errno.EACCES),
     ("Read-only", errno.EACCES),
 )
-"""What the shell says → what the error is."""
+"""Part of a shell's message → errno."""
 
 
 class FumehoodSandboxConfig(BaseModel, frozen=True, extra="forbid"):
-    """The configuration of a sandbox; a text in its place names the image."""
+    """The configuration of a sandbox; a plain text instead names the image."""
 
     image: str | None = None
     agent_id: str | None = None
@@ -145,7 +145,7 @@ class FumehoodSandbox(SandboxEnvironment):
         env: dict[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Finished:
-        """Raises what Inspect expects of a sandbox that cannot, may not, or ran out of time."""
+        """Run a program. Raises the exceptions that Inspect expects."""
         stdin = given.encode() if isinstance(given, str) else given
         name = f".input-{uuid.uuid4().hex}" if stdin and len(stdin) > INLINE_BYTES else ""
         if name or directory:
@@ -175,7 +175,7 @@ class FumehoodSandbox(SandboxEnvironment):
 def fumehood_approver(
     agent_id: str | None = None, wait_for_approval: bool | float | None = None
 ) -> Approver:
-    """An approver that asks the engine; where it decides nothing, the call is rejected."""
+    """An approver that requests the engine's decision; without one, the call is rejected."""
     options = {"agent_id": agent_id, "wait_for_approval": wait_for_approval}
 
     async def approve(

@@ -52,7 +52,7 @@ class FumehoodKernel(Kernel):
         self._held, self._is_silent = "", False
 
     async def do_execute(self, code: str, silent: bool, **_: Any) -> JsonObject:
-        """Run a cell. Its output is shown as it comes."""
+        """Run a cell. Its output is shown as it arrives."""
         self._loop = asyncio.get_running_loop()
         self._held, self._is_silent = "", silent
         self._cell = asyncio.create_task(self._run(code))
@@ -155,7 +155,7 @@ def _error(name: str, message: str, traceback: str = "") -> JsonObject:
 
 
 def install(arguments: list[str]) -> str:
-    """Make the kernel known to Jupyter. Returns the directory of its specification."""
+    """Register the kernel with Jupyter, and return the directory of its specification."""
     parser = argparse.ArgumentParser(prog="python -m fumehood.integrations.jupyter install")
     parser.add_argument("--prefix", help="the environment to install into")
     parser.add_argument("--user", action="store_true", help="for this user only")
@@ -179,7 +179,7 @@ def install(arguments: list[str]) -> str:
 
 
 def main() -> None:
-    """Install the kernel, or be it."""
+    """Install the kernel, or run it."""
     if sys.argv[1:2] == ["install"]:
         print(f"Installed in {install(sys.argv[2:])}")
     else:

@@ -1,4 +1,4 @@
-"""LangChain: a middleware that asks the engine before each call of an agent's own tools.
+"""LangChain: a middleware that requests the engine's decision before each call of an agent's tools.
 
 Needs the extra `langchain`. Invariant: the tool runs only after an `allow`.
 """
@@ -24,15 +24,16 @@ Answer: TypeAlias = ToolMessage | Command[Any]
 class FumehoodApprover(AgentMiddleware):
     """The gate before the tools: `create_agent(…, middleware=[FumehoodApprover()])`, the last one.
 
-    A middleware behind it could change the call that was decided.
+    A later middleware could change the call after the decision.
     """
 
     def __init__(
         self, client: Client | None = None, *, interrupts: bool = False, **options: Any
     ) -> None:
-        """`options` are those of `Client.decide`. `interrupts`: what is pending pauses the graph.
+        """Make the gate. `options` are those of `Client.decide`.
 
-        Without `interrupts`, or a checkpointer, the model is told and may try the same again.
+        With `interrupts` and a checkpointer, a pending call pauses the graph; otherwise the model
+        receives the reason and may repeat the call.
         """
         super().__init__()
         self._client = client or Client()
@@ -51,7 +52,7 @@ class FumehoodApprover(AgentMiddleware):
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Answer]]
     ) -> Answer:
-        """The same, without blocking the event loop."""
+        """Run the tool if it is allowed, without blocking the event loop."""
         ask = partial(anyio.to_thread.run_sync, self._decide, request, abandon_on_cancel=True)
         while (decision := await ask()).decision == "pending" and self._interrupts:
             interrupt(decision.model_dump(mode="json"))

@@ -66,7 +66,7 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
 
     @property
     def ref(self) -> WorkspaceRef | None:
-        """The session, once there is one."""
+        """The session, or None before the first use."""
         return (
             None
             if self._session.id is None
@@ -86,9 +86,9 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # the protocol's
     ) -> CommandResult:
-        """Run a command. Without a `timeout` it is the engine's longest.
+        """Run a command. The default `timeout` is the engine's maximum.
 
-        A denied one is a result with exit code 126: an exception from a tool would end the run.
+        A denied command is a result with exit code 126: an exception would end the agent's run.
         """
         if isinstance(command, str) != shell:
             raise TypeError("A text needs shell=True, and a list of arguments shell=False.")
@@ -113,7 +113,7 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         return CommandResult(exit_code=ran.exit_code, stdout=ran.stdout, stderr=stderr)
 
     async def _attach(self) -> None:
-        """Make the session, or see once that the one that was named can be used."""
+        """Make the session, or check once that the given one is usable."""
         if not self._is_attached:
             await self._raise_if_over(None)
             self._is_attached = True

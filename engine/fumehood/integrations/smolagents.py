@@ -20,7 +20,7 @@ from fumehood.client.sync.session import Session
 from fumehood.core.envelope import Envelope
 
 ANSWER = ".final_answer.json"
-"""The file of the workspace in which `final_answer` leaves its argument, however long it is."""
+"""The file of the workspace in which `final_answer` leaves its argument, of any length."""
 
 _FINAL_ANSWER = f"""
 def _finally(tool):
@@ -42,7 +42,7 @@ class FumehoodExecutor(PythonExecutor):
         """`options` are those of `Session`. Nothing is sent yet."""
         self._session = Session(client, **options)
         self.state: dict[str, Any] = {"_print_outputs": ""}
-        """What the last code printed, which agents show if it failed."""
+        """The output of the last code, which agents show if it failed."""
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +58,7 @@ class FumehoodExecutor(PythonExecutor):
         """Define tools in the session.
 
         Raises:
-            TypeError: one of them is no tool, but an agent, for example.
+            TypeError: one of them is not a tool, but for example an agent.
         """
         for name, tool in tools.items():
             if not isinstance(tool, Tool):

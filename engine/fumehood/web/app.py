@@ -36,7 +36,7 @@ from fumehood.web.view import (
 
 HOME = "/inbox"
 MAX_LOGIN_BYTES = 16_384
-"""Of a form that anybody on this machine may send."""
+"""Bytes of a login form, which any process on this machine may send."""
 
 LINK_OVER = (
     "This link was used already, or its five minutes are over. Enter a credential, or start "
@@ -45,7 +45,7 @@ LINK_OVER = (
 
 
 class Console:
-    """One web console: logins, live updates, templates, and the clients that it asks."""
+    """One web console: logins, live updates, templates, and the clients for its requests."""
 
     def __init__(
         self, connect: Connect, caller: AsyncClient, port: int, pages: Sequence[Page] = PAGES
@@ -80,14 +80,14 @@ class Console:
         return f"fumehood_{self.port}"
 
     def link(self, credential: str) -> str:
-        """An address that logs in once."""
+        """Return an address that logs in once."""
         return f"http://127.0.0.1:{self.port}/login?token={self.logins.new_link(credential)}"
 
     def render(
         self, template: str, status: int = 200, *, login: Login | None = None, path: str = "",
         **values: Any,
     ) -> HTMLResponse:  # fmt: skip
-        """A template as a response."""
+        """Render a template as a response."""
         page = next((one for one in self._pages if path.startswith(one.path)), None)
         text = self._environment.get_template(template).render(
             login=login, pages=self._pages, page=page, path=path, **values
@@ -109,7 +109,7 @@ class Console:
         return Route(address.path, endpoint, methods=[address.method])
 
     async def _guarded(self, request: Request, address: Address) -> Response:
-        """Run a handler for a person who is logged in; its errors become pages."""
+        """Run a handler for a logged-in user; its errors become pages."""
         login = await self.logins.of_cookie(request.cookies.get(self.cookie_name))
         if login is None:
             return go(request, "/login")

@@ -1,11 +1,11 @@
 """A call's arguments as fields of a form, made from the tool's schema, and back.
 
-A field's name says how its text is read: `text:NAME`, `number:NAME`, `choice:NAME` and `json:NAME`
-(the last two are JSON); `given:NAME` is a field that is not left out, and so is any choice
-but the empty one. The browser may send
-anything: the engine validates the result like a new call. Invariant: a form that is sent back
-unchanged gives equal arguments. A text that a browser would change (line ends) or a reader would
-misread (invisible characters) is therefore edited as JSON.
+The prefix of a field's name is its format: `text:NAME`, `number:NAME`, `choice:NAME` and
+`json:NAME` (the last two are JSON). `given:NAME` marks an argument that is not left out; a choice
+that is not empty needs no mark. The browser may send anything: the engine validates the result like
+a new call. Invariant: a form that is sent back unchanged gives equal arguments. A text that a
+browser would change (line ends) or a reader would misread (invisible characters) is therefore
+edited as JSON.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fumehood.web.view import MAX_FORM_FIELDS, Form, Problem
 Kind = Literal["text", "number", "choice", "json"]
 LONG_TEXT = 60
 MAX_TEXT = 200_000
-"""Characters of all arguments, as JSON."""
+"""The length of all arguments together, in characters of JSON."""
 
 MAX_FIELDS = (MAX_FORM_FIELDS - 10) // 2
-"""Each has a second one, which says whether it is given."""
+"""Arguments in a form: each needs two fields, the value and the mark that it is given."""
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -43,26 +43,26 @@ class ArgumentField:
     is_given: bool
     is_required: bool
     label: str = ""
-    """The type, and what the schema says of it."""
+    """The type and the description in the schema."""
     choices: tuple[str, ...] = ()
-    """JSON of each."""
+    """The values to choose from, as JSON."""
     error: str = ""
 
     @property
     def is_first(self) -> bool:
-        """Whether it is shown at once, and not behind the given ones."""
+        """Whether it is shown immediately, before the optional arguments."""
         return self.is_given or self.is_required or bool(self.error)
 
     @property
     def is_long(self) -> bool:
-        """Whether it takes several lines."""
+        """Whether its input field has several lines."""
         return self.kind == "json" or "\n" in self.value or len(self.value) > LONG_TEXT
 
 
 def fields_of(
     arguments: JsonObject, schema: JsonObject | None, errors: Mapping[str, str] | None = None
 ) -> list[ArgumentField]:
-    """The fields of a call: those of the schema, then arguments that it does not name.
+    """Return the fields of a call: those of the schema, then arguments that it does not name.
 
     Raises:
         Problem: they are too long or too many for a form, or a browser would change a name.
@@ -89,7 +89,7 @@ def fields_of(
 
 
 def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) -> Any:
-    """The fields with the texts that somebody typed, and their errors."""
+    """Return the fields with the submitted texts and their errors."""
     return [
         ArgumentField(
             one.name, one.kind, _typed(form, one), f"given:{one.name}" in dict(form.fields),
@@ -100,7 +100,7 @@ def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) 
 
 
 def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
-    """The arguments of a form, and what is wrong with which."""
+    """Parse the arguments of a form; also return the errors by argument."""
     given = {name[6:] for name, _ in form.fields if name.startswith("given:")}
     arguments: JsonObject = {}
     errors: dict[str, str] = {}
@@ -122,7 +122,7 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
 
 
 def errors_of(fields: tuple[str, ...] | None, message: str) -> dict[str, str]:
-    """The engine's refusal by argument; under an empty name where it names none."""
+    """Return the engine's refusal by argument, under an empty name if it names none."""
     names = {_argument(pointer) for pointer in fields or ()}
     return dict.fromkeys(names or {""}, message)
 

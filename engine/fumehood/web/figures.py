@@ -16,14 +16,14 @@ from fumehood.answers import CallDetails
 from fumehood.core.tool import ToolDefinition
 
 SERIES = 5
-"""Named series of a plot. All others are one more, `others`."""
+"""Named series of a plot. The rest is summed up as `others`."""
 
 OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One stage on a time line; `start` and `length` are parts of 100."""
+    """One stage on a time line; `start` and `length` are percentages of the whole."""
 
     name: str
     start: float
@@ -33,7 +33,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One part of a column; `top` and `height` are parts of 100."""
+    """One segment of a column; `top` and `height` are percentages of the plot's height."""
 
     series: int
     top: float
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a plot, at `left` of its 100 units."""
+    """One column of a plot; `left` and `width` are percentages of the plot's width."""
 
     name: str
     total: float
@@ -62,7 +62,7 @@ class Plot:
 
 
 def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
-    """One bar for each stage, each behind the one before."""
+    """Return one bar for each stage, one after another."""
     total = sum(stages_ms.values()) or 1.0
     bars, passed = [], 0.0
     for name, ms in stages_ms.items():
@@ -72,12 +72,12 @@ def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
 
 
 def share(amount: float, whole: float) -> float:
-    """A part of 100, for a bar."""
+    """Return a percentage, at most 100, for a bar."""
     return min(_part(max(amount, 0.0), whole), 100.0) if whole > 0 else 0.0
 
 
 def columns_of(names: Sequence[str], cells: Iterable[tuple[str, str, float]]) -> Plot:
-    """A plot of (column, series, amount), with a column for each name."""
+    """Make a plot of (column, series, amount), with a column for each name."""
     table: dict[str, dict[str, float]] = {name: {} for name in names}
     totals: dict[str, float] = {}
     for column, series, amount in cells:
@@ -118,11 +118,11 @@ def _part(amount: float, whole: float) -> float:
 
 
 FAIR, GOOD = 0.95, 0.99
-"""Parts of calls that succeed, below which a tool is shown in another colour."""
+"""Success rates below which a tool is shown in another colour."""
 
 
 def ms(number: float) -> str:
-    """Milliseconds in a fitting unit."""
+    """Format milliseconds in a suitable unit."""
     if number >= 60_000:
         return f"{number / 60_000:.1f} min"
     if number >= 1000:
@@ -131,7 +131,7 @@ def ms(number: float) -> str:
 
 
 def money(text: str) -> str:
-    """An amount without the zeros behind it; nothing where it is none."""
+    """Format an amount without trailing zeros; zero becomes an empty text."""
     try:
         amount = Decimal(text)
     except InvalidOperation:
@@ -140,14 +140,14 @@ def money(text: str) -> str:
 
 
 def figure(number: float) -> str:
-    """A number with as many places as one reads."""
+    """Format a number with few decimal places."""
     if number == int(number):
         return f"{int(number):,}"
     return f"{number:,.2f}" if number >= 1 else f"{number:.4f}"
 
 
 def instant(text: str) -> datetime | None:
-    """A time of the log."""
+    """Parse a timestamp of the call log, or return None if it is invalid."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -156,7 +156,7 @@ def instant(text: str) -> datetime | None:
 
 
 def percent(part: float, whole: float) -> str:
-    """A part of a whole, rounded, but 100 % means all."""
+    """Format a rounded percentage; 100 % is only shown for all."""
     if not whole:
         return "–"
     rounded = round(100 * part / whole, 1)
@@ -164,18 +164,18 @@ def percent(part: float, whole: float) -> str:
 
 
 def health_of(part: float, whole: float) -> str:
-    """The class of a rate of success."""
+    """Return the CSS class of a success rate."""
     rate = part / whole if whole else 1.0
     return "good" if rate >= GOOD else "warn" if rate >= FAIR else "bad"
 
 
 def size_of(number: Any) -> str:
-    """A number of bytes, if it is one."""
+    """Format a number of bytes; anything else becomes an empty text."""
     return _bytes(number) if type(number) is int else ""
 
 
 def place_of(tool: ToolDefinition) -> tuple[str, str]:
-    """Where a tool runs, and why."""
+    """Return the place in which a tool runs, and the reason."""
     kind = tool.executor
     if kind in ("expression", "restricted_python"):
         return "interpreter", "Small programs run in a locked process without network or files."
@@ -193,7 +193,7 @@ def place_of(tool: ToolDefinition) -> tuple[str, str]:
 
 
 def limits_in_words(limits: Mapping[str, Any]) -> str:
-    """The limits of a call, such as `30 s · 512 MB of memory`."""
+    """Format the limits of a call, such as `30 s · 512 MB of memory`."""
     forms = (
         ("timeout_seconds", "{:g} s"), ("cpu_seconds", "{:g} s of processor"),
         ("memory_mb", "{:,} MB of memory"),
@@ -205,7 +205,7 @@ def limits_in_words(limits: Mapping[str, Any]) -> str:
 
 
 def size(number: float) -> str:
-    """A number of bytes in its unit."""
+    """Format a number of bytes in a suitable unit."""
     for unit in ("bytes", "KB", "MB"):
         if number < 1000:
             return _bytes(number) if unit == "bytes" else f"{number:.1f} {unit}"
@@ -225,12 +225,12 @@ _CONTAINERS = {
 
 
 def container_state(name: str) -> str:
-    """A state of containers in words."""
+    """Describe a state of containers."""
     return _CONTAINERS.get(name, name.replace("_", " "))
 
 
 def call_facts(details: CallDetails) -> list[tuple[str, str]]:
-    """The facts of a call that have no link."""
+    """Return the facts of a call that need no link, as names and values."""
     call = details.call
     cost, ended_by = money(call.cost), call.ended_by or ""
     facts = [

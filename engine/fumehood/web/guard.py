@@ -1,9 +1,8 @@
-"""The guard before every page: whose request it is, and the headers of every answer.
+"""The guard before every page: it checks a request's origin, and sets the headers of every answer.
 
-Invariants: a request under another host name, or with another origin, gets nothing; a request that
-changes anything says its origin, which is this server's; every answer, errors included, has the
-headers below, so that a browser runs no script and loads nothing but from here, whatever text a
-page shows.
+Invariants: a request with another host name or another origin is refused; a request that changes
+anything must have this server's origin; every answer, errors included, has the headers below, so
+that a browser runs scripts and loads content only from here, whatever text a page shows.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CONTENT_POLICY = "; ".join(
 )
 
 SANDBOX = "sandbox; default-src 'none'"
-"""The stricter policy of untrusted content, which is sent as it is."""
+"""The stricter policy for untrusted content that is sent unchanged."""
 
 HEADERS = {
     "content-security-policy": CONTENT_POLICY,
@@ -47,7 +46,7 @@ SAFE = frozenset({"GET", "HEAD"})
 
 
 class Guard:
-    """An ASGI application around another one."""
+    """An ASGI application that wraps another one."""
 
     def __init__(self, app: ASGIApp, names: Callable[[], frozenset[str]]) -> None:
         self._app = app
@@ -81,5 +80,5 @@ class Guard:
 
 
 def names_of(port: int) -> frozenset[str]:
-    """The names of a server on 127.0.0.1."""
+    """Return the host names of a server on 127.0.0.1."""
     return own_names("127.0.0.1", port)

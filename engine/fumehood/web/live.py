@@ -1,17 +1,17 @@
-"""Live updates: one watcher follows the engine while a page is open, and tells every browser.
+"""Live updates: one watcher polls the engine while a page is open, and notifies every browser.
 
-A browser is told that something has changed, and fetches it with its own login; no content is sent
-here. The events of `/events` (server-sent events):
+A browser only learns that something has changed, and fetches it with its own login. The events of
+`/events` (server-sent events):
 
 | event | data | meaning |
 |---|---|---|
-| `approvals` | `{"pending": 3}` | approvals have changed; also the first one, and after `away` |
-| `tick` | `{}` | every `TICK_S`, for pages that look again at what has no event of its own |
+| `approvals` | `{"pending": 3}` | approvals have changed; also the first event, and after `away` |
+| `tick` | `{}` | every `TICK_S`, for pages whose content has no event |
 | `away` | `{}` | the engine does not answer; the watcher keeps trying |
 | `paused` | `{}` | a page of this login was opened later, and browsers have few connections |
-| `logged-out` | `{}` | the login is over |
+| `logged-out` | `{}` | the login has ended |
 
-Invariant: the engine is asked once for all browsers, and not at all while no page is open.
+Invariant: one request to the engine serves all browsers; there is none while no page is open.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ TICK_S = 2.0
 POLL_S = 20.0
 RETRY_S = 0.5
 TOGETHER_S = 0.1
-"""Changes within this time are told once."""
+"""Changes within this time make one event."""
 
 MAX_STREAMS = 4
-"""For each login: browsers open six connections to a server, and pages need some for themselves."""
+"""Event streams of one login. Browsers open six connections to a server; pages need the others."""
 
 LOST_AUTHORITY = frozenset({"UNAUTHORIZED", "PERMISSION_DENIED"})
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What was told last."""
+    """The last event."""
 
     event: str
     data: JsonObject = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Live:
         self._is_stopping = False
 
     async def events(self, login: Login | None) -> AsyncIterator[bytes]:
-        """The events for one page."""
+        """Yield the events for one page."""
         yield b"retry: 1000\n\n"
         if login is None:
             yield _event("logged-out")
@@ -88,12 +88,12 @@ class Live:
             self._close(stream)
 
     def wake(self) -> None:
-        """Let every stream look again, such as after a logout."""
+        """Wake every stream, for example after a logout."""
         for stream in self._streams:
             stream.woken.set()
 
     def stop(self) -> None:
-        """End every stream; the browsers try again."""
+        """End every stream; the browsers reconnect."""
         self._is_stopping = True
         self.wake()
 

@@ -1,9 +1,9 @@
-"""Logins: who is behind a browser's cookie, and the links that log in once.
+"""Logins: the approver behind a browser's cookie, and links that log in once.
 
 A login keeps its approver's credential, in this process's memory only, within the client that
-sends it. Invariants: cookies and links are kept as hashes; a link is gone once it was tried; a
-login ends after `IDLE_S` without a request, `LONGEST_S` after its start, and when the engine no
-longer takes its credential.
+sends it. Invariants: cookies and links are kept as hashes; a link works once; a login ends after
+`IDLE_S` without a request, `LONGEST_S` after its start, and when the engine refuses its
+credential.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ IDLE_S = 8 * 3600.0
 LONGEST_S = 24 * 3600.0
 LINK_S = 300.0
 MAX_LOGINS = 100
-"""The oldest one ends for a new one."""
+"""Logins at once. A new one ends the oldest."""
 
 TOKEN_BYTES = 32
 
 Connect = Callable[[str], AsyncControlClient]
-"""Makes a client with a credential. Raises ValueError where it can be none."""
+"""Makes a client with a credential. Raises ValueError if it cannot be a credential."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +74,7 @@ class Logins:
         """Log in; returns the cookie's value.
 
         Raises:
-            ValueError: this can be no credential.
+            ValueError: this cannot be a credential.
             Refused, DaemonUnavailable: from the engine, which checks it.
         """
         control = self._connect(credential)
@@ -94,7 +94,7 @@ class Logins:
         return cookie, login
 
     async def of_cookie(self, cookie: str | None) -> Login | None:
-        """The login of a request; its idle time begins anew."""
+        """Return the login of a request, and restart its idle time."""
         login = self._logins.get(_hash(cookie)) if cookie else None
         if login is None or not await self.is_open(login):
             return None
@@ -102,14 +102,14 @@ class Logins:
         return login
 
     async def is_open(self, login: Login) -> bool:
-        """Whether a login holds. It is ended where its time is over."""
+        """Whether a login is valid. One whose time has passed is ended."""
         now = self._clock()
         if now - login.seen_at > IDLE_S or now - login.started_at > LONGEST_S:
             await self.close(login)
         return login.key in self._logins
 
     async def close(self, login: Login) -> None:
-        """End a login, and forget its credential."""
+        """End a login and discard its credential."""
         if self._logins.pop(login.key, None) is not None:
             await login.control.close()
 
@@ -120,13 +120,13 @@ class Logins:
             await self.close(login)
 
     def new_link(self, credential: str) -> str:
-        """The token of a link that logs in once, within `LINK_S`."""
+        """Make the token of a link that logs in once, within `LINK_S`."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         self._links[_hash(token)] = (credential, self._clock() + LINK_S)
         return token
 
     def use_link(self, token: str) -> str | None:
-        """The credential of a link; None if it was used, is too old, or never was one."""
+        """Return the credential of a link, or None if it is unknown, used or too old."""
         credential, until = self._links.pop(_hash(token), ("", 0.0))
         return credential if credential and self._clock() <= until else None
 

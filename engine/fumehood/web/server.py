@@ -29,7 +29,7 @@ from fumehood.web.app import Console
 HOST = "127.0.0.1"
 LAST_ANSWERS_S = 1
 MAX_CONNECTIONS, ACCEPTED_AT_ONCE = 500, 100
-"""Fewer than descriptors: without these, asyncio writes thousands of errors a second."""
+"""Below the limit on descriptors, at which asyncio would log thousands of errors a second."""
 
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -83,10 +83,10 @@ def run(
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, of which there are so many at most: any user of this machine can connect."""
+    """uvicorn's connection, limited in number: any user of this machine can connect."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room by ending one that asks for nothing, or refuse."""
+        """Make room by closing an idle connection, or refuse this one."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             idle = (one for one in self.connections if one is not self and _is_idle(one))
@@ -116,12 +116,12 @@ class _Server(uvicorn.Server):
             self._captured_signals.clear()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say so."""
+        """Listen, then call `on_ready`."""
         await super().startup(sockets)
         if not self.should_exit:
             self._on_ready(self._console)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, and let what runs end."""
+        """Stop listening, and let running requests end."""
         self._console.live.stop()
         await super().shutdown(sockets)

@@ -1,4 +1,4 @@
-"""Text in pages: what a template prints is escaped, for HTML and for readers.
+"""Text in pages: the output of templates is escaped, for HTML and for readers.
 
 Invariant: the environment made here escapes every printed value twice: characters that are
 invisible or change the direction of text become `\\u{202e}`, and HTML's own are quoted. Only markup
@@ -43,12 +43,12 @@ HERE = Path(__file__).parent
 STATIC = HERE / "static"
 
 MAX_SHOWN = 20_000
-"""Characters of one text on a page. The rest is a download."""
+"""Characters of one text on a page. The rest can be downloaded."""
 
 MAX_LINES = 400
 
 SEEN_LINES, SEEN_CHARACTERS = 12, 600
-"""What a box surely shows without scrolling, also on a phone: see `.code` in `app.css`."""
+"""Size of a text that a box shows without scrolling, even on a phone: `.code` in `app.css`."""
 
 _DIFF_KINDS = {"+": "added", "-": "removed", "@": "hunk"}
 
@@ -60,15 +60,15 @@ class Shown:
     text: str
     is_cut: bool
     length: int | None
-    """Of the whole text, in characters. Of other values no more is made than is shown."""
+    """Characters of the whole text. None for other values, which are only encoded in part."""
 
     is_scrolled: bool
-    """Whether its end may be out of sight in its box."""
+    """Whether its end may need scrolling."""
 
 
 @cache
 def make_environment() -> Environment:
-    """The environment of all templates, made once: compiling them takes a while."""
+    """Make the environment of all templates, once: compiling them takes a while."""
     environment = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -106,7 +106,7 @@ def make_environment() -> Environment:
 
 
 def age(then: datetime | None, now: datetime | None = None) -> Markup:
-    """A distance in time, such as `2 m ago`, which the page keeps up to date."""
+    """Format a distance in time, such as `2 m ago`, which the page keeps up to date."""
     if then is None:
         return Markup("")
     words = words_of_age(then, now or datetime.now(UTC))
@@ -117,7 +117,7 @@ def age(then: datetime | None, now: datetime | None = None) -> Markup:
 
 
 def moment(then: datetime | None) -> Markup:
-    """A time of day in UTC; with the date where it is not today's."""
+    """Format a time of day in UTC, with the date unless it is today."""
     if then is None:
         return Markup("")
     at, now = then.astimezone(UTC), datetime.now(UTC)
@@ -128,18 +128,18 @@ def moment(then: datetime | None) -> Markup:
 
 
 def amount(number: float) -> str:
-    """A number with separators."""
+    """Format a number with thousands separators."""
     return f"{number:,}"
 
 
 def brief(value: Any, length: int = 120) -> str:
-    """The beginning of a text or a JSON value, on one line; what is cut off is marked."""
+    """Return the beginning of a text or a JSON value on one line, with a mark if it is cut."""
     text = value if isinstance(value, str) else _arguments_in_brief(value, length)
     return _cut(text[: length + 1].replace("\n", " ⏎ ").replace("\t", " "), length)
 
 
 def shown(value: Any) -> Shown:
-    """As much of a text, or of a value as JSON, as fits on a page."""
+    """Return as much of a text, or of a value as JSON, as fits on a page."""
     is_text = isinstance(value, str)
     text = value[: MAX_SHOWN + 1] if is_text else _json(value, MAX_SHOWN + 1, indent=2)
     head = "\n".join(text[:MAX_SHOWN].split("\n")[:MAX_LINES])
@@ -152,13 +152,13 @@ def shown(value: Any) -> Shown:
 
 
 def diff_lines(text: str) -> Iterator[tuple[str, str]]:
-    """Each line of a diff with its class."""
+    """Yield each line of a diff with its CSS class."""
     for line in text.removesuffix("\n").split("\n"):
         yield _DIFF_KINDS.get(line[:1], "same"), line
 
 
 def _arguments_in_brief(value: Any, length: int) -> str:
-    """`name: value, …` for a call's arguments, and not more of it than is read."""
+    """Format a call's arguments as `name: value, …`, up to the given length."""
     if not isinstance(value, dict):
         return _json(value, length + 1)
     parts, used = [], 0
@@ -172,7 +172,7 @@ def _arguments_in_brief(value: Any, length: int) -> str:
 
 
 def _json(value: Any, length: int, indent: int | None = None) -> str:
-    """The beginning of a value as JSON, and no more of it is made: it may have megabytes."""
+    """Encode the beginning of a value as JSON. The whole value may have megabytes."""
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent)
     pieces = islice(encoder.iterencode(value), length)
     return "".join(pieces)[:length]
@@ -189,7 +189,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _static_addresses() -> dict[str, str]:
-    """The address of each static file, which changes with its content."""
+    """Return the address of each static file, which changes with its content."""
     return {
         path.name: f"/static/{path.name}?{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
         for path in STATIC.iterdir()

@@ -21,7 +21,7 @@ How to add a page:
    `parts.html` has the macros: `badge`, `fields`, `block` (long text), `empty`, `csrf`.
 3. Add `calls.PAGE` to `PAGES` in `pages/__init__.py`. That is also the order of the navigation.
 
-What a handler need not do: it runs for logged-in people only; a POST has passed its checks of
+What a handler need not do: it runs for logged-in users only; a POST has passed its checks of
 origin and token; `Refused` and `DaemonUnavailable` become a page or, for a part, a notice; whatever
 a template prints is escaped. A handler raises `Problem` for a fault of the request.
 
@@ -65,7 +65,7 @@ NAME = re.compile(r"[!-.0-~]{1,100}", re.ASCII)
 
 
 class Problem(Exception):
-    """A fault of a request, told to the person who made it."""
+    """A fault of a request, shown to the user."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ def is_name(text: str) -> bool:
 
 
 def in_words(refused: Exception) -> str:
-    """What the engine says, without its advice to programs."""
+    """Return the engine's message without its advice to programs."""
     return str(refused).removesuffix(" Do not retry.")
 
 
@@ -90,15 +90,15 @@ class Form:
         self.fields = fields
 
     def get(self, name: str, default: str = "") -> str:
-        """The first value of a field."""
+        """Return the first value of a field."""
         return next((value for key, value in self.fields if key == name), default)
 
     def all(self, name: str) -> list[str]:
-        """Every value of a field."""
+        """Return every value of a field."""
         return [value for key, value in self.fields if key == name]
 
     def number(self, name: str, default: int) -> int:
-        """A whole number. Raises Problem: it is none."""
+        """Return a field as a whole number. Raises Problem if it is not one."""
         given = self.get(name).strip()
         if not given:
             return default
@@ -107,7 +107,7 @@ class Form:
         return int(given)
 
     def json(self, name: str) -> JsonObject:
-        """Return a field as a JSON object, empty if it is blank. Raises Problem: it is not one."""
+        """Return a field as a JSON object, empty if blank. Raises Problem for other values."""
         try:
             found = strict_json.loads(self.get(name).strip().encode() or b"{}")
         except ValueError:
@@ -118,7 +118,7 @@ class Form:
 
 
 class View:
-    """One request of a person who is logged in, and the answers to it."""
+    """One request of a logged-in user, and the answers to it."""
 
     def __init__(self, console: Console, request: Request, login: Login) -> None:
         self.console = console
@@ -131,37 +131,37 @@ class View:
 
     @property
     def control(self) -> AsyncControlClient:
-        """The control socket, with this person's credential."""
+        """The client of the control socket, with this user's credential."""
         return self.login.control
 
     @property
     def caller(self) -> AsyncClient:
-        """The callers' socket, as the user who runs this process: no credential goes there."""
+        """The client of the callers' socket, as the user of this process, without a credential."""
         return self.console.caller
 
     @property
     def path(self) -> Mapping[str, str]:
-        """The parts of the address that the route names."""
+        """The path parameters."""
         return self.request.path_params
 
     @property
     def is_part(self) -> bool:
-        """Whether a part of a page is asked for, and not the page."""
+        """Whether only a part of the page is requested."""
         headers = self.request.headers
         return "hx-request" in headers and "hx-history-restore-request" not in headers
 
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """A page, or a part of one."""
+        """Render a page or a part of one."""
         return self.console.render(
             template, status, login=self.login, now=self.now, path=self.request.url.path, **values
         )
 
     def go(self, address: str) -> Response:
-        """Send the browser to another page of ours."""
+        """Redirect the browser to another page of the console."""
         return go(self.request, address)
 
     def notice(self, message: str, status: int = 200) -> Response:
-        """A message in the corner of the page, which stays as it is."""
+        """Show a message in the corner of the page; the rest of the page is kept."""
         if not self.is_part:
             return self.render("message.html", status, message=message)
         response = self.render("notice.html", status, message=message)
@@ -171,12 +171,12 @@ class View:
 
     @staticmethod
     def unchanged() -> Response:
-        """The answer to a part that is as it was."""
+        """Answer that a part has not changed."""
         return Response(status_code=204)
 
     @staticmethod
     def download(content: str | bytes, name: str) -> Response:
-        """Untrusted content as a file: no browser shows or runs it."""
+        """Send untrusted content as a file, which no browser shows or runs."""
         raw = content.encode("utf-8", "replace") if isinstance(content, str) else content
         safe = quote(name[-150:], safe="")
         return Response(
@@ -211,24 +211,24 @@ class Page:
 
 
 def get(path: str, handler: Handler) -> Address:
-    """A page or a part; it changes nothing."""
+    """Declare a page or a part, which changes nothing."""
     return Address("GET", path, handler)
 
 
 def post(path: str, handler: Handler) -> Address:
-    """A change."""
+    """Declare a change."""
     return Address("POST", path, handler)
 
 
 def go(request: Request, address: str) -> Response:
-    """Send a browser to another page of ours, whoever asks for it."""
+    """Redirect the browser, or the script in it, to another page of the console."""
     if "hx-request" in request.headers:
         return Response(status_code=200, headers={"hx-redirect": address})
     return RedirectResponse(address, status_code=303)
 
 
 async def read_form(request: Request, most: int = MAX_FORM_BYTES) -> Form:
-    """The fields of a body. Raises Problem."""
+    """Read the fields of a form. Raises Problem if it is not one."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Problem("This is not a form.", 415)
     raw = bytearray()

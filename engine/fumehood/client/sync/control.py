@@ -44,8 +44,8 @@ class ControlClient(BaseClient, ControlOperations):
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.
-        Refused: from every method that the engine refuses, such as for want of `admin`.
-        ValueError: from every method, where a name or id can be none; nothing was sent.
+        Refused: from every method that the engine refuses, for example without `admin`.
+        ValueError: from every method, if a name or id is invalid; nothing was sent.
     """
 
     _is_control = True
@@ -73,7 +73,7 @@ class ControlClient(BaseClient, ControlOperations):
 
     @property
     def approvals(self) -> ControlledApprovals:
-        """Everybody's approvals, to be decided."""
+        """Everybody's approvals, and decisions on them."""
         return ControlledApprovals(self._transport)
 
     @property
@@ -91,19 +91,19 @@ class ControlledAgents(ControlAgents):
     """Agents and their tools. A part of `ControlClient`."""
 
     def enable(self, agent_id: str) -> Agent:
-        """Let calls be made for an agent again."""
+        """Allow calls for an agent again."""
         return self.update(agent_id, is_enabled=True)
 
     def disable(self, agent_id: str) -> Agent:
-        """Refuse every call that is made for an agent."""
+        """Refuse every call for an agent."""
         return self.update(agent_id, is_enabled=False)
 
 
 class ControlledApprovals(ControlApprovals):
-    """Everybody's approvals, to be decided. A part of `ControlClient`.
+    """Everybody's approvals, and decisions on them. A part of `ControlClient`.
 
-    `version` is that of the approval as it was looked at: if it is another one by now, nothing
-    is done (`Refused`, IDEMPOTENCY_CONFLICT). None decides on whatever it is.
+    `version` is the version that the approver has seen. If it has changed, nothing is done
+    (`Refused`, IDEMPOTENCY_CONFLICT). None accepts any version.
     """
 
     def approve(
@@ -128,16 +128,16 @@ class ControlledApprovals(ControlApprovals):
         return self._decide(approval_id, decision, version)
 
     def deny(self, approval_id: str, *, version: int | None, reason: str | None = None) -> Approval:
-        """Deny it. The model is told the reason."""
+        """Deny it. The model receives the reason."""
         decision = NewDecision(decision="deny", reason=reason)
         return self._decide(approval_id, decision, version)
 
     def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes is another than `after`, 25 s at most."""
+        """Wait until the number of changes differs from `after`, at most 25 s; return it."""
         return (self.changes(after, wait_s=wait_s)).changes
 
     def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
-        """The same, with the number of approvals that are pending then."""
+        """Wait likewise, and also return the number of pending approvals."""
         query = {"after": after, "wait": wait_s}
         request = ask(
             "GET", data_of(ApprovalChanges), "approvals", "changes", query=query, work_s=wait_s
@@ -155,15 +155,15 @@ class ControlledCalls(ControlCalls):
     """Everybody's calls. A part of `ControlClient`."""
 
     def dry_run(self, call_id: str) -> Envelope:
-        """What a call that needed approval would do now, with its caller's rights."""
+        """Repeat a call that needed approval as a dry run, with its caller's rights."""
         path = address("calls", call_id, "dry-run")
         return self._transport.send(ApiRequest("POST", path, _dry_run_answer))
 
     def blob(self, call_id: str, url: str) -> bytes:
-        """The whole of a blob of a call's answer, by its `url` there.
+        """Fetch a whole blob of a call's answer, by its `url` there.
 
         Raises:
-            ValueError: this is no address of a blob, so nothing was sent.
+            ValueError: this is not the address of a blob; nothing was sent.
         """
         blob = parse_blob_url(url)
         given = {"expires": blob.expires, "signature": blob.signature}
@@ -177,13 +177,13 @@ class ControlledSessions(ControlSessions):
     """Everybody's sessions. A part of `ControlClient`."""
 
     def download_file(self, session_id: str, path: str, write: Write) -> None:
-        """A file of a session to `write`, piece by piece."""
+        """Pass a file of a session to `write`, piece by piece."""
         parts = address("sessions", session_id, "files", *path.split("/"))
         self._transport.download(ask_for_bytes(parts, TURN_S), write)
 
 
 def _dry_run_answer(raw: bytes) -> Envelope:
-    """Raises Refused: this is no answer of a call."""
+    """Read the envelope of a dry run. Raises Refused for any other answer."""
     from fumehood.protocol.messages import decode_envelope
 
     envelope = decode_envelope(raw)

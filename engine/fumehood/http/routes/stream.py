@@ -93,7 +93,7 @@ async def stream_tool(
 
 
 class EventsQuery(BaseModel):
-    """From where to follow a call."""
+    """The event after which to follow a call."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -42,7 +42,7 @@ RawDefinition = Annotated[Any, ParsedBy(lambda document: document, ToolDefinitio
 
 
 REFERENCE = {"name": "reference"}
-"""What the clients call the parameter of an address, which is `name` or `name@version`."""
+"""The clients' name of the path parameter, which is `name` or `name@version`."""
 
 ChangedTools = Annotated[
     tuple[ToolWithSource, ...],

@@ -1,7 +1,7 @@
-"""The calls of everybody: a live list with filters and search, and one call in full.
+"""Everybody's calls: a live list with filters and search, and one call in full.
 
-What a call answered is hostile. Its pictures are sent again with a content type found here, from
-their first bytes; everything else is text, or a download.
+The answer of a call is untrusted. Pictures get a content type determined here, from their first
+bytes; everything else is shown as text or downloaded.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PICTURES = {
     b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg",
     b"GIF87a": "image/gif", b"GIF89a": "image/gif",
 }  # fmt: skip
-"""First bytes → content type. No SVG, which may hold script."""
+"""First bytes → content type. Not SVG, which may contain scripts."""
 
 
 async def show(view: View) -> Response:
-    """The whole page. A search for one call leads to it."""
+    """Show the whole page. A search for a call id leads to that call."""
     wanted = view.query.get("q").strip()
     if wanted.startswith("call_") and is_name(wanted):
         return view.go(f"/calls/{wanted}")
@@ -42,7 +42,7 @@ async def show(view: View) -> Response:
 
 
 async def show_list(view: View) -> Response:
-    """The list alone, where it has changed."""
+    """Show the list alone, if it has changed."""
     values = await _list(view)
     newest = values["calls"][0].call_id if values["calls"] else ""
     if newest == view.query.get("newest"):
@@ -51,7 +51,7 @@ async def show_list(view: View) -> Response:
 
 
 async def show_one(view: View) -> Response:
-    """One call with everything that is kept of it."""
+    """Show one call with everything that is kept of it."""
     details = await view.control.calls.show(view.path["call_id"])
     answer = details.envelope
     return view.render(
@@ -63,7 +63,7 @@ async def show_one(view: View) -> Response:
 
 
 async def picture(view: View) -> Response:
-    """One figure of a call's answer."""
+    """Send one figure of a call's answer."""
     details = await view.control.calls.show(view.path["call_id"])
     found = _pictures(details.envelope)
     entry = {str(number): one for number, one in enumerate(found)}.get(view.path["number"])
@@ -83,7 +83,7 @@ async def picture(view: View) -> Response:
 
 
 async def raw(view: View) -> Response:
-    """The envelope, or a text of the answer, whole, as a file."""
+    """Send the whole envelope, or one whole text of the answer, as a file."""
     details = await view.control.calls.show(view.path["call_id"])
     if details.envelope is None:
         raise Problem("The answer of this call is not shown.", 404)
@@ -96,7 +96,7 @@ async def raw(view: View) -> Response:
 
 
 async def repeat(view: View) -> Response:
-    """Repeat a call as a dry run, and show what it would do."""
+    """Repeat a call as a dry run, and show its plan."""
     answer = await view.control.calls.dry_run(view.path["call_id"])
     return view.render("call_dry_run.html", answer=answer)
 
@@ -122,7 +122,7 @@ async def _list(view: View) -> dict[str, Any]:
 
 
 def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
-    """The filters, and what the search text means by its form."""
+    """Make the query from the filters; the form of the search text decides its meaning."""
     names = ("tool", "agent", "principal", "session", "trace", "cursor")
     query: dict[str, Any] = {name: given[name] for name in names if given[name]}
     if given["code"]:
@@ -144,7 +144,7 @@ def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
 
 
 def _output(envelope: Envelope) -> dict[str, Any]:
-    """What the tool gave, also where it failed."""
+    """Return the output of the tool, even if it failed."""
     details = envelope.error.details if envelope.error is not None else None
     return envelope.data or details or {}
 
@@ -155,7 +155,7 @@ def _pictures(envelope: Envelope | None) -> list[dict[str, Any]]:
 
 
 def _parts_of(envelope: Envelope) -> dict[str, Any]:
-    """The answer in parts: pictures, files, tables, texts and the rest, by name."""
+    """Split the answer into pictures, files, tables, texts and the rest, by name."""
     tables: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     rest: dict[str, Any] = {}
@@ -185,7 +185,7 @@ def _is_long(value: Any) -> bool:
 
 
 def _table(value: Any) -> dict[str, Any] | None:
-    """A list of flat objects as a table; None if it is none."""
+    """Return a list of flat objects as a table, or None for any other value."""
     if not isinstance(value, list) or len(value) < 1:
         return None
     if not all(isinstance(row, dict) and row for row in value):

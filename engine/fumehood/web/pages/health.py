@@ -19,12 +19,12 @@ Finding = dict[str, str]
 
 
 async def show(view: View) -> Response:
-    """The whole page."""
+    """Show the whole page."""
     return view.render("health.html", **await _values(view), can_check="HOME" in os.environ)
 
 
 async def show_live(view: View) -> Response:
-    """What changes by itself."""
+    """Show the part that is refreshed."""
     return view.render("health_live.html", **await _values(view))
 
 
@@ -44,7 +44,7 @@ async def _values(view: View) -> dict[str, Any]:
 
 
 async def _doctor() -> tuple[list[Finding], str]:
-    """What the doctor finds; its error where it finds nothing."""
+    """Return the findings of the doctor, or an error message."""
     # -P: nothing is imported from the current directory, which stays because paths in the
     # environment may be relative.
     command = [sys.executable, "-P", "-m", "fumehood.cli.main", "doctor", "--json"]

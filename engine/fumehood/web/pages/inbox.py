@@ -1,7 +1,7 @@
 """The inbox: calls that wait for approval, decisions on them, and those decided lately.
 
-Every decision carries the version and the digest that the page showed, so that what was looked at
-is decided or nothing. The engine says who may decide, and this page repeats its answer.
+Every decision carries the version and the digest that the page showed, so that it applies to
+exactly what was shown, or to nothing. The engine checks who may decide; this page shows its answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SESSION = "session"
 
 
 async def show(view: View) -> Response:
-    """The whole page, without an approval that is open; or what stands in the place of one."""
+    """Show the whole page without an open approval, or the placeholder for one."""
     if view.is_part:
         state = await view.control.approvals.changes()
         return view.render("inbox_none.html", pending=state.pending)
@@ -49,12 +49,12 @@ async def show(view: View) -> Response:
 
 
 async def show_list(view: View) -> Response:
-    """The list alone."""
+    """Show the list alone."""
     return view.render("inbox_list.html", **await _list(view))
 
 
 async def show_one(view: View) -> Response:
-    """One approval: beside the list, or alone where only it has to be fetched."""
+    """Show one approval: beside the list, or alone if only that part is requested."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     if view.is_part:
         if view.query.get("version") == _mark(approval):
@@ -65,14 +65,14 @@ async def show_one(view: View) -> Response:
 
 
 async def show_result(view: View) -> Response:
-    """What became of an approval, in brief."""
+    """Show the outcome of an approval in brief."""
     return view.render(
         "inbox_result.html", decided=await view.control.approvals.show(view.path["approval_id"])
     )
 
 
 async def approve(view: View) -> Response:
-    """Approve one approval as it was shown, or as it was edited in the form before."""
+    """Approve one approval as it was shown, or as it was edited in the previous form."""
     arguments = view.form.json("arguments") if view.form.get("arguments") else None
     return await _decide(
         view,
@@ -92,19 +92,19 @@ async def deny(view: View) -> Response:
 
 
 async def ask_to_deny(view: View) -> Response:
-    """The form for the reason of a denial."""
+    """Show the form for the reason of a denial."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     return view.render("inbox_deny.html", approval=approval)
 
 
 async def edit(view: View) -> Response:
-    """The form for other arguments."""
+    """Show the form for other arguments."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     return _edit_form(view, approval, fields_of(approval.arguments, await _schema(view, approval)))
 
 
 async def check_edit(view: View) -> Response:
-    """Show the call as it would be with other arguments, or what is wrong with them."""
+    """Show the call with other arguments, or the errors in them."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     arguments, errors = arguments_of(view.form)
     if not errors:
@@ -126,7 +126,7 @@ async def check_edit(view: View) -> Response:
 
 
 async def ask_to_remember(view: View) -> Response:
-    """The form for a rule to remember, and the rule as it would be."""
+    """Show the form for a rule to remember, with a preview of the rule."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     chosen = view.query
     scope = chosen.get("scope") or (SESSION if approval.session_id else "1h")
@@ -154,7 +154,7 @@ async def ask_several(view: View) -> Response:
 
 
 async def decide_several(view: View) -> Response:
-    """Decide on several: all, or none."""
+    """Decide on several approvals: all or none."""
     decision = view.form.get("decision")
     if decision not in ("approve", "deny"):
         raise Problem("Choose to approve or to deny.")
@@ -168,7 +168,7 @@ async def decide_several(view: View) -> Response:
 
 
 async def resolve(view: View) -> Response:
-    """Record the outcome of a call that the engine's end interrupted."""
+    """Record the outcome of a call that was interrupted when the engine ended."""
     outcome = view.form.get("outcome")
     if outcome not in ("done", "failed"):
         raise Problem("Choose an outcome.")
@@ -181,7 +181,7 @@ async def resolve(view: View) -> Response:
 
 
 async def raw(view: View) -> Response:
-    """One part of an approval, whole, as a file."""
+    """Send one whole part of an approval as a file."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     name = view.query.get("name")
     parts: dict[str, Any] = {
@@ -197,7 +197,7 @@ async def raw(view: View) -> Response:
 
 
 async def _list(view: View, *, has_detail: bool = False) -> dict[str, Any]:
-    """What the list shows."""
+    """Return the values of the list."""
     tab, shown = _chosen(view)
     listing = _decided(view) if tab == "decided" else _waiting(view, shown)
     (found, has_more), state = await asyncio.gather(listing, view.control.approvals.changes())
@@ -210,13 +210,13 @@ async def _list(view: View, *, has_detail: bool = False) -> dict[str, Any]:
 
 
 def _chosen(view: View) -> tuple[str, int]:
-    """Which list is looked at, and how many are shown of it."""
+    """Return the chosen list, and how many of its items are shown."""
     shown = min(max(view.query.number("shown", PAGE_SIZE), PAGE_SIZE), MAX_LISTED)
     return "decided" if view.query.get("tab") == "decided" else "waiting", shown
 
 
 def _chosen_in_address(view: View) -> str:
-    """The same as the query of an address, which says nothing where nothing was chosen."""
+    """Return the choice as the query of an address; the default is an empty query."""
     tab, shown = _chosen(view)
     query = {"tab": tab} if tab != "waiting" else {"shown": shown} if shown != PAGE_SIZE else {}
     return urlencode(query)
@@ -235,7 +235,7 @@ async def _waiting(view: View, shown: int) -> tuple[list[Approval], bool]:
 
 
 async def _decided(view: View) -> tuple[list[Approval], bool]:
-    """Those decided lately: the newest of every other state."""
+    """Return the recently decided approvals: the newest of every other state."""
     listed = view.control.approvals.list
     pages = await asyncio.gather(
         *(listed(state=state, limit=DECIDED_EACH) for state in NOT_PENDING)
@@ -245,7 +245,7 @@ async def _decided(view: View) -> tuple[list[Approval], bool]:
 
 
 async def _decide(view: View, decision: NewDecision) -> Response:
-    """Make one decision. Where somebody was first, show what they decided."""
+    """Make one decision. If another approver was first, show their decision."""
     approval_id = view.path["approval_id"]
     one = OneOfSeveral(
         approval_id=approval_id, version=view.form.number("version", 0), decision=decision
@@ -265,7 +265,7 @@ async def _decide(view: View, decision: NewDecision) -> Response:
 
 
 async def _next(view: View, decided: Approval) -> Approval | None:
-    """The call below a decided one in the list, else the first; None if no other waits."""
+    """Return the call after a decided one in the list, else the first, or None if none is left."""
     if decided.state is ApprovalState.PENDING:  # it needs more approvers
         return None
     approvals = view.control.approvals
@@ -277,7 +277,7 @@ async def _next(view: View, decided: Approval) -> Approval | None:
 
 
 def _who_was_first(view: View, approval: Approval) -> str:
-    """Why a decision came too late."""
+    """Explain why a decision came too late."""
     if approval.has_lost_session:
         return "Too late: its session has ended. Nothing was decided."
     if approval.state is ApprovalState.EXPIRED:
@@ -305,12 +305,12 @@ def _of_detail(view: View, approval: Approval, problem: str = "") -> dict[str, A
 
 
 def _mark(approval: Approval) -> str:
-    """What a page shows of an approval, in a word. `counted` changes without a new version."""
+    """Identify the state of an approval on a page. `counted` changes without a new version."""
     return f"{approval.version}.{len(approval.counted)}"
 
 
 def _place_of(approval: Approval) -> list[tuple[str, str]]:
-    """Where the call would run, with what limits, and what it may cost."""
+    """Return the place, limits and highest cost of the call, as names and values."""
     binding = approval.binding
     if not binding:
         return []
@@ -334,7 +334,7 @@ def _edit_form(
 
 
 async def _schema(view: View, approval: Approval) -> JsonObject | None:
-    """The schema of the call's tool; None where it is not to be had, as with tools of others."""
+    """Return the schema of the call's tool, or None if it is unknown, as for external tools."""
     try:
         found = await view.caller.tool(f"{approval.tool}@{approval.tool_version}")
     except (Refused, DaemonUnavailable, ValueError):
@@ -369,7 +369,7 @@ def _make_wish(scope: str, uses: str, same: list[str], now: datetime) -> Remembe
 
 
 def _item(text: str) -> tuple[str, int]:
-    """An approval's id and the version that was seen, from `apr_…@3`."""
+    """Parse an approval's id and the version that was shown, from `apr_…@3`."""
     name, _, version = text.partition("@")
     if not is_name(name):
         raise Problem("This is not an approval.")

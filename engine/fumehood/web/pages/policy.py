@@ -13,14 +13,14 @@ EXAMPLE = '[[rules]]\nid = "ask-for-shell"\ndecision = "ask"\ntools = ["run_shel
 
 
 async def show(view: View) -> Response:
-    """The rules, and two forms that change nothing."""
+    """Show the rules, and two forms that change nothing."""
     status = await view.control.policy.show()
     remembered = await view.control.approvals.remembered() if view.login.can_approve else ()
     return view.render("policy.html", policy=status, remembered=remembered, example=EXAMPLE)
 
 
 async def explain(view: View) -> Response:
-    """How the rules decide about a call that is not made."""
+    """Explain what the rules decide for a call. The call is not made."""
     form = view.form
     arguments = form.json("arguments")
     try:
@@ -35,7 +35,7 @@ async def explain(view: View) -> Response:
 
 
 async def try_rules(view: View) -> Response:
-    """Which past calls rules are about."""
+    """Show which past calls the given rules match."""
     rules = view.form.get("rules").replace("\r\n", "\n")
     if not rules.strip():
         raise Problem("Write a rule first.")

@@ -1,6 +1,6 @@
-"""The sessions of everybody, and the files in them for administrators.
+"""Everybody's sessions, and for administrators the files in them.
 
-A file is hostile in its name, too: it is shown as text, and leaves as a download of plain text.
+Files and their names are untrusted: they are shown as text, and downloaded as plain text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fumehood.web.view import Page, Problem, View, get, in_words, post
 
 MAX_PREVIEW_BYTES = 200_000
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
-"""A file is held in memory while it is sent. Larger ones: `fumehood sessions get`."""
+"""Bytes of a file that is held in memory while it is sent. Larger: `fumehood sessions get`."""
 
 
 class _TooLarge(Exception):
@@ -25,12 +25,12 @@ class _TooLarge(Exception):
 
 
 async def show(view: View) -> Response:
-    """Every session."""
+    """Show every session."""
     return view.render("sessions.html", sessions=await view.control.sessions.list())
 
 
 async def show_one(view: View) -> Response:
-    """One session with its calls and files; with a file opened where one is chosen."""
+    """Show one session with its calls and files, and the file that is chosen."""
     session = await view.control.sessions.show(view.path["session_id"])
     calls = await view.control.calls.list(session=session.id, limit=20)
     folder, name = view.query.get("folder"), view.query.get("file")
@@ -53,7 +53,7 @@ async def show_one(view: View) -> Response:
 
 
 async def download(view: View) -> Response:
-    """One file, as a download."""
+    """Send one file as a download."""
     name = view.query.get("file")
     try:
         content = await _content(view, view.path["session_id"], name, MAX_DOWNLOAD_BYTES)
@@ -71,7 +71,7 @@ async def end(view: View) -> Response:
 
 
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
-    """A file, or its beginning and at least one byte more than `most`."""
+    """Return a file; of a longer one only the beginning, at least one byte more than `most`."""
     content = bytearray()
 
     def take(piece: bytes) -> None:
@@ -85,7 +85,7 @@ async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
 
 
 def _text_of(content: bytes) -> str | None:
-    """A text; None if the file is none."""
+    """Decode a text, or return None for a binary file."""
     if b"\x00" in content:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The tools: where each runs and why, and how its calls went; and the agents with their tools."""
+"""The tools with their places and figures; and the agents with their tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERIODS = {"24": "last day", "168": "last 7 days"}
 
 
 async def show(view: View) -> Response:
-    """Every tool with its figures."""
+    """Show every tool with its figures."""
     hours = view.query.get("hours", "24")
     hours = hours if hours in PERIODS else "24"
     wanted = view.query.get("q").strip().lower()
@@ -30,7 +30,7 @@ async def show(view: View) -> Response:
 
 
 async def show_one(view: View) -> Response:
-    """One tool in full."""
+    """Show one tool in full."""
     name = view.path["name"]
     if name.startswith(EXTERNAL):
         raise Problem("This is a tool of another agent: the engine only decides about it.", 404)

@@ -1,4 +1,4 @@
-"""What calls took: calls, tokens and money by day, agent or tool, and what budgets have left."""
+"""Usage: calls, tokens and money by day, agent or tool, and the remaining budgets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOBODY = "without one"
 
 
 async def show(view: View) -> Response:
-    """Plots by day, a table of sums, and every budget. Needs `admin`."""
+    """Show plots by day, a table of sums, and every budget. Needs `admin`."""
     days = view.query.get("days", "7")
     days = days if days in PERIODS else "7"
     group = view.query.get("by", "tool")
@@ -65,7 +65,7 @@ def _tokens(row: UsageRow) -> int:
 
 
 def _currency(table: UsageTable) -> str:
-    """The currency in which most was spent: amounts of several cannot be added."""
+    """Return the currency of the largest amount: different currencies cannot be added."""
     cost = table.total.cost
     return max(cost, key=lambda name: float(cost[name]), default=table.currency)
 
@@ -75,7 +75,7 @@ def _money(row: UsageRow, currency: str) -> float:
 
 
 def _spent(one: BudgetStanding) -> tuple[float, float]:
-    """What is spent and what is held, in parts of 100."""
+    """Return what is spent, and what is spent or reserved, as percentages of the limit."""
     return share(float(one.spent), float(one.limit)), share(
         float(one.spent) + float(one.held), float(one.limit)
     )
