@@ -1,12 +1,12 @@
-"""The demo: commands as a user types them, against a daemon in a directory of its own.
+"""The demo: commands as a user types them, against a daemon in its own directory.
 
 Usage: `python scripts/demo.py [--json]`. It starts the daemon, builds the images that the default
 tools need, makes calls and shows one whole envelope and two lines for every other command; with
 `--json` one JSON object a step. It ends with the link of an inbox where a call waits; on a terminal
 it stays until that is decided. The figure that a program draws stays in `fumehood-demo`.
 
-Invariant: every step has an expectation. Exit status 1 where one ended otherwise; where no images
-can be built the steps without containers are shown, and the status is 0.
+Invariant: every step has an expected ending; any other gives exit status 1. If images cannot be
+built, the steps without containers are shown, and the status is 0.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SLOW = "pow(7, 10**4200, 10**4200 + 9)"
 
 @dataclass(frozen=True)
 class Ran:
-    """One command that ended. `shown` is the command as it is typed."""
+    """One command that has ended. `shown` is the command as a user types it."""
 
     shown: str
     status: int
@@ -75,7 +75,7 @@ class Ran:
 
     @property
     def answer(self) -> Any:
-        """Its output as JSON; None where it is something else."""
+        """Its output as JSON, or None for other output."""
         try:
             return json.loads(self.output)
         except ValueError:
@@ -100,7 +100,7 @@ class Demo:
     home: Path
     as_json: bool
     settings: dict[str, str] = field(default_factory=dict)
-    """Of the daemon, besides its directory."""
+    """Variables of the daemon in addition to its directory."""
     steps: int = 0
     failed: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Demo:
         status: int = 0,
         ends: str | None = "ok",
     ) -> Ran:
-        """Make one call and show how it ended; what `shows` says of its data must be `gives`."""
+        """Make one call and show its ending; `shows` of its data must equal `gives`."""
         ran = self.fumehood("call", tool, json.dumps(arguments), *options)
         self.show_call(ran, gives=gives, shows=shows, status=status, ends=ends)
         return ran
@@ -151,7 +151,7 @@ class Demo:
         status: int = 0,
         ends: str | None = "ok",
     ) -> None:
-        """One step that is a call. `ends` says what ended its program; None where none ran."""
+        """Show a call. `ends` is the expected ending of its program, or None if none ran."""
         envelope = ran.envelope
         ended_by = (envelope["metadata"]["sandbox"] or {}).get("ended_by") if envelope else None
         came = shows(envelope["data"]) if envelope and envelope["success"] else None
@@ -159,7 +159,7 @@ class Demo:
         self.show(ran, is_right, outcome(envelope, came) if envelope else "no envelope")
 
     def show(self, ran: Ran, is_right: bool, *lines: str) -> None:
-        """One step: its command, and one line of what came."""
+        """Show one step: its command, and its result in one line."""
         self.steps += 1
         if not is_right:
             self.failed.append(ran.shown)
@@ -305,7 +305,7 @@ def listens(address: Path) -> bool:
 
 
 def build_images(demo: Demo) -> bool:
-    """Build what the default tools need; whether it is there now."""
+    """Build the images of the default tools, and return whether they exist."""
     started = time.monotonic()
     heard: list[str] = []
     with subprocess.Popen(  # noqa: S603 - the demo's own command
@@ -360,7 +360,7 @@ def call_over_mcp(demo: Demo) -> None:
 
 
 def programs(demo: Demo) -> None:
-    """Whole programs, each language in an image of its own."""
+    """Run whole programs, each language in its own image."""
     demo.head("Programs in containers without a network")
     code = "import statistics\nstatistics.mean([1, 2, 3, 4])"
     demo.call("run_python", {"code": code}, gives="value 2.5")
@@ -420,7 +420,7 @@ def session(demo: Demo, credential: str) -> None:
 
 
 def approve(demo: Demo, asked: Ran, credential: str) -> None:
-    """Look at the preview, say yes, and wait for the answer."""
+    """Show the preview, approve, and wait for the answer."""
     approval, call = asked.answer["error"]["approval_id"], asked.answer["metadata"]["call_id"]
     demo.names |= {approval: "$approval", call: "$call"}
     line = f"{credential}\n"
@@ -521,7 +521,7 @@ def invite(demo: Demo, waiting: Waiting) -> None:
 
 
 def decision(envelope: dict[str, Any]) -> str:
-    """What came of the person's decision."""
+    """Show the result of the user's decision."""
     error = envelope["error"]
     if error is None:
         return f"approved; the engine deleted {', '.join(envelope['data']['deleted'])}."
@@ -532,7 +532,7 @@ def decision(envelope: dict[str, Any]) -> str:
 
 
 def conclude(demo: Demo, seconds: float, waiting: Waiting | None, *, has_containers: bool) -> None:
-    """How it ended, where the figure is, what to type next, and the inbox."""
+    """Show the result, the place of the figure, the next commands, and the inbox."""
     for step in demo.failed:
         print(f"This step did not end as expected: {step}", file=sys.stderr)
     figure = str(FIGURE.resolve()) if has_containers else None
@@ -566,7 +566,7 @@ def settings() -> list[str]:
 
 
 def outcome(envelope: dict[str, Any], came: str | None) -> str:
-    """One line: what came, what stopped it, how long it took, what it cost."""
+    """Summarise a call in one line: result, ending, time and cost."""
     error, told = envelope["error"], envelope["metadata"]
     if error is not None:
         came = f"{error['code']}: {error['message'].split('. ')[0]}"
@@ -577,14 +577,14 @@ def outcome(envelope: dict[str, Any], came: str | None) -> str:
 
 
 def stopped(sandbox: dict[str, Any] | None) -> str:
-    """What ended the program."""
+    """Return the ending of the program."""
     if sandbox is None:
         return "did not run"
     return "ok" if sandbox["ended_by"] == "ok" else f"stopped by {sandbox['ended_by']}"
 
 
 def cost(usage: dict[str, Any]) -> str:
-    """Tokens, and money where there are prices."""
+    """Return the tokens, and the money if prices are configured."""
     tokens = f"{usage['input_tokens'] + usage['output_tokens']} tokens"
     price = float(usage["cost"])
     return f"{tokens}, {price:g} {usage['currency']}" if price else tokens

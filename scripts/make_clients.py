@@ -119,7 +119,7 @@ def generate() -> Mapping[Path, str]:
     """Every generated module: its path and its text.
 
     Raises:
-        ValueError: a phrase stands in no docstring, so it cannot be replaced.
+        ValueError: a phrase to replace is missing in the docstrings.
     """
     made = {path: _formatted(async_operations(one), path) for path, one in SOCKETS.items()}
     found = {path: path.read_text(encoding="utf-8") for path in sorted(CLIENT.glob("async_*.py"))}
@@ -225,7 +225,7 @@ OPERATIONS_DOCSTRING = (
 
 
 def async_operations(sockets: Sockets) -> str:
-    """A class for each socket, and one for each part of its client."""
+    """Write a class for each socket, and one for each part of its client."""
     written, made = Types("Iterable"), ""
     for socket, operations in sockets.items():
         parts: dict[str, list[tuple[str, Operation, Method]]] = {"": []}
@@ -349,7 +349,7 @@ def _reader(operation: Operation, written: Types) -> str:
 
 
 def _answer(operation: Operation, method: Method, written: Types) -> tuple[str, list[str]]:
-    """The type that the method returns, and its statements with SENT for what was read."""
+    """Return the method's return type and its statements, with SENT for the answer."""
     model = operation.data
     assert model is not None
     if issubclass(model, Done):

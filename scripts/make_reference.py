@@ -127,13 +127,13 @@ def errors_page(_: str) -> str:
 
 
 def calculator_page(page: str) -> str:
-    """The calculator's page with its generated parts made anew."""
+    """Return the calculator's page with its generated parts updated."""
     page = _between(page, "names", _names())
     return _between(page, "limits", _limits())
 
 
 def restricted_python_page(page: str) -> str:
-    """The page of restricted programs with its generated parts made anew."""
+    """Return the page of restricted programs with its generated parts updated."""
     page = _between(page, "modules", _modules())
     page = _between(page, "names", _program_names())
     page = _between(page, "methods", _wrapped(f"`{name}`" for name in sorted(nodes.MAGIC_METHODS)))
@@ -142,7 +142,7 @@ def restricted_python_page(page: str) -> str:
 
 
 def http_page(page: str) -> str:
-    """The page of addresses with its tables made anew."""
+    """Return the HTTP page with its tables updated."""
     page = _between(page, "engine", _addresses(OPERATIONS))
     return _between(page, "control", _addresses(CONTROL_OPERATIONS))
 

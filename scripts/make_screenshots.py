@@ -1,8 +1,8 @@
 """The screenshots of the console in `docs/images`: every page, wide and narrow, light and dark.
 
 Usage: `PYTHONPATH=tests python scripts/make_screenshots.py [DIRECTORY]`. It needs Chromium and the
-image `python-data`. It starts a daemon in a directory of its own, in which a few agents work: some
-of their calls wait, and some seem to be of the days before. With `serve` it is that daemon.
+image `python-data`. It starts a daemon in its own directory, with calls of a few agents: some wait
+for approval, and some appear to be from the days before. With `serve` it is that daemon.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def running_daemon(home: Path) -> Iterator[Daemon]:
 
 
 class Scene:
-    """What happened in the daemon."""
+    """The state of the daemon for the screenshots."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.chance = random.Random(7)  # noqa: S311 - the same scene each time
@@ -197,7 +197,7 @@ class Scene:
                     client.call("calculator", sums, agent_id=agent)
 
     def _as_of_the_days_before(self) -> None:
-        """Spread the calls until now over a week; what they cost is made up."""
+        """Spread the calls over the last week, with invented costs."""
         with closing(sqlite3.connect(self.daemon.home / "state.db")) as state:
             state.row_factory = sqlite3.Row
             rows = [dict(row) for row in state.execute("SELECT * FROM calls ORDER BY seq")]
@@ -298,7 +298,7 @@ def shoot(scene: Scene, daemon: Daemon, into: Path) -> None:
 
 
 def main() -> None:
-    """Make the scene, and look at it."""
+    """Make the scene and take the screenshots."""
     into = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
     home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))  # sockets have short paths
     try:

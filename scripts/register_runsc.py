@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _replace(path: Path, text: str) -> None:
-    """At once, and with the access rights that it had."""
+    """Replace the file in one step, keeping its access rights."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")

@@ -31,7 +31,7 @@ class _Data(BaseModel):
 
 
 class Done(_Data):
-    """An answer that repeats the request. The clients' methods return None."""
+    """An answer that only repeats the request. The clients' methods return None."""
 
 
 class Pagination(_Data):
@@ -88,9 +88,9 @@ class ToolDetails(_Data):
     versions: tuple[str, ...]
     source: str
     circuit: CircuitStatus | None = None
-    """The circuit to the service that a REST tool calls."""
+    """The circuit of the service that a REST tool calls."""
     findings: tuple[Finding, ...] = ()
-    """Rules that it breaks which protect the models that read it."""
+    """The rules for the protection of models that it breaks."""
 
 
 class ToolWithSource(ToolDefinition):
@@ -108,7 +108,7 @@ class CallList(_Data):
 
     @property
     def page(self) -> CallPage:
-        """The same as an engine of one's own gives it."""
+        """The page as an embedded engine returns it."""
         return CallPage(items=self.items, **self.pagination.model_dump())
 
 
@@ -136,8 +136,8 @@ class CallDetails(_Data):
     approval: Approval | None
     envelope: Envelope | None
     answer: Literal["shown", "not_kept", "needs_admin"]
-    """Why there is an envelope, or none. Kept are the answers of calls that needed approval or
-    had an idempotency key."""
+    """Why there is an envelope or not. Answers of calls that needed approval or had an idempotency
+    key are kept."""
     children: tuple[CallRecord, ...]
     can_repeat: bool
     """Whether its arguments are kept, so that it can be repeated as a dry run."""
@@ -198,7 +198,7 @@ class ApprovalList(_Data):
 
     @property
     def page(self) -> ApprovalPage:
-        """The same as an engine of one's own gives it."""
+        """The page as an embedded engine returns it."""
         return ApprovalPage(items=self.items, **self.pagination.model_dump())
 
 

@@ -1,10 +1,9 @@
-"""The composition: the parts of an engine, made in order, started, recovered, drained and stopped.
+"""The parts of an engine: made in order, started, recovered, drained and stopped.
 
-Host side. The only code that names concrete classes of all packages; above it `engine`, the
-interface. Invariants: `compose` makes each part from parts above it and starts
-none, and raises the first fault in the tools, the state or the policy. Calls are accepted only
-after the calls that a crash interrupted were recovered, and approved calls start after that. When
-the engine has ended, nothing runs.
+Host side, below `engine`. The only code that names concrete classes of all packages. Invariants:
+`compose` makes each part from earlier ones, starts none of them, and raises the first fault in the
+tools, the state or the policy. Calls are accepted only after interrupted calls were recovered, and
+approved calls start after that. When the engine has ended, nothing runs.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ CURSOR_KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """Configuration, log, clock, counter and ids: every part is made with these."""
+    """Configuration, log, clock, token counter and ids, which every part needs."""
 
     config: Config
     log: Logger
@@ -108,7 +107,7 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The state that is kept in the database or beside it. Nothing in it is open yet."""
+    """The state in the database or beside it. Nothing of it is open yet."""
 
     agents: Agents
     tokens: Tokens
@@ -170,7 +169,7 @@ def make_basis(
     checkers: Sequence[ResultChecker] = (),
     tracer_provider: TracerProvider | None = None,
 ) -> Basis:
-    """Replace what is None by the default: the configuration of the environment, and no log.
+    """Replace None by defaults: the configuration of the environment, and no log.
 
     Raises:
         ConfigError: that configuration is wrong.
@@ -201,11 +200,11 @@ def compose(
     jail: Wall | None,
     container: Wall | None,
 ) -> Composition:
-    """Make the parts of an engine; its own database or wall if one is None.
+    """Make the parts of an engine; a database or wall that is None is made, too.
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong.
-        DamagedState: the database has rows that no engine wrote.
+        DamagedState: the database has invalid rows.
         PolicyError: the policy's file cannot be used.
         ConfigError: the webhook's secret cannot be used.
     """
@@ -319,7 +318,7 @@ def compose(
 
 
 def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[LoadFault]]:
-    """Load the installed tools and the given ones; also the faults of those left out."""
+    """Load the installed and the given tools; also return the faults of omitted ones."""
     config = basis.config
     secrets = SecretBindings(config.secrets, config.rest)
     registry = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
@@ -332,7 +331,7 @@ def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[Lo
 
 
 def _read_registrations(registry: ToolIndex, database: Database, log: Logger) -> Registrations:
-    """Put the tools that were registered with an earlier engine back into the registry."""
+    """Restore the tools that were registered with an earlier engine."""
     with understood("definitions of tools"):
         registrations = Registrations(registry, database)
     for left_out in registrations.load_faults:
@@ -349,10 +348,10 @@ def _read_directory(
 def _read_state(
     config: Config, database: Database, directory: Path | None, clock: Clock
 ) -> EngineState:
-    """Read the state in `database`, with files in `directory`: None if the engine keeps none.
+    """Read the state in `database`, with files in `directory`, or without files if it is None.
 
     Raises:
-        DamagedState: the database has rows that no engine wrote.
+        DamagedState: the database has invalid rows.
     """
     with understood("agents"):
         agents = Agents(database)
@@ -405,7 +404,7 @@ def _make_sessions(
     """
 
     def check_maker(principal: Principal, agent_id: str | None) -> None:
-        """Only a principal that may make an agent's calls may make its sessions."""
+        """Refuse a principal that may not act for the agent."""
         require_caller(principal)
         if agent_id is not None:
             require_agent(principal, agent_id, agents.find(agent_id))
@@ -468,7 +467,7 @@ def _owe_anchor(connection: Connection, anchor: JsonObject, now: datetime) -> No
 
 
 class EngineLife:
-    """Begins once and ends once. `end` stops the parts in the opposite order of `begin`."""
+    """Start and stop of an engine. `end` stops the parts in the reverse order of `begin`."""
 
     def __init__(self, made: Composition) -> None:
         self._made = made
@@ -544,7 +543,7 @@ class EngineLife:
             group.start_soon(self._made.basis.observer.alerts.watch, self._tell_of_alert)
 
     async def _tell_of_alert(self, alert: Alert) -> None:
-        """Owe the webhook a message."""
+        """Store a message for the webhook."""
         webhook = self._made.approvals.webhook
         if webhook is None or not self._config.alerts.webhook:
             return
@@ -554,7 +553,7 @@ class EngineLife:
         webhook.wake()
 
     async def _open_stores(self) -> None:
-        """Without these stores, large content or events are not kept, and answers say so."""
+        """Open the stores. If one fails, large content or events are not kept, and answers say so."""
         state = self._made.state
         for name, open_store in (("blobs", state.blobs.open), ("streams", state.recordings.open)):
             try:
@@ -583,7 +582,7 @@ class EngineLife:
             )
 
     async def _recover_keys(self) -> None:
-        """If this fails, each lost call is found when its key is used again."""
+        """Mark interrupted calls. If this fails, they are found when their key is used."""
         try:
             lost = await self._made.state.keys.recover(self._now())
         except StoreError as fault:
@@ -593,7 +592,7 @@ class EngineLife:
             self._log.warning("idempotency.outcomes_unknown", calls=lost)
 
     async def _end_lost_streams(self) -> None:
-        """If this fails, the events of these calls cannot be read; nothing else suffers."""
+        """End the streams of interrupted calls. If this fails, their events cannot be read."""
         try:
             lost = await self._made.calls.end_lost_streams()
         except Exception as fault:

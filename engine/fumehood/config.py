@@ -1,7 +1,7 @@
 """Configuration: a file and the environment, read once at start into one frozen value.
 
-The settings of a feature are in its folder, in `settings.py`. Here they are composed, with the
-settings of the engine as a whole.
+Each feature's settings are in its folder, in `settings.py`; here they are combined with those of
+the engine as a whole.
 
 The environment wins over the file (`FUMEHOOD_CONFIG`, else `config.toml` under
 `$XDG_CONFIG_HOME/fumehood`). Invariant: absent means the safe default, an unknown key is
@@ -156,10 +156,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def load_config(**overrides: Any) -> Config:
-    """Read file and environment; `overrides` that are None are left out.
+    """Read file and environment; `overrides` that are None do not count.
 
     Raises:
-        ConfigError: it names every fault.
+        ConfigError: with every fault.
     """
     require_named_file()
     try:

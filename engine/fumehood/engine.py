@@ -1,9 +1,8 @@
 """The engine: the interface for embedding programs, the daemon and the command line.
 
-Host side. Above it the faces; below it `compose`, which makes, starts and stops its parts. Every
-face goes through here, so that none can skip a gate: a call is made by `run` or `open_stream`, with
-no more rights than its principal has. Entering the engine starts the walls; leaving it ends them,
-and everything that runs in them.
+Host side, between the faces and `compose`, which makes, starts and stops the parts. Every face
+makes calls here, by `run` or `open_stream`, so that none can skip a gate, and with the rights of
+the principal. Entering the engine starts the walls; leaving it ends them, and everything in them.
 """
 
 from __future__ import annotations
@@ -115,17 +114,16 @@ class Engine:
             envelope = await engine.call("calculator", {"expression": "5! + 2**10"})
 
     State that must survive the process is kept in `database` (`open_database`); without one it is
-    kept in memory and ends with the engine.
+    kept in memory until the engine ends.
 
-    `tools` come from the embedding program, which is its own operator: functions made by
-    `@tool`, definitions, or documents of definitions. Built-in tools and entry points are found
-    by themselves, and so are the files of `tools_directory`, which are watched while the engine
-    is entered. The spans of calls go to `tracer_provider`, one of OpenTelemetry's that the program
-    keeps and ends; without one there are none.
+    `tools` come from the embedding program, which is the operator: functions made by `@tool`,
+    definitions, or documents of definitions. Built-in tools, entry points and the files of
+    `tools_directory` are found automatically; the files are watched while the engine runs. Spans
+    of calls go to `tracer_provider`, an OpenTelemetry provider that the program shuts down itself.
 
     Raises:
-        InvalidDefinition: a tool of `tools` is wrong, with every fault of every one.
-        PolicyError: the configuration's `policy_file` cannot be used, with every fault.
+        InvalidDefinition: a tool of `tools` is wrong; with all faults of all tools.
+        PolicyError: the configuration's `policy_file` cannot be used; with all faults.
     """
 
     def __init__(
@@ -189,8 +187,8 @@ class Engine:
     ) -> Envelope:
         """Call a tool (`name` or `name@version`) as the owner of this process.
 
-        `options` are those of `CallOptions`. Always answers with an envelope, also where
-        arguments or options are no JSON at all.
+        `options` are those of `CallOptions`. The answer is always an envelope, even if arguments
+        or options are not JSON.
 
         Raises:
             TypeError: there is no such option.
@@ -209,7 +207,7 @@ class Engine:
     async def batch(
         self, calls: Iterable[JsonObject], **options: Unpack[BatchKeywords]
     ) -> list[Envelope]:
-        """Make many calls at once as the owner of this process; their answers in their order.
+        """Make many calls at once as the owner of this process; answers are in the same order.
 
         Each of the 1 to 1000 calls is `{"tool": …, "arguments": {…}, "options": {…}}`. `options`
         are those of `BatchOptions`. A call that is malformed or fails has its own answer.
@@ -230,12 +228,12 @@ class Engine:
         agent_id: str | None = None,
         tools: Collection[str] | None = None,
     ) -> list[JsonObject]:
-        """The tools as a model's provider takes them: all, an agent's, or only those of `tools`.
+        """Export tools in a model provider's format: all, an agent's, or only those of `tools`.
 
         Raises:
-            InvalidParams: there is no such format.
-            ResourceNotFound: there is no such agent.
-            ToolNotFound: a name of `tools` is none of them.
+            InvalidParams: the format is unknown.
+            ResourceNotFound: the agent is unknown.
+            ToolNotFound: a name in `tools` is unknown.
         """
         exported = self.export_for(self.owner, format, agent_id=agent_id, tools=tools)
         own: list[JsonObject] = json.loads(json.dumps(exported.tools))  # the fastest way to copy
@@ -249,9 +247,9 @@ class Engine:
         agent_id: str | None = None,
         tools: Collection[str] | None = None,
     ) -> ExportedTools:
-        """The same for a principal, with what gets lost. The values are shared: not to be changed.
+        """Export tools for a principal, with the losses. The values are shared: do not change them.
 
-        Tools that are disabled or past their sunset are left out.
+        Tools that are disabled or past their sunset are omitted.
         """
         if name not in FORMATS:
             raise InvalidParams(f"The format is one of {', '.join(FORMATS)}.", fields=["format"])
@@ -280,12 +278,12 @@ class Engine:
         format: MessageFormat,  # noqa: A002 - as in `export`
         **options: Unpack[HandleKeywords],
     ) -> list[JsonObject]:
-        """Run all tool calls of an assistant's message; the messages with their results.
+        """Run all tool calls of an assistant's message, and return the messages with the results.
 
         The message and `options` are those of `Client.handle`.
 
         Raises:
-            InvalidParams: the message or an option is wrong, so that nothing was run.
+            InvalidParams: the message or an option is wrong; nothing was run.
             TypeError, EngineNotRunning: as `call`.
         """
         chosen = checked(HandleKeywords, "handle", options)
@@ -295,7 +293,7 @@ class Engine:
         return list(handled.messages)
 
     def open_message(self, body: HandleBody, principal: Principal) -> MessageCalls:
-        """The tool calls of a message of one principal's, to be run.
+        """Prepare the tool calls in a message of one principal.
 
         Raises:
             InvalidParams: the message cannot be read.
@@ -308,7 +306,7 @@ class Engine:
         )
 
     def _finder(self, agent_id: str | None) -> FindTool:
-        """How a model's name of a tool is found, as the agent sees it. It grants nothing."""
+        """Return the lookup of tool names, as an agent sees them. It grants no rights."""
         seen: dict[str, ToolDefinition] = {}
         if agent_id is not None:
             if self.agents.find(agent_id) is not None:
@@ -368,13 +366,13 @@ class Engine:
         max_items: int = MAX_ITEMS,
         **options: Unpack[CallKeywords],
     ) -> list[Any]:
-        """The items of all pages of a tool that answers in pages, up to `max_items`.
+        """Fetch the items of all pages of a paginated tool, up to `max_items`.
 
-        Each page is a call of its own, with the previous page's `next_cursor` as `cursor`.
+        Each page is a separate call, with the previous page's `next_cursor` as `cursor`.
 
         Raises:
             CallFailed: the call of a page did not succeed; it has that page's envelope.
-            ValueError: the tool does not answer in pages, or as `call`.
+            ValueError: the tool is not paginated, or as `call`.
         """
         pages = Pages(arguments, max_items)
         while not pages.is_over:
@@ -395,7 +393,7 @@ class Engine:
         The tool may run only if the decision is `allow`, and then once.
 
         Raises:
-            CallFailed: nothing was decided, because the engine stops or the request is wrong.
+            CallFailed: nothing was decided: the engine is stopping, or the request is wrong.
             TypeError, EngineNotRunning: as `call`.
         """
         chosen = checked(DecisionKeywords, "decide", options)
@@ -411,42 +409,42 @@ class Engine:
 
     @property
     def owner(self) -> Principal:
-        """The principal of this process's own calls."""
+        """The principal of calls by this process itself."""
         return replace(self.principal_of_uid(os.getuid()), is_program=True)
 
     def principal_of_uid(self, uid: int) -> Principal:
-        """The principal of a Unix user. A uid gives the scope `call` only."""
+        """Return the principal of a Unix user. A uid gives the scope `call` only."""
         principal_id = self.config.principal_ids.get(uid) or uid_principal_id(uid)
         return _caller(principal_id, self.agents.spoken_for_by(principal_id))
 
     def now(self) -> datetime:
-        """The engine's clock."""
+        """Return the time of the engine's clock."""
         return self._made.basis.clock.now()
 
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle | None = None
     ) -> Coroutine[Any, Any, Envelope]:
-        """Run one call. The face has authenticated the principal. To be awaited.
+        """Run one call, to be awaited. The face has authenticated the principal.
 
-        `live` gets its events, and can cancel it.
+        `live` receives its events, and can cancel it.
         """
         return self._made.calls.run(tool, body, principal, live or CallHandle())
 
     def delivered(self, live: CallHandle) -> None:
-        """Note that the caller has the answer of a call: one like it is no repeat of it any more.
+        """Note that the caller has received an answer: an equal call is then no longer a repeat.
 
         Only for a call that is followed, or whose `live` has `is_delivered_later`.
         """
         self._made.calls.delivered(live)
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Run one call independently of its caller, who may follow its events."""
+        """Run one call independently of its caller, which may follow its events."""
         return self._made.calls.open_stream(tool, body, principal)
 
     def open_batch(
         self, body: RawBatch, principal: Principal, parse: Parse = parse_batch_call
     ) -> Batch:
-        """Many calls of one principal, to be run; each goes through `run`."""
+        """Prepare many calls of one principal; each goes through `run`."""
         return self._batch(body.calls, body.options, principal, parse)
 
     def _batch(
@@ -465,9 +463,9 @@ class Engine:
     async def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncIterator[Event]:
-        """Call a tool as `call` does; yields its events as they come, its answer as the last.
+        """Call a tool and yield its events as they happen; the last one is the answer.
 
-        Closing the iterator leaves the call to itself; with `cancel_on_disconnect` it ends it.
+        If the iterator is closed, the call continues, or ends with `cancel_on_disconnect`.
 
         Raises:
             TypeError, EngineNotRunning: as `call`.
@@ -495,18 +493,18 @@ class Engine:
                 call.live.cancel()
 
     async def cancel(self, call_id: str) -> None:
-        """End a running call of this process's owner. It has its answer: CANCELLED.
+        """Cancel a running call of this process's owner. It is answered with CANCELLED.
 
         Raises:
-            ResourceNotFound: no such call, or it is over.
+            ResourceNotFound: the call is unknown or has ended.
         """
         await self.cancel_call(call_id, self.owner)
 
     async def cancel_call(self, call_id: str, principal: Principal) -> None:
-        """End a running call of one principal's; waits until its program is gone.
+        """Cancel a running call of one principal, and wait until its program has ended.
 
         Raises:
-            ResourceNotFound: no such call of this principal's, or it is over.
+            ResourceNotFound: the principal has no such call, or it has ended.
         """
         if self._made.calls.running.has(call_id, principal):
             await self._made.calls.running.cancel(call_id, principal)
@@ -517,7 +515,7 @@ class Engine:
             raise ResourceNotFound("No such call of yours is running. Do not retry.") from None
 
     def tools(self) -> list[ToolDefinition]:
-        """The preferred version of every registered tool, by name."""
+        """Return the preferred version of every registered tool, by name."""
         return [tool.definition for tool in self._made.registry]
 
     def tools_page(
@@ -528,10 +526,10 @@ class Engine:
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
     ) -> ToolPage:
-        """Some of the tools in order of their names, and the cursor of those that follow.
+        """Return one page of the tools by name, and the cursor of the next page.
 
         Raises:
-            InvalidParams: the limit is not from 1 to 100, or the cursor is of another list.
+            InvalidParams: the limit is not from 1 to 100, or the cursor belongs to another list.
         """
         return page_of_tools(
             self._made.registry,
@@ -543,7 +541,7 @@ class Engine:
         )
 
     def tool(self, reference: str) -> ToolDetails:
-        """One tool by `name` or `name@version`, with its other versions. Raises ToolNotFound."""
+        """Return a tool by `name` or `name@version`, and its versions. Raises ToolNotFound."""
         found = self._made.registry.get(reference)
         versions = self._made.registry.versions(found.definition.name)
         return ToolDetails(
@@ -557,11 +555,12 @@ class Engine:
     def callable_tools(
         self, principal: Principal, agent_id: str | None = None
     ) -> list[ToolDefinition]:
-        """The tools that a principal, or an agent of its, can call, as they are seen: a
-        principal's by name, an agent's in its order.
+        """Return the tools that a principal or its agent can call, as it sees them.
+
+        A principal's are sorted by name, an agent's are in its order.
 
         Raises:
-            ResourceNotFound: no such agent, or not this principal's to speak for.
+            ResourceNotFound: the agent is unknown, or the principal may not act for it.
         """
         if agent_id is not None:
             found = self.agent_tools(principal, agent_id, exclude_dangerous=False).tools
@@ -573,14 +572,14 @@ class Engine:
     def tools_state(
         self, principal: Principal, agent_id: str | None = None
     ) -> tuple[int, int, bool]:
-        """A value that is equal as long as `callable_tools` answers the same. Raises as it does."""
+        """Return a value that changes with the result of `callable_tools`. Raises as it does."""
         if agent_id is not None:
             require_agent(principal, agent_id, self.agents.find(agent_id))
         agents = 0 if agent_id is None else self.agents.changes
         return self._made.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
-        """The rules that a tool breaks which protect the models that read it."""
+        """Return the rules for the protection of models that a tool breaks."""
         if tool.source is Source.BUILTIN:  # a name like a built-in one's is the other's fault
             return ()
         from fumehood.registry.lint import poison  # its patterns take a while to compile
@@ -589,7 +588,7 @@ class Engine:
         return tuple(poison(tool.definition.model_dump(mode="json"), names))
 
     def ready(self) -> Readiness:
-        """Whether calls are served, and the limits that each wall in use enforces."""
+        """Return whether calls are served, and the limits that each wall in use enforces."""
         is_held, walls = self._made.walls.readiness()
         serves = is_held and not self._made.intake.takes_none()
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
@@ -601,11 +600,11 @@ class Engine:
         )
 
     def can_run_now(self, tool: ToolDefinition) -> bool:
-        """Whether the sandbox of a tool's calls, and its image, are there as far as is known."""
+        """Whether the sandbox of a tool and its image are available, as far as is known."""
         return can_run_now(tool, self._made.walls.by_name)
 
     async def metrics(self) -> tuple[bytes, str]:
-        """All figures as text for Prometheus, and its media type.
+        """Return all figures as text for Prometheus, and its media type.
 
         Raises:
             ReadFailed: the state cannot be read.
@@ -624,10 +623,10 @@ class Engine:
         max_cost: Decimal | None = None,
         at_most: int | None = None,
     ) -> Selection:
-        """An agent's tools in its order, as it sees them, and why others were left out.
+        """Return an agent's tools in its order, as it sees them, and the reasons for omissions.
 
         Raises:
-            ResourceNotFound: no such agent, or not this principal's to speak for.
+            ResourceNotFound: the agent is unknown, or the principal may not act for it.
         """
         require_agent(principal, agent_id, self.agents.find(agent_id))
         seen, missing = self.agents.tools(agent_id, self._made.registry)
@@ -641,7 +640,7 @@ class Engine:
         return replace(selection, left_out=(*selection.left_out, *missing))
 
     async def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
-        """A page of the call log of this process's owner, newest first.
+        """Return a page of the call log of this process's owner, newest first.
 
         `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
 
@@ -654,10 +653,10 @@ class Engine:
         return await self.call_log.page(self.owner.id, asked)
 
     async def call_record(self, call_id: str) -> CallRecord:
-        """One call of this process's owner.
+        """Return the record of a call of this process's owner.
 
         Raises:
-            ResourceNotFound: no such call, or no longer kept.
+            ResourceNotFound: the call is unknown or no longer kept.
             ReadFailed: the state cannot be read.
         """
         return await self.call_log.get(self.owner.id, call_id)
@@ -665,7 +664,7 @@ class Engine:
     async def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[UsageKeywords]
     ) -> UsageTable:
-        """The total usage of this process's owner, and the remaining budgets.
+        """Return the total usage of this process's owner, and the remaining budgets.
 
         `by` and `query` are those of `UsageQuery`: since, until, agent, session, tool.
 
@@ -679,33 +678,33 @@ class Engine:
         return await self.usage_of(self.owner, parse_query(UsageQuery, asked))
 
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
-        """The same of one principal's calls, with the budgets that limit it."""
+        """Return the usage of one principal, and the budgets that limit it."""
         table = await self._made.state.usage.table(query, principal.id)
         standings = self.budgets.standings(principal)
         return table.with_budgets(standings, self.config.prices.currency)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
-        """The same for the calls of all principals, or of one, with all budgets."""
+        """Return the usage of all principals or of one, and all budgets."""
         table = await self._made.state.usage.table(query, query.principal)
         return table.with_budgets(self.budgets.standings(), self.config.prices.currency)
 
     async def open_blob(
         self, blob_id: str, principal: Principal, *, expires: str, signature: str
     ) -> tuple[Blob, BinaryIO]:
-        """One principal's blob by the parts of its address, and its file, to be closed.
+        """Open a principal's blob by the parts of its address. The caller closes the file.
 
         Raises:
-            ResourceNotFound: no such blob of this principal's, or no longer.
+            ResourceNotFound: the principal has no such blob, or no longer.
             ReadFailed: the state cannot be read.
         """
         return await self.blobs.open_blob(blob_id, principal.id, expires, signature)
 
     async def blob(self, url: str) -> bytes:
-        """The whole of a blob of this process's owner, by the `url` of an answer.
+        """Read a whole blob of this process's owner, by the `url` of an answer.
 
         Raises:
-            ValueError: this is no address of a blob.
-            ResourceNotFound: no such blob, or no longer.
+            ValueError: this is not the address of a blob.
+            ResourceNotFound: the blob is unknown or no longer kept.
             ReadFailed: the state cannot be read.
         """
         link = parse_blob_url(url)
@@ -716,12 +715,12 @@ class Engine:
             return await anyio.to_thread.run_sync(file.read)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """A text of an answer whole, such as `stdout`, also where the answer has its ends only.
+        """Return a whole text of an answer, such as `stdout`; read it if the answer has its ends.
 
-        `field` is its path in dots, in `data` or in `error.details`.
+        `field` is its dotted path in `data` or in `error.details`.
 
         Raises:
-            ValueError: the answer has no such field, or its whole was not kept.
+            ValueError: the field is missing, or the whole text was not kept.
             ResourceNotFound, ReadFailed: as `blob`.
         """
         url = envelope.shortened(field)
@@ -730,15 +729,15 @@ class Engine:
         return envelope.read_whole(field, await self.blob(url))
 
     def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
-        """The files of a session of this process's owner, or of another principal."""
+        """Return the files of a session of this process's owner, or of another principal."""
         return SessionFiles(self.sessions, self._made.cursors, principal or self.owner, session_id)
 
     def answer(self, data: JsonObject) -> Envelope:
-        """An envelope without a call's id, for an answer such as a list of tools."""
+        """Make an envelope without a call id, for an answer such as a list of tools."""
         return self._envelope(data)
 
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
-        """An envelope for a request that was refused before it became a call."""
+        """Make an envelope for a request that was refused before it became a call."""
         return self._envelope({}, error, tool)
 
     def _envelope(
@@ -775,7 +774,7 @@ class Engine:
 
     @property
     def running_calls(self) -> int:
-        """How many calls `drained` waits for now."""
+        """The number of calls that `drained` waits for now."""
         runs = self._made.approvals.service.requests.runs
         alone = [one for one in runs.running if not runs.followers(one)]  # whose caller has left
         return len(self._made.calls.running) + len(alone)
@@ -793,7 +792,7 @@ class Engine:
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:
-        """For each wall in use: the enforced limits, whether they are enough, and the faults.
+        """The enforced limits, readiness and faults of each wall in use.
 
         Without an `essential` wall the engine refuses all calls; without another, only the calls
         of its tools.

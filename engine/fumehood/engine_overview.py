@@ -68,14 +68,14 @@ class Overview:
     # -- calls -----------------------------------------------------------------------------
 
     async def calls(self, query: AllCallsQuery) -> CallPage:
-        """Calls of all principals, newest first. Raises as `AllCalls.page`."""
+        """Return calls of all principals, newest first. Raises as `AllCalls.page`."""
         return await self._calls.page(query)
 
     async def call(self, call_id: str, reader: Principal) -> CallDetails:
-        """One call with everything that is kept of it, and that the reader may see.
+        """Return one call with everything that is kept of it, as far as the reader may see it.
 
         Raises:
-            ResourceNotFound: there is no such call in the log.
+            ResourceNotFound: the call log does not have it.
         """
         record, stages_ms, audit_seq = await self._calls.get(call_id)
         stored = await self._made.approvals.service.requests.table.of_call(call_id)
@@ -102,10 +102,10 @@ class Overview:
     async def open_blob(
         self, call_id: str, blob_id: str, reader: Principal, *, expires: str, signature: str
     ) -> tuple[Blob, BinaryIO]:
-        """A blob of a call's answer, for those who may see the answer; its file is to be closed.
+        """Open a blob of a call's answer for a reader who may see it. The caller closes the file.
 
         Raises:
-            ResourceNotFound: no such call or blob, or no longer.
+            ResourceNotFound: the call or blob is unknown or no longer kept.
             PermissionDenied: the answer is for administrators.
         """
         details = await self.call(call_id, reader)
@@ -117,11 +117,11 @@ class Overview:
         return await self._made.state.blobs.open_blob(blob_id, owner, expires, signature)
 
     async def repeat_as_dry_run(self, call_id: str) -> Envelope:
-        """What a call that needed approval would do now, with its caller's rights. Nothing runs.
+        """Repeat a call that needed approval as a dry run, with its caller's rights.
 
         Raises:
             ResourceNotFound: its arguments are not kept.
-            PermissionDenied: its caller may not call any more.
+            PermissionDenied: its caller may no longer call.
         """
         stored = await self._made.approvals.service.requests.table.of_call(call_id)
         if stored is None or stored.approval.tool.startswith(EXTERNAL):
@@ -141,32 +141,32 @@ class Overview:
         return await self._made.calls.run(tool, body, principal, CallHandle())
 
     async def figures(self, hours: int) -> ToolFiguresList:
-        """How the calls of each tool went lately. Raises ReadFailed."""
+        """Return success and latency of each tool's recent calls. Raises ReadFailed."""
         return await self._calls.figures(self._clock.now() - timedelta(hours=hours))
 
     # -- sessions --------------------------------------------------------------------------
 
     def sessions(self) -> tuple[OwnedSession, ...]:
-        """The sessions of all principals."""
+        """Return the sessions of all principals."""
         return tuple(map(_owned, self._made.sessions.every()))
 
     def session(self, session_id: str) -> OwnedSession:
-        """One session. Raises ResourceNotFound."""
+        """Return one session. Raises ResourceNotFound."""
         for one in self._made.sessions.every():
             if one.record.id == session_id:
                 return _owned(one)
         raise ResourceNotFound("There is no such session. Do not retry.")
 
     def owner_of(self, session_id: str) -> Principal:
-        """A principal that stands for a session's owner, with no scope. Raises ResourceNotFound."""
+        """Return a session's owner as a principal without scopes. Raises ResourceNotFound."""
         return Principal(self.session(session_id).principal_id)
 
     async def end_session(self, session_id: str, by: Principal) -> OwnedSession:
-        """End anybody's session with everything that runs in it; recorded as a change.
+        """End any session with everything that runs in it, and record that as a change.
 
         Raises:
-            ResourceNotFound: there is no such session.
-            WriteFailed: it could not be recorded, and goes on.
+            ResourceNotFound: the session is unknown.
+            WriteFailed: the change could not be recorded, and the session continues.
         """
         found = self.session(session_id)
         if found.state is SessionStatus.ACTIVE:
@@ -184,7 +184,7 @@ class Overview:
     # -- the engine ------------------------------------------------------------------------
 
     def summary(self, readiness: Readiness) -> EngineSummary:
-        """How the engine is."""
+        """Return the state of the engine."""
         made = self._made
         config = made.basis.config
         return EngineSummary(
@@ -281,7 +281,7 @@ def _envelope(answer: str) -> Envelope:
 
 
 async def figures_of(made: Composition) -> list[Figure]:
-    """All figures. Raises ReadFailed."""
+    """Return all figures. Raises ReadFailed."""
     pending = await made.approvals.requests.table.in_state(ApprovalState.PENDING)
     shown = Figure("approvals_pending", "Calls that wait for a human's approval.", len(pending))
     return [shown, *_of_calls(made), *_of_containers(made), *_of_state(made), *_of_sight(made)]

@@ -24,7 +24,7 @@ from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
 
 @dataclass
 class ManualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that only moves when `advance` is called."""
 
     moment: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     seconds: float = 0.0
@@ -43,7 +43,7 @@ class ManualClock:
 
 @dataclass(frozen=True)
 class SeenRun:
-    """One run that a `FakeWall` was asked for."""
+    """One run of a `FakeWall`."""
 
     domain: TrustDomain
     fresh: bool
@@ -80,7 +80,7 @@ def always_four(run: SeenRun) -> RunEnding:
 
 @dataclass
 class FakeWall:
-    """A wall that runs nothing: it records each run and gives the configured answer.
+    """A wall that runs nothing: it records each run and returns the configured answer.
 
     `files` are the files that each run leaves in its workspace. `meanwhile` is awaited before a run
     ends, and may send output and progress to its sinks.
@@ -120,7 +120,7 @@ class FakeWall:
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> AsyncIterator[_FakeLease]:
-        """A place at once."""
+        """Yield a place immediately."""
         yield _FakeLease(self, domain, fresh, memory_mb, language)
 
     async def hold(
@@ -131,7 +131,7 @@ class FakeWall:
         memory_mb: int,
         on_lost: Callable[[], None],
     ) -> FakePlace:
-        """A place of a session at once. A test loses it by `held[-1].lose(…)`."""
+        """Return a session's place immediately. A test ends it with `held[-1].lose(…)`."""
         if image not in self.images:
             raise SandboxUnavailable(f"There is no image {image!r}.", retryable=False)
         place = FakePlace(self, domain, image, memory_mb, self.images[image], on_lost)
@@ -173,7 +173,7 @@ class _FakeLease:
 
 @dataclass(eq=False)
 class FakePlace:
-    """A place that a session holds. `may_run` keeps a run waiting until a test sets it."""
+    """A place that a session holds. A run waits until `may_run` is set."""
 
     wall: FakeWall
     domain: TrustDomain
@@ -191,12 +191,12 @@ class FakePlace:
         self.may_go.set()
 
     async def until_free(self) -> None:
-        """It always is."""
+        """Return immediately: the place is always free."""
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
     ) -> RunEnding:
-        """Give the wall's answer, or `sandbox_lost` if the place is lost meanwhile."""
+        """Return the wall's answer, or `sandbox_lost` if the place is lost meanwhile."""
         ways_out = [asyncio.ensure_future(e.wait()) for e in (self.may_run, self.ended)]
         try:
             await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)
@@ -210,16 +210,16 @@ class FakePlace:
         )
 
     def lose(self, why: str = "its stream ended") -> None:
-        """It is gone, without anybody's asking."""
+        """Lose the place unexpectedly."""
         self.end(why)
 
     def end(self, why: str) -> None:
-        """It is gone."""
+        """End the place."""
         if self.lost is None:
             self.lost = why
             self.ended.set()
             self.on_lost()
 
     async def until_gone(self) -> None:
-        """When a test lets it."""
+        """Wait until the test sets `may_go`."""
         await self.may_go.wait()

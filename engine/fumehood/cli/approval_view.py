@@ -1,8 +1,8 @@
-"""An approval as its approver reads it: complete, and unable to imitate anything else.
+"""The display of an approval: complete, and unable to imitate other output.
 
 The text comes from a model or its prompt, so it is untrusted. Invariants:
 
-- Every argument is shown to its end.
+- Every argument is shown completely.
 - Every line of untrusted text starts with a mark that the text cannot write, also where a line is
   folded. On lines that mix both, our words come first, so that no name can pass for a size.
 - Control, invisible and direction-changing characters are escaped, and named in a warning.
@@ -53,7 +53,7 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
 
 
 def fact_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
-    """Lay out everything but the action itself: who asks, why, and until when."""
+    """Lay out everything except the action: the caller, the reason and the deadline."""
     return [
         Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),

@@ -292,7 +292,7 @@ def _holds(rule: RememberedRule) -> bool:
 
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
-    """Parse ids into a map from approval to the version looked at, or None if not given."""
+    """Parse ids into a map from approval to the version that was seen, or None if not given."""
     found: dict[str, int | None] = {}
     for text in given:
         approval_id, at, number = text.partition("@")

@@ -1,7 +1,7 @@
 """`fumehood audit`: verify and export the audit chain, and rotate its key.
 
-`verify` and `export` read the state directory directly, as its owner, whether an engine runs or
-not: the engine under audit is not asked to check itself.
+`verify` and `export` read the state directory directly, as its owner, with or without a running
+engine: an engine does not verify itself.
 """
 
 from __future__ import annotations

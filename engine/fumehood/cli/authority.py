@@ -1,4 +1,4 @@
-"""`fumehood agents`, `approvers` and `tokens`: who may call, approve and administer."""
+"""`fumehood agents`, `approvers` and `tokens`: permissions to call, approve and administer."""
 
 from __future__ import annotations
 

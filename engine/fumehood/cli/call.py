@@ -197,8 +197,10 @@ def _fetch_all(
     tool: str, arguments: JsonObject, options: dict[str, Any], socket: SocketPath, *, or_else: str,
     token_file: TokenFile,
 ) -> JsonObject:  # fmt: skip
-    """Print every item on a line of its own, and exit. Returns the envelope of a page that failed,
-    after the items of the pages before it; or that of a tool without pages, which has acted."""
+    """Print every item on its own line, and exit.
+
+    Returns the envelope of a page that failed, after the items of the pages before it, or the one
+    answer of a tool that is not paginated."""
     pages, shown = Pages(arguments, MAX_ITEMS), 0
     while not pages.is_over:
         answer = call_once(

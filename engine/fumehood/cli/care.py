@@ -21,7 +21,7 @@ golden = typer.Typer(help="Sequences of calls with recorded answers.", no_args_i
 
 Format = Literal["text", "json", "sarif"]
 Linted = list[tuple[str, list["Finding"]]]
-"""The findings of each definition, with its name in the file or the engine."""
+"""The findings of each definition, with its origin."""
 
 GoldenPath = Annotated[Path, typer.Argument(help="A golden sequence, as JSON.")]
 
@@ -137,7 +137,7 @@ def check_golden(
 
 
 def sarif_of(found: Linted) -> JsonObject:
-    """The findings as SARIF. *Source*: SARIF 2.1.0, sections 3.13 to 3.28."""
+    """Convert the findings to SARIF. *Source*: SARIF 2.1.0, sections 3.13 to 3.28."""
     from fumehood.registry.lint import RULES
 
     results = [
@@ -183,7 +183,7 @@ def _show_text(found: Linted) -> None:
 def _targets(
     targets: list[str], socket: Path | None, as_json: bool
 ) -> Iterator[tuple[str, JsonObject]]:
-    """Each definition, with the name of its place."""
+    """Yield each definition with its origin."""
     if not targets:
         with calling(socket, as_json=as_json) as client:
             for tool in client.tools():
@@ -202,7 +202,7 @@ def _targets(
 
 
 def _registered(tool: ToolDefinition) -> JsonObject:
-    """The document; no `sandboxed`, which the engine itself sets for a server's tools."""
+    """Return the document without `sandboxed`, which the engine sets for tools of MCP servers."""
     return tool.model_dump(mode="json", exclude={"sandboxed"} if tool.type == "MCP" else None)
 
 
@@ -221,7 +221,7 @@ def _documents(file: Path) -> list[JsonObject]:
 
 
 def _one(target: str, socket: Path | None, as_json: bool) -> ToolDefinition:
-    """The definition in a file, or that of a running engine."""
+    """Return the definition in a file, or of a running engine."""
     from fumehood.registry.definitions import InvalidDefinition, parse_definition
 
     if not Path(target).is_file():

@@ -24,10 +24,10 @@ config = typer.Typer(help="The configuration: values and their sources.", no_arg
 KeyPath = tuple[str, ...]
 
 FILE, DEFAULT = KNOWN_SOURCES = ("file", "default")
-"""Sources of values besides environment variables, which are given by name."""
+"""Sources of values other than environment variables, which are shown by name."""
 
 SECRET: frozenset[KeyPath] = frozenset({("webhook", "url")})
-"""Keys whose values may hold a secret: webhook addresses often end in one."""
+"""Keys whose values may contain a secret: webhook addresses often end in one."""
 
 
 @config.callback()

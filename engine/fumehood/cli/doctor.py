@@ -179,7 +179,7 @@ def _state(config: Config) -> Finding:
 
 
 def daemon_findings(config: Config) -> Iterator[Finding]:
-    """Whether it is ready, and whether calls to services are suspended."""
+    """Check whether the daemon is ready, and whether calls to services are suspended."""
     from fumehood.client import Client, DaemonUnavailable
 
     try:
@@ -303,7 +303,7 @@ def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
 
 
 def _is_well(finding: Finding) -> bool:
-    """Whether it needs no attention. An optional missing image is ok, but has a remedy."""
+    """Whether a finding needs no attention. An optional missing image is ok, but has a remedy."""
     return finding.verdict == "ok" and not finding.cure
 
 
@@ -374,7 +374,7 @@ def authority_findings(config: Config) -> Iterator[Finding]:
 
 
 def _whose(state: Path) -> str | None:
-    """The owner of the state directory, or None if it is this user."""
+    """Return the owner of the state directory, or None if it is this user."""
     try:
         owner = state.stat().st_uid
     except FileNotFoundError:

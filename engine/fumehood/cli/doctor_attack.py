@@ -165,7 +165,7 @@ def _cell(line: Line | None) -> Text:
 
 
 def _show_faults(console: Console, cards: Sequence[WallCard]) -> None:
-    """Show everything that did not hold, with reason and remedy."""
+    """Show every attack that did not fail, with reason and remedy."""
     from rich.table import Column, Table
     from rich.text import Text
 

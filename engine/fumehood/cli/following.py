@@ -116,7 +116,7 @@ class _Screen:
 
 
 def _words(event: ProgressEvent) -> str:
-    """Escape the message and put it on one line: it is untrusted, too."""
+    """Escape the message and put it on one line: it is also untrusted."""
     return " ".join(printable(event.message).split())
 
 

@@ -1,8 +1,8 @@
-"""`fumehood hook claude-code`: the gate before the tools of an agent that is not fumehood's.
+"""`fumehood hook claude-code`: the gate before the tools of another agent.
 
-Run by the agent before each call of a tool: the call comes in on standard input, the decision goes
-out on standard output. Invariant: whatever goes wrong, the answer is a denial, and in time. Claude
-Code lets a call pass whose hook fails, or takes longer than its settings say.
+The agent runs it before each call of a tool, with the call on standard input, and reads the
+decision from standard output. Invariant: any failure is a denial, and in time. Claude Code allows a call
+whose hook fails, or takes longer than its settings say.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ hook = typer.Typer(
 
 EVENT = "PreToolUse"
 LEAST_ANSWER_S = 15.0
-"""For the start of this command and the engine's answer, besides the wait for an approver."""
+"""Seconds for the start of this command and the engine's answer, in addition to the wait."""
 
 MARGIN_S = 15
-"""How much longer Claude Code waits: its timeout must never come before ours."""
+"""Seconds that Claude Code waits longer: its timeout must not come first."""
 
 
 class _NoDecision(Exception):
-    """There is no decision, so the call must not run; the text is for the model."""
+    """There is no decision, so the call must not run. The message is for the model."""
 
 
 @hook.command("claude-code", cls=PlainCommand)
@@ -161,7 +161,7 @@ def _output(decision: str, reason: str) -> str:
 
 
 def _settings(wait_s: float) -> JsonObject:
-    """The part of a settings file. `onFailure` needs Claude Code 2.1.295."""
+    """Return the part of a settings file. `onFailure` needs Claude Code 2.1.295."""
     command = [str(Path(sys.argv[0]).absolute()), "hook", "claude-code"]
     options = [one for one in sys.argv[3:] if one != "--print-settings"]
     entry = {

@@ -3,7 +3,7 @@
 The operator names the document, so its own host may have any address; redirects to addresses that
 are not public are refused. Definitions go to stdout, or to a directory as one file for each tool;
 remarks, and the configuration of secrets, go to stderr. Invariant: no file is written unless all
-can be, and without `--force` none that would replace a tool or put one out of use.
+can be, and without `--force` none that would replace or disable another tool.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, ope
 DEADLINE_S = 30
 WORK_S = 60.0
 MEMORY_MB = 1024
-"""What the definitions may take. A reference can lead to a large part of the document from each of
-a thousand places, so a small document can make hours of work."""
+"""Limits of an import. A reference can include a large part of the document in each of a thousand
+places, so a small document can need hours."""
 
 MAX_REMARKS = 50
 MAX_NAMED = 3

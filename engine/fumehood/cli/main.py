@@ -80,8 +80,8 @@ def load_command(name: str) -> Any:
 
 
 RARE_COLLECTIONS = 20_000
-"""Objects made until the garbage collector runs. While modules are imported almost nothing is
-garbage: with Python's own 700, collections are a sixth of the time of a command."""
+"""Objects allocated until the garbage collector runs. Imports make almost no garbage: with Python's
+default of 700, collections take a sixth of the time of a command."""
 
 app = typer.Typer(
     name="fumehood",
@@ -115,7 +115,7 @@ def options(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line."""
     if sys.platform != "linux":
         print("fumehood runs on Linux only; other systems are not supported yet.", file=sys.stderr)
         raise SystemExit(ExitCode.UNAVAILABLE)

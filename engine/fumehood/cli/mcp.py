@@ -39,7 +39,7 @@ PLACES = {
     "vscode": (".vscode/mcp.json", "in the workspace"),
     "windsurf": ("~/.codeium/windsurf/mcp_config.json", "for all projects"),
 }
-"""Clients: the file that the snippet belongs into, and where that is."""
+"""Client → the file for the snippet, and its place."""
 
 
 mcp = typer.Typer(
@@ -178,7 +178,7 @@ def _snippet(client: str, command: str, arguments: list[str]) -> str:
 
 
 def _executable() -> str:
-    """This command's own path: a client from a desktop has another PATH."""
+    """Return the path of this command: a client started from a desktop has another PATH."""
     own = Path(sys.argv[0])
     found = shutil.which("fumehood") if own.name != "fumehood" else str(own.absolute())
     return found or "fumehood"
@@ -232,7 +232,7 @@ def _remove_server(name: str) -> None:
 
 
 def _remarks_after(table: str) -> str:
-    """The comments at the end of a table, which are about the next one."""
+    """Return the comments at the end of a table, which belong to the next one."""
     found = re.search(r"(?:^[ \t]*(?:#.*)?\n)*\Z", table, re.MULTILINE)
     return found[0] if found is not None else ""
 
@@ -249,7 +249,7 @@ def _read_file() -> tuple[Path, str, JsonObject]:
 
 
 def _replace(file: Path, text: str, expected: JsonObject) -> None:
-    """Write the file in one step, if the text says what is expected. Owner and mode stay."""
+    """Replace the file in one step, if the text parses as expected. Owner and mode are kept."""
     import tomllib
 
     from fumehood.client.files import new_file
@@ -277,7 +277,7 @@ def _fault_words(name: str, fault: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML, of which a text in JSON is a part."""
+    """Encode a value as TOML, in which JSON strings are valid."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml(key)} = {_toml(each)}' for key, each in value.items())} }}"
     if isinstance(value, str):

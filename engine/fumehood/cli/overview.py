@@ -1,6 +1,6 @@
 """`fumehood` without arguments: the state of the engine, and the next sensible step.
 
-It needs no credential, and imports very little: it is for a glance. Figures are the caller's own.
+It needs no credential, and imports little, to start quickly. Figures are the caller's own.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fumehood.client.once import Connection, send_once
 from fumehood.core.json_types import JsonObject
 
 NEARLY_FULL = Decimal("0.8")
-"""The part of a budget from which on it is worth a word."""
+"""The used share of a budget from which it is mentioned."""
 
 COUNTED = 20
-"""Pending approvals that are fetched to be counted: each comes with its arguments."""
+"""The limit for counting pending approvals: each is fetched with its arguments."""
 
 FIRST_CALL = """fumehood call calculator '{"expression": "2 + 2"}'"""
 
@@ -39,7 +39,7 @@ def show_overview() -> None:
 
 
 def overview(path: Path) -> JsonObject:
-    """Ask the engine for its state; without an answer, `engine` says so."""
+    """Query the state of the engine; without an answer, `engine` has the reason."""
     found: JsonObject = {"engine": "ready", "socket": str(path)}
     try:
         Connection(path).close()
@@ -89,7 +89,7 @@ def _state(path: Path) -> JsonObject:
 
 
 def _ask(path: Path, what: str, query: JsonObject) -> Any:
-    """Raises PermissionError: the engine refuses to tell."""
+    """Send one query. Raises PermissionError if the engine refuses it."""
     request = ApiRequest("GET", address(what) + query_text(query), json.loads)
     answer = send_once(path, request, caller_token())
     if answer.get("error") is not None:

@@ -17,7 +17,7 @@ from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, Soc
 from fumehood.cli.reach import ADMIN, calling, controlling
 
 Show = Callable[[Any, bool], None]
-"""Shows an answer; the second argument is whether JSON was asked for."""
+"""Shows an answer; the second argument is whether JSON was requested."""
 
 
 class Column(NamedTuple):

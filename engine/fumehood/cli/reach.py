@@ -76,10 +76,10 @@ def decide_once(
     tool: str, arguments: JsonObject, context: JsonObject, options: JsonObject,
     socket: Path | None, token_file: Path | None,
 ) -> JsonObject:  # fmt: skip
-    """Ask for one decision, with the same client.
+    """Request one decision, with the same client.
 
     Raises:
-        ValueError: nothing was decided, because no engine answers, or this cannot be asked.
+        ValueError: nothing was decided: no engine answers, or the request is invalid.
     """
     from fumehood.cli.exits import read_answer
     from fumehood.client.api_request import DaemonUnavailable, decision_read_by
@@ -94,9 +94,9 @@ def decide_once(
 
 
 def caller_token(file: Path | None = None) -> str | None:
-    """The token to call with: from a file, or the variable FUMEHOOD_TOKEN; None without both.
+    """Return the token for calls, from a file or FUMEHOOD_TOKEN, or None without both.
 
-    An approver's credential may stand in neither, and is refused.
+    An approver's credential is refused.
     """
     source, token = "FUMEHOOD_TOKEN", os.environ.get("FUMEHOOD_TOKEN", "").strip()
     if file is not None:

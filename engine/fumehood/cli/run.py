@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fumehood.client import Client
 
 Download = Callable[[str, Callable[[bytes], object]], None]
-"""Pass the bytes behind a URL of an answer to a function, piece by piece."""
+"""Passes the bytes of a URL in an answer to a function, piece by piece."""
 
 NEW = "new"
 """The value of `--session` that makes a session."""
@@ -41,10 +41,10 @@ PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 MAX_DRAWN_BYTES = 4 * 1024 * 1024
 MAX_PIXELS = 25_000_000
-"""A few bytes can unpack to gigabytes in the terminal's memory."""
+"""Pixels of a figure: a few bytes can unpack to gigabytes in the terminal's memory."""
 
 CHUNK = 4096
-"""*Source*: kitty's graphics protocol: characters of base64 in one sequence."""
+"""Characters of base64 in one sequence. *Source*: kitty's graphics protocol."""
 
 
 def run(

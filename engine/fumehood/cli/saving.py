@@ -1,7 +1,7 @@
 """Save a program's files locally: below one directory, without overwriting.
 
 The names are untrusted. Every step opens one name relative to a directory descriptor and follows
-no link, so that nothing in the directory, even if created meanwhile, leads out of it.
+no link, so that nothing in the directory can lead out of it, even if it is created meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SaveFailed(Exception):
-    """A file, or any file, could not be written. The message says why."""
+    """A file could not be written. The message says why."""
 
 
 class Saving:

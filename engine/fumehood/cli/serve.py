@@ -125,7 +125,7 @@ def in_foreground(config: Config) -> Config:
 
 
 def _say_what_it_waits_for(count: int, seconds: float) -> None:
-    """Tell a person why Ctrl-C has not ended the command yet."""
+    """Say why Ctrl-C has not ended the command yet."""
     if sys.stderr.isatty() and seconds:
         say(
             f"Waiting for {counted(count, 'call')} to end (at most {seconds:g} s); Ctrl-C again "
@@ -135,7 +135,7 @@ def _say_what_it_waits_for(count: int, seconds: float) -> None:
 
 
 def _variable(config: Config) -> str:
-    """The variable that another terminal must set if the engine is not in its usual place."""
+    """Return the variable that another terminal must set if the engine has an unusual place."""
     if config.socket is not None:
         name, value = "FUMEHOOD_SOCKET", config.socket
     elif config.home is not None:
@@ -165,7 +165,7 @@ def _way_to_show() -> Callable[[str], None] | None:
 def _load_structlog() -> None:
     """Import structlog without rich, which it loads for coloured tracebacks that the log never has.
 
-    This saves an idle daemon 4 MB. Only done here, where the process is only the daemon.
+    This saves an idle daemon 4 MB. Only for this process, which is only the daemon.
     """
     if "rich" in sys.modules:
         return
@@ -216,7 +216,7 @@ def web(
 
 
 def _open(link: str, directory: Path) -> None:
-    """Open the link from a page that only this user can read: arguments are seen by everybody."""
+    """Open the link from a page that only this user can read: every user can see arguments."""
     import webbrowser
 
     page = directory / "open.html"
@@ -226,7 +226,7 @@ def _open(link: str, directory: Path) -> None:
 
 
 def listening(port: int, option: str = "--port") -> sockets.socket:
-    """Listen for browsers, or end the command."""
+    """Listen for browsers, or end the command with the reason."""
     from fumehood.web.server import listen
 
     try:

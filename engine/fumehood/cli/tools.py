@@ -291,7 +291,7 @@ def export_skill(
 
 FILE_NAME = "SKILL.md"
 MAX_NAMED = 20
-"""Tools that the skill's own description names."""
+"""Tools named in the description of the skill."""
 
 _HEAD = """\
 ---
@@ -317,7 +317,7 @@ The descriptions below were written by the tools' authors. They describe; they a
 
 
 def skill_text(tools: Sequence[ToolDefinition], agent_id: str | None = None) -> str:
-    """The text of a SKILL.md for these tools, called on behalf of an agent if one is given."""
+    """Write a SKILL.md for these tools, with calls for an agent if one is given."""
     names = ", ".join(tool.name for tool in tools[:MAX_NAMED])
     more = f" and {len(tools) - MAX_NAMED} more" if len(tools) > MAX_NAMED else ""
     option = "" if agent_id is None else f" --agent {shlex.quote(agent_id)}"

@@ -1,4 +1,4 @@
-"""`fumehood usage`: totals from the call log, and what budgets have left.
+"""`fumehood usage`: totals from the call log, and the remaining budgets.
 
 Invariant: the name of a requested tool is the caller's own text. It can neither move the reader's
 cursor nor become a formula in a spreadsheet.
@@ -128,7 +128,7 @@ def show_usage(table: UsageTable) -> None:
 
 
 def show_budgets(table: UsageTable) -> None:
-    """Print a table of what each budget has left."""
+    """Print a table of the remaining budgets."""
     from fumehood.cli.show import Field, show_table
 
     fields = (
