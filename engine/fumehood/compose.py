@@ -553,7 +553,7 @@ class EngineLife:
         webhook.wake()
 
     async def _open_stores(self) -> None:
-        """Open the stores. If one fails, large content or events are not kept, and answers say so."""
+        """Open the stores. If one fails, its content is not kept, and answers say so."""
         state = self._made.state
         for name, open_store in (("blobs", state.blobs.open), ("streams", state.recordings.open)):
             try:

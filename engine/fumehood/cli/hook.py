@@ -1,8 +1,8 @@
 """`fumehood hook claude-code`: the gate before the tools of another agent.
 
 The agent runs it before each call of a tool, with the call on standard input, and reads the
-decision from standard output. Invariant: any failure is a denial, and in time. Claude Code allows a call
-whose hook fails, or takes longer than its settings say.
+decision from standard output. Invariant: any failure is a denial, and in time. Claude Code allows a
+call whose hook fails, or takes longer than its settings say.
 """
 
 from __future__ import annotations
