@@ -43,7 +43,7 @@ def arguments(**given: Any) -> list[str]:
     return lines[lines.index("arguments") + 1 :]
 
 
-def test_facts_are_there() -> None:
+def test_approval_shows_its_facts() -> None:
     one = approval(
         agent_id="clerk", session_id="sess_1", reason="it deletes", quorum=2,
         approvers=("alice", "bob"),
@@ -64,14 +64,14 @@ def test_time_of_the_preview_is_shown_while_it_can_change() -> None:
     assert not any(line.startswith("previewed") for line in shown(done))
 
 
-def test_call_that_runs_outside_is_a_warning() -> None:
+def test_approval_of_an_external_tool_shows_a_warning() -> None:
     lines = approval_lines(approval(tool="external:Bash"), NOW, 200)
     said = "Outside fumehood: no limits, no sandbox, network unknown."
     assert [line.kind for line in lines if line.text == said] == ["warning"]
     assert not any("Outside" in line.text for line in approval_lines(approval(), NOW, 200))
 
 
-def test_session_that_ended_is_a_warning_and_one_that_lasts_is_none() -> None:
+def test_approval_of_an_ended_session_shows_a_warning() -> None:
     one = approval(session_id="sess_1")
     lost = one.model_copy(update={"state": ApprovalState.EXPIRED, "changed": ("session",)})
     over = approval_lines(lost, NOW, 200)
@@ -79,7 +79,7 @@ def test_session_that_ended_is_a_warning_and_one_that_lasts_is_none() -> None:
     assert not any("session ended" in line.text for line in approval_lines(one, NOW, 200))
 
 
-def test_no_name_of_an_argument_passes_for_an_argument_with_its_value() -> None:
+def test_argument_name_cannot_imitate_an_argument_with_a_value() -> None:
     lines = arguments(**{'path: "notes.txt"' + " " * COLUMNS: "everything", "x (9 characters)": 1})
     assert not any(line.startswith("  path:") for line in lines)
     assert lines[0].startswith('  "path: ')
@@ -114,7 +114,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_a_terminal_obeys_or_does_not_show_is_shown_escaped(attack: str) -> None:
+def test_control_and_invisible_characters_are_shown_escaped(attack: str) -> None:
     text = ATTACKS[attack]
     for value in (text, {"nested": [text]}, "lines\n" + text):
         lines = arguments(text=value, **{text: 1})
@@ -138,18 +138,18 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_languages_and_markup_are_shown_as_they_are(text: str) -> None:
+def test_other_scripts_and_markup_are_shown_unchanged(text: str) -> None:
     assert visible(text) == text
     assert not any("Escaped, because" in line for line in arguments(text="a\n" + text))
 
 
-def test_accents_that_letters_have_are_kept() -> None:
+def test_combining_accents_of_letters_are_not_escaped() -> None:
     assert visible(unicodedata.normalize("NFD", "Việt Nam")) == unicodedata.normalize(
         "NFD", "Việt Nam"
     )
 
 
-def test_every_argument_is_shown_to_its_end() -> None:
+def test_every_argument_of_an_approval_is_shown_completely() -> None:
     long, code = "x" * 5000, "\n".join(f"line {number}" for number in range(500))
     lines = arguments(long=long, code=code, deep={"a": [{"b": "yy" * 250}]}, empty="", nothing=None)
     text = "".join(lines)
@@ -183,7 +183,7 @@ def test_folded_line_cannot_begin_like_one_of_ours() -> None:
     assert [line for line in ours if not line.startswith(heads)] == ["arguments"]
 
 
-def test_context_of_a_tool_of_others_is_shown_like_arguments_and_promises_no_effect() -> None:
+def test_context_of_an_external_call_is_shown_without_a_promised_effect() -> None:
     preview = {"context": {"cwd": "/home/u\x1b"}}
     lines = shown(approval(preview=preview))
     assert lines[-5:-3] == ["context", '  cwd: "/home/u\\u{001b}"']
@@ -191,13 +191,13 @@ def test_context_of_a_tool_of_others_is_shown_like_arguments_and_promises_no_eff
     assert preview_in_words(preview) == ""
 
 
-def test_preview_of_a_form_that_is_not_known_is_shown_whole() -> None:
+def test_console_shows_a_preview_of_unknown_form_whole() -> None:
     text = "\n".join(shown(approval(preview={"statements": ["drop table x"], "rows": 7})))
     assert "drop table x" in text
     assert "7" in text
 
 
-def test_decisions_say_what_was_decided_on() -> None:
+def test_decisions_before_an_edit_are_marked() -> None:
     word = DecisionRecord(
         at=NOW, approver="approver:alice", channel="control", decision="approve",
         action_digest="1" * 64, reason="fine\x1b", is_self_approval=True,
@@ -207,7 +207,7 @@ def test_decisions_say_what_was_decided_on() -> None:
         assert part in text
 
 
-def test_rule_says_to_whom_on_what_and_how_long() -> None:
+def test_remembered_rule_shows_principal_arguments_and_duration() -> None:
     text = "\n".join(line.text for line in rule_lines(rule(uses_left=3), COLUMNS))
     for part in (
         "delete_files",
@@ -220,7 +220,7 @@ def test_rule_says_to_whom_on_what_and_how_long() -> None:
         assert part in text
 
 
-def test_rule_without_a_session_says_that_it_holds_in_any() -> None:
+def test_remembered_rule_without_a_session_shows_any_session() -> None:
     lines = rule_lines(rule(session_id=None, expires_at=NOW), COLUMNS)
     assert any("in any session" in line.text for line in lines)
     assert all("any session" not in line.text for line in rule_lines(rule(), COLUMNS))
@@ -236,11 +236,11 @@ def test_rule_for_any_arguments_is_a_warning() -> None:
     ("seconds", "words"),
     [(0, "now"), (5, "in 5 s"), (119, "in 119 s"), (120, "in 2 m"), (7200, "in 2 h"), (-9, "9 s ago"), (200_000, "in 2 d")],
 )  # fmt: skip
-def test_time_that_is_left_is_said_in_words(seconds: int, words: str) -> None:
+def test_remaining_time_is_described_in_words(seconds: int, words: str) -> None:
     assert ago(NOW + timedelta(seconds=seconds), NOW) == words
 
 
-def test_table_cell_says_that_it_is_cut() -> None:
+def test_one_line_marks_a_cut_cell() -> None:
     assert one_line("ab\ncd", 10) == "ab\\u{000a}cd"[:9] + "…"
     assert one_line("abc", 10) == "abc"
 
@@ -253,7 +253,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(min_size=1), JSON, max_size=3), st.integers(40, 200))
-def test_whatever_the_arguments_are_lines_fit_and_are_printable(
+def test_lines_of_any_arguments_fit_and_are_printable(
     given_arguments: dict[str, Any], columns: int
 ) -> None:
     for line in shown(approval(arguments=given_arguments, rule="r"), columns):
@@ -279,11 +279,11 @@ def previewed(columns: int = 100, **fields: Any) -> list[str]:
 GONE = {"path": "old.csv", "kind": "file", "mode": "0644", "size": 7, "links": 1, "sha256": HASH}
 
 
-def test_deletion_of_a_file_is_two_lines() -> None:
+def test_preview_shows_the_deletion_of_a_file_in_two_lines() -> None:
     assert previewed(removed=[GONE]) == ["  removes 1 file, 7 bytes", "  - file, 7 bytes: old.csv"]
 
 
-def test_new_file_has_its_directories_and_its_diff_on_lines_of_its_own() -> None:
+def test_preview_shows_directories_and_diff_of_a_new_file_on_separate_lines() -> None:
     added = [
         {"path": "a", "kind": "directory", "mode": "0755"},
         {"path": "a/b", "kind": "file", "mode": "0644", "size": 2, "sha256": HASH,
@@ -298,7 +298,7 @@ def test_new_file_has_its_directories_and_its_diff_on_lines_of_its_own() -> None
     ]
 
 
-def test_change_says_what_becomes_of_size_and_mode() -> None:
+def test_preview_of_a_changed_file_shows_old_and_new_size_and_mode() -> None:
     changed = {
         "path": "run.sh",
         "before": {"mode": "0755", "size": 1500, "sha256": HASH},
@@ -319,7 +319,7 @@ def test_change_says_what_becomes_of_size_and_mode() -> None:
     ]  # fmt: skip
 
 
-def test_what_an_approver_must_not_overlook_stands_with_its_file() -> None:
+def test_preview_shows_warnings_beside_the_file() -> None:
     removed = [
         {"path": "l", "kind": "link", "mode": "0777", "target": "/etc\x1b"},
         {"path": "p", "kind": "other", "mode": "0644", "special": "pipe"},
@@ -338,14 +338,14 @@ def test_what_an_approver_must_not_overlook_stands_with_its_file() -> None:
     ]
 
 
-def test_deletion_that_is_not_listed_whole_is_counted_whole() -> None:
+def test_preview_counts_all_files_of_a_partly_listed_deletion() -> None:
     counts = {"added": 0, "changed": 0, "removed": 3000, "removed_bytes": 12345}
     lines = previewed(removed=[GONE], counts=counts, truncated=True)
     assert lines[0] == "  removes 3,000 entries, 12,345 bytes"
     assert lines[-1] == "The list is incomplete."
 
 
-def test_missing_and_kept_are_said_only_where_there_are_some() -> None:
+def test_preview_mentions_missing_and_kept_files_only_if_there_are_any() -> None:
     lines = previewed(
         missing=["b\x1b"], kept=[{"path": "k", "why": "no right"}], would_fail="Not all of it."
     )
@@ -359,14 +359,14 @@ def test_missing_and_kept_are_said_only_where_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("path", ["file, 0 bytes: x", "x\n  - file: y", "a\x1b[2K", "x" * 300])
-def test_no_name_passes_for_a_line_or_a_size_of_ours(path: str) -> None:
+def test_file_name_cannot_imitate_a_line_or_a_size(path: str) -> None:
     lines = previewed(removed=[{**GONE, "path": path}])
     assert lines[1].startswith("  - file, 7 bytes: ")
     assert all(line.startswith(MARK) for line in lines[2:])
     assert all(line.isprintable() for line in lines)
 
 
-def test_form_that_is_not_known_is_shown_whole() -> None:
+def test_preview_of_unknown_form_is_shown_whole() -> None:
     text = "\n".join(previewed(added=7, statements=["drop\x1b"], counts={"rows": 3}))
     for part in ('"added": 7', '"drop\\u{001b}"', '"rows": 3'):
         assert part in text
@@ -384,7 +384,7 @@ def test_form_that_is_not_known_is_shown_whole() -> None:
          "adds 1 file, 0 bytes; removes 1 file, 7 bytes"),
     ],
 )  # fmt: skip
-def test_amount_is_said_in_words(fields: Any, words: str) -> None:
+def test_preview_describes_the_amount_of_changes_in_words(fields: Any, words: str) -> None:
     assert preview_in_words(preview(**fields)) == words
 
 
@@ -406,7 +406,7 @@ PREVIEW = st.dictionaries(
 
 
 @given(PREVIEW, st.integers(40, 200))
-def test_whatever_it_holds_lines_fit_and_are_printable(found: Any, columns: int) -> None:
+def test_lines_of_any_preview_fit_and_are_printable(found: Any, columns: int) -> None:
     for line in preview_lines(found, columns):
         assert line.text.isprintable()
         assert cell_len(line.text) <= columns

@@ -42,7 +42,7 @@ def _asked(monkeypatch: pytest.MonkeyPatch, word: str, **control: Any) -> NewDec
     return approvals._ask(client, [approval()], EDIT)
 
 
-def test_the_edited_call_is_shown_as_it_would_be_and_the_yes_is_for_that(
+def test_edited_call_is_shown_and_approved_as_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decision = _asked(monkeypatch, "yes")
@@ -52,7 +52,7 @@ def test_the_edited_call_is_shown_as_it_would_be_and_the_yes_is_for_that(
         assert part in shown
 
 
-def test_what_cannot_be_is_said_before_anybody_is_asked(
+def test_impossible_wishes_are_refused_before_asking(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(InvalidParams):
@@ -60,6 +60,6 @@ def test_what_cannot_be_is_said_before_anybody_is_asked(
     assert "Type yes" not in capsys.readouterr().err
 
 
-def test_any_other_word_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirmation_other_than_yes_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(typer.Exit):
         _asked(monkeypatch, "y")

@@ -36,7 +36,7 @@ def findings(**wrong: str) -> list[Finding]:
     ]
 
 
-def test_what_needs_attention_is_shown_in_full_and_the_rest_counted(
+def test_doctor_shows_problems_in_full_and_counts_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = f"/tmp/{'long/' * 20}"
@@ -73,7 +73,7 @@ class OneFailingService:
 
 
 @pytest.mark.row("P7")
-def test_circuit_that_is_open_is_a_warning(
+def test_doctor_warns_about_an_open_circuit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("fumehood.client.Client", OneFailingService)
@@ -86,7 +86,7 @@ def test_circuit_that_is_open_is_a_warning(
     assert "ok       Engine: 3 of 4 ok: configuration, state directory, daemon" in shown
 
 
-def test_every_check_is_counted_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_doctor_check_belongs_to_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     show_findings(findings(), verbose=False)
     shown = " ".join(capsys.readouterr().out.split())
     for check in WELL:
@@ -96,7 +96,7 @@ def test_every_check_is_counted_in_a_group(capsys: pytest.CaptureFixture[str]) -
     assert sum(int(count.split(": ")[1]) for count in counts) == len(WELL)
 
 
-def test_every_check_is_in_full_where_that_was_asked_for(
+def test_verbose_doctor_shows_every_check_in_full(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_findings(findings(daemon="No engine."), verbose=True)

@@ -87,7 +87,7 @@ def webhook(secret: Path, *, may_decide: bool) -> WebhookSettings:
 
 
 @pytest.mark.row("D4")
-def test_without_approvers_the_cure_is_that_which_is_possible(state: Path) -> None:
+def test_doctor_without_approvers_names_a_possible_remedy(state: Path) -> None:
     never = look(state)["approvers"]
     assert (never.verdict, "approvers init" in never.cure) == ("warning", True)
     opened(state).close()
@@ -102,14 +102,14 @@ def test_who_may_approve_is_named(state: Path) -> None:
     assert look(state)["approvers"] == Finding("approvers", "ok", "owner")
 
 
-def test_webhook_that_may_decide_is_somebody_to_ask(state: Path) -> None:
+def test_webhook_that_may_decide_counts_as_an_approver(state: Path) -> None:
     secret = private(state / "secret", "s" * 64)
     assert look(state, webhook=webhook(secret, may_decide=True))["approvers"].verdict == "ok"
     found = look(state, webhook=webhook(secret, may_decide=False))
     assert found["approvers"].verdict == "warning"
 
 
-def test_policy_is_told_with_its_rules_or_with_file_and_line(state: Path) -> None:
+def test_doctor_reports_the_policy_or_its_faults_with_lines(state: Path) -> None:
     assert look(state)["policy"].verdict == "ok"
     file = private(state / "policy.toml", SOUND)
     sound = look(state, policy_file=file)["policy"]
@@ -121,7 +121,7 @@ def test_policy_is_told_with_its_rules_or_with_file_and_line(state: Path) -> Non
     assert "policy check" in faulty.cure
 
 
-def test_webhooks_secret_is_read_and_its_address_stays_unsaid(state: Path) -> None:
+def test_doctor_reads_the_webhook_secret_and_hides_its_address(state: Path) -> None:
     assert look(state)["webhook"].found == "none is configured"
     secret = private(state / "secret", "s" * 64)
     for may_decide, words in ((True, "may decide"), (False, "may not decide")):
@@ -135,7 +135,7 @@ def test_webhooks_secret_is_read_and_its_address_stays_unsaid(state: Path) -> No
     assert look(state, webhook=webhook(secret, may_decide=True))["webhook"].verdict == "missing"
 
 
-def test_audit_key_that_is_gone_or_open_is_told_and_nothing_is_made(state: Path) -> None:
+def test_doctor_reports_a_missing_or_open_audit_key_and_creates_nothing(state: Path) -> None:
     assert look(state)["audit key"].verdict == "ok"
     assert list(state.iterdir()) == []
     database = opened(state)
@@ -152,7 +152,7 @@ def test_audit_key_that_is_gone_or_open_is_told_and_nothing_is_made(state: Path)
 
 
 @pytest.mark.row("D6")
-def test_another_users_state_is_not_guessed_about(
+def test_doctor_says_if_another_users_state_cannot_be_read(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = os.geteuid()
@@ -214,7 +214,7 @@ def fresh_row(**changes: Any) -> dict[str, Any]:
     return image_row("sha256:" + "1" * 64, **(chosen | changes))
 
 
-def test_a_good_engine_with_its_image_has_nothing_to_mend(findings: Any) -> None:
+def test_doctor_finds_no_fault_in_a_good_docker_with_its_image(findings: Any) -> None:
     found = findings(Engine(fresh_row()))
     assert {finding.verdict for finding in found.values()} == {"ok"}, found
     assert found["docker: runtimes"].found == "runc, runsc (default: runc)"
@@ -239,7 +239,7 @@ def test_a_good_engine_with_its_image_has_nothing_to_mend(findings: Any) -> None
         ({"SecurityOptions": ["name=seccomp,profile=unconfined"]}, "docker: seccomp", "seccomp"),
     ],
 )
-def test_what_lacks_is_a_warning_with_its_cure(
+def test_doctor_warns_about_missing_docker_features_with_a_remedy(
     findings: Any, info: dict[str, Any], check: str, words: str
 ) -> None:
     found = findings(Engine(fresh_row(), **info))
@@ -249,12 +249,14 @@ def test_what_lacks_is_a_warning_with_its_cure(
     assert others == {check}
 
 
-def test_no_swap_needs_no_limit_on_it(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_without_swap_needs_no_swap_limit(
+    findings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "may_swap", lambda is_local: False)
     assert findings(Engine(fresh_row(), SwapLimit=False))["docker: swap"].verdict == "ok"
 
 
-def test_swap_of_an_engine_elsewhere_is_not_read_here(
+def test_doctor_does_not_check_local_swap_for_a_remote_docker(
     findings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2376")
@@ -263,7 +265,7 @@ def test_swap_of_an_engine_elsewhere_is_not_read_here(
     assert "unknown" in found["docker: swap"].found
 
 
-def test_versions_of_runc_and_containerd_are_shown_where_docker_says_them(findings: Any) -> None:
+def test_doctor_shows_the_versions_of_runc_and_containerd_if_known(findings: Any) -> None:
     engine = Engine(fresh_row())
     assert findings(engine)["docker"].found == "29.0.0, API 1.52, containerd 2.2.5, runc 1.3.3"
     engine.components = version()
@@ -283,7 +285,7 @@ UNUSABLE = (
 
 
 @pytest.mark.parametrize("failure", UNUSABLE)
-def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
+def test_each_docker_fault_has_its_own_message_and_remedy(
     monkeypatch: pytest.MonkeyPatch, failure: type[DockerError]
 ) -> None:
     def refuse() -> None:
@@ -307,14 +309,14 @@ def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: A
 
 
 @pytest.mark.row("S10")
-def test_image_of_the_configuration_that_nothing_builds_is_a_warning(findings: Any) -> None:
+def test_doctor_warns_about_a_configured_image_without_a_recipe(findings: Any) -> None:
     found = findings(Engine(fresh_row()), images={"python": "pyhton"})["image: pyhton"]
     assert (found.verdict, found.cure) == (
         "warning", "Set container.images.python to an existing image: node, python, python-data, python-science, shell.",
     )  # fmt: skip
 
 
-def test_engine_that_fails_after_its_first_answer_is_a_warning(findings: Any) -> None:
+def test_doctor_warns_about_a_docker_that_fails_after_its_first_answer(findings: Any) -> None:
     class Failing(Engine):
         def info(self) -> dict[str, Any]:
             raise APIError("500")
@@ -332,7 +334,7 @@ def test_engine_that_fails_after_its_first_answer_is_a_warning(findings: Any) ->
     ],
     ids=["missing", "other guest", "old"],
 )
-def test_image_that_should_be_built_says_with_what(
+def test_doctor_names_the_command_that_builds_a_missing_image(
     rows: list[dict[str, Any]], age: int, found: str, cure: str
 ) -> None:
     images = list_images(ListedImages(*rows), "python")
@@ -343,7 +345,7 @@ def test_image_that_should_be_built_says_with_what(
 
 
 @pytest.mark.row("S10")
-def test_image_that_nothing_of_the_configuration_names_may_be_missing(findings: Any) -> None:
+def test_image_that_the_configuration_does_not_use_may_be_missing(findings: Any) -> None:
     found = findings(Engine(fresh_row()))
     for name in ("python-data", "shell", "node"):
         assert (found[f"image: {name}"].verdict, "not built" in found[f"image: {name}"].found) == (
@@ -354,7 +356,7 @@ def test_image_that_nothing_of_the_configuration_names_may_be_missing(findings: 
     assert used.verdict == "warning"
 
 
-def test_image_of_the_operators_own_is_looked_at_too(
+def test_doctor_also_checks_the_operators_own_images(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = write_image_folder(tmp_path, "mine") / "mine"
@@ -368,7 +370,7 @@ def test_image_of_the_operators_own_is_looked_at_too(
     assert {f.check: f.verdict for f in found}["image: mine"] == "warning"
 
 
-def test_image_of_thirty_days_is_still_good() -> None:
+def test_image_of_thirty_days_is_not_outdated() -> None:
     images = list_images(ListedImages(fresh_row()), "python")
     assert (
         image_finding("python", images, images[0].packages_from + timedelta(days=30)).verdict

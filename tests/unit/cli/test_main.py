@@ -29,7 +29,7 @@ PAGE = Path(__file__).parents[3] / "docs/reference/command-line.md"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_line_of_help_is_that_of_the_command(name: str) -> None:
+def test_help_line_of_a_lazy_command_equals_its_own(name: str) -> None:
     command = load_command(name)
     assert command.name == name
     assert command.get_short_help_str(200).rstrip(".") == COMMANDS[name].rstrip(".")
@@ -58,7 +58,7 @@ def test_page_of_the_command_line_has_every_command_and_option(name: str) -> Non
     assert missing == []
 
 
-def test_misspelt_command_and_subcommand_are_told_the_near_ones() -> None:
+def test_misspelt_command_gets_a_suggestion() -> None:
     invoke = CliRunner().invoke
     assert "Did you mean 'call', 'calls'?" in invoke(app, ["calll"]).output
     assert "Did you mean 'show'?" in invoke(app, ["tools", "shw"]).output
@@ -99,7 +99,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("given", VALUES, ids=str)
-def test_plain_values_are_what_typer_makes_of_them(given: list[str]) -> None:
+def test_plain_values_are_converted_as_typer_converts_them(given: list[str]) -> None:
     assert _parsed(given, PlainCommand) == _parsed(given, None)
 
 
@@ -162,7 +162,7 @@ def changed(document: dict[str, Any], path: tuple[str, ...], value: Any) -> dict
 
 
 @pytest.mark.parametrize("code", [None, "INVALID_PARAMS"])
-def test_answer_is_read_as_the_model_reads_it(code: str | None) -> None:
+def test_answer_is_read_without_models_as_the_model_reads_it(code: str | None) -> None:
     raw = envelope_bytes({"value": [1, "ä", None, 1.5]}, code=code)
     assert read_answer(raw) == document_of(Envelope.model_validate_json(raw))
 
@@ -184,7 +184,7 @@ def test_changed_answer_is_refused_or_can_be_shown(code: str | None, value: Any)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"<hi>", b"\xff", b"[" * 100_000])
-def test_what_is_no_envelope_is_refused(raw: bytes) -> None:
+def test_bytes_that_are_not_an_envelope_are_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_answer(raw)
 
@@ -239,7 +239,7 @@ def test_every_setting_is_shown_with_its_source(show: Any) -> None:
     assert heads == set(type(load_config()).model_fields)
 
 
-def test_paths_are_those_of_the_configuration(show: Any, tmp_path: Path) -> None:
+def test_config_show_names_file_state_and_sockets(show: Any, tmp_path: Path) -> None:
     shown = json.loads(show("--json"))
     assert shown["file"] == str(tmp_path / "config.toml")
     assert shown["file_is_there"] is True
@@ -248,19 +248,19 @@ def test_paths_are_those_of_the_configuration(show: Any, tmp_path: Path) -> None
     assert shown["control_socket"] == "/var/tmp/fumehood/control.sock"
 
 
-def test_address_that_may_hold_a_secret_is_masked(show: Any) -> None:
+def test_config_show_masks_a_webhook_address_that_may_contain_a_secret(show: Any) -> None:
     shown = show("--json")
     assert "https://hooks.example/***" in shown
     assert not any(secret in shown for secret in ("s3cret", "t0ken", "pass", "user:"))
 
 
-def test_only_what_is_set_can_be_shown(show: Any) -> None:
+def test_config_show_can_be_limited_to_set_values(show: Any) -> None:
     settings = json.loads(show("--json", "--set"))["settings"]
     assert "log_format" not in settings
     assert {one["source"] for one in settings.values()} >= {"file", "FUMEHOOD_HOME"}
 
 
-def test_on_a_terminal_it_is_a_table(show: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_show_is_a_table_on_a_terminal(show: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fumehood.cli.show.wants_json", lambda asked: asked)
     monkeypatch.setenv("COLUMNS", "80")
     lines = show().splitlines()
@@ -270,7 +270,7 @@ def test_on_a_terminal_it_is_a_table(show: Any, monkeypatch: pytest.MonkeyPatch)
     assert "s3cret" not in "".join(lines)
 
 
-def test_wrong_configuration_is_said_in_words(show: Any, tmp_path: Path) -> None:
+def test_config_show_reports_faults_in_words(show: Any, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("log_levl = 1")
     assert "log_levl: there is no such key" in show(code=2)
 
@@ -342,6 +342,6 @@ def test_image_in_use_stays_with_its_folder_and_its_users_are_named(
     assert (tmp_path / "images" / "mine").is_dir()
 
 
-def test_known_image_that_is_not_built_is_gone_already(docker: Docker) -> None:
+def test_removing_a_known_image_that_is_not_built_succeeds(docker: Docker) -> None:
     docker.rows = []
     assert remove("python").exit_code == 0

@@ -39,7 +39,7 @@ def test_snippet_names_the_socket_of_this_environment(monkeypatch: pytest.Monkey
     assert servers["fumehood"]["args"] == ["mcp", "--session", "new", "--socket", "/run/mine.sock"]
 
 
-def test_each_client_has_its_own_words() -> None:
+def test_mcp_config_has_a_snippet_for_each_client() -> None:
     assert list(snippet("vscode")) == ["servers"]
     assert snippet("claude-code")["mcpServers"]["fumehood"]["type"] == "stdio"
     assert list(snippet("codex")) == ["mcp_servers"]
@@ -52,7 +52,7 @@ def test_unknown_client_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("wait", ["0", "-1", "inf", "nan"])
-def test_wait_that_is_no_time_is_refused(wait: str) -> None:
+def test_mcp_wait_that_is_not_a_time_is_refused(wait: str) -> None:
     done = CliRunner().invoke(app, ["mcp", f"--wait={wait}"])
     assert done.exit_code == 2
 
@@ -90,7 +90,7 @@ def servers(file: Path) -> Any:
     return tomllib.loads(file.read_text()).get("mcp_servers")
 
 
-def test_server_that_is_added_is_one_of_the_configuration_that_loads(file: Path) -> None:
+def test_added_mcp_server_is_in_the_loaded_configuration(file: Path) -> None:
     words = run(
         "add", "clock", "--place", "host", "--harmless", "now", "--harmless", "zones",
         "--env", "A=b=\"c\" é\\", "--", "python3", "clock.py", "--fast", "two words",
@@ -103,7 +103,7 @@ def test_server_that_is_added_is_one_of_the_configuration_that_loads(file: Path)
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_rest_of_the_file_stays_with_its_comments_and_its_mode(file: Path) -> None:
+def test_mcp_add_keeps_comments_and_mode_of_the_file(file: Path) -> None:
     file.parent.mkdir()
     file.write_text(FILE)
     file.chmod(0o640)
@@ -138,7 +138,7 @@ def test_rest_of_the_file_stays_with_its_comments_and_its_mode(file: Path) -> No
         (["a__b", "--", "b"], "pattern"),
     ],
 )  # fmt: skip
-def test_what_is_no_server_changes_nothing(file: Path, words: list[str], said: str) -> None:
+def test_invalid_mcp_server_changes_nothing(file: Path, words: list[str], said: str) -> None:
     file.parent.mkdir()
     file.write_text(FILE)
     assert said in run("add", *words, code=2)
@@ -157,7 +157,9 @@ def test_what_is_no_server_changes_nothing(file: Path, words: list[str], said: s
         ("no toml\n", ["add", "new", "--", "b"]),
     ],
 )
-def test_file_of_another_form_is_left_to_its_owner(file: Path, text: str, words: list[str]) -> None:
+def test_configuration_file_of_unusual_form_is_not_changed(
+    file: Path, text: str, words: list[str]
+) -> None:
     file.parent.mkdir()
     file.write_text(text)
     run(*words, code=2)

@@ -89,23 +89,23 @@ def test_figures_are_shown_and_names_cannot_write_to_the_terminal(ask: Any) -> N
     assert "\x1b" not in shown
 
 
-def test_unavailable_containers_are_said(ask: Any) -> None:
+def test_overview_says_if_containers_are_unavailable(ask: Any) -> None:
     words = "containers unavailable; for the reason: fumehood doctor"
     assert words in ask(answers(containers=False))
     assert words not in ask(answers())
 
 
-def test_budget_of_money_names_the_currency(ask: Any) -> None:
+def test_overview_of_a_money_budget_names_the_currency(ask: Any) -> None:
     money = {**BUDGET, "unit": "money", "limit": "5.000000", "spent": "4", "held": "0"}
     assert "80% of 5.000000 CHF" in ask(answers(budgets=(money,)))
 
 
 @pytest.mark.parametrize("odd", [[], None, {}, {"status": "ready", "walls": []}, "x"], ids=str)
-def test_what_answers_as_no_engine_does_is_said(ask: Any, odd: Any) -> None:
+def test_overview_says_if_the_server_is_not_an_engine(ask: Any, odd: Any) -> None:
     assert "not of this version" in ask(dict.fromkeys(("ready", "approvals"), odd))
 
 
-def test_without_an_engine_it_says_how_to_start_one(
+def test_overview_without_an_engine_says_how_to_start_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUMEHOOD_SOCKET", str(tmp_path / "none.sock"))
@@ -115,6 +115,6 @@ def test_without_an_engine_it_says_how_to_start_one(
     assert (found["engine"], found["next"]) == ("not running", "fumehood serve")
 
 
-def test_command_that_does_not_exist_is_still_wrong_usage() -> None:
+def test_unknown_mcp_subcommand_is_wrong_usage() -> None:
     assert CliRunner().invoke(app, ["nonsense"]).exit_code == 2
     assert "Commands:" in CliRunner().invoke(app, ["--help"]).output

@@ -56,7 +56,7 @@ def test_figures_are_saved_to_a_new_directory_that_is_named(shown: Any, tmp_path
     assert {path.name for path in found[0].parent.iterdir()} == {"figure-1.png", "figure-2.png"}
 
 
-def test_nothing_is_written_where_there_is_no_figure_or_a_directory_was_named(
+def test_no_temporary_directory_is_made_without_figures_or_with_save(
     shown: Any, tmp_path: Path
 ) -> None:
     shown({"files": [figure("a.png")]})
@@ -65,14 +65,16 @@ def test_nothing_is_written_where_there_is_no_figure_or_a_directory_was_named(
 
 
 @pytest.mark.parametrize("name", ["../out.png", "/etc/x.png", "a\x1b[2J.png"])
-def test_name_that_leads_out_is_told_of_and_not_written(
+def test_mcp_server_name_that_breaks_the_file_is_refused(
     name: str, shown: Any, tmp_path: Path
 ) -> None:
     assert "was not saved" in shown({"images": [figure(name)]})
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_figure_on_no_terminal_is_not_drawn(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_is_not_drawn_without_a_terminal(
+    shown: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "xterm-kitty")
     assert "\x1b" not in shown({"images": [figure()]})
 
@@ -90,7 +92,7 @@ def test_figure_on_no_terminal_is_not_drawn(shown: Any, monkeypatch: pytest.Monk
         ("NameError: name 'memory_limit_mb' is not defined", "NameError: name 'memory_limit_mb' is not defined"),
     ],
 )  # fmt: skip
-def test_advice_names_the_options_of_the_command_line(message: str, says: str) -> None:
+def test_advice_in_messages_names_command_line_options(message: str, says: str) -> None:
     assert in_options(message) == says
 
 
@@ -106,7 +108,7 @@ ITERM = [{"TERM_PROGRAM": "iTerm.app"}, {"TERM_PROGRAM": "WezTerm", "TERM": "xte
 
 
 @pytest.mark.parametrize("environ", KITTY, ids=str)
-def test_kitty_gets_chunks_of_base64_and_is_asked_for_no_reply(environ: dict[str, str]) -> None:
+def test_figure_for_kitty_is_sent_in_chunks_without_a_reply(environ: dict[str, str]) -> None:
     image = png(more=b"x" * 10_000)
     drawing = drawing_of(image, environ)
     assert drawing is not None
@@ -118,7 +120,7 @@ def test_kitty_gets_chunks_of_base64_and_is_asked_for_no_reply(environ: dict[str
 
 
 @pytest.mark.parametrize("environ", ITERM, ids=str)
-def test_iterm_gets_one_sequence_of_base64(environ: dict[str, str]) -> None:
+def test_figure_for_iterm_is_one_sequence_of_base64(environ: dict[str, str]) -> None:
     image = png()
     text = base64.b64encode(image).decode()
     assert drawing_of(image, environ) == f"\x1b]1337;File=inline=1;size={len(image)}:{text}\x07"
@@ -130,7 +132,7 @@ def test_iterm_gets_one_sequence_of_base64(environ: dict[str, str]) -> None:
      {**ITERM[0], "TERM": "screen-256color"}],
     ids=str,
 )  # fmt: skip
-def test_other_terminals_get_nothing(environ: dict[str, str]) -> None:
+def test_figure_is_not_sent_to_other_terminals(environ: dict[str, str]) -> None:
     assert drawing_of(png(), environ) is None
 
 
@@ -146,7 +148,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("stderr", "stdout"), [(True, True), (True, False), (False, True)])
-def test_figure_is_drawn_only_where_output_and_errors_are_a_terminal(
+def test_figure_is_drawn_only_if_both_output_streams_are_a_terminal(
     monkeypatch: pytest.MonkeyPatch, stderr: bool, stdout: bool
 ) -> None:
     monkeypatch.setattr("sys.stdout", Terminal(is_one=stdout))
@@ -164,7 +166,7 @@ def test_figure_is_drawn_only_where_output_and_errors_are_a_terminal(
     ids=lambda data: str(data[:20]),
 )  # fmt: skip
 @pytest.mark.parametrize("environ", [*KITTY, *ITERM], ids=str)
-def test_what_is_no_picture_of_a_bearable_size_is_not_drawn(
+def test_file_that_is_not_a_png_of_acceptable_size_is_not_drawn(
     data: bytes, environ: dict[str, str]
 ) -> None:
     assert drawing_of(data, environ) is None

@@ -97,24 +97,24 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("where", TEXTS)
-def test_no_text_of_an_envelope_is_obeyed_by_a_terminal(where: str, shown: Any) -> None:
+def test_text_of_an_envelope_cannot_control_the_terminal(where: str, shown: Any) -> None:
     text = shown(TEXTS[where])
     assert SHOWN in text
     assert all(line.isprintable() for line in text.split("\n"))
 
 
-def test_harmless_text_is_shown_as_it_is(shown: Any) -> None:
+def test_harmless_text_is_shown_unchanged(shown: Any) -> None:
     text = shown(envelope(error("INVALID_PARAMS", "[red]Grüße[/red] a\\u{202e}b")))
     assert "INVALID_PARAMS [red]Grüße[/red] a\\u{202e}b" in text
 
 
-def test_message_cannot_look_like_the_last_line(shown: Any) -> None:
+def test_error_message_cannot_imitate_the_summary_line(shown: Any) -> None:
     lines = shown(envelope(error("EXECUTION_ERROR", "bad\ndelete_files · nothing ran"))).split("\n")
     assert [line for line in lines if line.startswith("delete_files")] == [lines[-2]]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_json_stays_json_and_a_terminal_obeys_none_of_it(
+def test_json_with_control_characters_is_valid_and_escaped(
     is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
@@ -145,14 +145,14 @@ RESOLVED = {"resolution": {"outcome": "done", "note": None, "by": "approver:owne
         ),
     ],
 )
-def test_last_line_says_what_is_known_of_a_call_without_a_sandbox(
+def test_summary_line_says_what_is_known_without_a_sandbox_report(
     one: Envelope, says: str, shown: Any
 ) -> None:
     assert f" · {says} · " in shown(one)
     assert says == "nothing ran" or "nothing ran" not in shown(one)
 
 
-def test_list_of_calls_fits_80_columns_without_breaking_a_word(
+def test_table_of_calls_fits_80_columns_without_breaking_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -173,7 +173,7 @@ def test_list_of_calls_fits_80_columns_without_breaking_a_word(
     ("at", "moment"),
     [("2020-01-01T22:30:05.360Z", "2020-01-02 01:30:05"), (None, r"\d\d:\d\d:\d\d")],
 )
-def test_followed_call_has_its_local_time_a_unit_and_its_agent(
+def test_calls_tail_shows_local_time_duration_and_agent(
     at: str | None, moment: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = CallRecord.model_construct(
@@ -194,7 +194,7 @@ def test_followed_call_has_its_local_time_a_unit_and_its_agent(
 @pytest.mark.parametrize(
     ("seconds", "says"), [(-5, "0s"), (59, "59s"), (60, "1m"), (7200, "2h"), (86_400 * 9, "9d")]
 )
-def test_age_is_told_in_its_largest_unit(seconds: int, says: str) -> None:
+def test_age_is_formatted_in_its_largest_unit(seconds: int, says: str) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert age(now - timedelta(seconds=seconds), now) == says
 
@@ -221,7 +221,7 @@ def test_fields_without_content_are_left_out_and_bytes_are_described(shown: Any)
 
 
 @pytest.mark.row("P7")
-def test_circuit_is_told_with_its_last_requests_and_the_next_trial() -> None:
+def test_circuit_is_shown_with_recent_requests_and_next_trial() -> None:
     circuit = CircuitStatus(
         upstream="bank.example:443", state="half_open", requests=7, failures=6, retry_after_ms=1001
     )  # fmt: skip
@@ -231,7 +231,7 @@ def test_circuit_is_told_with_its_last_requests_and_the_next_trial() -> None:
 
 
 @pytest.mark.row("P7")
-def test_answer_of_a_fallback_is_told_apart_from_the_tools_own(shown: Any) -> None:
+def test_answer_of_a_fallback_tool_is_marked(shown: Any) -> None:
     envelope = Envelope.model_validate_json(envelope_bytes({"rate": 1}))
     busy = ErrorInfo(code="CIRCUIT_OPEN", message="No.", retryable=True, human_review=False)
     report = FallbackReport(
@@ -244,11 +244,11 @@ def test_answer_of_a_fallback_is_told_apart_from_the_tools_own(shown: Any) -> No
     assert "its own service was not asked" in last
 
 
-def test_result_with_nothing_but_empty_fields_is_shown_as_it_is(shown: Any) -> None:
+def test_result_with_only_empty_fields_is_shown_unchanged(shown: Any) -> None:
     assert shown(envelope(data={"items": [], "next": None})).startswith("items: []\nnext: null\n")
 
 
-def test_json_of_an_envelope_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_contains_the_whole_envelope(capsys: pytest.CaptureFixture[str]) -> None:
     data = {"stdout": "", "files": [], "content_base64": "AAE="}
     show_envelope(envelope(data=data), as_json=True)
     assert json.loads(capsys.readouterr().out)["data"] == data
@@ -264,7 +264,7 @@ ROW = ["0123456789abcdef", "call, approve", "clerk", "True"]
     ("width", "kept"),
     [(80, [0, 1, 2, 3]), (51, [0, 1, 2, 3]), (50, [0, 1, 3]), (30, [0, 3]), (5, [0, 3])],
 )
-def test_least_important_columns_go_first_and_the_others_never(width: int, kept: list[int]) -> None:
+def test_table_drops_the_least_important_columns_first(width: int, kept: list[int]) -> None:
     assert fitting(FIELDS, [ROW], width) == kept
 
 
@@ -273,11 +273,11 @@ def test_long_cells_are_folded_before_a_column_goes() -> None:
     assert fitting(fields, [["clerk", "word " * 100]], 80) == [0, 1]
 
 
-def test_no_rows_are_a_head_alone() -> None:
+def test_table_without_rows_has_only_a_head() -> None:
     assert fitting(FIELDS, [], 80) == [0, 1, 2, 3]
 
 
-def test_nothing_is_cut_off_and_what_is_left_out_is_named(
+def test_table_cuts_no_cell_and_names_hidden_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "36")
@@ -289,7 +289,7 @@ def test_nothing_is_cut_off_and_what_is_left_out_is_named(
     assert shown.err == "Hidden columns: scopes, agents. See --json.\n"
 
 
-def test_what_somebody_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_and_direction_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     show_table([Field("what")], [["\x1b[2J[red]word[/red]"]])
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
@@ -297,7 +297,7 @@ def test_what_somebody_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixtur
     assert printable("a\x07b\nc") == "a\\u{0007}b\nc"
 
 
-def test_words_are_kept_whole_where_a_column_less_makes_room(
+def test_table_drops_a_column_before_it_breaks_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -320,7 +320,7 @@ def test_words_are_kept_whole_where_a_column_less_makes_room(
     assert max(map(len, shown.out.splitlines())) <= 80
 
 
-def test_only_the_widest_words_are_folded_where_not_all_have_room(
+def test_table_folds_only_the_widest_words_if_room_is_short(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -356,7 +356,7 @@ def lines(*rows: UsageRow) -> list[list[str]]:
 
 
 @pytest.mark.row("E4")
-def test_csv_has_a_line_a_group_and_no_total() -> None:
+def test_usage_csv_has_one_line_per_group_without_a_total() -> None:
     assert lines(row(), row(None)) == [
         ["tool", "calls", "errors", "input_tokens", "output_tokens", "tokens_used", "cost",
          "currency"],
@@ -366,7 +366,7 @@ def test_csv_has_a_line_a_group_and_no_total() -> None:
 
 
 @pytest.mark.row("E4")
-def test_second_currency_has_a_line_of_its_own_and_counts_no_call_twice() -> None:
+def test_usage_csv_has_a_line_per_currency_without_counting_calls_twice() -> None:
     _, first, second = lines(row(cost={"EUR": "1.000000", "USD": "2.000000"}))
     assert first[1:] == ["2", "1", "3", "4", "5", "1.000000", "EUR"]
     assert second == ["calculator", "0", "0", "0", "0", "0", "2.000000", "USD"]
@@ -380,7 +380,7 @@ FORMULAS = [
 
 @pytest.mark.row("E4")
 @pytest.mark.parametrize("text", FORMULAS)
-def test_no_cell_is_a_formula(text: str) -> None:
+def test_csv_cell_is_never_a_formula(text: str) -> None:
     """Any caller can ask for a tool of this name; whoever is refused is in the log, too."""
     cell = lines(row(text))[1][0]
     first = cell.strip()[0]
@@ -390,7 +390,7 @@ def test_no_cell_is_a_formula(text: str) -> None:
 
 @pytest.mark.row("E4")
 @pytest.mark.parametrize("text", ["calculator", "run_python", "a-b", "x=1", "1", "a@1.0.0", "a+b"])
-def test_harmless_name_stays_as_it_is(text: str) -> None:
+def test_harmless_argument_name_is_shown_unchanged(text: str) -> None:
     assert as_cell(text) == text
 
 
@@ -424,23 +424,23 @@ def test_table_shows_total_budgets_and_nothing_that_moves_the_cursor(
 NASTY_ESCAPING = "a\x1b[2J\u202e\x9b1m\r\u200b"
 
 
-def test_line_ends_stay_only_where_lines_are_wanted() -> None:
+def test_line_ends_are_kept_only_in_multi_line_text() -> None:
     assert printable("a\n\tb\r") == "a\n\tb\\u{000d}"
     assert visible("a\n\tb") == "a\\u{000a}\\u{0009}b"
 
 
-def test_one_style_stands_in_a_line_also_within_json() -> None:
+def test_line_with_json_has_one_style() -> None:
     assert json_line({"a\x1b": "\u202e\r\b\x7f"}) == (
         '{"a\\u{001b}": "\\u{202e}\\u{000d}\\u{0008}\\u{007f}"}'
     )
 
 
-def test_backslashes_that_somebody_wrote_are_told_from_escapes() -> None:
+def test_backslashes_in_text_differ_from_escapes() -> None:
     assert json_line("\\u001b \\b") == '"\\\\u001b \\\\b"'
     assert json_line("\\\x1b") == '"\\\\\\u{001b}"'
 
 
-def test_no_line_of_a_message_begins_where_one_of_ours_could() -> None:
+def test_continuation_lines_of_a_message_are_indented() -> None:
     assert indented("bad\nnothing ran") == "bad\n    nothing ran"
 
 
@@ -452,14 +452,14 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_json_for_a_terminal_stays_json_and_does_nothing_there(value: Any) -> None:
+def test_json_on_a_terminal_is_valid_and_escaped(value: Any) -> None:
     document = json_document(value)
     assert json.loads(document) == value
     assert all(line.isprintable() for line in document.split("\n"))
 
 
 @given(st.text() | st.just(NASTY_ESCAPING))
-def test_nothing_that_is_shown_is_obeyed(text: str) -> None:
+def test_doctor_output_cannot_control_the_terminal(text: str) -> None:
     assert visible(text).isprintable()
     assert json_line(text).isprintable()
     assert all(line.isprintable() for line in json_lines([text]).split("\n"))
@@ -468,7 +468,7 @@ def test_nothing_that_is_shown_is_obeyed(text: str) -> None:
 # -- How a command ends with a message -----------------------------------------------------
 
 
-def test_words_of_others_in_a_message_cannot_change_a_terminal(
+def test_untrusted_text_in_a_message_cannot_control_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(typer.Exit):
@@ -489,7 +489,7 @@ def test_words_of_others_in_a_message_cannot_change_a_terminal(
     ],
     ids=lambda refused: type(refused).__name__,
 )
-def test_refusal_on_a_terminal_does_not_advise_a_model(refused: EngineError, shown: Any) -> None:
+def test_refusal_on_a_terminal_omits_advice_for_models(refused: EngineError, shown: Any) -> None:
     text = shown(envelope(error(refused.code, refused.message)))
     assert "delete_files" in text
     assert not re.search("the user|retry|call id|another way", text)
@@ -514,7 +514,7 @@ def test_tools_that_cannot_run_now_are_marked(
 
 
 @pytest.mark.parametrize(("count", "says"), [(0, "0 rules"), (1, "1 rule"), (2, "2 rules")])
-def test_one_rule_is_not_counted_as_several(
+def test_count_of_one_rule_is_singular(
     count: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy_command, "wants_json", lambda asked: asked)

@@ -23,7 +23,7 @@ def definition(description: str = "Add two numbers.", **more: object) -> ToolDef
     return ToolDefinition.model_validate({"parameters": parameters, **fields})
 
 
-def test_skill_says_how_each_tool_is_called() -> None:
+def test_skill_has_the_command_for_each_tool() -> None:
     example = {"a": 1, "b": "it's $HOME `x`"}
     text = skill_text([definition(input_examples=[example], dangerous=True)], "my agent")
     head = yaml.safe_load(text.split("---")[1])
@@ -72,6 +72,6 @@ def test_hostile_schema_stays_in_its_fence(description: str) -> None:
     assert json.loads(found[1][2]) == parameters
 
 
-def test_control_unfenced_description_would_change_the_skill() -> None:
+def test_control_description_without_a_fence_changes_the_skill() -> None:
     text = skill_text([definition("one\n```\n# Ours")]).replace("````", "```")
     assert [language for _, language, _ in FENCE.findall(text)] != ["text", "json", "sh"]

@@ -41,7 +41,7 @@ def test_golden_sequence_is_replayed_instead_of_a_client(tmp_path: Path) -> None
         assert tape.call("get").data == {"x": 1}
 
 
-def test_a_cassette_with_a_client_records_what_an_agent_does(tmp_path: Path) -> None:
+def test_cassette_with_a_client_records_the_calls_of_an_agent(tmp_path: Path) -> None:
     client: Any = FakeClient(add={"sum": 2})
     with Cassette(tmp_path / "g.json", client) as tape:
         tape.call("add", {"a": 1}, timeout_seconds=3)
@@ -74,14 +74,14 @@ def test_calls_that_differ_from_the_golden_sequence_fail(
         run_agent()
 
 
-def test_a_call_without_a_recorded_answer_is_not_played(tmp_path: Path) -> None:
+def test_cassette_refuses_a_call_without_a_recorded_answer(tmp_path: Path) -> None:
     calls(tmp_path / "g.json")
     tape = Cassette(tmp_path / "g.json")
     with pytest.raises(UnexpectedCall, match="has no recorded answer"):
         tape.call("add", {"a": 1})
 
 
-def test_a_check_runs_nothing_unless_it_is_told_to(tmp_path: Path) -> None:
+def test_golden_check_without_run_makes_only_dry_runs(tmp_path: Path) -> None:
     client: Any = FakeClient(add={"sum": 2}, get={"x": 1})
     recorded = tuple(record(client, calls(tmp_path / "g.json")))
     client.asked.clear()

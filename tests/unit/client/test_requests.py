@@ -78,7 +78,7 @@ def test_circular_body_is_refused() -> None:
         encode(body)
 
 
-def test_success_is_read_as_the_data_of_its_kind() -> None:
+def test_successful_answer_is_read_as_its_model() -> None:
     assert data_of(Deleted)(envelope_bytes({"deleted": "x"})) == Deleted(deleted="x")
 
 
@@ -97,13 +97,13 @@ def test_malformed_answer_is_a_value_error(raw: bytes, read: Callable[[bytes], o
         read(raw)
 
 
-def test_data_of_another_kind_is_a_value_error() -> None:
+def test_answer_with_data_of_another_type_raises_value_error() -> None:
     with pytest.raises(ValueError, match="deleted"):
         data_of(Deleted)(envelope_bytes({"removed": "x"}))
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a": 1, "a": 2}'])
-def test_document_that_is_no_object_is_a_value_error(raw: bytes) -> None:
+def test_json_answer_that_is_not_an_object_raises_value_error(raw: bytes) -> None:
     with pytest.raises(strict_json.StrictJsonError):
         object_of(raw)
     assert object_of(b'{"a": 1}') == {"a": 1}
@@ -167,7 +167,7 @@ def endpoint(**fields: Any) -> Endpoint:
     return Endpoint(Path("/x"), **settled)
 
 
-def test_answer_is_waited_for_while_the_engine_may_work_and_a_grace_on_top() -> None:
+def test_client_waits_for_the_engines_work_time_plus_a_grace() -> None:
     timeout = endpoint(grace_s=3.0).timeout(
         call_read_by(object_of, "t", {}, {"timeout_seconds": 2})
     )
@@ -194,7 +194,7 @@ def test_empty_credential_is_refused(credential: str) -> None:
         endpoint(credential=credential)
 
 
-def test_credential_is_in_the_header_and_in_no_representation() -> None:
+def test_credential_is_sent_in_a_header_and_hidden_in_repr() -> None:
     made = endpoint(credential="fht_secret")
     assert made.headers(HEALTH) == {"authorization": "Bearer fht_secret"}
     assert "secret" not in repr(made)
@@ -356,7 +356,7 @@ WITHOUT_A_METHOD = {"replaceAgent", "receiveCallback", "showMetrics"}
 @pytest.mark.parametrize(
     ("operations", "requests"), [(OPERATIONS, CALLERS), (CONTROL_OPERATIONS, CALLERS + CONTROL)]
 )
-def test_every_operation_without_a_generated_method_has_one_by_hand(
+def test_every_operation_without_a_generated_client_method_has_a_written_one(
     operations: Any, requests: Any
 ) -> None:
     sent = [line.split(" ") for _, line, _ in requests]

@@ -66,14 +66,14 @@ def test_unchanged_form_gives_equal_arguments(arguments: dict[str, Any], schema:
         ({"a": "x" * 200_000}, None, "too long to edit here"),
     ],
 )
-def test_arguments_that_a_form_would_change_are_not_edited_in_one(
+def test_arguments_that_a_form_would_change_are_refused_for_editing(
     arguments: dict[str, Any], schema: Any, words: str
 ) -> None:
     with pytest.raises(Problem, match=words):
         fields_of(arguments, schema)
 
 
-def test_fields_have_the_kinds_of_the_schema() -> None:
+def test_form_fields_have_the_types_of_the_schema() -> None:
     found = {
         one.name: one for one in fields_of({"to": "a", "text": "x\ny", "more": {"a": 1}}, SCHEMA)
     }
@@ -92,7 +92,7 @@ def test_fields_have_the_kinds_of_the_schema() -> None:
     assert "Whom to write to." in found["to"].label
 
 
-def test_what_cannot_be_read_is_said_at_its_field() -> None:
+def test_unreadable_form_field_shows_its_error() -> None:
     form = Form(
         [("given:times", "1"), ("number:times", "two"), ("given:tags", "1"), ("json:tags", "[1,"),
          ("given:to", "1"), ("text:to", "a"), ("text:text", "is left out")]
@@ -110,7 +110,7 @@ def test_choice_is_given_unless_it_is_empty(text: str, given: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("text", ["1e999", "NaN", "Infinity", "0x1", "1_000", "１", "--1", ""])
-def test_number_that_is_none_is_refused(text: str) -> None:
+def test_form_field_that_is_not_a_number_is_refused(text: str) -> None:
     found, errors = arguments_of(Form([("given:n", "1"), ("number:n", text)]))
     assert found == {}
     assert errors
@@ -126,10 +126,10 @@ def test_number_that_is_none_is_refused(text: str) -> None:
         (None, {""}),
     ],
 )
-def test_refusal_is_shown_at_the_fields_it_names(fields: Any, names: set[str]) -> None:
+def test_edit_form_shows_a_refusal_at_its_fields(fields: Any, names: set[str]) -> None:
     assert errors_of(fields, "No.") == dict.fromkeys(names, "No.")
 
 
-def test_markup_in_a_value_stays_a_value() -> None:
+def test_markup_in_a_table_cell_is_shown_as_text() -> None:
     (field,) = fields_of({"x": "</textarea><script>"}, None)
     assert html.unescape(html.escape(field.value)) == "</textarea><script>"

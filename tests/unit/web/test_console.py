@@ -34,7 +34,9 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("credential", [None, ALICE])
-def test_every_answer_has_the_headers(site: Site, path: str, credential: str | None) -> None:
+def test_every_answer_of_the_console_has_the_security_headers(
+    site: Site, path: str, credential: str | None
+) -> None:
     browser = site.browser(credential)
     site.console.live.stop()  # a stream would not end
     headers = browser.get(path).headers
@@ -54,7 +56,7 @@ def test_every_answer_has_the_headers(site: Site, path: str, credential: str | N
     "host",
     ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", "", f"127.0.0.2:{PORT}"],
 )
-def test_other_hosts_get_nothing(site: Site, host: str) -> None:
+def test_request_with_another_host_name_is_refused(site: Site, host: str) -> None:
     browser = site.browser()
     assert browser.get("/inbox", host=host).status_code == 403
     for own in (f"localhost:{PORT}", f"127.0.0.1:{PORT}", f"LOCALHOST:{PORT}"):
@@ -80,7 +82,7 @@ def test_change_from_another_origin_is_refused(site: Site, origin: str | None) -
     assert len(site.engine.asked) == 1
 
 
-def test_form_without_its_token_is_refused(site: Site) -> None:
+def test_form_without_csrf_token_is_refused(site: Site) -> None:
     alice, bob = site.browser(ALICE), site.browser(BOB)
     path, sent = f"/inbox/{approval().id}/approve", {"version": "1"}
     assert alice.post(path, sent, csrf=False).status_code == 403
@@ -94,7 +96,7 @@ def test_form_without_its_token_is_refused(site: Site) -> None:
     )
 
 
-def test_get_of_a_change_changes_nothing(site: Site) -> None:
+def test_get_request_to_an_action_changes_nothing(site: Site) -> None:
     one = approval()
     assert site.browser().get(f"/inbox/{one.id}/approve").status_code == 405
     assert site.browser().get("/logout").status_code == 405
@@ -115,7 +117,7 @@ def test_nothing_is_shown_without_a_login(site: Site, path: str) -> None:
     assert browser.post("/inbox/several", csrf=False).headers["location"] == "/login"
 
 
-def test_cookie_is_for_this_server_alone(site: Site) -> None:
+def test_login_cookie_is_strict_and_http_only(site: Site) -> None:
     cookie = Browser(site.console).log_in(ALICE).headers["set-cookie"]
     assert cookie.startswith(f"fumehood_{PORT}=")
     flags = {part.strip().lower() for part in cookie.split(";")[1:]}
@@ -136,7 +138,7 @@ def token_of(link: str) -> str:
     return link.partition("token=")[2]
 
 
-def test_link_logs_in_once(site: Site) -> None:
+def test_login_link_works_once(site: Site) -> None:
     link = site.console.link(ALICE)
     assert link.startswith(f"{BASE}/login?token=")
     assert len(token_of(link)) >= 43
@@ -154,7 +156,7 @@ def test_link_logs_in_once(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("after_s", "status"), [(LINK_S - 1, 303), (LINK_S + 1, 403)])
-def test_link_has_an_end(site: Site, after_s: float, status: int) -> None:
+def test_login_link_expires(site: Site, after_s: float, status: int) -> None:
     token = token_of(site.console.link(ALICE))
     site.clock[0] += after_s
     assert Browser(site.console).post("/login", {"token": token}, csrf=False).status_code == status
@@ -207,7 +209,7 @@ def test_logins_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None
     assert [one.get("/inbox").status_code for one in browsers] == [303, 200, 200, 200]
 
 
-def test_no_secret_is_in_the_memory_of_the_logins_as_it_was_sent(site: Site) -> None:
+def test_logins_keep_only_hashes_of_cookies_and_links(site: Site) -> None:
     cookie = (
         Browser(site.console)
         .log_in(ALICE)
@@ -232,7 +234,7 @@ def test_no_secret_is_in_the_memory_of_the_logins_as_it_was_sent(site: Site) -> 
         (b"a=1&" * 3000, "application/x-www-form-urlencoded", 400),
     ],
 )
-def test_body_that_is_no_form_is_refused(
+def test_request_body_that_is_not_a_form_is_refused(
     site: Site, content: bytes, kind: str, status: int
 ) -> None:
     headers = {"origin": BASE, "content-type": kind}
@@ -242,7 +244,7 @@ def test_body_that_is_no_form_is_refused(
     assert site.engine.asked == []
 
 
-def test_form_of_somebody_unknown_is_small(site: Site) -> None:
+def test_login_form_has_a_small_size_limit(site: Site) -> None:
     sent = {"credential": "a" * 20_000}
     assert site.browser(None).post("/login", sent, csrf=False).status_code == 413
     assert site.browser().post("/inbox/several", sent).status_code == 400  # a fault of its fields
@@ -260,13 +262,17 @@ def test_form_of_somebody_unknown_is_small(site: Site) -> None:
         f"/inbox/{approval().id}/remember?scope=1h&uses={'9' * 5000}",
     ],
 )
-def test_odd_address_is_no_fault(site: Site, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusual_address_is_not_a_server_fault(
+    site: Site, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for credential in (ALICE, None):
         assert site.browser(credential).get(path).status_code < 500
     assert capsys.readouterr().err == ""
 
 
-def test_odd_decision_is_no_fault(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusual_decision_is_not_a_server_fault(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
     browser, one = site.browser(), approval()
     sent = {"given:times": "on", "number:times": "9" * 4000, "version": "1"}
     assert "This is not a number." in browser.post(f"/inbox/{one.id}/edit", sent).text
@@ -277,7 +283,7 @@ def test_odd_decision_is_no_fault(site: Site, capsys: pytest.CaptureFixture[str]
     assert len(site.engine.asked[0][1].decision.action_digest) == 100  # which is nobody's
 
 
-def test_away_engine_is_a_page_that_comes_back(site: Site) -> None:
+def test_page_reloads_itself_when_an_absent_engine_returns(site: Site) -> None:
     browser = site.browser()
     site.engine.is_away = True
     page = browser.get("/inbox")

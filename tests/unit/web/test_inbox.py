@@ -136,7 +136,7 @@ def test_hostile_text_never_creates_an_html_tag(
     assert shape_of(tool, reason, name, value) == shape_of("t", "r", "n", "v")
 
 
-def test_everything_an_approver_needs_is_shown() -> None:
+def test_approval_shows_everything_that_an_approver_needs() -> None:
     binding = {
         "placement": "container", "place": {"image": "python-data", "runtime": "runsc"}, "network": "none",
         "limits": {"timeout_seconds": 30.0, "memory_mb": 512, "output_bytes": 1048576}, "cost_ceiling": "0.250000",
@@ -163,7 +163,7 @@ def test_everything_an_approver_needs_is_shown() -> None:
     assert '<span class="added">+new' in page
 
 
-def test_argument_that_is_too_long_is_cut_and_can_be_downloaded() -> None:
+def test_long_argument_is_cut_with_a_link_to_download_it() -> None:
     text = "<b>" * 1_000_000
     browser = make_site(mail(arguments={"a b/ü": text})).browser()
     page = browser.get(f"/inbox/{ID}").text
@@ -178,7 +178,7 @@ def test_argument_that_is_too_long_is_cut_and_can_be_downloaded() -> None:
 
 
 @pytest.mark.parametrize("where", [f"/{ID}", f"/several?item={ID}@1"])
-def test_context_of_a_tool_of_others_is_shown_to_its_end(where: str) -> None:
+def test_context_of_an_external_call_is_shown_completely(where: str) -> None:
     """It was on one line, and what was beyond a thousand characters was left out without a sign."""
     words = {"directory": "/home/alice", "note": "x" * 3000 + "and run as root"}
     one = approval(tool="external:Bash", arguments={"command": "ls"}, preview={"context": words})
@@ -198,7 +198,7 @@ def test_context_of_a_tool_of_others_is_shown_to_its_end(where: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "hidden"), [(200, None), (250, "50 more are removed and")])
-def test_changes_that_are_not_shown_are_counted(number: int, hidden: str | None) -> None:
+def test_preview_counts_changes_that_it_does_not_list(number: int, hidden: str | None) -> None:
     removed = [{"path": f"file-{n}", "kind": "file", "size": 1} for n in range(number)]
     page = make_site(mail(preview={"removed": removed})).browser().get(f"/inbox/{ID}").text
     assert "file-199<" in page
@@ -217,17 +217,17 @@ def test_changes_that_are_not_shown_are_counted(number: int, hidden: str | None)
         "a" * 101,
     ],
 )
-def test_beginning_of_something_longer_is_marked(value: Any) -> None:
+def test_shortened_text_is_marked(value: Any) -> None:
     assert "…" in brief(value, 100)
     assert len(brief(value, 100)) <= 100
 
 
 @pytest.mark.parametrize("value", [{"a": "b" * 100}, {"n" * 40: 1, "b": 2}, ["a" * 96], "a" * 100])
-def test_whole_of_something_short_is_not_marked(value: Any) -> None:
+def test_short_text_is_not_marked_as_shortened(value: Any) -> None:
     assert "…" not in brief(value, 100)
 
 
-def test_of_a_large_value_no_more_is_made_than_is_shown() -> None:
+def test_only_the_shown_part_of_a_large_value_is_encoded() -> None:
     """The control of the rest: JSON has no form for it, so that making all of it fails."""
     value: Any = [0] * 30_000 + [object()]
     with pytest.raises(TypeError):
@@ -237,7 +237,7 @@ def test_of_a_large_value_no_more_is_made_than_is_shown() -> None:
     assert not shown([0] * 100).is_cut
 
 
-def test_text_that_is_longer_than_its_box_says_so() -> None:
+def test_text_that_needs_scrolling_is_marked() -> None:
     lines = mail(arguments={"text": "ls" + "\n" * 100 + "rm -r ."})
     line = mail(arguments={"text": "ls" + " " * 3000 + "; rm -r ."})
     short = mail(arguments={"text": "ls\nls"})
@@ -251,7 +251,7 @@ def test_text_that_is_longer_than_its_box_says_so() -> None:
         assert said in page
 
 
-def test_name_of_an_argument_cannot_pass_for_another_or_for_a_value() -> None:
+def test_argument_name_cannot_imitate_another_or_a_value() -> None:
     names = {"path": 1, "path ": 2, "": 3, "a\tb": 4, "dry run: true": 5}
     page = make_site(mail(arguments=names)).browser().get(f"/inbox/{ID}").text
     shown = re.findall(r"<dt>([^<]*)</dt>\s*<dd><code>\d", page)
@@ -264,14 +264,14 @@ def test_name_of_an_argument_cannot_pass_for_another_or_for_a_value() -> None:
     ]
 
 
-def test_name_of_a_file_cannot_pass_for_another() -> None:
+def test_file_name_cannot_imitate_another() -> None:
     entries = [{"path": name, "kind": "file"} for name in ("a b", "a\tb", "a\nb", "a ⏎ b")]
     page = make_site(mail(preview={"removed": entries})).browser().get(f"/inbox/{ID}").text
     shown = re.findall(r'aria-label="removed">−</span> <code>([^<]*)</code>', page)
     assert shown == ["a b", "a\\u{0009}b", "a\\u{000a}b", "a ⏎ b"]
 
 
-def test_what_is_downloaded_is_what_its_place_says() -> None:
+def test_download_contains_the_requested_part_of_an_approval() -> None:
     """Before the decision an edit is nowhere: beside it stood a link to the call as it was."""
     asked, now = "asked " * 9000, "edited " * 9000
     one = mail(arguments={"text": now}, asked_arguments={"text": asked}, preview={"odd": 1})
@@ -286,7 +286,7 @@ def test_what_is_downloaded_is_what_its_place_says() -> None:
 
 
 @pytest.mark.parametrize("decision", ["approve", "deny"])
-def test_decision_carries_what_was_shown(decision: str) -> None:
+def test_console_decision_carries_the_shown_version_and_digest(decision: str) -> None:
     site = make_site(approval(version=4, action_digest="d" * 64))
     browser = site.browser()
     sent = {"version": "4", "digest": "d" * 64, "reason": " because\r\nof it "}
@@ -322,14 +322,16 @@ EXPIRED, FAILED = ApprovalState.EXPIRED, ApprovalState.FAILED
         ({"state": ApprovalState.INTERRUPTED, "started_at": NOW, "code": "OUTCOME_UNKNOWN"}, "The engine ended while this call ran. It may have taken effect."),
     ],
 )  # fmt: skip
-def test_other_end_than_was_decided_is_said_at_the_top(fields: dict[str, Any], words: str) -> None:
+def test_page_says_if_an_approval_ended_differently_than_decided(
+    fields: dict[str, Any], words: str
+) -> None:
     """It was a word in a badge, and the reason stood at the bottom of the facts."""
     page = make_site(approval(**{"ended_at": LATER, **fields})).browser().get(f"/inbox/{ID}").text
     top = page[page.index("<article") : page.index('<header class="headline">')]
     assert words in re.sub(r"\s+", " ", re.sub("<[^>]+>", "", top))
 
 
-def test_choice_that_is_not_given_says_so() -> None:
+def test_form_marks_a_choice_that_is_not_given() -> None:
     """Its first value was shown as if it were given."""
     browser = make_site(mail()).browser()
     form = browser.part(f"/inbox/{ID}/edit").text
@@ -341,7 +343,7 @@ def test_choice_that_is_not_given_says_so() -> None:
     assert '<option value="false" selected>' in form
 
 
-def test_second_of_two_people_sees_who_was_first() -> None:
+def test_second_approver_sees_who_decided_first() -> None:
     site = make_site(approval())
     alice, bob = site.browser(), site.browser(BOB)
     assert alice.post(f"/inbox/{ID}/deny", {"version": "1"}).status_code == 200
@@ -360,14 +362,14 @@ def test_decision_on_an_old_version_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "x", "-1", "９", "1" * 12])
-def test_decision_needs_a_version(version: str) -> None:
+def test_console_decision_needs_a_version(version: str) -> None:
     site = make_site(approval())
     found = site.browser().post(f"/inbox/{ID}/approve", {"version": version})
     assert found.status_code in (200, 400)
     assert site.engine.asked == []
 
 
-def test_open_page_is_left_alone_until_its_approval_changes() -> None:
+def test_open_approval_is_refreshed_only_if_it_changes() -> None:
     site = make_site(approval())
     browser = site.browser()
     (address,) = re.findall(
@@ -378,7 +380,7 @@ def test_open_page_is_left_alone_until_its_approval_changes() -> None:
     assert browser.part(address).status_code == 200
 
 
-def test_edit_is_a_form_of_the_schema_and_is_approved_after_a_look() -> None:
+def test_edited_arguments_are_shown_again_before_approval() -> None:
     site = make_site(mail())
     browser = site.browser()
     form = browser.part(f"/inbox/{ID}/edit").text
@@ -406,7 +408,7 @@ def test_edit_is_a_form_of_the_schema_and_is_approved_after_a_look() -> None:
     assert item.decision.action_digest == "e" * 64
 
 
-def test_refused_edit_keeps_what_was_typed_and_says_what_is_wrong() -> None:
+def test_refused_edit_keeps_the_typed_text_and_shows_the_error() -> None:
     site = make_site(mail())
     site.engine.edit_refused = refusal("INVALID_PARAMS", "to is no address", ["to"])
     page = (
@@ -448,7 +450,7 @@ def test_rule_is_shown_before_it_is_remembered() -> None:
 @pytest.mark.parametrize(
     "query", ["scope=9y", "scope=1h&uses=x", "scope=1h&uses=0", "scope=1h&uses=99999999999"]
 )
-def test_rule_that_cannot_be_is_refused(query: str) -> None:
+def test_impossible_remembered_rule_is_refused(query: str) -> None:
     site = make_site(mail())
     page = site.browser().part(f"/inbox/{ID}/remember?{query}").text
     assert 'role="alert"' in page
@@ -475,7 +477,7 @@ def test_several_are_shown_and_then_decided_together() -> None:
     ] * 2
 
 
-def test_of_several_none_is_decided_where_one_has_changed() -> None:
+def test_no_approval_is_decided_if_one_of_several_has_changed() -> None:
     site = make_site(*many(2))
     site.engine.put(many(2)[1].model_copy(update={"version": 2}))
     fields = [("item", f"{one.id}@1") for one in many(2)] + [("decision", "approve")]
@@ -484,14 +486,14 @@ def test_of_several_none_is_decided_where_one_has_changed() -> None:
 
 
 @pytest.mark.parametrize("item", ["", "apr_1", "apr_1@", "apr_1@x", "@", "../../x@1"])
-def test_item_that_is_none_is_refused(item: str) -> None:
+def test_invalid_item_of_several_approvals_is_refused(item: str) -> None:
     site = make_site(approval())
     found = site.browser().post("/inbox/several", [("item", item), ("decision", "approve")])
     assert found.status_code >= 400
     assert site.engine.asked == []
 
 
-def test_list_shows_a_part_of_many_and_the_count_of_all() -> None:
+def test_inbox_shows_some_of_many_approvals_and_their_number() -> None:
     browser = make_site(*many(1000)).browser()
     page = browser.get("/inbox").text
     assert page.count('class="row"') == 50
@@ -504,7 +506,7 @@ def test_list_shows_a_part_of_many_and_the_count_of_all() -> None:
     assert browser.part("/inbox/list?shown=x").status_code == 400
 
 
-def test_decided_calls_are_listed_with_who_decided() -> None:
+def test_inbox_lists_decided_calls_with_their_approvers() -> None:
     site = make_site(approval(1), approval(2, state=ApprovalState.INTERRUPTED))
     browser = site.browser()
     browser.post(f"/inbox/{ID}/deny", {"version": "1"})
@@ -515,7 +517,7 @@ def test_decided_calls_are_listed_with_who_decided() -> None:
 
 
 @pytest.mark.parametrize("page", [f"{ID}", f"{ID}/remember", f"several?item={ID}@1"])
-def test_call_that_runs_outside_claims_no_sandbox(page: str) -> None:
+def test_call_of_an_external_tool_is_not_shown_as_sandboxed(page: str) -> None:
     binding = {"placement": "external", "limits": None, "network": None, "place": None}
     warning = '<p class="banner warn">Outside fumehood: no limits, no sandbox, network unknown.</p>'
     outside = approval(tool="external:Bash", arguments={"command": "ls"}, binding=binding)
@@ -525,7 +527,7 @@ def test_call_that_runs_outside_claims_no_sandbox(page: str) -> None:
     assert warning not in make_site(approval()).browser().get(f"/inbox/{page}").text
 
 
-def test_call_that_would_fail_is_not_said_to_change_nothing() -> None:
+def test_preview_of_a_failing_call_does_not_claim_no_changes() -> None:
     browser = make_site(approval(preview={"would_fail": "There is no such file."})).browser()
     assert "would fail" in browser.get("/inbox").text
     page = browser.get(f"/inbox/{ID}").text
@@ -548,7 +550,7 @@ def test_unknown_approval_is_a_page_that_says_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 101, "apr_" + "a" * 97, "apr_" + "a" * 3000])
-def test_id_of_no_approval_is_not_found_on_every_address(name: str) -> None:
+def test_invalid_approval_id_is_not_found_at_every_address(name: str) -> None:
     browser = make_site(approval()).browser()
     fields = {"version": "1", "outcome": "done"}
     for path in ("", "/deny", "/edit", "/remember", "/result", "/raw"):
@@ -569,7 +571,7 @@ def submits(page: str) -> list[dict[str, str | None]]:
 
 
 @pytest.mark.parametrize("path", [ID, f"{ID}/remember", f"several?item={ID}@1", "edited"])
-def test_dangerous_call_needs_a_second_confirmation(path: str) -> None:
+def test_dangerous_call_needs_a_second_confirmation_in_the_console(path: str) -> None:
     def page(*, dangerous: bool) -> str:
         browser = make_site(approval(dangerous=dangerous)).browser()
         if path == "edited":

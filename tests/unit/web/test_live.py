@@ -53,14 +53,14 @@ async def log_in(site: Site, credential: str = ALICE) -> Any:
     return login
 
 
-async def test_page_is_told_of_the_number_that_waits(site: Site) -> None:
+async def test_page_receives_the_number_of_pending_approvals(site: Site) -> None:
     async with Page(site, await log_in(site)) as page:
         assert await page.next() == b'event: approvals\ndata: {"pending":1}\n\n'
         site.engine.put(approval(2))
         assert await page.next() == b'event: approvals\ndata: {"pending":2}\n\n'
 
 
-async def test_many_pages_share_one_watcher_that_ends_with_them(site: Site) -> None:
+async def test_all_open_pages_share_one_watcher(site: Site) -> None:
     one, two = await log_in(site), await log_in(site, BOB)
     async with Page(site, one) as first, Page(site, two) as second:
         assert await first.next() == await second.next()
@@ -77,7 +77,7 @@ async def test_many_pages_share_one_watcher_that_ends_with_them(site: Site) -> N
     assert site.engine.asked_for_changes == asked
 
 
-async def test_page_is_told_when_the_engine_is_away_and_back(site: Site) -> None:
+async def test_page_receives_events_when_the_engine_leaves_and_returns(site: Site) -> None:
     async with Page(site, await log_in(site)) as page:
         await page.next()
         site.engine.is_away = True
@@ -87,7 +87,7 @@ async def test_page_is_told_when_the_engine_is_away_and_back(site: Site) -> None
         assert (await page.next()).startswith(b"event: approvals")
 
 
-async def test_page_of_a_closed_login_is_told_and_ends(site: Site) -> None:
+async def test_stream_of_a_closed_login_ends_with_an_event(site: Site) -> None:
     login = await log_in(site)
     async with Page(site, login) as page:
         await page.next()
@@ -116,7 +116,7 @@ async def test_revoked_credential_ends_its_pages_and_no_others(site: Site) -> No
         assert event == b'event: approvals\ndata: {"pending":2}\n\n'
 
 
-async def test_revoked_credential_is_told_no_more_though_others_watch(site: Site) -> None:
+async def test_revoked_credential_receives_no_events_while_others_do(site: Site) -> None:
     alice, bob = await log_in(site), await log_in(site, BOB)
     async with Page(site, bob) as first, Page(site, alice) as second:
         await first.next()
@@ -131,7 +131,7 @@ async def test_revoked_credential_is_told_no_more_though_others_watch(site: Site
         assert await site.console.logins.is_open(alice)
 
 
-async def test_page_too_many_pauses_the_oldest(site: Site) -> None:
+async def test_additional_page_pauses_the_oldest_stream(site: Site) -> None:
     login = await log_in(site)
     pages: list[Any] = []
     async with anyio.create_task_group():

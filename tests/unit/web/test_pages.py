@@ -327,7 +327,7 @@ def test_every_page_is_in_the_navigation(browser: Browser) -> None:
         ("", {}),
     ],
 )  # fmt: skip
-def test_search_means_what_its_text_looks_like(
+def test_search_filter_follows_from_the_form_of_the_text(
     browser: Browser, told: SimpleNamespace, query: str, asked: dict[str, str]
 ) -> None:
     browser.get(f"/calls?{query}")
@@ -343,21 +343,23 @@ def test_search_for_a_call_leads_to_it(browser: Browser) -> None:
     "path",
     ["/calls/%2e%2e", "/calls/a%0a", "/sessions/%2e%2e", "/sessions/%20", "/tools/%2e%2e"],
 )
-def test_id_that_would_lead_elsewhere_is_not_found(
+def test_id_that_would_lead_to_another_address_is_not_found(
     browser: Browser, told: SimpleNamespace, path: str
 ) -> None:
     assert browser.get(path).status_code == 404
     assert told.asked == []
 
 
-def test_wrong_filter_is_told_and_kept(browser: Browser) -> None:
+def test_wrong_filter_is_reported_and_kept(browser: Browser) -> None:
     page = browser.get("/calls?code=nonsense")
     assert page.status_code == 200
     assert "The query is wrong." in page.text
     assert 'value="nonsense"' in page.text
 
 
-def test_live_list_is_sent_only_when_it_has_grown(browser: Browser, told: SimpleNamespace) -> None:
+def test_live_list_of_calls_is_sent_only_if_it_has_changed(
+    browser: Browser, told: SimpleNamespace
+) -> None:
     newest = told.calls[0].call_id
     assert browser.part(f"/calls/list?newest={newest}").status_code == 204
     told.calls = (call(2), *told.calls)
@@ -379,7 +381,7 @@ def test_older_calls_keep_the_filters_and_are_not_live(
     ("answer", "words"),
     [("not_kept", "not kept"), ("needs_admin", "for administrators only")],
 )
-def test_missing_answer_says_why(
+def test_page_of_a_call_says_why_its_answer_is_missing(
     browser: Browser, told: SimpleNamespace, answer: str, words: str
 ) -> None:
     told.details = details(answer=answer)
@@ -388,7 +390,7 @@ def test_missing_answer_says_why(
     assert "cannot be repeated" in text
 
 
-def test_call_shows_stages_chain_children_and_a_table(
+def test_page_of_a_call_shows_stages_audit_row_children_and_tables(
     browser: Browser, told: SimpleNamespace
 ) -> None:
     told.details = answered({"value": [{"city": "Graz", "n": 3}]}).model_copy(
@@ -401,7 +403,9 @@ def test_call_shows_stages_chain_children_and_a_table(
     assert re.search(r"<th>city</th>.*<td>Graz</td>", text, re.DOTALL)
 
 
-def test_dry_run_is_a_post_with_the_token(browser: Browser, told: SimpleNamespace) -> None:
+def test_console_repeats_a_call_as_a_dry_run_only_with_the_csrf_token(
+    browser: Browser, told: SimpleNamespace
+) -> None:
     told.details = details(can_repeat=True)
     path = f"/calls/{call().call_id}/dry-run"
     assert browser.get(path).status_code == 405
@@ -417,7 +421,9 @@ def shown(content: bytes) -> dict[str, Any]:
     return {"filename": EVIL, "content_base64": base64.b64encode(content).decode()}
 
 
-def test_figure_is_sent_as_a_picture_by_its_bytes(browser: Browser, told: SimpleNamespace) -> None:
+def test_console_determines_the_type_of_a_figure_from_its_bytes(
+    browser: Browser, told: SimpleNamespace
+) -> None:
     told.details = answered({"images": [shown(PNG), {"filename": "a", "url": "/v1/blobs/x"}]})
     told.blob = b"\xff\xd8\xff jpeg"
     path = f"/calls/{call().call_id}"
@@ -435,7 +441,7 @@ def test_figure_is_sent_as_a_picture_by_its_bytes(browser: Browser, told: Simple
 @pytest.mark.parametrize(
     "content", [SVG, b"<!doctype html><script>alert(1)</script>", b"GIF87", b""]
 )
-def test_figure_that_is_no_picture_is_a_download_of_text(
+def test_console_sends_an_unknown_figure_as_a_text_download(
     browser: Browser, told: SimpleNamespace, content: bytes
 ) -> None:
     told.details = answered({"images": [shown(content)]})
@@ -470,7 +476,7 @@ def test_long_text_is_cut_with_a_link_to_all_of_it(browser: Browser, told: Simpl
     require_download(browser.get(f"{path}/raw"))
 
 
-def test_tool_shows_where_it_runs_and_how_its_calls_went(browser: Browser) -> None:
+def test_page_of_a_tool_shows_its_place_and_figures(browser: Browser) -> None:
     row = browser.get("/tools").text
     assert "95 %" in row
     assert 'class="warn" width="95.0"' in row
@@ -481,7 +487,9 @@ def test_tool_shows_where_it_runs_and_how_its_calls_went(browser: Browser) -> No
     assert (others.status_code, "a tool of another agent" in others.text) == (404, True)
 
 
-def test_file_of_a_session_is_a_download_of_text(browser: Browser, told: SimpleNamespace) -> None:
+def test_console_sends_a_session_file_as_a_text_download(
+    browser: Browser, told: SimpleNamespace
+) -> None:
     told.content = SVG
     found = browser.get(f"/sessions/{SESSION}/download?file=d/{'%0d%0aX-Evil: 1'}.svg")
     require_download(found)
@@ -520,7 +528,9 @@ def test_session_is_ended_by_a_form_with_its_token(browser: Browser, told: Simpl
     assert told.asked == [("end", SESSION)]
 
 
-def test_bar_of_a_tool_is_of_the_calls_that_ran(browser: Browser, told: SimpleNamespace) -> None:
+def test_success_bar_of_a_tool_counts_only_calls_that_ran(
+    browser: Browser, told: SimpleNamespace
+) -> None:
     assert "95 %" in browser.get("/tools").text
     told.figures = {"calls": 200, "succeeded": 50, "failed": 0}
     assert "100 %" in browser.get("/tools").text
@@ -528,7 +538,7 @@ def test_bar_of_a_tool_is_of_the_calls_that_ran(browser: Browser, told: SimpleNa
     assert "none ran" in browser.get("/tools").text
 
 
-def test_without_admin_files_and_ends_are_not_offered(told: SimpleNamespace) -> None:
+def test_session_page_without_admin_offers_no_files_and_no_end(told: SimpleNamespace) -> None:
     from fumehood.web.app import Console
 
     told.scopes = (Scope.APPROVE,)
@@ -542,7 +552,7 @@ def test_without_admin_files_and_ends_are_not_offered(told: SimpleNamespace) -> 
         assert "For administrators" in browser.get(path).text
 
 
-def test_usage_has_a_plot_for_each_amount_and_budgets_as_bars(browser: Browser) -> None:
+def test_usage_page_has_a_plot_for_each_amount_and_bars_for_budgets(browser: Browser) -> None:
     text = browser.get("/usage").text
     assert re.findall(r'aria-label="(\w+) by day', text) == ["Calls", "Tokens", "Money"]
     assert '<rect class="over" width="90.0"' in text
@@ -569,7 +579,7 @@ def test_call_is_explained_and_rules_are_tried(browser: Browser, told: SimpleNam
     require_inert(browser.post("/policy/try", {"rules": "id = 7"}).text)
 
 
-def test_health_says_what_is_wrong(browser: Browser) -> None:
+def test_health_page_shows_faults(browser: Browser) -> None:
     text = browser.get("/health").text
     for words in (
         "The state cannot be written", "3 rows", "8 of 9 failed", "open",
@@ -610,7 +620,7 @@ def test_health_shows_the_alerts_unless_they_are_disabled(
     assert judged == ([("bad", "firing"), ("good", "well"), few] if enabled else [])
 
 
-def test_doctors_checks_run_on_a_post_only(
+def test_console_runs_the_doctor_only_on_a_post(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
