@@ -356,12 +356,13 @@ NOT_BUILT = (
 
 @pytest.mark.row("S9", "S10")
 @pytest.mark.needs("root")
-def test_engine_started_without_images_serves_a_call_right_after_the_build(
+def test_engine_serves_calls_right_after_an_image_build_and_a_docker_restart(
     python_image: Image, start_daemon: StartDaemon, home: Path
 ) -> None:
-    (home / "docker").mkdir()
+    for name in ("docker", "called", "idle"):
+        (home / name).mkdir(mode=0o700)
     with OwnDocker(home / "docker") as docker:
-        daemon = start_on(docker, start_daemon)
+        daemon, idle = (start_on(docker, start_daemon, home / name) for name in ("called", "idle"))
         refused = call_python(daemon)["error"]
         assert (refused["code"], refused["message"]) == ("SANDBOX_UNAVAILABLE", NOT_BUILT)
         assert not refused["retryable"]
@@ -374,35 +375,15 @@ def test_engine_started_without_images_serves_a_call_right_after_the_build(
             assert "The image python, which python needs, is being built." in waits["message"]
             assert (waits["retryable"], waits["retry_after_ms"]) == (True, 10_000)
         assert call_python(daemon)["error"]["message"] == NOT_BUILT
+        wait_until(lambda: container_of(idle)["missing"])
+
         docker.copy_image(python_image.id)
         assert call_python(daemon)["data"]["value"] == 4
         assert container_of(daemon)["ready"]
+        wait_until(lambda: container_of(idle)["ready"])  # though nobody calls it
+        assert call_python(idle)["success"]
+        assert idle.stop() == 0
 
-
-@pytest.mark.row("S9")
-@pytest.mark.needs("root")
-def test_idle_engine_becomes_ready_after_its_image_is_built(
-    python_image: Image, start_daemon: StartDaemon, home: Path
-) -> None:
-    (home / "docker").mkdir()
-    with OwnDocker(home / "docker") as docker:
-        daemon = start_on(docker, start_daemon)
-        wait_until(lambda: container_of(daemon)["missing"])
-        docker.copy_image(python_image.id)
-        wait_until(lambda: container_of(daemon)["ready"])
-        assert call_python(daemon)["success"]
-
-
-@pytest.mark.row("S9")
-@pytest.mark.needs("root")
-def test_call_right_after_a_docker_restart_succeeds(
-    python_image: Image, start_daemon: StartDaemon, home: Path
-) -> None:
-    (home / "docker").mkdir()
-    with OwnDocker(home / "docker") as docker:
-        docker.copy_image(python_image.id)
-        daemon = start_on(docker, start_daemon)
-        assert call_python(daemon)["success"]
         docker.stop()
         refused = call_python(daemon)["error"]
         assert refused["code"] == "SANDBOX_UNAVAILABLE"
@@ -412,10 +393,11 @@ def test_call_right_after_a_docker_restart_succeeds(
         assert call_python(daemon)["success"]
 
 
-def start_on(docker: OwnDocker, start_daemon: StartDaemon) -> Daemon:
+def start_on(docker: OwnDocker, start_daemon: StartDaemon, directory: Path) -> Daemon:
     """A daemon on this Docker that needs only the image `python` to run Python."""
     return start_daemon(
-        variables={"DOCKER_HOST": docker.address, "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"}
+        directory,
+        variables={"DOCKER_HOST": docker.address, "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"},
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -162,27 +161,6 @@ def demo(
     )  # fmt: skip
 
 
-def lines_on_a_terminal(text: str, columns: int) -> int:
-    return sum(max(1, math.ceil(len(line) / columns)) for line in text.splitlines())
-
-
-@pytest.mark.row("D1", "A2", "A6")
-@pytest.mark.needs("docker")
-def test_demo_shows_every_feature_in_ninety_lines_and_leaves_only_the_figure(home: Path) -> None:
-    done = demo(home, COLUMNS="80")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert lines_on_a_terminal(done.stdout, 80) <= 90
-    assert max(map(len, done.stdout.splitlines())) <= 110
-    for shown in ("stopped by policy", "stopped by wall_time", "did not run", "value [9, 16]",
-                  "printed 15", "value 5050", "preview: removes old.txt", "deleted old.txt", "after 2 retries"):  # fmt: skip
-        assert shown in done.stdout
-    figure = home / "fumehood-demo" / "figure-1.png"
-    assert f"The figure stays: {figure.resolve()}" in done.stdout
-    assert figure.read_bytes()[1:4] == b"PNG"
-    assert "fha_" not in done.stdout + done.stderr
-    assert list((home / "tmp").iterdir()) == []
-
-
 @pytest.mark.row("D1")
 def test_demo_json_prints_one_object_per_step_and_fails_on_an_unexpected_one(home: Path) -> None:
     change = ('"value": 1144', '"value": 1145')
@@ -206,6 +184,7 @@ def test_demo_without_docker_skips_containers_and_prints_working_next_commands(h
     for shown in ("1144", "systemctl start docker", "without containers", "intact: True"):
         assert shown in done.stdout
     assert not (home / "fumehood-demo").exists()
+    assert list((home / "tmp").iterdir()) == []
     *_, then, settings, serve, call = done.stdout.splitlines()
     assert then == "Next, in two terminals:"
     engine = subprocess.Popen(
