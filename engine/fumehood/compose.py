@@ -214,7 +214,9 @@ def compose(
     files = database.path.parent if database.path is not None else None
     audit = AuditService(database, config.audit, log, clock.now)
     registrations = _read_registrations(registry, database, log)
-    directory = _read_directory(config.tools_directory, registry, registrations, log)
+    directory = None
+    if config.tools_directory is not None:
+        directory = WatchedDirectory(config.tools_directory, registry, registrations, log)
     cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
     upstreams = Upstreams(config.rest, registry.secrets, web=config.web)
     on_event = logged(log)
@@ -337,12 +339,6 @@ def _read_registrations(registry: ToolIndex, database: Database, log: Logger) ->
     for left_out in registrations.load_faults:
         log.error("tools.left_out", registered=True, reason=left_out.message)
     return registrations
-
-
-def _read_directory(
-    path: Path | None, registry: ToolIndex, registrations: Registrations, log: Logger
-) -> WatchedDirectory | None:
-    return WatchedDirectory(path, registry, registrations, log) if path is not None else None
 
 
 def _read_state(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio.to_thread
 
@@ -99,7 +99,6 @@ from fumehood.registry.listing import (
     page_of_tools,
 )
 from fumehood.sandbox.wall import Wall
-from fumehood.storage.blobs import Blob
 from fumehood.storage.database import Database
 
 if TYPE_CHECKING:
@@ -688,17 +687,6 @@ class Engine:
         table = await self._made.state.usage.table(query, query.principal)
         return table.with_budgets(self.budgets.standings(), self.config.prices.currency)
 
-    async def open_blob(
-        self, blob_id: str, principal: Principal, *, expires: str, signature: str
-    ) -> tuple[Blob, BinaryIO]:
-        """Open a principal's blob by the parts of its address. The caller closes the file.
-
-        Raises:
-            ResourceNotFound: the principal has no such blob, or no longer.
-            ReadFailed: the state cannot be read.
-        """
-        return await self.blobs.open_blob(blob_id, principal.id, expires, signature)
-
     async def blob(self, url: str) -> bytes:
         """Read a whole blob of this process's owner, by the `url` of an answer.
 
@@ -708,8 +696,8 @@ class Engine:
             ReadFailed: the state cannot be read.
         """
         link = parse_blob_url(url)
-        _, file = await self.open_blob(
-            link.blob_id, self.owner, expires=link.expires, signature=link.signature
+        _, file = await self.blobs.open_blob(
+            link.blob_id, self.owner.id, link.expires, link.signature
         )
         with file:
             return await anyio.to_thread.run_sync(file.read)
@@ -732,17 +720,14 @@ class Engine:
         """Return the files of a session of this process's owner, or of another principal."""
         return SessionFiles(self.sessions, self._made.cursors, principal or self.owner, session_id)
 
-    def answer(self, data: JsonObject) -> Envelope:
-        """Make an envelope without a call id, for an answer such as a list of tools."""
-        return self._envelope(data)
-
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
         """Make an envelope for a request that was refused before it became a call."""
-        return self._envelope({}, error, tool)
+        return self.answer({}, error, tool)
 
-    def _envelope(
+    def answer(
         self, data: JsonObject, error: EngineError | None = None, tool: str | None = None
     ) -> Envelope:
+        """Make an envelope without a call id, for an answer such as a list of tools."""
         basis = self._made.basis
         now = basis.clock.now()
         return Envelope(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -214,9 +214,8 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
         check_request(request, own, replace=replace)
         client = open_engine()
         with ExitStack() as stack:
-            with _progress(request.name) as on_step:
-                made = make_aside(request, own, wheel_cache(), on_step)
-                folder = stack.enter_context(made)
+            made = make_aside(request, own, wheel_cache(), _step(request.name))
+            folder = stack.enter_context(made)
             recipe = recipe_of(request.name, read_own_files(folder), base=base)
             built = _build(client, recipe, own, force=False, since=time.time())
             publish(folder, request.name)
@@ -324,8 +323,8 @@ def _build(
 
     started = time.monotonic()
     try:
-        with _progress(recipe.name) as on_step:
-            built = build_image(client, recipe, on_step, force=force, since=since, own=own)
+        on_step = _step(recipe.name)
+        built = build_image(client, recipe, on_step, force=force, since=since, own=own)
     except ImageBuildError as error:
         fail(f"The image {recipe.name} was not built. {error}", ExitCode.UNAVAILABLE)
     what = "built" if built.made_guest else "is up to date"
@@ -334,32 +333,12 @@ def _build(
     return built
 
 
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[str], None]]:
-    """Show the current step with the time: one live line on a terminal, else a line per step."""
+def _step(name: str) -> Callable[[str], None]:
+    """Return a function that prints a step of a build with the time since now."""
     started = time.monotonic()
-    if not sys.stderr.isatty():
 
-        def say(step: str) -> None:
-            print(f"{name}: {time.monotonic() - started:5.1f} s  {visible(step)}", file=sys.stderr)
-            sys.stderr.flush()
+    def show(step: str) -> None:
+        took = f"{time.monotonic() - started:5.1f} s"
+        print(f"{name}: {took}  {visible(step)}", file=sys.stderr, flush=True)
 
-        yield say
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.text import Text
-
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"{name}: checking what exists")
-        done: list[str] = []
-
-        def move(step: str) -> None:
-            if done:
-                console.print(Text(done[-1], style="dim"))
-            done.append(f"{name}: {visible(step)}")
-            bar.update(task, description=done[-1])
-
-        yield move
+    return show

@@ -399,8 +399,8 @@ class McpServer:
         missing = INVALID_PARAMS if client.is_modern else RESOURCE_MISSING
         try:
             link = parse_blob_url(str(uri).removeprefix(LINK_PREFIX))
-            blob, file = await self._engine.open_blob(
-                link.blob_id, client.principal, expires=link.expires, signature=link.signature
+            blob, file = await self._engine.blobs.open_blob(
+                link.blob_id, client.principal.id, link.expires, link.signature
             )
         except (ValueError, ResourceNotFound) as error:
             raise RpcError(missing, str(error)) from None

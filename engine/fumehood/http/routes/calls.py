@@ -264,9 +264,7 @@ async def get_blob(
     `expires_at`, and only for the principal that made the call. The response is always an
     attachment, of the media type that the file name implies.
     """
-    blob, file = await engine.open_blob(
-        blob_id, caller, expires=query.expires, signature=query.signature
-    )
+    blob, file = await engine.blobs.open_blob(blob_id, caller.id, query.expires, query.signature)
     return sent_blob(request, blob, file)
 
 
