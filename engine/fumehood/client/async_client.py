@@ -20,7 +20,6 @@ from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
     ApiRequest,
-    DaemonUnavailable,
     address,
     ask,
     ask_for_bytes,
@@ -377,10 +376,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
 
         Raises:
             Refused: as `tools`.
-            DaemonUnavailable: also if the list never ends, so that the server is not an engine.
         """
         found: list[tuple[ToolDefinition, str]] = []
-        cursors: set[str] = set()
         cursor = None
         while True:
             page = await self.tools_page(
@@ -390,9 +387,6 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             cursor = page.pagination.next_cursor
             if cursor is None:
                 return found
-            if cursor in cursors:
-                raise DaemonUnavailable("The list of tools never ends: that is no fumehood engine.")
-            cursors.add(cursor)
 
     async def tools_page(
         self,

@@ -21,7 +21,6 @@ from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
     ApiRequest,
-    DaemonUnavailable,
     address,
     ask,
     ask_for_bytes,
@@ -373,10 +372,8 @@ class Client(BaseClient, CallerOperations):
 
         Raises:
             Refused: as `tools`.
-            DaemonUnavailable: also if the list never ends, so that the server is not an engine.
         """
         found: list[tuple[ToolDefinition, str]] = []
-        cursors: set[str] = set()
         cursor = None
         while True:
             page = self.tools_page(category=category, tag=tag, type=type, limit=PAGE, cursor=cursor)
@@ -384,9 +381,6 @@ class Client(BaseClient, CallerOperations):
             cursor = page.pagination.next_cursor
             if cursor is None:
                 return found
-            if cursor in cursors:
-                raise DaemonUnavailable("The list of tools never ends: that is no fumehood engine.")
-            cursors.add(cursor)
 
     def tools_page(
         self,
