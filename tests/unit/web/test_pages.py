@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.answers import CallDetails, Pagination, SessionFileList, ToolDetails, ToolList
+from fumehood.answers import CallDetails, Pagination, SessionFileList, ToolDetails
 from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
 from fumehood.client.api_request import address
 from fumehood.core.call_log import CallPage, CallRecord
@@ -213,9 +213,8 @@ class Tools(FakeCaller):
 
     tool_of_all = function_definition(name="send", description=EVIL, dangerous=True)
 
-    async def tools_page(self, **query: Any) -> ToolList:
-        page = Pagination(has_more=False, next_cursor=None, total_count=1)
-        return ToolList(items=(self.tool_of_all,), sources={"send": "builtin"}, pagination=page)
+    async def tools(self) -> list[Any]:
+        return [self.tool_of_all]
 
     async def tool(self, reference: str) -> Any:
         address("tools", reference)  # as the client does

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from starlette.responses import Response
 
@@ -22,7 +21,7 @@ async def show(view: View) -> Response:
     wanted = view.query.get("q").strip().lower()
     found = await view.control.figures(int(hours))
     figures = {one.tool: one for one in found.items}
-    tools = [tool async for tool in _tools(view) if not wanted or wanted in _text_of(tool)]
+    tools = [tool for tool in await view.caller.tools() if wanted in _text_of(tool)]
     return view.render(
         "tools.html", tools=tools, figures=figures,
         hours=hours, periods=PERIODS, wanted=wanted, is_partial=found.is_partial,
@@ -55,17 +54,6 @@ async def show_agents(view: View) -> Response:
     show = view.control.agents.show
     agents = await asyncio.gather(*(show(one.id) for one in await view.control.agents.list()))
     return view.render("agents.html", agents=agents)
-
-
-async def _tools(view: View) -> Any:
-    cursor = None
-    while True:
-        page = await view.caller.tools_page(limit=100, cursor=cursor)
-        for tool in page.items:
-            yield tool
-        cursor = page.pagination.next_cursor
-        if cursor is None:
-            return
 
 
 def _text_of(tool: ToolDefinition) -> str:
