@@ -183,7 +183,6 @@ async def test_concurrent_calls_leave_at_most_two_workers(engine: Engine) -> Non
     async with anyio.create_task_group() as group:
         for _ in range(30):
             group.start_soon(one)
-    assert 1 <= len(workers) <= 30
     alive = [
         child
         for child in psutil.Process().children()
