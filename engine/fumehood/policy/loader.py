@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
@@ -16,9 +17,8 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fumehood.core.names import suggestion
+from fumehood.core.names import EXTERNAL, compile_glob, suggestion
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.checks import Place, check_rules
 from fumehood.policy.model import (
     MAX_RULES,
     Condition,
@@ -27,14 +27,18 @@ from fumehood.policy.model import (
     PolicyFault,
     Predicate,
     Rule,
+    Verdict,
 )
+from fumehood.policy.rules import compile_rule, compile_tool, names_exactly
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
 
 Known = ToolDefinition | tuple[str, str]
-"""A tool, or its name and version; without a version how the names of tools begin that are listed
-later."""
-"""A registered tool: its definition, or its name and version if only those are known."""
+"""A registered tool: its definition, or its name and version if only those are known. With an empty
+version, the prefix of the names of tools that are listed later."""
+
+Place = tuple[str | int, ...]
+"""The keys and positions that lead to a value in a rule."""
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 VERSION_DIGITS = 12
@@ -45,7 +49,8 @@ MAX_FAULTS = 50
 def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     """Load the policy from a file.
 
-    Definitions among `tools` are used to check categories, tags and arguments.
+    Arguments are checked if every tool is given with its definition. A rule that can never decide
+    is a fault, because its author relies on it.
 
     Raises:
         PolicyError: with every fault; also if the file is missing or other users can write it.
@@ -55,26 +60,31 @@ def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
 
 def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
     """Parse a policy from the bytes of a file with this name. Raises as `load_policy`."""
-    given = list(tools)
     lines: Lines = {}
     found = _Faults(name, lines)
     document = _document(name, data, lines)
     entries = found.checked_entries(document)
+    # Invalid rules do not end the checks: the author wants every fault at once.
     shaped = {n: rule for n, entry in enumerate(entries) if (rule := found.rule(n, entry))}
     found.check_ids()
-    definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
-    names = [_name(tool) for tool in given]
-    coming = tuple(name for name, version in names if not version)
-    names = [name for name in names if name[1]]
-    numbers, rules = list(shaped), list(shaped.values())
-    # Also with invalid rules: the author wants every fault at once.
-    check_rules(
-        rules,
-        names,
-        definitions,
-        lambda at, place, words: found.add(numbers[at], place, words),
-        coming,
-    )
+    definitions, coming, is_complete = list[ToolDefinition](), list[str](), True
+    versions: dict[str, list[str]] = defaultdict(list)
+    for tool in tools:
+        if isinstance(tool, ToolDefinition):
+            definitions.append(tool)
+            versions[tool.name].append(tool.version)
+        elif tool[1]:
+            versions[tool[0]].append(tool[1])
+            is_complete = False
+        else:
+            coming.append(tool[0])
+    for number, rule in shaped.items():
+        is_known = _check_tools(number, rule, versions, tuple(coming), found)
+        is_external = any(pattern.startswith(EXTERNAL) for pattern in rule.tools or ())
+        if is_known and is_complete and not is_external:
+            _check_arguments(number, rule, definitions, found)
+    _check_shadowed(shaped, found)
+    rules = list(shaped.values())
     found.raise_if_any()
     if document.get("mode") == "shadow":
         rules = [rule.model_copy(update={"mode": "shadow"}) for rule in rules]
@@ -158,10 +168,6 @@ def _document(name: str, data: bytes, lines: Lines) -> dict[str, Any]:
     if not isinstance(value, dict):
         _refuse(name, "it holds no table with 'rules'")
     return value
-
-
-def _name(tool: Known) -> tuple[str, str]:
-    return (tool.name, tool.version) if isinstance(tool, ToolDefinition) else tool
 
 
 class _Faults:
@@ -308,3 +314,140 @@ def _only(expected: str) -> str:
     if expected == "True":
         return "can only be true; leave the key out instead"
     return f"must be {expected}"
+
+
+# -- the rules among themselves and against the tools ----------------------------------------
+
+
+_STRICTNESS = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
+
+
+def _check_tools(
+    number: int,
+    rule: Rule,
+    versions: Mapping[str, Sequence[str]],
+    coming: tuple[str, ...],
+    found: _Faults,
+) -> bool:
+    """Report each unknown tool. Returns whether every entry of `tools` matches a registered one."""
+    unknown = [pattern for pattern in rule.tools or () if not _is_registered(pattern, versions)]
+    for pattern in unknown:
+        name = pattern.partition("@")[0]
+        if name.startswith(coming):
+            continue
+        known = ", ".join(sorted(versions.get(name, ()))[:10])
+        hint = f"; {name} has {known}" if known else suggestion(name, versions)
+        found.add(number, ("tools",), f"no registered tool matches {pattern!a}{hint}")
+    return not unknown
+
+
+def _is_registered(pattern: str, versions: Mapping[str, Sequence[str]]) -> bool:
+    """Whether an entry of `tools` matches any version of any tool."""
+    name, _, version = pattern.partition("@")
+    if name.startswith(EXTERNAL):
+        return True  # these need not be declared
+    if names_exactly(pattern):
+        return any(map(compile_glob(version or "*"), versions.get(name, ())))
+    fits = compile_tool(pattern)
+    return any(fits(name, one) for name, all_ in versions.items() for one in all_)
+
+
+def _check_arguments(
+    number: int, rule: Rule, definitions: Collection[ToolDefinition], found: _Faults
+) -> None:
+    """Report each condition on an argument that no matching tool takes."""
+    compiled = compile_rule(rule.model_copy(update={"environments": None}), None, "")
+    matching = [tool for tool in definitions if compiled.is_about(tool)]
+    for key, conditions in (("when", rule.when), ("any", rule.any or ())):
+        for position, condition in enumerate(conditions):
+            if not matching or any(
+                takes(tool, path) for tool in matching for path in condition.places
+            ):
+                continue
+            known = {name for tool in matching for name in tool.parameters.get("properties", {})}
+            asked, end = f"the argument {condition.argument[:80]!a}", "argument"
+            if condition.runs is not None:
+                asked, end = "a 'command' or 'argv'", "runs"
+            hint = suggestion(condition.segments[0], known)
+            words = f"no tool that the rule matches takes {asked}{hint}"
+            found.add(number, (key, position, end), words)
+
+
+def takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
+    """Whether the tool accepts such an argument. True if its schema leaves that open."""
+    schema: Any = tool.parameters
+    for segment in segments:
+        if not isinstance(schema, Mapping) or not _is_complete(schema):
+            return True
+        properties = schema.get("properties", {})
+        if segment in properties:
+            schema = properties[segment]
+        elif segment == "*" and properties:
+            return True
+        elif "items" in schema and (segment == "*" or segment.isdigit()):
+            schema = schema["items"]
+        else:
+            is_open = schema is not tool.parameters and not properties and "items" not in schema
+            return is_open and schema.get("type") not in _SCALARS
+    return True
+
+
+_SCALARS = ("string", "number", "integer", "boolean", "null")
+_MAY_ADD_PROPERTIES = frozenset({
+    "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+    "patternProperties", "additionalProperties", "prefixItems", "dependentSchemas",
+})  # fmt: skip
+
+
+def _is_complete(schema: Mapping[str, Any]) -> bool:
+    """Whether `properties` names every property that the schema accepts."""
+    return all(schema.get(key) is False for key in _MAY_ADD_PROPERTIES & schema.keys())
+
+
+def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
+    """Report each rule that never decides, because an earlier one takes every call it matches."""
+    earlier: dict[str | None, list[Rule]] = defaultdict(list)
+    for number, rule in rules.items():
+        if not rule.is_enforced:
+            continue
+        near = earlier[rule.tools[0]] if rule.tools is not None else ()
+        decides = next((one for one in (*earlier[None], *near) if _takes_all(one, rule)), None)
+        if decides is not None:
+            words = f"it can never decide: the rule {decides.id} always decides first"
+            found.add(number, (), words)
+        for pattern in rule.tools or (None,):
+            earlier[pattern].append(rule)
+
+
+def _takes_all(one: Rule, later: Rule) -> bool:
+    """Whether a rule decides every call that the later rule would decide."""
+    if _STRICTNESS[one.decision] < _STRICTNESS[later.decision]:
+        return False
+    if not one.is_unconditional and _tests(one) != _tests(later):
+        return False
+    if later.decision is one.decision is Verdict.ASK and _asks_more(later, one):
+        return False
+    lists = ("agents", "principals", "environments", "categories", "tags")
+    values = ("dangerous", "read_only", "sandboxed", "cost_over")
+    return (
+        all(_includes(getattr(one, key), getattr(later, key)) for key in lists)
+        and all(getattr(one, key) in (None, getattr(later, key)) for key in values)
+        and _includes(one.tools, later.tools)
+        # Only exact names allow dangerous tools.
+        and not (one.decision is Verdict.ALLOW and one.tools is None and later.tools is not None)
+    )
+
+
+def _tests(rule: Rule) -> tuple[object, ...]:
+    return rule.when, rule.any, rule.over_budget
+
+
+def _asks_more(rule: Rule, than: Rule) -> bool:
+    """Whether it asks for other or more approvers than the other rule."""
+    narrows = rule.approvers is not None and rule.approvers != than.approvers
+    more = (rule.quorum or 1) > (than.quorum or 1)
+    return narrows or more or bool(rule.over_budget and not than.over_budget)
+
+
+def _includes(wide: Sequence[str] | None, narrow: Sequence[str] | None) -> bool:
+    return wide is None or (narrow is not None and set(wide) >= set(narrow))

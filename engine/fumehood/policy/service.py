@@ -24,8 +24,6 @@ NO_POLICY = "none"
 MAX_TOOLS_KNOWN = 20_000
 """Tool definitions whose rules are cached."""
 
-MAX_SHADOW_TOLD = 20
-
 
 @dataclass(frozen=True, slots=True)
 class _About:
@@ -195,7 +193,7 @@ def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> De
     )
     quorum = max(one.rule.quorum or 1 for one in asking)
     if named and len(approvers) < quorum:
-        ids = ", ".join(one.rule.id for one in asking[:MAX_SHADOW_TOLD])
+        ids = ", ".join(one.rule.id for one in asking)
         return Decision(
             Verdict.DENY,
             first.id,
@@ -216,7 +214,7 @@ def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> De
 
 def _with_shadow(decision: Decision, shadow: Sequence[CompiledRule], facts: CallFacts) -> Decision:
     told = [f"{one.rule.id} would {one.rule.decision}" for one in shadow if one.matches(facts)]
-    return replace(decision, shadow=tuple(told[:MAX_SHADOW_TOLD])) if told else decision
+    return replace(decision, shadow=tuple(told)) if told else decision
 
 
 __all__ = ["DANGEROUS_ASKS", "HARMLESS_PASSES", "NO_POLICY", "PolicyGate"]

@@ -1,6 +1,6 @@
 """The programs that a shell command runs, as far as its text tells.
 
-Host side, used by `policy/predicates`, which imports it only for rules with `runs`. The text is
+Host side, used by `policy/rules`, which imports it only for rules with `runs`. The text is
 hostile, and its parser is a C library whose grammar is not bash's own. Invariants: whatever the
 grammar or this module does not know makes the reading doubtful; the parser gets nothing but ASCII,
 of a bounded size, for a bounded time; no text makes a function here fail.

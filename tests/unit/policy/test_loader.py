@@ -137,14 +137,6 @@ FAULTS: list[tuple[str, str]] = [
     (DENY + 'tools = ["send_mail", "send_mail"]', "rule 'r': tools: 'send_mail' is given twice"),
     (DENY + 'agents = ["a b"]', "policy.toml: rule 'r': agents: 'a b' is not a valid name"),
     (DENY + 'environments = ["prod*"]', "environments: 'prod*' must be an exact name"),
-    (
-        DENY + 'categories = ["mial"]',
-        "no registered tool has 'mial' in its categories; did you mean",
-    ),
-    (
-        DENY + 'tags = ["x"]',
-        "policy.toml: rule 'r': tags: no registered tool has 'x' in its tags",
-    ),
     (DENY + "dangerous = 1", "policy.toml: rule 'r': dangerous: must be true or false"),
     (DENY + "cost_over = 0.1", 'cost_over: write money as a string, such as "0.10"'),
     (DENY + 'cost_over = "-1"', "policy.toml: rule 'r': cost_over: must be 0 or more"),
@@ -237,14 +229,13 @@ SHADOWED = [
     # what the second rule can never do, with its twin that can
     (("deny", 'environments = ["x"]'), ("ask", 'environments = ["x"]'), ("ask", 'environments = ["y"]')),
     (("deny", 'agents = ["a"]'), ("ask", 'agents = ["a"]'), ("ask", 'agents = ["b"]')),
-    (("deny", 'tools = ["send_*"]'), ("deny", 'tools = ["send_m*"]'), ("deny", 'tools = ["s*"]')),
-    (("deny", 'agents = ["a*"]'), ("deny", 'agents = ["ab", "ac"]'), ("deny", 'agents = ["ab", "b"]')),
+    (("deny", 'tools = ["send_*", "s*"]'), ("deny", 'tools = ["s*"]'), ("deny", 'tools = ["*"]')),
+    (("deny", 'agents = ["a", "b"]'), ("deny", 'agents = ["b"]'), ("deny", 'agents = ["b", "c"]')),
     (("ask", "quorum = 2"), ("ask", 'agents = ["a"]'), ("ask", "quorum = 3")),
     (("ask",), ("allow", 'tools = ["send_mail"]'), ("ask", 'approvers = ["a"]')),
     (("allow", 'tools = ["send*"]'), ("allow", 'tools = ["send*"]'), ("allow", 'tools = ["send_mail"]')),
     (("deny", 'cost_over = "1"'), ("ask", 'cost_over = "1"'), ("deny", 'cost_over = "0.5"')),
     (("deny", "dangerous = true"), ("ask", "dangerous = true"), ("ask", "dangerous = false")),
-    (("deny", 'tools = ["send_mail"]'), ("deny", 'tools = ["send_mail@1.0.0"]'), ("deny", 'tools = ["s*"]')),
     (
         ("deny", 'when = [{argument = "/to", prefix = "a"}]'),
         ("allow", 'tools = ["send_mail"]', 'when = [{argument = "/to", prefix = "a"}]'),
@@ -263,11 +254,6 @@ def test_fully_shadowed_rule_is_refused(
     assert faults(_rule(1, *first) + _rule(2, *alive)) == []
 
 
-def test_later_stricter_rule_shadows_an_earlier_one() -> None:
-    (told,) = faults(_rule(1, "allow", 'tools = ["send_mail"]') + _rule(2, "deny"))
-    assert told.startswith("policy.toml: rule 'r1': it can never decide: the rule r2")
-
-
 def test_all_policy_faults_are_reported_in_rule_order() -> None:
     found = faults(DENY + "mode = 1\n" + DENY.replace('"r"', '"s"') + "nothing = 1\nquorum = 0\n")
     assert [fault.split(":")[1:3] for fault in found] == [
@@ -280,17 +266,16 @@ def test_well_formed_rules_are_checked_against_tools_despite_malformed_ones() ->
     when = '[[rules.when]]\nargument = "/tto"\nprefix = "a"\n'
     found = faults(
         _rule(0, "deny", "nothing = 1") + _rule(1, "deny", 'tools = ["send_mial"]')
-        + _rule(1, "ask", 'tags = ["x"]') + _rule(3, "ask", 'categories = ["y"]')
+        + _rule(1, "ask")
         + _rule(4, "ask", 'agents = ["b"]') + when + _rule(0, "deny", "quorum = 0"),
     )  # fmt: skip
     for told in (
         "rule 'r0': nothing: unknown key", "no registered tool matches 'send_mial'",
-        "the id r1 is given twice", "no registered tool has 'x' in its tags",
-        "no registered tool has 'y' in its categories", "takes the argument '/tto'",
+        "the id r1 is given twice", "takes the argument '/tto'",
         "rule 'r0': quorum: must be 1 or more", "the id r0 is given twice",
     ):  # fmt: skip
         assert sum(told in fault for fault in found) == 1, (told, found)
-    assert len(found) == 8
+    assert len(found) == 7
 
 
 def test_policy_faults_beyond_fifty_are_counted() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fumehood.core.names import compile_glob
 from fumehood.policy.model import Condition, Predicate
-from fumehood.policy.predicates import (
+from fumehood.policy.rules import (
     ABSENT,
     MAX_LOOKED_AT,
     compile_condition,
