@@ -18,11 +18,11 @@ from fumehood.formats.base import (
     ChatFormat,
     items_of,
     object_of,
+    result_text,
     text_of,
 )
 from fumehood.formats.model import Loss, ModelCall
 from fumehood.formats.schemas import Dialect, aliased, fit, with_aliases, without_unions
-from fumehood.formats.text import result_text
 
 PROPERTY_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 

@@ -10,10 +10,9 @@ from typing import Any
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
-from fumehood.formats.base import AUTO, NONE, REQUIRED, ChatFormat, items_of, object_of
+from fumehood.formats.base import AUTO, NONE, REQUIRED, ChatFormat, items_of, object_of, result_text
 from fumehood.formats.model import Loss, ModelCall
 from fumehood.formats.schemas import Dialect, fit
-from fumehood.formats.text import result_text
 
 # *Source*: google.genai.types.FunctionDeclaration (names), and the API's page of
 # `responseJsonSchema` (keywords), which holds for parameters as well.

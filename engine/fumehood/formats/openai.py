@@ -15,11 +15,11 @@ from fumehood.formats.base import (
     ChatFormat,
     items_of,
     object_of,
+    result_text,
     text_of,
 )
 from fumehood.formats.model import Loss, ModelCall
 from fumehood.formats.schemas import Dialect, fit, without_unions
-from fumehood.formats.text import result_text
 
 # *Source*: the guide to structured outputs, "Supported schemas".
 STRICT = Dialect(

@@ -27,11 +27,10 @@ from fumehood import Envelope
 from fumehood.core.errors import InvalidParams
 from fumehood.core.tool import ToolDefinition
 from fumehood.formats.agent_loop import plain
-from fumehood.formats.base import AUTO, NONE, REQUIRED
+from fumehood.formats.base import AUTO, NONE, REQUIRED, result_text
 from fumehood.formats.exports import FORMATS, Exports
 from fumehood.formats.model import ModelCall
 from fumehood.formats.table import CHAT_FORMATS
-from fumehood.formats.text import result_text
 from fumehood.protocol.messages import decode_envelope
 from fumehood.registry.definitions import parse_definition
 from fumehood_tools.run_shell import run_shell
