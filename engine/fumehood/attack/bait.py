@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -28,9 +29,6 @@ KNOCK_BYTES = 32
 KNOCK_PATIENCE_S = 1.0
 READY_PATIENCE_S = 5.0
 LOOPBACK = "127.0.0.1"
-MAX_ADDRESSES = 4
-MAX_MARK = 12
-"""The kernel keeps 15 characters of a process's name."""
 
 STAND_STILL = "import sys; sys.stdin.read()"
 """The bait's process ends with its parent, however that ends."""
@@ -46,7 +44,7 @@ class Bait:
     def __init__(self) -> None:
         self.word = f"word-{secrets.token_hex(12)}"
         self.knock = secrets.token_hex(KNOCK_BYTES // 2)
-        self.mark = f"fh{secrets.token_hex((MAX_MARK - 2) // 2)}"
+        self.mark = f"fh{secrets.token_hex(5)}"  # the kernel keeps 15 characters of a name
         """The name that programs give their processes, so that the host can find them."""
         self.abstract = f"fumehood-attack-{secrets.token_hex(8)}"
         self._stack = contextlib.ExitStack()
@@ -220,16 +218,10 @@ def _hear(
 
 
 def _other_addresses() -> Iterator[str]:
-    """This host's IPv4 addresses without loopback: a few, one for each interface."""
-    found = 0
+    """This host's IPv4 addresses without loopback: the first of each interface."""
     for addresses in psutil.net_if_addrs().values():
-        for one in addresses:
-            if one.family == socket.AF_INET and not one.address.startswith("127."):
-                yield one.address
-                found += 1
-                break
-        if found == MAX_ADDRESSES:
-            return
+        own = (one.address for one in addresses if one.family == socket.AF_INET)
+        yield from islice((one for one in own if not one.startswith("127.")), 1)
 
 
 def _restore(before: str | None) -> None:

@@ -15,8 +15,6 @@ import hmac
 from fumehood.core.errors import InvalidParams
 
 MAC_BYTES = 16
-MAX_CURSOR = 6000
-"""Fits the longest path in a workspace."""
 
 
 class Cursors:
@@ -37,8 +35,6 @@ class Cursors:
             InvalidParams: not made here, or for another list or principal.
         """
         try:
-            if len(cursor) > MAX_CURSOR:
-                raise ValueError
             padded = cursor + "=" * (-len(cursor) % 4)
             signed = base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True)
             position = signed[MAC_BYTES:].decode()

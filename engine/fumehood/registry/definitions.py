@@ -237,8 +237,6 @@ FIELDS_OF: Mapping[str, frozenset[str]] = {
     "REST": frozenset(FIELDS),
     "MCP": frozenset({"endpoint", "headers", "timeout"}),  # MCP defines the method itself
 }
-MAX_URL = 2048
-MAX_HEADERS = 64
 MAX_HEADER_VALUE = 4096
 MAX_TIMEOUT_MS = 86_400_000
 """A day, as for `timeout_seconds`."""
@@ -415,9 +413,6 @@ def _placeholder_faults(
 
 def url_faults(url: str) -> Iterator[str]:
     """Every fault of a URL that the engine would send a request to."""
-    if len(url) > MAX_URL:
-        yield f"endpoint: longer than {MAX_URL} characters"
-        return
     if not _URL_TEXT.fullmatch(url) or _BAD_ESCAPE.search(url):
         yield (
             "endpoint: holds what a URL cannot (spaces, control characters, braces, a backslash, "
@@ -442,9 +437,6 @@ def url_faults(url: str) -> Iterator[str]:
 
 
 def _headers_faults(headers: dict[Any, Any]) -> Iterator[str]:
-    if len(headers) > MAX_HEADERS:
-        yield f"headers: more than {MAX_HEADERS}"
-        return
     seen: set[str] = set()
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):

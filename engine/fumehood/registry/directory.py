@@ -26,7 +26,6 @@ from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, tool_of_document
 from fumehood.registry.secrets import NO_SECRETS, SecretBindings
 from fumehood.sandbox.trusted_files import (
-    MAX_FILE_BYTES,
     Signature,
     Untrusted,
     list_files,
@@ -37,13 +36,6 @@ from fumehood.sandbox.trusted_files import (
 TYPES = (ToolType.REST, ToolType.MCP)
 MAX_DEFINITIONS = 10_000
 """The limit for one file, and for the whole directory."""
-
-MAX_TOTAL_BYTES = 64 << 20
-MAX_UNSETTLED_LOOKS = 6
-"""A file that has changed at this many polls in a row, three seconds, is a fault."""
-
-MAX_FAULTY_SHOWN = 5
-"""The most faulty definitions that the fault of one file names."""
 
 _CHANGED = "it changed while it was read"
 
@@ -101,7 +93,6 @@ class ToolDirectory:
         self._owners = owners if owners is not None else frozenset({0, os.geteuid()})
         self._secrets = secrets
         self._last = _Look()
-        self._unsettled: dict[str, int] = {}
         self._files: dict[str, _File] = {}
         self._fault: str | None = None
 
@@ -124,10 +115,9 @@ class ToolDirectory:
         if before.fault is not None:
             return None
         settled = {n: s for n, s in look.files.items() if before.files.get(n) == s}
-        moving = look.files.keys() - settled.keys()
         # A file that one poll missed may be in the middle of a replacement.
         missed = before.files.keys() - look.files.keys()
-        return self._contents() if self._update(look, settled, moving, missed) else None
+        return self._contents() if self._update(look, settled, missed) else None
 
     def _look(self) -> _Look:
         try:
@@ -140,17 +130,12 @@ class ToolDirectory:
             return _Look(fault=str(refused))
         except OSError as error:
             return _Look(fault=f"the directory cannot be read: {error.strerror}")
-        # A larger file is refused without being read.
-        sizes = (s.size for s in files.values() if s.size <= MAX_FILE_BYTES)
-        if sum(sizes) > MAX_TOTAL_BYTES:
-            return _Look(fault=f"the files together are larger than {MAX_TOTAL_BYTES >> 20} MB")
         return _Look(files)
 
     def _update(
         self,
         look: _Look,
         settled: dict[str, Signature] | None = None,
-        moving: frozenset[str] | set[str] = frozenset(),
         missed: frozenset[str] | set[str] = frozenset(),
     ) -> bool:
         """Apply a poll's findings; whether that changed anything."""
@@ -163,11 +148,6 @@ class ToolDirectory:
         stale = {n: s for n, s in settled.items() if self._signature(n) != s}
         if stale:
             changed = self._read_all(stale) or changed
-        self._unsettled = {name: self._unsettled.get(name, 0) + 1 for name in moving}
-        for name, looks in self._unsettled.items():
-            if looks >= MAX_UNSETTLED_LOOKS:
-                fault = _File(None, fault="it keeps changing while it is read")
-                changed = self._keep(name, fault) or changed
         return changed
 
     def _signature(self, name: str) -> Signature | None:
@@ -251,8 +231,6 @@ def _tools(documents: list[JsonObject], secrets: SecretBindings) -> list[Registe
             tool = _tool(document, secrets)
         except InvalidDefinition as error:
             faults.append(f"{_which(position, documents)}: {'; '.join(error.faults[:5])}")
-            if len(faults) == MAX_FAULTY_SHOWN:
-                break
             continue
         reference = f"{tool.definition.name}@{tool.definition.version}"
         if reference in tools:

@@ -19,8 +19,6 @@ from fumehood.registry.json_schema import CompiledSchema
 from fumehood.registry.settings import ExternalToolSettings
 
 ANY_ARGUMENTS: JsonObject = {"type": "object", "additionalProperties": True}
-MAX_KNOWN = 1024
-"""Undeclared tools that are kept: callers choose their names."""
 
 
 class ExternalTools:
@@ -28,7 +26,7 @@ class ExternalTools:
 
     def __init__(self, declared: Mapping[str, ExternalToolSettings]) -> None:
         self._declared = {name: _made(name, settings) for name, settings in declared.items()}
-        self._other = lru_cache(MAX_KNOWN)(lambda name: _made(name, ExternalToolSettings()))
+        self._other = lru_cache(lambda name: _made(name, ExternalToolSettings()))
 
     def __call__(self, reference: str) -> RegisteredTool:
         """The tool `external:NAME`, or that name with its one version.

@@ -38,11 +38,8 @@ from fumehood.registry.openapi_document import (
 from fumehood.registry.secrets import Origin
 
 MAX_OPERATIONS = 2000
-MAX_SCHEMES = 100
 MAX_DEFINITION_BYTES = 128 * 1024
 MAX_TOOL_DESCRIPTION = 2000
-MAX_PARAMETER_NAME = 200
-MAX_PREFIX = 32
 RETRIES = 2
 """Retries of tools that can be repeated without harm."""
 
@@ -113,10 +110,8 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
     Raises:
         CannotImport: no document of OpenAPI 3.0 or 3.1, or a choice that fits nothing.
     """
-    if not re.fullmatch(rf"([A-Za-z_][A-Za-z0-9_-]{{0,{MAX_PREFIX - 1}}})?", options.prefix):
-        raise CannotImport(
-            f"--prefix takes at most {MAX_PREFIX} letters, digits, '_' or '-', a letter first"
-        )
+    if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_-]*)?", options.prefix):
+        raise CannotImport("--prefix takes letters, digits, '_' or '-', a letter first")
     if options.server is not None and any(url_faults(options.server)):
         raise CannotImport("--server takes an https or http address")
     made, root = Imported(), OpenApiDocument(document)
@@ -196,8 +191,8 @@ def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
     """A secret of its own for each security scheme, by the scheme's name."""
     names: dict[str, str] = {}
     schemes = root.table("components", "securitySchemes")
-    if len(schemes) > MAX_SCHEMES:
-        raise CannotImport(f"it has more than {MAX_SCHEMES} security schemes")
+    if len(schemes) > MAX_OPERATIONS:
+        raise CannotImport(f"it has more than {MAX_OPERATIONS} security schemes")
     for scheme in schemes:
         names[scheme] = _unique(_name(prefix, scheme), set(names.values()))
     return names
@@ -393,8 +388,8 @@ class _Reader:
                 _name(f"{place}_", name) if wanted in taken else wanted, taken
             )
             taken.add(own[place, name])
-        if not all(name.isprintable() and 0 < len(name) <= MAX_PARAMETER_NAME for name in taken):
-            raise CannotImport("a parameter's name is empty, too long, or cannot be printed")
+        if not all(name and name.isprintable() for name in taken):
+            raise CannotImport("a parameter's name is empty, or cannot be printed")
         needed = [own[key] for key in placed if key in self._required]
         schema = {
             **sent,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.errors import InvalidParams
-from fumehood.protocol.cursors import MAX_CURSOR, Cursors
+from fumehood.protocol.cursors import Cursors
 
 CURSORS = Cursors(b"k" * 32)
 
@@ -53,7 +53,7 @@ def test_altered_cursor_is_refused_at_every_byte() -> None:
             CURSORS.read(base64.urlsafe_b64encode(altered).decode(), "tools", "uid:1")
 
 
-@pytest.mark.parametrize("cursor", ["", "a", "!!!!", "ü", "\udcff", "AAAA", "A" * (MAX_CURSOR + 1)])
+@pytest.mark.parametrize("cursor", ["", "a", "!!!!", "ü", "\udcff", "AAAA", "A" * 100_000])
 def test_malformed_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(InvalidParams):
         CURSORS.read(cursor, "tools", "uid:1")

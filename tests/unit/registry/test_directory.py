@@ -11,7 +11,6 @@ from fumehood.protocol.files import FileFault, one_line
 from fumehood.registry import directory as module
 from fumehood.registry.directory import (
     MAX_DEFINITIONS,
-    MAX_UNSETTLED_LOOKS,
     DirectoryContents,
     ToolDirectory,
     read_documents,
@@ -221,23 +220,6 @@ def test_file_being_written_is_not_read_until_stable(
     assert _names(_settle(directory)) == ["b"]
 
 
-def test_file_that_never_becomes_stable_is_a_fault(definitions: DefinitionDirectory) -> None:
-    directory = ToolDirectory(definitions.path)
-    path = definitions.put_tools("a.json", "a")
-    definitions.put_tools("b.json", "b")
-    assert _names(directory.load()) == ["a", "b"]
-    for look in range(MAX_UNSETTLED_LOOKS - 1):
-        path.write_bytes(b" " * (look + 1))
-        assert directory.poll() is None
-    path.write_bytes(b"[]")
-    contents = directory.poll()
-    assert _names(contents) == ["b"]
-    assert _faults(contents) == {"a.json": "it keeps changing while it is read"}
-    contents = directory.poll()  # quiet at last
-    assert _names(contents) == ["b"]
-    assert _faults(contents) == {}
-
-
 def test_file_that_changes_while_it_is_read_is_read_again(
     definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,16 +266,6 @@ def test_directory_over_the_definition_limit_excludes_the_last_files(
     contents = ToolDirectory(definitions.path).load()
     assert _names(contents) == ["a", "b", "e"]
     assert _faults(contents) == {"b.json": "with it the directory would hold over 3 tools"}
-
-
-def test_total_file_size_over_the_limit_is_a_directory_fault(
-    definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_TOTAL_BYTES", 1000)
-    definitions.put("a.json", b" " * 600)
-    definitions.put("b.json", b" " * 600)
-    contents = ToolDirectory(definitions.path).load()
-    assert list(_faults(contents)) == [None]
 
 
 def test_file_fault_is_short_and_printable(

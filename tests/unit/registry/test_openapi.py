@@ -190,7 +190,7 @@ def test_only_option_selects_by_tool_operation_and_tag(
         made(paths, options=ImportOptions(only=("stok",)))
 
 
-@pytest.mark.parametrize("prefix", ["9", "a b", "x" * 33, "ä", "${"])
+@pytest.mark.parametrize("prefix", ["9", "a b", "ä", "${"])
 def test_invalid_name_prefix_is_refused(prefix: str) -> None:
     with pytest.raises(CannotImport, match="--prefix"):
         made({}, options=ImportOptions(prefix=prefix))
@@ -516,11 +516,9 @@ def test_optional_body_of_a_delete_is_left_out() -> None:
     assert "with a body" in reason_of(body({}, required=True), method="delete")
 
 
-@pytest.mark.parametrize("name", ["", "a\x1b[2J", "a\u202eb", "x" * 201])
+@pytest.mark.parametrize("name", ["", "a\x1b[2J", "a\u202eb"])
 def test_operation_with_an_unprintable_parameter_name_is_left_out(name: str) -> None:
-    assert "name is empty, too long, or cannot be printed" in reason_of(
-        {"parameters": [parameter(name)]}
-    )
+    assert "name is empty, or cannot be printed" in reason_of({"parameters": [parameter(name)]})
 
 
 # -- schemas -------------------------------------------------------------------------------
@@ -609,7 +607,6 @@ def test_unsupported_keyword_is_left_out_with_a_note() -> None:
         ({"$ref": "https://evil.example/x.json"}, "refers to another document"),
         ({"$ref": "file:///etc/passwd"}, "refers to another document"),
         ({"$ref": "#Order"}, "refers to another document"),
-        ({"$ref": "#/" + "/" * 1000}, "a reference is too long"),
         ({f"x-{number}": 1 for number in range(5000)}, "more than 5000 parts"),
         ({"$ref": "#/components/schemas/Nothing"}, "refers to nothing"),
         ({"$ref": "#/components/schemas/Loop"}, "not a plain JSON object"),
@@ -708,8 +705,8 @@ def test_document_with_too_many_operations_is_refused() -> None:
     assert len(made(paths).tools) == MAX_OPERATIONS
     with pytest.raises(CannotImport, match="more than 2000 operations"):
         made({**paths, "/more": {"get": {}}})
-    schemes = {f"s{number}": SCHEMES["Key"] for number in range(101)}
-    with pytest.raises(CannotImport, match="more than 100 security schemes"):
+    schemes = {f"s{number}": SCHEMES["Key"] for number in range(MAX_OPERATIONS + 1)}
+    with pytest.raises(CannotImport, match="more than 2000 security schemes"):
         made({}, components={"securitySchemes": schemes})
 
 
