@@ -5,24 +5,52 @@ Host side. A package offers tools through the entry point `fumehood.tools`, whic
 packages that the operator installed are found. Invariants: one faulty package does not exclude the
 others; host code (`sandboxed=False`) stays disabled until the configuration names it. An embedding
 program is its own operator: its tools need no permission, and are registered all or none.
+
+An asynchronous function with `sandboxed=False` is awaited in this process. Others run in a process
+that imports them: a sandboxed function in the jail, a synchronous one in a worker that can be
+killed. A function of the started program (`__main__`: a script, or the cells of a notebook) cannot
+be imported without running the whole program again, so it is pickled by value, with the globals
+that it uses. Invariants: pickles only go from the host to the other process, never back; a function
+that can neither be imported nor pickled is refused at registration, with the remedy.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from fumehood.core.call import FunctionAddress
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.registry.declare import FunctionTool
-from fumehood.registry.definitions import InvalidDefinition, parse_definition
-from fumehood.registry.functions import register_function
-from fumehood.registry.index import Source, ToolIndex
+from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
+from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 from fumehood.registry.web import WebSettings, configured
+
+TOO_WIDE = frozenset(
+    map(Path, ("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/media", "/mnt", "/opt",
+               "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var",  # noqa: S108
+               "/var/lib", "/var/tmp"))  # noqa: S108
+)  # fmt: skip
+"""Directories too broad for an import path: sharing one would expose other files."""
+
+MAX_PICKLE_CHARACTERS = 128 * 1024
+"""Size of a pickled function in base64. It is sent with each call."""
+
+REMEDY = (
+    "Define the function at the top level of an importable module; or, if you trust its code, "
+    "make it async with sandboxed=False"
+)
+"""For functions that another process cannot find; an asynchronous one can run in this process."""
 
 GROUP = "fumehood.tools"
 BUILTIN_PACKAGE = "fumehood_tools"
@@ -67,6 +95,8 @@ def discover(
                 source = Source.BUILTIN if is_builtin else Source.ENTRY_POINT
                 if source is Source.BUILTIN and isinstance(tool, ToolDefinition):
                     definition, why = configured(tool, web or WebSettings())
+                    if why is None and definition is not tool:
+                        check_definition(definition)  # it holds settings of the operator
                     index.register(definition, source, disabled_because=why)
                 else:
                     _register(index, tool, source, host_tools, private)
@@ -158,3 +188,126 @@ def _parse(document: object) -> ToolDefinition:
         name = getattr(document, "__name__", type(document).__name__)
         raise InvalidDefinition(str(name), [fault])
     return parse_definition(document)
+
+
+# -- functions ------------------------------------------------------------------------------
+
+
+def register_function(
+    index: ToolIndex,
+    tool: FunctionTool,
+    source: Source,
+    *,
+    private: Sequence[Path],
+    disabled_because: str | None = None,
+) -> RegisteredTool:
+    """Add a function to the index, in the form in which it will be called.
+
+    `private` are directories that no import path of a sandboxed function may contain.
+
+    Raises:
+        InvalidDefinition: as `ToolIndex.register`, or another process must find the function
+            and cannot.
+    """
+    definition = tool.definition
+    if definition.executor != "function" or (tool.is_async and not definition.sandboxed):
+        return index.register(
+            definition, source, function=tool.invoke, disabled_because=disabled_because
+        )
+    try:
+        address = address_of(tool)
+        if definition.sandboxed and not address.pickled:
+            _check_import_path(Path(address.import_path), private)
+    except _NotFound as fault:
+        raise InvalidDefinition(definition.name, [_fault(tool, str(fault))], REMEDY) from None
+    return index.register(definition, source, address=address, disabled_because=disabled_because)
+
+
+class _NotFound(Exception):
+    """The reason why another process cannot, or must not, import the function."""
+
+
+def address_of(tool: FunctionTool) -> FunctionAddress:
+    """Where another process finds the function.
+
+    Raises:
+        _NotFound: nowhere.
+    """
+    function = tool.function
+    module_name = str(getattr(function, "__module__", None))
+    qualified = str(getattr(function, "__qualname__", ""))
+    if "<locals>" in qualified:
+        raise _NotFound("it was made inside another function")
+    module = sys.modules.get(module_name)
+    if module is None:
+        raise _NotFound(f"its module {module_name[:80]!r} is not loaded")
+    name = _name_in(module, tool)
+    if module_name in ("__main__", "__mp_main__"):
+        return _pickled(tool, name)
+    return FunctionAddress(module_name, name, str(_import_path(module)))
+
+
+def _pickled(tool: FunctionTool, name: str) -> FunctionAddress:
+    """The tool by value, as it is now."""
+    import cloudpickle  # few programs need it
+
+    try:
+        raw: bytes = cloudpickle.dumps(tool)
+    except Exception as reason:  # whatever the values that the function uses raise
+        raise _NotFound(f"it is part of the started program, and uses a value: {reason}") from None
+    text = base64.b64encode(raw).decode("ascii")
+    if len(text) > MAX_PICKLE_CHARACTERS:
+        raise _NotFound(
+            f"it is part of the started program, and with what it uses there it has more than "
+            f"{MAX_PICKLE_CHARACTERS} characters"
+        )
+    file = Path(inspect.unwrap(tool.function).__code__.co_filename)
+    # Pickles of classes differ from process to process; the text of a script does not.
+    digest = hashlib.sha256(file.read_bytes() if file.is_file() else raw).hexdigest()
+    return FunctionAddress("__main__", name, "", text, digest)
+
+
+def _name_in(module: ModuleType, tool: FunctionTool) -> str:
+    for name, value in vars(module).items():
+        if value is tool:
+            return name
+    raise _NotFound(f"no name at the top level of {module.__name__} holds what @tool made")
+
+
+def _import_path(module: ModuleType) -> Path:
+    """The directory from which `import` finds the module by its full name."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    file = Path(origin) if isinstance(origin, str) else None
+    if file is None or not file.is_file():
+        raise _NotFound(f"{module.__name__} is not loaded from a file")
+    parts = module.__name__.split(".")
+    if hasattr(module, "__path__"):
+        parts.append("__init__")
+    directory = file.parent
+    for part in reversed(parts[:-1]):
+        if directory.name != part:
+            raise _NotFound(f"its file is not where the name {module.__name__} says")
+        directory = directory.parent
+    if file.name.split(".")[0] != parts[-1]:
+        raise _NotFound(f"its file is not where the name {module.__name__} says")
+    return directory.resolve()
+
+
+def _check_import_path(path: Path, private: Sequence[Path]) -> None:
+    """The function can read everything below its import path."""
+    resolved = [directory.resolve() for directory in private]
+    if path in TOO_WIDE or any(directory.is_relative_to(path) for directory in resolved):
+        raise _NotFound(
+            "the directory of its module contains more than code (the whole host, a home or "
+            "the engine's own state), and a sandboxed function may read all of it; move the "
+            "module into a directory of its own"
+        )
+
+
+def _fault(tool: FunctionTool, why: str) -> str:
+    if tool.definition.sandboxed:
+        return f"sandboxed: the function cannot be run in the jail: {why}"
+    return (
+        "executor: a synchronous function runs in a worker process, so that it can be stopped, "
+        f"and the worker cannot find it: {why}"
+    )

@@ -134,7 +134,7 @@ def test_definition_digest_covers_source_of_a_main_program() -> None:
 
 def test_functions_with_equal_definitions_have_different_digests() -> None:
     def register(function: Any) -> RegisteredTool:
-        from fumehood.registry.functions import register_function
+        from fumehood.registry.discover import register_function
 
         return register_function(ToolIndex(), function, Source.PROGRAM, private=())
 

@@ -19,7 +19,7 @@ from fumehood.core.errors import (
     ToolNotFound,
 )
 from fumehood.core.identity import Principal, Scope
-from fumehood.registry.definitions import InvalidDefinition
+from fumehood.registry.definitions import InvalidDefinition, check_definition
 from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.index import Source, ToolIndex
 from fumehood.registry.registrations import Registrations
@@ -150,6 +150,18 @@ def test_entry_point_cannot_bring_rest_or_mcp_tools(kind: str) -> None:
     faults = discover(index, (), _found(Offer("a:tool", definition)))
     assert _names(index) == []
     assert "only BUILTIN and NATIVE tools" in faults[0].reason
+
+
+@pytest.mark.row("R1")
+def test_definition_of_every_built_in_tool_is_valid() -> None:
+    """The engine does not check them at its start."""
+    index = ToolIndex()
+    assert discover(index, ()) == []
+    built_in = [tool.definition for tool in index if tool.source is Source.BUILTIN]
+    assert len(built_in) > 10
+    for definition in built_in:
+        if definition.executor != "http":  # the operator sets the endpoint of search_web
+            check_definition(definition)
 
 
 @pytest.mark.row("R1", "R4")

@@ -15,8 +15,7 @@ import pytest
 from fumehood import InvalidDefinition, tool
 from fumehood.executors import inside
 from fumehood.registry.declare import FunctionTool
-from fumehood.registry.discover import register_all
-from fumehood.registry.functions import TOO_WIDE, address_of, register_function
+from fumehood.registry.discover import TOO_WIDE, address_of, register_all, register_function
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 
 MODULE = '''

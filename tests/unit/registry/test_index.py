@@ -12,7 +12,6 @@ from fumehood.core.errors import InvalidParams, ToolNotFound
 from fumehood.core.tool import ToolType
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import (
-    MAX_VERSIONS_SHOWN,
     RegisteredTool,
     Source,
     ToolIndex,
@@ -219,13 +218,6 @@ def test_owner_of_a_name_is_another_source_or_none() -> None:
     assert index.owner("a", but=Source.DIRECTORY) is None
     assert index.owner("a", but=Source.PROGRAM) is Source.DIRECTORY
     assert index.owner("nothing", but=Source.DIRECTORY) is None
-
-
-def test_refusal_of_an_unknown_version_lists_a_few_versions() -> None:
-    index = _index(*(_expression(version=f"1.0.{n}") for n in range(100)))
-    with pytest.raises(ToolNotFound) as caught:
-        index.get("sums@2.0.0")
-    assert caught.value.message.count("1.0.") == MAX_VERSIONS_SHOWN
 
 
 # -- Pages of the list of tools ------------------------------------------------------------
