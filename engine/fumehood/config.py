@@ -59,8 +59,7 @@ from fumehood.protocol.sockets import SocketSettings, require_named_file
 from fumehood.protocol.sockets import config_file as config_file
 from fumehood.redaction.settings import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
-from fumehood.registry.settings import AllExternalTools
-from fumehood.registry.web import WebSettings
+from fumehood.registry.settings import AllExternalTools, WebSettings
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.settings import SessionSettings

@@ -20,7 +20,7 @@ from fumehood.executors.addresses import RESOLVED_AT_ONCE, CheckedBackend
 from fumehood.executors.upstreams import Upstreams
 from fumehood.registry.listing import filter_tools
 from fumehood.registry.secrets import RestSettings, SecretSettings
-from fumehood.registry.web import WebSettings
+from fumehood.registry.settings import WebSettings
 from upstream import Reply, Upstream, bomb, redirect, running_upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("T5", "S1")]

@@ -13,7 +13,7 @@ import pytest
 from fumehood import Config, Engine, Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.registry.secrets import RestSettings, SecretSettings
-from fumehood.registry.web import SearchSettings, WebSettings
+from fumehood.registry.settings import SearchSettings, WebSettings
 from upstream import Received, Reply, Upstream, redirect
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("T5")]

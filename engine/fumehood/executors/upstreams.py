@@ -32,7 +32,7 @@ from fumehood.core.errors import (
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBindings
-from fumehood.registry.web import WebSettings
+from fumehood.registry.settings import WebSettings
 
 if TYPE_CHECKING:
     import httpcore2

@@ -9,7 +9,7 @@ values.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -130,11 +130,10 @@ def _cache_faults(document: JsonObject) -> Iterator[str]:
         yield "cacheable: not for a dangerous tool, of which each call is decided by itself"
     if str(document.get("executor")).startswith("workspace"):
         yield "cacheable: not for a tool that runs in a session, whose files change"
-    chosen, parameters = document.get("cache_key_params"), document.get("parameters")
+    chosen = document.get("cache_key_params")
     if chosen == () or chosen == []:
         yield "cache_key_params: empty, so that all calls would share one answer; leave it out"
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    known = properties if isinstance(properties, dict) else {}
+    known, _ = _declared(document)
     for name in chosen if isinstance(chosen, list | tuple) else ():
         if isinstance(name, str) and name not in known:
             yield f"cache_key_params: there is no parameter {name[:64]!r}"
@@ -199,23 +198,32 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
         faults.append(f"memory_limit_mb: {where} needs at least {least_mb}")
     if sandboxed is False:
         faults.append(f"sandboxed: the executor {executor!r} always runs in its sandbox")
-    parameters = document.get("parameters")
-    properties = parameters.get("properties", {}) if isinstance(parameters, dict) else {}
-    if isinstance(properties, dict):
-        known, one_of = ARGUMENTS[executor].model_fields, ARGUMENTS[executor].one_of
-        if one_of and not properties.keys() & set(one_of):
-            names = " or ".join(map(repr, one_of))
-            faults.append(f"parameters: the executor {executor!r} needs a parameter {names}")
-        faults += [
-            f"parameters: the executor {executor!r} needs a parameter {name!r}"
-            for name, field in known.items()
-            if field.is_required() and name not in properties
-        ]
-        faults += [
-            f"parameters: the executor {executor!r} knows no parameter {name!r}"
-            for name in sorted(properties.keys() - known.keys())
-        ]
+    properties, _ = _declared(document)
+    known, one_of = ARGUMENTS[executor].model_fields, ARGUMENTS[executor].one_of
+    if one_of and not properties.keys() & set(one_of):
+        names = " or ".join(map(repr, one_of))
+        faults.append(f"parameters: the executor {executor!r} needs a parameter {names}")
+    faults += [
+        f"parameters: the executor {executor!r} needs a parameter {name!r}"
+        for name, field in known.items()
+        if field.is_required() and name not in properties
+    ]
+    faults += [
+        f"parameters: the executor {executor!r} knows no parameter {name!r}"
+        for name in sorted(properties.keys() - known.keys())
+    ]
     return faults
+
+
+def _declared(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
+    """The properties of the parameters, and the required ones. Empty if they are invalid."""
+    schema = document.get("parameters")
+    schema = schema if isinstance(schema, dict) else {}
+    properties, required = schema.get("properties"), schema.get("required")
+    return (
+        properties if isinstance(properties, dict) else {},
+        required if isinstance(required, list | tuple) else (),
+    )
 
 
 def _readable(error: ValidationError) -> list[str]:
@@ -302,8 +310,12 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
 def _request_faults(document: JsonObject) -> Iterator[str]:
     """Faults in the request that a REST tool makes."""
     method, headers = document.get("method"), document.get("headers")
-    yield from _method_faults(method)
-    yield from _header_place_faults(headers, document.get("parameters"))
+    if method not in METHODS:
+        yield f"method: a REST tool needs one of {', '.join(METHODS)}"
+    for value in headers.values() if isinstance(headers, dict) else ():
+        place = PLACEHOLDER.fullmatch(str(value))
+        if place is not None and place[1] not in _declared(document)[0]:
+            yield f"headers: {{{place[1]}}} needs a parameter of that name"
     if document.get("endpoint") is None:
         yield "endpoint: a REST tool needs an https or http URL"
     if method in QUERY_METHODS or not isinstance(headers, dict):
@@ -315,7 +327,7 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
 
 def _response_faults(document: JsonObject) -> Iterator[str]:
     """Faults in how the answers of a REST tool become results."""
-    response, parameters = document.get("response"), document.get("parameters")
+    response = document.get("response")
     if not isinstance(response, dict):
         return
     if document.get("method") == "HEAD":
@@ -325,12 +337,10 @@ def _response_faults(document: JsonObject) -> Iterator[str]:
     name = response.get("cursor_parameter")
     if not isinstance(name, str):
         return
-    schema = parameters if isinstance(parameters, dict) else {}
-    properties, required = schema.get("properties"), schema.get("required")
-    properties = properties if isinstance(properties, dict) else {}
+    properties, required = _declared(document)
     declared = properties.get(CURSOR)
     is_text = isinstance(declared, dict) and declared.get("type") == "string"
-    if not is_text or (isinstance(required, list) and CURSOR in required):
+    if not is_text or CURSOR in required:
         yield (
             f"response: pages need an optional parameter {CURSOR!r} of the type string; callers "
             "hand next_cursor back in it"
@@ -357,11 +367,6 @@ def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:
         yield f"memory_limit_mb: it could not be enforced on a tool of type {kind!s}"
 
 
-def _method_faults(method: Any) -> Iterator[str]:
-    if method not in METHODS:
-        yield f"method: a REST tool needs one of {', '.join(METHODS)}"
-
-
 def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> Iterator[str]:
     path, question, query_text = endpoint.partition("?")
     names = PLACEHOLDER.findall(path) if is_rest else []
@@ -385,21 +390,18 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
                 _USE_A_REFERENCE
             )
     queried = {name for name, _ in query} if document.get("method") in QUERY_METHODS else set()
-    yield from _placeholder_faults(names, values, queried, document.get("parameters"))
+    yield from _placeholder_faults(names, values, queried, document)
 
 
 def _placeholder_faults(
-    names: list[str], values: list[str], queried: set[str], parameters: Any
+    names: list[str], values: list[str], queried: set[str], document: JsonObject
 ) -> Iterator[str]:
-    """Faults of places in the path, and in the values of the query."""
-    schema = parameters if isinstance(parameters, dict) else {}
-    properties, required = schema.get("properties"), schema.get("required")
-    properties = properties if isinstance(properties, dict) else {}
+    """Faults of placeholders in the path, and in the values of the query."""
+    properties, required = _declared(document)
     for name in dict.fromkeys(names):
         declared = properties.get(name)
         kind = declared.get("type") if isinstance(declared, dict) else None
-        is_required = isinstance(required, list) and name in required
-        if kind not in ("string", "integer", "number", "boolean") or not is_required:
+        if kind not in ("string", "integer", "number", "boolean") or name not in required:
             yield (
                 f"endpoint: {{{name}}} needs a required parameter of that name, of the type "
                 "string, integer, number or boolean"
@@ -464,17 +466,6 @@ def header_faults(name: str, value: str) -> Iterator[str]:
         yield f"{shown} holds a reference of an unknown form; secrets are ${{secret:NAME}}"
     if _is_literal_credential(name, value):
         yield f"{shown} looks like a credential; {_USE_A_REFERENCE}"
-
-
-def _header_place_faults(headers: Any, parameters: Any) -> Iterator[str]:
-    """Faults of places in headers, each of which is a whole value."""
-    schema = parameters if isinstance(parameters, dict) else {}
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, dict) else {}
-    for value in headers.values() if isinstance(headers, dict) else ():
-        place = PLACEHOLDER.fullmatch(str(value))
-        if place is not None and place[1] not in known:
-            yield f"headers: {{{place[1]}}} needs a parameter of that name"
 
 
 def is_header_value(value: str) -> bool:

@@ -30,11 +30,11 @@ from typing import Any
 
 from fumehood.core.call import FunctionAddress
 from fumehood.core.json_types import JsonObject
-from fumehood.core.tool import ToolDefinition, ToolType
+from fumehood.core.tool import CURSOR, QUERY_PLACE, ToolDefinition, ToolType
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
-from fumehood.registry.web import WebSettings, configured
+from fumehood.registry.settings import SearchSettings, WebSettings
 
 TOO_WIDE = frozenset(
     map(Path, ("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/media", "/mnt", "/opt",
@@ -52,6 +52,7 @@ REMEDY = (
 )
 """For functions that another process cannot find; an asynchronous one can run in this process."""
 
+FETCH, SEARCH = "fetch_url", "search_web"
 GROUP = "fumehood.tools"
 BUILTIN_PACKAGE = "fumehood_tools"
 
@@ -94,7 +95,7 @@ def discover(
                 is_builtin = _is_builtin(entry_point, is_own)
                 source = Source.BUILTIN if is_builtin else Source.ENTRY_POINT
                 if source is Source.BUILTIN and isinstance(tool, ToolDefinition):
-                    definition, why = configured(tool, web or WebSettings())
+                    definition, why = _configured(tool, web or WebSettings())
                     if why is None and definition is not tool:
                         check_definition(definition)  # it holds settings of the operator
                     index.register(definition, source, disabled_because=why)
@@ -103,6 +104,46 @@ def discover(
             except InvalidDefinition as error:
                 faults.append(LoadFault(entry_point.value, error.message))
     return faults
+
+
+def _configured(
+    definition: ToolDefinition, settings: WebSettings
+) -> tuple[ToolDefinition, str | None]:
+    """A built-in tool as the operator has configured it, and why it is disabled, if it is."""
+    if definition.name == FETCH and not settings.fetch_url:
+        return _disabled(definition, "web.fetch_url = true")
+    if definition.name != SEARCH:
+        return definition, None
+    if settings.search is None:
+        return _disabled(definition, "web.search")
+    return _with_service(definition, settings.search), None
+
+
+def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition, str]:
+    """Lists then show it as disabled, and no model is offered it."""
+    return definition.model_copy(update={"is_active": False}), (
+        "It would give agents access to the network, and the configuration does not allow it; the "
+        f"operator can set {setting}."
+    )
+
+
+def _with_service(definition: ToolDefinition, settings: SearchSettings) -> ToolDefinition:
+    """The tool for a service, without the parameters that the service does not know."""
+    unknown = set()
+    if "limit" not in QUERY_PLACE.findall(settings.endpoint):
+        unknown.add("limit")
+    if settings.response.cursor_parameter is None:
+        unknown.add(CURSOR)
+    known = definition.parameters["properties"]
+    properties = {name: schema for name, schema in known.items() if name not in unknown}
+    return definition.model_copy(
+        update={
+            "endpoint": settings.endpoint,
+            "headers": settings.headers,
+            "response": settings.response,
+            "parameters": {**definition.parameters, "properties": properties},
+        }
+    )
 
 
 def _register(

@@ -1,17 +1,26 @@
-"""The operator's settings of tools that are not this engine's. Values only."""
+"""The operator's settings of external tools and of the built-in tools of the web. Values only.
+
+An agent with `fetch_url` can send data to any host that the tool may reach, in the address alone;
+what it searches for with `search_web` goes to one service. Invariant: without configuration both
+are disabled.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fumehood.core.names import EXTERNAL_NAME_PATTERN
-from fumehood.core.tool import Money
+from fumehood.core.tool import Money, ResponseMapping
+from fumehood.registry.secrets import HostPattern
+
+HIT = frozenset({"title", "url", "snippet"})
+"""The fields of a search result."""
 
 
 class ExternalToolSettings(BaseModel):
-    """What the operator says of one tool."""
+    """An external tool: one that its caller runs itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,3 +33,34 @@ class ExternalToolSettings(BaseModel):
 
 
 AllExternalTools = dict[Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)], ExternalToolSettings]
+
+
+class SearchSettings(BaseModel):
+    """The service that `search_web` queries, and the location of hits in its JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint: str
+    headers: dict[str, str] = Field(default_factory=dict)
+    response: ResponseMapping
+
+    @model_validator(mode="after")
+    def _has_hits(self) -> Self:
+        if self.response.items is None or set(self.response.fields or {}) != HIT:
+            raise ValueError(
+                "`response` needs `items`, and `fields` with title, url and snippet, no others"
+            )
+        return self
+
+
+class WebSettings(BaseModel):
+    """What agents may read of the web."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fetch_url: bool = False
+    allowed_hosts: tuple[HostPattern, ...] = ()
+    """Hosts that `fetch_url` may reach although their addresses are not public."""
+    only_hosts: tuple[HostPattern, ...] | None = None
+    """The only hosts that it may reach. None: every one with public addresses; empty: none."""
+    search: SearchSettings | None = None
