@@ -7,14 +7,13 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT
 from support.crash_approvals import SCENES, lives, survive
-from support.crash_points import Crash, Run, crash_each, nursery
+from support.crash_points import Run, crash_each, nursery
 
 pytestmark = pytest.mark.row("A2", "D6")
 
@@ -26,7 +25,7 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    with nursery(f"{MODULE}:play", CLEAN_ENVIRONMENT, warm=True) as running:
+    with nursery(f"{MODULE}:play", CLEAN_ENVIRONMENT) as running:
         yield running
 
 
@@ -37,15 +36,6 @@ def place() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir=where))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def ahead(crashes: Iterator[Crash]) -> Iterator[Crash]:
-    """Run the next crash in a thread while the current one is examined."""
-    with ThreadPoolExecutor(1) as beside:
-        coming = beside.submit(next, crashes, None)
-        while (crash := coming.result()) is not None:
-            coming = beside.submit(next, crashes, None)
-            yield crash
 
 
 def prepare(home: Path, scene: str, weakness: str = "") -> None:
@@ -64,7 +54,7 @@ def test_engine_killed_at_every_commit_loses_no_approval_and_runs_no_call_twice(
     seen: Counter[str] = Counter()
     points = 0
 
-    for crash in ahead(crash_each(run, place, lambda home: prepare(home, name))):
+    for crash in crash_each(run, place, lambda home: prepare(home, name)):
         found, _ = asyncio.run(
             survive(
                 crash.home, crash.said,
