@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -14,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from conftest import FUMEHOOD, Daemon, launch, shell_path, wait_until_ready
+from conftest import FUMEHOOD, Daemon, launch, wait_until_ready
 from fumehood.core.workspace_path import MAX_PATH_BYTES
 from fumehood.sandbox.images.catalog import Image
 from support.http import Answer, SocketClient
-from support.preloaded import PYTHON
+from support.pages import run_snippets
 
 pytestmark = pytest.mark.needs("docker")
 
@@ -303,16 +302,7 @@ def test_run_command_runs_script_and_saves_its_files(daemon: Daemon, tmp_path: P
 
 @pytest.mark.row("D1", "S7")
 def test_how_to_run_python_snippets_run_unchanged(daemon: Daemon, tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "howto" / "run-python.md"
-    fence = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    ran = []
-    for language, text in fence.findall(page.read_text(encoding="utf-8")):
-        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [PYTHON, "-c"]
-        done = subprocess.run(
-            [*command, text], cwd=tmp_path, capture_output=True, timeout=60,
-            env={**daemon.environment, "PATH": shell_path()},
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stderr.decode())
-        ran.append(done.stdout.decode())
+    snippets = run_snippets("docs/howto/run-python.md", daemon.environment, tmp_path)
+    ran = [snippet.stdout for snippet in snippets]
     assert ran[0] == "5 rows\n" + "".join(f"{n},{n * n}\r\n" for n in range(5))
     assert ran[1:] == ["42\n", "3 lines\n", "5\n\nout.bin 2000000\n"]

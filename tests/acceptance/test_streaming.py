@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import Daemon, running_daemon, shell_path
+from conftest import Daemon, running_daemon
 from fumehood import Client
 from fumehood.core.events import OutputEvent, ProgressEvent, ResultEvent
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.catalog import Image
 from support.containers import containers_of
 from support.packages import install
-from support.preloaded import PYTHON
+from support.pages import read, run_snippets
 from support.streaming import call_id_of, streaming
 from support.wait import wait_until
 
@@ -97,17 +96,8 @@ def test_utf8_character_printed_bytewise_is_never_split(daemon: Daemon) -> None:
 
 @pytest.mark.row("D1")
 def test_how_to_stream_output_snippets_run_unchanged(daemon: Daemon, tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "howto" / "stream-output.md"
-    fence = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    ran = []
-    for language, text in fence.findall(page.read_text(encoding="utf-8")):
-        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [PYTHON, "-c"]
-        done = subprocess.run(
-            [*command, text], cwd=tmp_path, capture_output=True, timeout=60,
-            env={**daemon.environment, "PATH": shell_path()},
-        )  # fmt: skip
-        assert done.returncode == 0, (text, done.stderr.decode())
-        ran.append(done.stdout.decode())
+    page = "docs/howto/stream-output.md"
+    ran = [snippet.stdout for snippet in run_snippets(page, daemon.environment, tmp_path)]
     followed, python, curl, cancelled, resumed = ran
     assert followed == "line 0\nline 1\nline 2\n"
     assert python.startswith("stdout 0 '0\\n'")
@@ -119,7 +109,7 @@ def test_how_to_stream_output_snippets_run_unchanged(daemon: Daemon, tmp_path: P
     assert kinds == [
         "tool_output", "tool_result", "resync", "tool_progress", "tool_output", "tool_result"
     ]  # fmt: skip
-    (shown,) = re.findall(r"^```text\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
     assert (
         shown.splitlines()[1:] == resumed.replace("\n\n", "\n").split("id: \n")[1].splitlines()[:2]
     )

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 import os
-import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import Daemon, shell_path
+from conftest import Daemon
 from support.http import SocketClient
-from support.preloaded import PYTHON
+from support.pages import run_snippets
 from support.workshop import Session, workshop
 
 pytestmark = [pytest.mark.needs("docker")]
@@ -195,24 +193,11 @@ def test_ended_session_refuses_calls_and_file_access(daemon: Daemon) -> None:
 @pytest.mark.row("S6", "D1")
 @pytest.mark.parametrize("page", ["keep-a-session", "files-in-and-out"])
 def test_session_how_to_snippets_run_unchanged(daemon: Daemon, tmp_path: Path, page: str) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "howto" / f"{page}.md").read_text()
-    snippets = re.findall(r"^```(sh|python)( daemon)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    environment = {
-        **daemon.environment, "PATH": shell_path(),
-    }  # fmt: skip
-    said = ""
-    for language, is_daemon, code in snippets:
-        if is_daemon:
-            continue  # the fixture's
-        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [PYTHON, "-c"]
-        done = subprocess.run(
-            [*command, code], cwd=tmp_path, env=environment, capture_output=True, timeout=120
-        )
-        assert done.returncode == 0, (code, done.stdout.decode(), done.stderr.decode())
-        said += done.stdout.decode() + done.stderr.decode()
+    ran = list(run_snippets(f"docs/howto/{page}.md", daemon.environment, tmp_path, timeout_s=120))
+    printed = "".join(snippet.stdout + snippet.stderr for snippet in ran)
     words = {
         "keep-a-session": ("[1, 2, 3]", "written by the shell", "'state': 'kept'", "b'HELLO'"),
         "files-in-and-out": ("name\nAnn\nBob\n", "FROM A PIPE", "one\ntwo\n", "name,age\nAnn,31"),
     }[page]
-    assert [word for word in words if word not in said] == []
-    assert len(snippets) >= 5
+    assert [word for word in words if word not in printed] == []
+    assert len(ran) >= 5
