@@ -1,7 +1,7 @@
 """The bait: objects of this host that attacks try to reach, made for one run and removed after it.
 
-Host side. A file, an environment variable and a process carry a secret word that no program is
-told. Sockets listen for another word, the knock, which every program is told and none may deliver.
+Host side. A file, an environment variable and a process carry a secret word that no program
+receives. Sockets listen for another word, the knock, which every program has but must not deliver.
 Invariants: attacks know only the bait, so they touch nothing else on the host; bait that does not
 work from the host itself is an error.
 """
@@ -173,7 +173,7 @@ class Bait:
         self._try_out(listeners)
 
     def _try_out(self, listeners: dict[str, socket.socket]) -> None:
-        """Knock at each listener from here: one that hears nothing would prove nothing."""
+        """Connect to each listener from here, because a deaf listener would prove nothing."""
         for listener in listeners.values():
             with socket.socket(listener.family) as trial:
                 trial.settimeout(KNOCK_PATIENCE_S)

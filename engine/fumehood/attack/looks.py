@@ -2,7 +2,7 @@
 
 Host side. Programs of the corpus give their processes a unique name, so that the host finds them
 anywhere; those of process walls are found below their guest. Nothing relies on the program's own
-report. A check that saw nothing is a fault, because it proves nothing.
+report. A check that observed nothing fails, because it proves nothing.
 """
 
 from __future__ import annotations

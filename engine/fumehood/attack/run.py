@@ -27,7 +27,7 @@ from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.wall import RunEnding
 
 TOTAL_S = 115.0
-"""For everything. Attacks that have not begun by then are reported as untried."""
+"""Seconds for all attacks. Attacks that have not started by then are reported as untried."""
 
 HELLO = {"calculator": "1 + 1", "function": "out = 2", "python": "1 + 1"}
 HELLO_S = 10.0
@@ -156,7 +156,7 @@ TWIN = Expectation(("ok",))
 
 
 async def try_one(attack: Attack, target: Target, standing: Standing, bait: Bait) -> Line:
-    """Try one attack. Failures of the trial are part of the line, too."""
+    """Try one attack. Failures of the trial are also part of the line."""
     began = time.monotonic()
     trial = _Trial(attack, target, standing, bait)
     try:

@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 class Verdict(StrEnum):
-    """Of one attack, of one wall, or of all."""
+    """The verdict on one attack, one wall, or all walls."""
 
     HELD = "held"
     FAILED = "failed"

@@ -88,7 +88,7 @@ CONTAINER_LIFETIME_S = 300
 """After that time a container's guest ends itself, even if this process was killed."""
 
 MOST_PROCESSES = CONTAINER_PROCESSES + GUEST_PROCESSES
-"""Of one container as seen by the host: the program's and the guest's own."""
+"""Processes of one container as the host counts them: the program's and the guest's."""
 
 
 class CannotTry(Exception):
@@ -238,7 +238,7 @@ def container_target(
 
 
 async def _require_docker(docker: Docker, runtime: str, find_image: FindImage) -> None:
-    """Raises CannotTry with the missing part."""
+    """Check that Docker, its runtime and the image are usable. Raises CannotTry."""
     try:
         unfit = why_unfit(await docker.info(), runtime=runtime, has_swap=False)
         if unfit is None:

@@ -1,6 +1,6 @@
-"""How model providers write tools and calls: exports, calls of an assistant message, results.
+"""Formats of model providers: exported tools, calls in an assistant's message, and results.
 
-Each provider is one file with one class (`base.Format`); `table.py` lists them. `schemas.py` fits a
-tool's parameters to what a provider takes. `exports.py` keeps what was exported, and
+Each provider is one file with one class (`base.Format`); `table.py` lists them. `schemas.py`
+converts a tool's parameters to a provider's dialect. `exports.py` caches exported tools, and
 `agent_loop.py` drives a model. Nothing here runs a tool: `pipeline/tool_calls.py` does.
 """

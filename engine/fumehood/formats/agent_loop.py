@@ -1,8 +1,8 @@
-"""The loop of an agent: ask the model, run the calls of its message, ask again.
+"""An agent's loop: request a message from the model, run its calls, and repeat.
 
-`AgentLoop` decides and sends nothing; `run_agent` of an engine or a client asks and runs for it. It
-ends with a message without calls, after a number of turns, or when a call waits for a human. Then
-`run_agent` takes the run in place of messages, and goes on with the answers that exist by then.
+`AgentLoop` holds the state and does no I/O; `run_agent` of an engine or a client makes the requests
+and runs the calls. The loop ends with a message without calls, after a number of turns, or if a
+call waits for approval. Passing that run to `run_agent` continues it with the decisions so far.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fumehood.formats.model import (
 from fumehood.formats.table import CHAT_FORMATS
 
 MAX_TURNS = 10
-"""How often a model is asked, unless the program says otherwise."""
+"""Default limit of requests to the model."""
 
 Model = Callable[..., Any]
 """`llm(messages, tools=…, tool_choice=…)`: an assistant's message, or the provider's response."""
@@ -80,12 +80,12 @@ class AgentLoop:
         ]
 
     def decided(self, place: int, envelope: Envelope | None) -> None:
-        """Note what became of a call that waited; None where it waits still."""
+        """Store the result of a call that waited, or None if it still waits."""
         if envelope is not None:
             self.envelopes[place] = envelope
 
     def go_on(self) -> bool:
-        """Begin, or begin again with what was decided. False while a call waits still."""
+        """Start, or continue with the decided calls. Returns False while a call still waits."""
         if not self.envelopes:
             return True
         end = self._last_turn
@@ -100,17 +100,17 @@ class AgentLoop:
 
     @property
     def choice(self) -> Any:
-        """The `tool_choice` of the next request. A forced one would be forced for ever."""
+        """The `tool_choice` of the next request. A forced tool is forced only once."""
         is_first = self._turns == 0 or self._first_choice == NONE
         return self._format.choice(self._first_choice if is_first else AUTO)
 
     @property
     def is_running(self) -> bool:
-        """Whether the model is to be asked."""
+        """Whether the loop needs another message of the model."""
         return self._ended_by is None
 
     def take(self, message: Any) -> list[JsonObject] | None:
-        """Add the model's message. Returns it where it has calls to run."""
+        """Add the model's message. Returns it if it has calls to run."""
         turn = self._format.turn(plain(message))
         self._last_turn = len(self.messages)
         self.messages += turn

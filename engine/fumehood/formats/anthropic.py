@@ -1,5 +1,7 @@
-"""Anthropic's messages. A tool is strict where its definition says so and its schema allows it:
-a request takes 20 strict tools only, so that they are chosen one by one.
+"""Anthropic's messages.
+
+A tool is strict only if its definition requests it and its schema allows it, because a request
+accepts at most 20 strict tools.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Anthropic(ChatFormat):
         return made, losses
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """The message's role and content; a text is content, too."""
+        """The message's role and content. A plain text is also content."""
         content = object_of(message, "it").get("content")
         if not isinstance(content, str):
             content = list(items_of(content, "content"))

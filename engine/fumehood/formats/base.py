@@ -1,7 +1,7 @@
-"""How one provider writes tools (`Format`), and calls and results (`ChatFormat`).
+"""The format of one provider: tools (`Format`), and calls and results (`ChatFormat`).
 
-A new provider is a subclass in a file of its own, and a row in `table.py`. What a message holds
-comes from outside: a method that reads one raises InvalidParams for what it cannot read.
+A new provider is a subclass in a file of its own, and a row in `table.py`. Messages are untrusted:
+methods that read one raise InvalidParams if it is malformed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 """Values of `tool_choice`. Any other value is a tool's name."""
 
 SHORT_CHARACTERS = 64
-"""Texts up to this length are names and codes, and stay whole."""
+"""Characters of a text that is never cut, such as a name or code."""
 
 
 class Format(ABC):
@@ -34,10 +34,10 @@ class Format(ABC):
 
     @abstractmethod
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """One tool, and what of it cannot be expressed."""
+        """One tool, and the parts of it that the format cannot express."""
 
     def tools(self, tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-        """What a request to the model takes of these tools."""
+        """The tools as a request to the model has them."""
         return tuple(tools)
 
 
@@ -45,11 +45,11 @@ class ChatFormat(Format):
     """How a provider writes a conversation with tool calls."""
 
     dialect: ClassVar[Dialect]
-    """Of the schemas that models answer by: its names of properties are theirs."""
+    """The dialect of the schemas that the model receives. It decides the names of properties."""
 
     @abstractmethod
     def turn(self, message: Any) -> list[JsonObject]:
-        """An assistant's message, or the whole response, as the conversation holds it."""
+        """An assistant's message, or the whole response, in the form of the conversation."""
 
     @abstractmethod
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
@@ -91,7 +91,7 @@ def text_of(value: Any, what: str) -> str:
 
 
 def result_text(envelope: Envelope, max_length: int) -> str:
-    """What a model reads of a call: its data as JSON, or `CODE: message` and the details."""
+    """The result for the model: the data as JSON, or `CODE: message` with the details."""
     error = envelope.error
     if error is None:
         return fitted(envelope.data, max_length)

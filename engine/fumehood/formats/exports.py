@@ -1,7 +1,6 @@
-"""Exports: tools in a provider's format, each converted once for as long as it does not change.
+"""Exports: tools in a provider's format. Each tool is converted again only if it changes.
 
-A definition is a value that a change of the registry replaces, so that a tool is converted again
-only where its definition is another one.
+The registry replaces a definition that changes, so identity shows whether a tool is unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Exports:
         self._whole: dict[str, tuple[list[ToolDefinition], ExportedTools]] = {}
 
     def of_all(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
-        """All tools of the registry, to be kept; others that were kept are forgotten."""
+        """Export all tools of the registry. Replaces the cached exports."""
         definitions = list(tools)
         before = self._whole.get(name)
         if before is not None and _are_same(before[0], definitions):

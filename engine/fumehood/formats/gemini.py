@@ -1,4 +1,4 @@
-"""Gemini's contents. Schemas go as JSON Schema, of which Gemini knows a part."""
+"""Gemini's contents. Tools are sent as JSON Schema, of which Gemini supports a part."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Gemini(ChatFormat):
         return [{**message, "role": "model"}]
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """The parts with a function call. Not each has an id; their order stands for it."""
+        """The parts with a function call. If ids are missing, their order identifies them."""
         found = []
         for message in turn:
             for part in items_of(message.get("parts"), "parts"):

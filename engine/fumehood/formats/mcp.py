@@ -1,6 +1,7 @@
-"""A tool as the Model Context Protocol describes it.
+"""Convert a tool to its description in the Model Context Protocol.
 
-Host side, used by `mcp/server.py`, and by exports of tools. Nothing here says how a tool runs.
+Host side, used by `mcp/server.py`, and by exports of tools. The result does not show how a tool
+runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _KEPT = re.compile(
     r"Nothing is kept for the next call, unless it is made in a session \(session_id\): "
     r"that keeps ([^.]*)\."
 )
-"""How built-in tools describe a session, which is an option of calls that MCP does not have."""
+"""The sentence of built-in tools about sessions, an option that MCP calls do not have."""
 
 _NOT_KEPT = "Nothing is kept for the next call."
 

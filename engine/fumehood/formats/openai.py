@@ -1,4 +1,4 @@
-"""OpenAI's two formats: chat completions and responses. Tools are strict where they can be."""
+"""OpenAI's two formats: chat completions and responses. Tools are strict if possible."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Fit a tool's parameters to what a provider takes, and undo it in the arguments of a call.
+"""Convert a tool's parameters to a provider's dialect, and a call's arguments back.
 
-A strict mode takes a part of JSON Schema and forces every answer into it. A keyword that it lacks
-becomes a note in the description, with a `Loss`: the engine checks the arguments anyway. What
-cannot be said at all makes the tool not strict. Invariants: arguments that fit the fitted schema
-are, once restored, written as the tool's own schema has them; no schema is ever closed in silence.
+A strict mode supports a part of JSON Schema and forces every answer into it. An unsupported keyword
+becomes a note in the description, with a `Loss`: the engine checks the arguments anyway. A schema
+that cannot be expressed makes the tool not strict. Invariants: arguments that fit the converted
+schema use the tool's own names once restored; closing an object is always reported.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.formats.model import Loss
 
 MAX_HOPS = 32
-"""References to references that are followed."""
+"""References that are followed in a chain."""
 
 MAX_BRANCHES = 50
-"""Branches of a union that a value's own is searched among."""
+"""Branches of a union that are compared with a value. A larger union is left as it is."""
 
 UNION_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "enum")
-"""What no provider takes at the root of a tool's parameters."""
+"""Keywords that no provider accepts at the root of a tool's parameters."""
 
 AT_ROOT = "no provider takes it at the root; the engine checks it"
 FROM_ROOT = "move it into a property, or split the tool"
@@ -38,7 +38,7 @@ _SILENT = frozenset(
 )
 _ANNOTATIONS = _SILENT | {"title", "description", "default"}
 _REWRITTEN = frozenset({"allOf", "const", "oneOf", "anyOf", "$ref"})
-"""Keywords of schemas that have a simpler form, or must be looked at as a whole."""
+"""Keywords that have a simpler form, or are converted together with their neighbours."""
 
 _NOTED = frozenset(
     {
@@ -47,7 +47,7 @@ _NOTED = frozenset(
         "minProperties", "maxProperties",
     }
 )  # fmt: skip
-"""Constraints that a note in the description can stand for."""
+"""Constraints that a note in the description can replace."""
 
 _KINDS: Mapping[Any, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
@@ -59,7 +59,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a provider takes of JSON Schema.
+    """The part of JSON Schema that a provider accepts.
 
     - `keywords`: constraints that stay as they are; `formats`: values of `format` that do.
     - `is_strict`: objects are closed, and what cannot be said is a fault.
@@ -83,7 +83,7 @@ class Dialect:
 
 @dataclass(slots=True)
 class Fitted:
-    """A schema in a dialect. With `faults`, which say why it is not strict, it must not be used."""
+    """A schema in a dialect. With `faults` it is not strict and must not be used."""
 
     schema: JsonObject
     losses: list[Loss] = field(default_factory=list)
@@ -108,7 +108,7 @@ def without_unions(tool: ToolDefinition) -> Fitted:
 
 
 def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
-    """The name of a property as a provider takes it. The same name has always the same alias."""
+    """The name of a property as the provider accepts it. A name always has the same alias."""
     if allowed is None or allowed.fullmatch(name):
         return name
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[:48]
@@ -117,7 +117,7 @@ def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
 
 
 def with_aliases(schema: JsonObject, allowed: re.Pattern[str]) -> JsonObject:
-    """A schema with an alias for each name of a property that a provider does not take."""
+    """The schema with an alias for each property name that the provider does not accept."""
     return _with_aliases(schema, allowed) if _aliases(schema, allowed) else schema
 
 
@@ -141,8 +141,10 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
 
 
 def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
-    """The arguments without each null for an optional parameter that takes none: it counts as left
-    out. Clients that make a model of a schema send such nulls, and strict modes force them."""
+    """The arguments without nulls for optional parameters that do not accept null.
+
+    Such a null counts as omitted: strict modes force it, and generated clients send it.
+    """
     value: JsonObject = _restored(arguments, parameters, parameters, {})
     return value
 
@@ -190,7 +192,7 @@ class _Fitting:
                 )
 
     def _miss(self, where: str, what: str, change: str) -> None:
-        """Note what cannot be said: a fault where the dialect is strict, else a loss."""
+        """Note an inexpressible part: a fault if the dialect is strict, otherwise a loss."""
         if not self._dialect.is_strict:
             self._lose(where, what, change)
             return
@@ -230,7 +232,7 @@ class _Fitting:
         return made
 
     def _part(self, made: JsonObject, keyword: str, said: Any, where: str, level: int) -> None:
-        """Fit what is below one keyword."""
+        """Convert the schemas below one keyword."""
         if keyword == "$ref":
             made[keyword] = self._reference(said, where)
         elif keyword == "anyOf":
@@ -243,7 +245,7 @@ class _Fitting:
             made[keyword] = self._node(said, f"{where}.items", level + 1)
 
     def _note(self, keyword: str, said: Any, where: str) -> str:
-        """What the description says in the place of a keyword. A default loses nothing."""
+        """The note in the description that replaces a keyword. A default is not a loss."""
         if keyword != "default":
             self._lose(
                 f"{where}.{keyword}",
@@ -253,7 +255,7 @@ class _Fitting:
         return f"{keyword}: {_short(said)}"
 
     def _plain(self, schema: Any, where: str) -> JsonObject:
-        """The same without the forms that have a simpler one."""
+        """The schema in its simplest equivalent form."""
         if not isinstance(schema, dict):
             if schema is not True:
                 self._miss(where, "it takes no value", "leave the parameter out")
@@ -277,7 +279,7 @@ class _Fitting:
         return plain
 
     def _check_union(self, schema: JsonObject, where: str) -> None:
-        """A union or a reference stands alone, and its values tell its branches apart."""
+        """Check that a union or reference has no other rules, and branches of different types."""
         for keyword in ("anyOf", "$ref"):
             if keyword in schema and schema.keys() - _ANNOTATIONS - {keyword, "$defs"}:
                 self._miss(where, f"{keyword} has other rules beside it", "move them into it")
@@ -390,11 +392,11 @@ _PLACED = frozenset(
         "$defs", "definitions",
     }
 )  # fmt: skip
-"""Keywords that other methods than `_node` read."""
+"""Keywords that other methods of `_Fitting` convert."""
 
 
 def takes_null(schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_HOPS) -> bool:
-    """Whether a schema may accept null. A rule that is not looked at counts as accepting it.
+    """Whether a schema may accept null. Unknown keywords count as accepting it.
 
     `known` has the answers so far: branches may share their parts, or contain themselves.
     """
@@ -465,7 +467,7 @@ def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
 
 
 def _resolved(schema: Any, root: JsonObject) -> Any:
-    """The schema behind a reference; True, which accepts everything, where it never ends."""
+    """The target of a reference, or True (anything is valid) if the chain is too long."""
     for _ in range(MAX_HOPS):
         target = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(target, str):

@@ -1,4 +1,4 @@
-"""Every provider's format by its name. `exports.py` adds those that have tools only."""
+"""Every provider's format by name. `exports.py` adds formats that have only tools."""
 
 from __future__ import annotations
 

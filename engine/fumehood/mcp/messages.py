@@ -1,8 +1,8 @@
 """JSON-RPC messages of the Model Context Protocol, as both of its sides here read and write them.
 
 Used by `server.py` in the daemon and by `stdio.py` in a client's process, which must start quickly:
-the standard library and strict JSON are all that it needs. Invariant: what is no message has an
-error, and nothing of it reaches a tool.
+the standard library and strict JSON are all that it needs. Invariant: an invalid message is
+answered with an error, and no part of it reaches a tool.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 MODERN = "2026-07-28"
-"""The version whose requests each say everything about their sender."""
+"""The version without a handshake: each request describes its sender."""
 
 HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """The versions that begin with `initialize`."""
@@ -35,7 +35,7 @@ HEADER_MISMATCH = -32020
 UNSUPPORTED_VERSION = -32022
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""As the daemon takes of any request."""
+"""Bytes of one message. The daemon's limit for every request."""
 
 MAX_ID_CHARACTERS = 200
 
@@ -45,7 +45,7 @@ NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"
 
 
 class RpcError(Exception):
-    """A request has no result, but this error."""
+    """The error that answers a request."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -54,13 +54,13 @@ class RpcError(Exception):
 
     @property
     def http_status(self) -> int:
-        """The status of the response that it stands in, from 2026-07-28 on."""
+        """HTTP status of the response with this error, from version 2026-07-28."""
         if self.code == INTERNAL_ERROR:
             return 200
         return 404 if self.code == METHOD_NOT_FOUND else 400
 
     def encode(self, request_id: str | int | None) -> bytes:
-        """The response to a request; None is one whose id could not be read."""
+        """The response to a request, with the id None if the id could not be read."""
         error = {"code": self.code, "message": str(self)}
         if self.data is not None:
             error["data"] = self.data
@@ -104,7 +104,7 @@ def encode_call(method: str, params: JsonObject | None = None, *, id: str | None
 
 
 def meta_of(message: JsonObject) -> JsonObject:
-    """The message's `_meta`, empty where it has none."""
+    """The message's `_meta`, or an empty object."""
     meta = message.get("params", {}).get("_meta")
     return meta if isinstance(meta, dict) else {}
 

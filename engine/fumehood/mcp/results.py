@@ -1,4 +1,4 @@
-"""An envelope as the result of `tools/call`: content for a model, and the same as data.
+"""Convert an envelope to the result of `tools/call`: content for a model, and structured data.
 
 Host side, used by `server.py`. A model reads the content: JSON without the bytes of files, figures
 as images, and links to what is too large. A program reads `structuredContent`, the envelope's data.

@@ -1,10 +1,10 @@
 """The server: answers one client's messages from an engine, in both eras of the protocol.
 
-Host side, in the daemon, behind `http/mcp.py`. It is a caller and never more: each call goes
-through `Engine.run` or `Engine.open_stream`. It keeps no sessions: a session's id only repeats what
-its client said in `initialize`, and grants nothing. Invariants: one principal's message never ends
-or answers another's request; `requestState` runs nothing and only names a call that is looked up
-for its own principal; a client's "accept" makes the engine look again and is never an approval.
+Host side, in the daemon, behind `http/mcp.py`. It is only a caller: each call goes through
+`Engine.run` or `Engine.open_stream`. It keeps no sessions: a session's id only repeats what its
+client said in `initialize`, and grants nothing. Invariants: one principal's message never ends or
+answers another's request; `requestState` runs nothing and only names a call that is looked up for
+its own principal; a client's "accept" makes the engine look again and is never an approval.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ MODEL_TEXT_CHARACTERS = 2000
 """Longer texts of an answer are shortened, because a model reads them (mission P11)."""
 
 LOOK_S = 3.0
-"""How long "accept" waits for a decision that has not been made."""
+"""Seconds that the answer "accept" waits for the approver's decision."""
 
 ANSWER_S = 600.0
-"""How long a human may take to answer the client's question."""
+"""Seconds that the client's user has to answer a question."""
 
 CHANGES_S = 0.5
-"""How often the list of tools is compared for a client that follows it."""
+"""Seconds between two comparisons of the list of tools for a subscribed client."""
 
 MAX_LISTS = 16
-"""Kept lists of tools: one for each agent and version, the least recently used goes."""
+"""Cached lists of tools, one for each agent and version. The least recently used is dropped."""
 
 MAX_RESOURCE_BYTES = 8 << 20
 MAX_FOUND = 50
@@ -115,7 +115,7 @@ class Exchange(Protocol):
     """One request while it is answered. What is sent here comes before its response."""
 
     on_cancel: Callable[[], bool] | None
-    """Ends the call that runs for it; False where none does."""
+    """Ends the call that runs for the request. Returns False if no call runs."""
     on_sent: Callable[[], None] | None
     """Called once its response has left for a client that is still there."""
 
@@ -124,7 +124,7 @@ class Exchange(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End what the request does."""
+        """Cancel the request's work."""
         ...
 
 
@@ -482,7 +482,7 @@ async def _followed(call: StreamedCall, exchange: Exchange, token: str | int) ->
 
 
 def _waiting_call(envelope: Envelope) -> str | None:
-    """The approval that a call waits for; None where a human's word would change nothing."""
+    """The approval that a call waits for, or None if it cannot be approved."""
     error = envelope.error
     if error is None or error.code != RequiresHumanApproval.code:
         return None
@@ -496,7 +496,7 @@ def _is_underway(envelope: Envelope) -> bool:
 
 
 def _question(name: str, envelope: Envelope) -> JsonObject:
-    """What the client's user is asked. The answer decides nothing."""
+    """The question for the client's user. The answer does not decide the approval."""
     message = (
         f"The call of {name} waits for approval {_waiting_call(envelope)}. An approver decides on "
         "it, not this dialogue. Accept to look for the decision now."
@@ -506,7 +506,7 @@ def _question(name: str, envelope: Envelope) -> JsonObject:
 
 
 def _digest(name: str, arguments: JsonObject, client: Client) -> str:
-    """What the state of a waiting call is bound to, beside its principal."""
+    """The values that the state of a waiting call is bound to, in addition to its principal."""
     bound = [name, arguments, client.agent_id, client.session_id]
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 

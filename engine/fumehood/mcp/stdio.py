@@ -1,11 +1,11 @@
 """`fumehood mcp`: a client's standard input and output on one side, a daemon's `/mcp` on the other.
 
 Client side, in a process of its own, which must answer within half a second of its start: the
-standard library is all that it needs. One thread reads a line and becomes the thread that answers
-it; another one reads the next. A request has a connection of its own while it is answered;
-connections are kept and used again. Without a daemon it answers alone, calls with the reason.
-Invariants: a request is sent once; a request that the client has cancelled has no response, and its
-connection is closed, which ends the call; nothing but messages is written.
+standard library is all that it needs. The thread that reads a line also answers it, while another
+thread reads the next line. A request has a connection of its own while it is answered; connections
+are kept and used again. Without a daemon it answers alone, and calls get the reason. Invariants: a
+request is sent once; a request that the client has cancelled has no response, and its connection is
+closed, which ends the call; nothing but messages is written.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from fumehood.mcp.messages import (
 from fumehood.protocol import strict_json
 
 MAX_REQUESTS = 256
-"""Requests at once, subscriptions included."""
+"""Concurrent requests, including subscriptions."""
 
 RESTART_S = 3.0
-"""How long a daemon that has gone is waited for, before a request fails."""
+"""Seconds to wait for a daemon that disappeared before a request fails."""
 
 API_S = 120.0
-"""Of the daemon's answer about a session, on which all calls and the end wait."""
+"""Seconds to wait for the daemon's answer about a session, which blocks all calls."""
 
 PAUSE_S = 0.1
-"""Between two attempts to connect."""
+"""Seconds between two attempts to connect."""
 
 LAST_ANSWERS_S = 1.0
-"""How long the requests of a client that has closed its output may still be answered."""
+"""Seconds in which requests are still answered after the client has closed its output."""
 
 TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_MESSAGE_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
@@ -320,7 +320,7 @@ class Bridge:
         self._write(answer)
 
     def _forget(self, session: str) -> None:
-        """The client's own session is over: the next call makes another one."""
+        """Forget the client's session after it ended. The next call makes another one."""
         with self._own_lock:
             if self._own == session:
                 self._own = ""
@@ -432,7 +432,7 @@ def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = 
 
 
 def not_reached(path: Path, error: Exception) -> str:
-    """Why there is no engine, and what to do."""
+    """The reason why no engine answers, and the remedy."""
     if isinstance(error, PermissionError):
         return f"Permission denied: {path}. Your user must be in the socket's group."
     return f"No engine answers on {path}. Start one with: fumehood serve"
@@ -458,7 +458,7 @@ def _result(flight: _Flight, result: JsonObject) -> bytes:
 
 
 def is_without_session(answer: bytes) -> bool:
-    """Whether the call found its session over, so that nothing of it ran."""
+    """Whether the session had ended before the call, so that the call did not run."""
     try:
         error = strict_json.loads(answer)["result"]["_meta"][ENVELOPE_KEY]["error"]
         return (error["code"], error["fields"]) == ("RESOURCE_NOT_FOUND", ["session_id"])
@@ -478,7 +478,7 @@ def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _refused(flight: _Flight, body: bytes) -> bytes:
-    """The response to a request that the daemon refused before it was a message."""
+    """The response to a request that the daemon refused before parsing it."""
     try:
         error = strict_json.loads(body)["error"]
         is_message = body.startswith(ANSWER)

@@ -37,12 +37,12 @@ MAX_SHOWN = 200
 """Characters of the compared values in an explanation."""
 
 ABSENT: Final = object()
-"""The value at a pointer that leads nowhere."""
+"""The value of a pointer without a target."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfTool:
-    """A question about a tool."""
+    """A test of a tool."""
 
     says: str
     ask: Callable[[ToolDefinition], bool]
@@ -50,24 +50,24 @@ class OfTool:
 
 @dataclass(frozen=True, slots=True)
 class OfCall:
-    """A question about a call; the answer None is in doubt."""
+    """A test of a call. The result None means in doubt."""
 
     says: str
     ask: Callable[[CallFacts], Answer]
     conditions: tuple[Condition, ...] = ()
-    """The conditions that it tests, if any."""
+    """The conditions that it evaluates."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledRule:
-    """A rule and its questions."""
+    """A rule and its tests."""
 
     rule: Rule
     line: int | None
     of_tool: tuple[OfTool, ...]
     of_call: tuple[OfCall, ...]
     in_doubt: bool
-    """The answer that counts when a question is in doubt."""
+    """The result that replaces a doubt."""
 
     def is_about(self, tool: ToolDefinition) -> bool:
         """Whether it can match calls of this tool."""
@@ -83,7 +83,7 @@ class CompiledRule:
         return True
 
     def doubt(self, facts: CallFacts) -> str | None:
-        """Why it matches a call, if not because every condition holds."""
+        """The reasons why a condition is in doubt, or None if the rule matches without doubt."""
         for question in self.of_call:
             if question.conditions and question.ask(facts) is None:
                 return "; ".join(
@@ -94,7 +94,7 @@ class CompiledRule:
         return None
 
     def explained(self, facts: CallFacts) -> ExplainedRule:
-        """Each question with its answer."""
+        """Each test with its result."""
         parts = [Part(says=one.says, holds=one.ask(facts.tool)) for one in self.of_tool]
         parts += [
             Part(says=one.says, holds=one.ask(facts), compared=_compared(one.conditions, facts))
@@ -201,7 +201,7 @@ def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: b
 
 
 def _compared(conditions: Sequence[Condition], facts: CallFacts) -> str | None:
-    """The effective values that conditions test; None if there are none."""
+    """The effective values that the conditions test, or None if all are absent."""
     places = [place for condition in conditions for place in condition.places]
     found = [value for place in places for value in values_at(facts.arguments, place)]
     text = ", ".join(json.dumps(value, default=str) for value in found)
@@ -285,7 +285,7 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """The argument that excludes the one which is absent."""
+    """A note about an argument of the call that excludes the absent one."""
     exclusive = ARGUMENTS[tool.executor].exclusive if tool.executor in ARGUMENTS else ()
     for pair in exclusive:
         for name, other in (pair, reversed(pair)):
@@ -323,7 +323,7 @@ def kind_of(value: Any) -> str:
 
 
 def _on_text(test: Callable[[str], Answer]) -> Callable[[Any], Answer]:
-    """In doubt for anything but text."""
+    """A test that is in doubt for every value that is not text."""
     return lambda value: test(value) if isinstance(value, str) else None
 
 
@@ -395,7 +395,7 @@ def _missing(predicate: Predicate) -> Callable[[Any], Answer]:
 
 
 def _not(predicate: Predicate) -> Callable[[Any], Answer]:
-    """In doubt stays in doubt."""
+    """The negated test. A doubt stays a doubt."""
     ask = compile_predicate(_given(predicate.not_))
 
     def asked(value: Any) -> Answer:

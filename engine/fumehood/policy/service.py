@@ -176,7 +176,7 @@ def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
 
 
 def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
-    """Its own reason; if it only may match, that and why."""
+    """The rule's reason. If a condition is in doubt, also the doubt."""
     doubt = rule.doubt(facts)
     if doubt is None:
         return rule.rule.reason
@@ -185,7 +185,7 @@ def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
 
 
 def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> Decision:
-    """The joint demand of several rules: the largest quorum, of approvers whom all of them name."""
+    """The combined question of several rules: the largest quorum, and their common approvers."""
     first = asking[0].rule
     named = [one.rule.approvers for one in asking if one.rule.approvers is not None]
     approvers = (

@@ -1,9 +1,9 @@
-"""The programs that a shell command runs, as far as its text tells.
+"""The programs that a shell command runs, as far as its text shows them.
 
-Host side, used by `policy/rules`, which imports it only for rules with `runs`. The text is
-hostile, and its parser is a C library whose grammar is not bash's own. Invariants: whatever the
-grammar or this module does not know makes the reading doubtful; the parser gets nothing but ASCII,
-of a bounded size, for a bounded time; no text makes a function here fail.
+Host side, used by `policy/rules`, which imports it only for rules with `runs`. The text is hostile,
+and its parser is a C library whose grammar is not bash's own. Invariants: whatever the grammar or
+this module does not know makes the reading doubtful; the parser gets nothing but ASCII, of a
+bounded size, for a bounded time; no text makes a function here fail.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MAX_NODES = 10_000
 """Nodes of the texts inside each other, together."""
 
 MAX_TEXTS = 20
-"""Texts of one command, as behind `bash -c`."""
+"""Nested texts of one command, such as the argument of `bash -c`."""
 
 MAX_HEREDOCS = 20
-"""In one text."""
+"""Here-documents in one text."""
 
 MAX_DEPTH = 8
-"""Programs that run each other, as in `sudo nice rm`."""
+"""Nested programs, as in `sudo nice rm`."""
 
 MAX_WORDS = 50_000
 """Words of all programs of one command, together."""
@@ -51,7 +51,7 @@ UNREADABLE = "it cannot be read as a shell command"
 TOO_LONG = "it is too long to be read"
 
 KEPT = 64
-"""Readings that are kept: a call is decided several times, and by several rules."""
+"""Cached readings. Several rules read the same command, and a call is decided several times."""
 
 _LANGUAGE = Language(tree_sitter_bash.language())
 
@@ -82,9 +82,9 @@ class Reading:
 
     programs: tuple[Program, ...]
     doubt: str | None = None
-    """Why it may run other programs as well."""
+    """Why it may also run other programs."""
     is_plain: bool = True
-    """Whether it does nothing else: it sets no variable and writes no file."""
+    """Whether it does nothing but run them: it sets no variable and writes no file."""
 
 
 # -- questions about a call ----------------------------------------------------------------
@@ -147,7 +147,7 @@ def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
 
 
 def _has(words: Program, option: str) -> bool | None:
-    """Whether there is this option. One letter may stand among others: `-r` in `-fr`."""
+    """Whether the words have this option. One letter may be part of a cluster: `-r` in `-fr`."""
     letter = option[1:] if len(option) == 2 else ""
     is_in_doubt = False
     for word in words:
@@ -215,7 +215,7 @@ class _Wrapper:
     operands: int = 0
     """Operands before the name of the program."""
     opaque: tuple[str, ...] = ()
-    """Options, without dashes, that make it run what is not read here."""
+    """Options, without dashes, that make it run text or files that are not analysed."""
 
 
 WRAPPERS = {
@@ -247,7 +247,7 @@ OPAQUE = frozenset({
     "eval", "fc", "fish", "flock", "hash", "ksh", "mapfile", "mksh", "parallel", "pwsh",
     "readarray", "runuser", "script", "source", "strace", "su", "tcsh", "trap", "watch", "zsh",
 })  # fmt: skip
-"""Programs that run text or files that are not read here."""
+"""Programs that run text or files that are not analysed."""
 
 RESERVED = frozenset({
     "!", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if",
@@ -257,7 +257,7 @@ RESERVED = frozenset({
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?\+?=", re.DOTALL)
 _BASH_ONLY = re.compile(r"""\$['"[]|(?<!\$)\(\(|\[\[|&>""")
-"""What other shells read in another way."""
+"""Syntax that other shells read differently."""
 
 _UNKNOWN = Word("", whole=False)
 _SEVERAL = Word("", whole=False, several=True)
@@ -281,7 +281,7 @@ class _Reader:
         self._doubt = self._doubt or why
 
     def text(self, text: str) -> None:
-        """Add what a text runs."""
+        """Add the programs that a text runs."""
         self._texts += 1
         begun = time.thread_time()
         root = (
@@ -319,7 +319,7 @@ class _Reader:
         self._depth -= 1
 
     def _run_by(self, name: str, words: Program) -> None:
-        """Add what a program runs."""
+        """Add the programs that a program runs."""
         if name in OPAQUE:
             self._cannot_read(name)
         elif name in SHELLS:
@@ -338,7 +338,7 @@ class _Reader:
         self.doubt(f"{name} runs what cannot be read")
 
     def _shell(self, name: str, words: Program) -> None:
-        """Add the text behind `-c`. A shell without it reads a file or its input."""
+        """Read the text after `-c`. Without it, a shell reads a file or its input."""
         values, has_text = 0, False
         for word in words:
             text = word.text
@@ -462,7 +462,7 @@ _KNOWN = frozenset({
     "variable_assignment", "variable_assignments", "variable_name", "while_statement", "word",
     "ansi_c_string", "raw_string",
 })  # fmt: skip
-"""Nodes of the grammar that are known; another one is a doubt."""
+"""The known nodes of the grammar. Any other node is a doubt."""
 
 _INERT = frozenset({"raw_string", "ansi_c_string", "comment", "heredoc_start", "heredoc_end"})
 """Nodes whose text bash does not expand."""
@@ -663,7 +663,7 @@ class _Text:
         return True
 
     def _is_command(self, node: Node) -> bool:
-        """Whether its words are apart, on one line, and none is a part of the grammar."""
+        """Whether its words are separate, on one line, and not part of the grammar."""
         before: Node | None = None
         has_name = False
         for child in node.children:
@@ -763,7 +763,7 @@ class _Text:
 
 
 def _parsed(text: str, deadline: float) -> Node | str:
-    """The tree of a text, or why there is none by the deadline."""
+    """The tree of a text, or the reason why it could not be parsed before the deadline."""
     if sum(map(text.count, OPERATORS)) > MAX_OPERATORS:
         return TOO_LONG
     if any(character < " " and character not in "\n\t" for character in text):

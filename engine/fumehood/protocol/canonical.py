@@ -1,4 +1,4 @@
-"""Canonical JSON and its hash: one text for each value.
+"""Canonical JSON and its hash: exactly one text for each value.
 
 Host side. RFC 8785 supports doubles only, so integers beyond 2^53 - 1 are written as `{"$integer":
 "digits"}`; keys that begin with `$` get another `$`, so that no two values have the same text.
@@ -31,7 +31,7 @@ def digest_of(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """As `rfc8785` writes it, which takes seconds for a text of a few MB with many line ends."""
+    """Encode a text like `rfc8785`, which takes seconds for a few MB with many line breaks."""
     if isinstance(value, str):
         return encode_basestring(value)
     if isinstance(value, int) and not isinstance(value, bool):

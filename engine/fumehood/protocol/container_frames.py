@@ -1,20 +1,20 @@
 """Frames between the container wall and the guest inside a container.
 
-Host side. What the guest sends is hostile and becomes a value only through the strict models
-here; each kind is small, so a guest cannot make this side hold more than one frame of it.
+Host side. The guest's frames are hostile and become values only through these strict models. Each
+kind of frame is small, so this side never holds much of a guest's data.
 
 Host to guest:
     {"op": "part", "id", "text"}        a piece of a long request's JSON, in order, before `run`
     {"op": "run", "id", "program", "arguments" | null, "keep", "live", "thin", "tools",
      "limits": {wall_s, cpu_s, memory_bytes, output_bytes}}
-                                        `arguments` is null where the request came in parts;
+                                        `arguments` is null if the request came in parts;
                                         `keep` leaves files and variables for the next run;
-                                        `live`: somebody listens to output and progress;
+                                        `live`: a client follows output and progress;
                                         `thin`: it seems to need nothing that the image preloads;
                                         `tools`: the program may call tools;
-                                        `quiet`, where it is there: nobody wants its files
-    {"op": "answer", "id", "text"}      to a call: its JSON, or the end of it after some parts
-    {"op": "pause", "id", "paused"}     the program's clock stands still, or goes on
+                                        `quiet` (optional): its files are not needed
+    {"op": "answer", "id", "text"}      answers a call: its JSON, or the last part of it
+    {"op": "pause", "id", "paused"}     stops the program's clock, or starts it again
     {"op": "cancel", "id"}
 Guest to host: `ready` once (see `messages`), then for each run any number of `output`, `progress`
 and `call`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
@@ -49,7 +49,7 @@ MAX_DATA_CHARACTERS = 88 * 1024
 
 MAX_PATH_CHARACTERS = 4096
 MAX_INLINE_REQUEST_BYTES = 256 * 1024
-"""A longer request is sent in parts, so that no frame is large."""
+"""Bytes of a request that fits one frame. Longer requests are sent in parts."""
 
 
 class _Frame(BaseModel):
@@ -75,7 +75,7 @@ class ContainerProgress(_Frame):
 
 
 class ContainerCall(_Frame):
-    """A program's call of a tool. All of it is untrusted."""
+    """A program's call of a tool. Every field is untrusted."""
 
     op: Literal["call"]
     id: int
@@ -215,7 +215,7 @@ def run_frames(
     thin: bool = False,
     tools: bool = False,
 ) -> list[JsonObject]:
-    """The frames that start a run: one, or the parts of a long request and then one."""
+    """The frames that start a run. A long request's parts come first."""
     if limits.memory_mb is None:
         raise ValueError("a run in a container needs a memory limit")
     run: JsonObject = {

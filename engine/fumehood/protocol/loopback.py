@@ -2,8 +2,8 @@
 
 Every user and every web page of this machine can connect to such an address, and a page of the
 internet can send a browser there under its own name (DNS rebinding). Invariant: a request that
-`why_not_ours` lets pass has this server's own name as its host, and no page of another origin
-behind it. It says nothing about who sent it.
+`why_not_ours` accepts names this server as its host, and does not come from a page of another
+origin. Its sender remains unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def listen_on(host: str, port: int) -> socket.socket:
     """Listen on a loopback address; port 0 chooses one.
 
     Raises:
-        ValueError: it is no loopback address.
+        ValueError: it is not a loopback address.
         OSError: it cannot be used.
     """
     address = ipaddress.ip_address(host.strip("[]"))
@@ -44,7 +44,7 @@ def own_names(host: str, port: int) -> frozenset[str]:
 
 
 def why_not_ours(names: frozenset[str], headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Why a request is not for the server with these names; None if it is."""
+    """The reason to refuse a request that is not for these names, or None."""
     found: dict[bytes, list[str]] = {b"host": [], b"origin": []}
     for name, value in headers:
         if name in found:

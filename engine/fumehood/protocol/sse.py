@@ -14,10 +14,10 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: not an event, but it shows both ends that the other one is alive."""
 
 MIN_RETRY_MS, RETRY_SPREAD_MS = 1000, 2000
-"""How long clients wait before they connect again: spread, so that they do not come together."""
+"""Milliseconds before clients reconnect. The spread keeps them from reconnecting all at once."""
 
 MAX_EVENT_BYTES = 64 << 20
-"""Allows for an answer with files."""
+"""Bytes of one event. An answer may contain files."""
 
 
 class SseError(ValueError):
@@ -69,7 +69,7 @@ class Decoder:
 
 
 def _frame(block: bytes) -> Frame | None:
-    """One event; None for a block of none. Supports only the forms that are written here."""
+    """One event, or None for a block without one. Supports only the forms written by `encode`."""
     fields: dict[bytes, bytes] = {}
     for line in block.split(b"\n"):
         name, colon, value = line.partition(b":")

@@ -32,7 +32,7 @@ _OPAQUE = (
     "not", "if", "then", "else", "patternProperties", "propertyNames", "prefixItems", "contains",
     "dependentRequired", "dependentSchemas", "$defs", "definitions",
 )  # fmt: skip
-"""Keywords that are compared as a whole."""
+"""Keywords whose values are compared as a whole."""
 
 _STRICTER = {
     "dangerous": "its calls now wait for a human's approval",
@@ -52,7 +52,7 @@ class Change:
     step: Step
     breaks: str | None = None
     todo: str | None = None
-    """What such a caller has to do."""
+    """The change that such a caller has to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _of_tool(old: ToolDefinition, new: ToolDefinition) -> Iterator[Change]:
 
 
 def _of_output(old: JsonObject | None, new: JsonObject | None) -> Iterator[Change]:
-    """What readers of results may find now that they did not expect."""
+    """The changes of results that readers of the old version do not expect."""
     if old == new:
         return
     if new is None:
@@ -161,7 +161,7 @@ def _breaking(path: str, message: str, who: str, todo: str) -> Change:
 
 
 def _of_input(old: Any, new: Any, path: str) -> Iterator[Change]:
-    """Why a value that suited the old schema may not suit the new one, and what is new."""
+    """The changes that make values of the old schema invalid, and the additions."""
     if old == new:
         return
     if not isinstance(old, dict) or not isinstance(new, dict):

@@ -58,7 +58,7 @@ class DirectoryContents:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The files that one poll found, by name, or the reason why it found none."""
+    """The files that one poll found, by name, or the reason why it failed."""
 
     files: dict[str, Signature] = field(default_factory=dict)
     fault: str | None = None
@@ -97,7 +97,7 @@ class ToolDirectory:
         self._fault: str | None = None
 
     def load(self) -> DirectoryContents:
-        """Read everything that is there now."""
+        """Read the whole directory now."""
         self._last = self._look()
         self._update(self._last)
         return self._contents()
@@ -251,7 +251,7 @@ def _tool(document: JsonObject, secrets: SecretBindings) -> RegisteredTool:
 
 
 def _which(position: int, documents: list[JsonObject]) -> str:
-    """The label of one of the file's definitions in a fault."""
+    """How a fault names one of the file's definitions."""
     name = documents[position].get("name")
     named = f"{name[:64]!a}" if isinstance(name, str) else "a tool without a name"
     return named if len(documents) == 1 else f"{named} (number {position + 1})"

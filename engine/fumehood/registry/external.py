@@ -1,4 +1,4 @@
-"""Tools that are not this engine's, about whose calls it decides: `external:NAME`.
+"""External tools, `external:NAME`: their callers run them, the engine decides on their calls.
 
 Host side; the operator may declare them in the configuration. Invariants: a tool that is not
 declared is dangerous; whatever its name, it is never one of the registered tools.

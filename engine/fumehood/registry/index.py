@@ -1,8 +1,9 @@
 """The index: every registered tool by name and version. In memory, rebuilt at each start.
 
 Host side, used by `pipeline/resolve` and the faces. Invariants: every tool in the index was fully
-checked; names of built-in tools are reserved for them. Readers see the tools of a source before or
-after a change, never half of it; a call keeps the `RegisteredTool` that it resolved.
+checked, the built-in ones by a test; names of built-in tools are reserved for them. Readers see the
+tools of a source before or after a change, never half of it; a call keeps the `RegisteredTool` that
+it resolved.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fumehood.registry.secrets import NO_SECRETS, SecretBindings
 
 
 class Source(StrEnum):
-    """The source of a tool, which decides what it is allowed to be."""
+    """The source of a tool. It limits the types of tools that are accepted."""
 
     BUILTIN = "builtin"
     ENTRY_POINT = "entry_point"
@@ -32,13 +33,13 @@ class Source(StrEnum):
     DIRECTORY = "directory"
     API = "api"
     EXTERNAL = "external"
-    """None of the registered tools: its caller runs it."""
+    """Not a registered tool: its caller runs it."""
     MCP = "mcp"
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTool:
-    """A fully checked definition, with what is needed to call it.
+    """A fully checked definition, compiled for its calls.
 
     A function is called in this process (`function`) or found by another one (`address`).
     """
@@ -124,7 +125,7 @@ class ToolIndex:
         """Grows with every change."""
         self._external = external
         self.coming = tuple((f"{server}__", "") for server in mcp_servers)
-        """How the names begin of tools that are listed later, as a policy knows tools."""
+        """Prefixes of the names of MCP servers' tools, in the form that the policy loader takes."""
         self._now = _Tools()
 
     def register(

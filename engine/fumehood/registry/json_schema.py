@@ -1,11 +1,11 @@
 """JSON Schema validation with a bounded cost.
 
-Host side, used by `pipeline/validate` and `pipeline/result`; `schema_faults` decides whether a
-schema is sound at all. Invariants: no schema, pattern or argument decides how long the daemon
-works, and nothing is ever fetched. Patterns run on RE2, which is linear; every other keyword spends
-from a budget of steps. Objects of a few plain parameters take a fast path, which accepts only
-documents that the validator would accept: a full validation costs some twenty microseconds even
-when it finds nothing.
+Host side, used by `pipeline/validate` and `pipeline/result`; `schema_faults` checks the schemas
+themselves. Invariants: no schema, pattern or argument makes a validation take unlimited time, and
+nothing is ever fetched. Patterns run on RE2, which is linear; every other keyword spends from a
+budget of steps. Objects of a few plain parameters take a fast path, which accepts only documents
+that the validator would accept: a full validation costs some twenty microseconds even when it finds
+nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Lint: the reviewing rules for definitions that a model is to use (mission T9).
+"""Lint: review rules for definitions that models use (mission T9).
 
-Host side, on values alone: nothing is opened, resolved or called. A definition may be anything,
-because what is linted is often not registrable yet. `poison` holds the rules that concern an
-attack on the model; they also run at registration. What the engine enforces for every tool (a
-second validation, retries, the form of errors, large results as links) needs no rule.
+Host side, on values alone: nothing is opened, resolved or called. A definition may be invalid,
+because it is often linted before it can be registered. `poison` holds the rules that concern an
+attack on the model; they also run at registration. Behaviour that the engine enforces for every
+tool (a second validation, retries, the form of errors, links to large results) has no rule.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MAX_FINDINGS = 200
 """Findings of one definition."""
 
 MAX_PATH = 500
-"""Characters of a place in a definition: with long keys, all places are far longer than it is."""
+"""Characters of one path. With long keys, all paths could be far larger than the definition."""
 
 PIECE = 256
 """Characters that are normalized at once."""
@@ -201,7 +201,7 @@ def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
 
 
 def poison(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
-    """What attacks the model that reads a definition."""
+    """The findings that concern an attack on the model that reads the definition."""
     found: list[Finding] = []
     for path, text in _texts(document, ""):
         hidden = _INVISIBLE.search(text)

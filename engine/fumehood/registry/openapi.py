@@ -3,7 +3,7 @@
 Host side, used by `fumehood tools import openapi`; below it `openapi_document`, which reads
 schemas, and `definitions`, which checks every result. Invariants: an operation becomes a tool, or
 is left out with its reason; one that may change something waits for approval unless the operator
-says otherwise; the document names no secret but those of its own security schemes.
+exempts it; the document can only refer to the secrets of its own security schemes.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One method of one path. `item` is what all methods of the path share."""
+    """One method of one path. `item` holds the parts that all methods of the path share."""
 
     name: str
     method: str
@@ -162,7 +162,7 @@ class _Operation:
 
 
 def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[_Operation]:
-    """Every operation that can be asked for, with a name of its own, in the document's order."""
+    """Every supported operation, with a unique name, in the document's order."""
     taken: set[str] = set()
     for path, given in root.table("paths").items():
         try:
@@ -215,7 +215,7 @@ def _unique(name: str, taken: set[str]) -> str:
 def _fitting(
     option: str, patterns: Sequence[str], names: Mapping[str, Collection[str]]
 ) -> set[str]:
-    """The tools that patterns choose by one of their names. One that fits nothing is a mistake."""
+    """The tools that the patterns match by one of their names. A pattern must match a tool."""
     chosen: set[str] = set()
     for pattern in patterns:
         fits = compile_glob(pattern)
@@ -466,7 +466,7 @@ class _Reader:
         return {**schema, "deprecated": True} if given.get("deprecated") is True else schema
 
     def _body(self, headers: dict[str, str]) -> JsonObject | None:
-        """The schema of a JSON body; None without a body."""
+        """The schema of a JSON body, or None without a body."""
         if "requestBody" not in self._operation.node:
             return None
         body = self._root.resolved(self._operation.node["requestBody"], "the body")
@@ -494,7 +494,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Credential:
-    """A reference to a secret and its place. `content` tells the operator what to put into it."""
+    """A reference to a secret and its place. `content` describes the secret to the operator."""
 
     place: str
     key: str
@@ -513,7 +513,7 @@ def _object(properties: JsonObject, required: list[str], *, is_open: Any) -> Jso
 
 
 def _kinds(schema: JsonObject) -> list[Any]:
-    """The types that a schema names; empty if it names none."""
+    """The types that a schema names, or an empty list."""
     kinds = schema.get("type", [])
     return kinds if isinstance(kinds, list) else [kinds]
 

@@ -1,4 +1,4 @@
-"""An OpenAPI document: reading it, references within it, and its schemas as JSON Schema.
+"""Read an OpenAPI document, follow its references, and convert its schemas to JSON Schema.
 
 Host side, below `openapi`, which makes definitions of its operations. The document is hostile.
 Invariants: a reference leads to another part of the same document, or is refused; schemas are
@@ -42,7 +42,7 @@ _IGNORED = frozenset(
         "contentSchema",
     }
 )  # fmt: skip
-"""Keywords that no argument is checked by. Of any other unknown one a note is made."""
+"""Keywords that do not constrain arguments. Other unknown keywords are reported in a note."""
 
 _STRUCTURE = _WITH_SCHEMAS | {"properties"}
 
@@ -90,7 +90,7 @@ class OpenApiDocument:
         self.is_3_0 = version.startswith("3.0")
 
     def target(self, reference: str) -> Any:
-        """What a reference within the document refers to."""
+        """The target of a reference within the document."""
         if not reference.startswith("#/"):
             raise CannotImport(f"{reference[:80]!a} refers to another document, which is not read")
         found: Any = self.document
@@ -185,7 +185,7 @@ class Schemas:
         return schema
 
     def _mend(self, schema: JsonObject, node: JsonObject) -> None:
-        """Put right what JSON Schema, or this engine, says in another way."""
+        """Convert keywords that JSON Schema or this engine writes in another form."""
         for bound in ("minimum", "maximum"):
             exclusive = f"exclusive{bound.title()}"
             is_bool = isinstance(schema.get(exclusive), bool)  # so in OpenAPI 3.0
@@ -206,7 +206,7 @@ class Schemas:
                 self.notes.append(f"without the pattern {pattern[:60]!a}: it is not supported")
 
     def _merged(self, schema: JsonObject, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
-        """The schema with the parts of its `allOf`: merged where that is simple."""
+        """The schema with the parts of its `allOf`, merged if that is simple."""
         given = node.get("allOf")
         if not isinstance(given, list):
             return schema
@@ -230,7 +230,7 @@ class Schemas:
 
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject | None:
-    """One schema that says the same as two, if that is simple."""
+    """One schema equivalent to both, or None if merging is not simple."""
     both_have = "properties" in one and "properties" in other
     if both_have and any(
         part.get("additionalProperties", True) is not True for part in (one, other)

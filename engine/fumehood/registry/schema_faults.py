@@ -1,9 +1,9 @@
-"""List every fault in a JSON Schema from outside, before the schema is used.
+"""List every fault in an untrusted JSON Schema before it is used.
 
 Host side, used by `definitions`. Nothing is fetched; a keyword that would be ignored, or whose cost
-is unbounded, is a fault. The full check takes half a millisecond, too long where ten thousand tools
-are read, so common schemas take a fast path. Invariant: the fast path accepts only schemas that the
-full check accepts, and leaves all others to it.
+is unbounded, is a fault. The full check takes half a millisecond, too long for ten thousand tools,
+so common schemas take a fast path. Invariant: the fast path accepts only schemas that the full
+check accepts, and leaves all others to it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Secrets of REST and MCP tools: which definition may refer to which, and their values.
 
 Host side. A definition refers to a secret as `${secret:NAME}`; the operator's configuration binds
-the name to its source, to tools and to hosts. Invariants: a reference that is not bound to the
-tool and to the host of its endpoint is refused at registration and again at the call; a value is
-read for one call, kept nowhere, and shown in no message.
+the name to its source, to tools and to hosts. Invariants: a reference that is not bound to the tool
+and to the host of its endpoint is refused at registration and again at the call; a value is read
+for one call, kept nowhere, and shown in no message.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
 SECRET_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 MIN_CHARACTERS = 8
-"""A shorter value could not be told from other text when it is taken out of answers."""
+"""Shorter values could not be redacted in answers without removing ordinary text."""
 
 MAX_CHARACTERS = 4096
 KEYRING_WAIT_S = 10.0
-"""How long a call waits for another one that reads the keyring."""
+"""Seconds that a call waits while another call reads the keyring."""
 
 _VALUE = re.compile(rf"[!-~]([ -~]{{0,{MAX_CHARACTERS - 2}}}[!-~])?")
-"""The characters that a header may hold, without space around them."""
+"""Characters that are valid in a header, without surrounding space."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?)(:[0-9]{1,5})?")
 
@@ -102,7 +102,7 @@ KEYRING_FAULTS = {
 
 
 class KeyringFault(Exception):
-    """The keyring cannot be read; its text says why, and what helps."""
+    """The keyring cannot be read. The message has the reason and the remedy."""
 
 
 AllSecrets = dict[Annotated[str, Field(pattern=SECRET_NAME)], SecretSettings]
@@ -118,7 +118,7 @@ class Origin:
 
     @classmethod
     def of(cls, url: str) -> Origin:
-        """The origin of a checked endpoint. Raises ValueError if it has none."""
+        """The origin of a checked endpoint. Raises ValueError if it is not an http(s) URL."""
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
         if parts.scheme not in ("https", "http") or not host:
@@ -143,7 +143,7 @@ class Origin:
 
 
 class SecretBindings:
-    """The operator's secrets. Without settings there are none, and every reference is refused."""
+    """The operator's secrets. Without settings every reference is refused."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 PERIOD_S = 0.5
-"""Between two polls. A change counts at the second poll that sees it, so after about a second."""
+"""Seconds between two polls. A change takes effect at the second poll that sees it."""
 
 
 class Watched(Protocol[T_co]):
