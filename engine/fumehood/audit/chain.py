@@ -187,7 +187,7 @@ def _body(entry: AuditEntry) -> bytes:
 
 
 def _nobody(rows: int) -> None:
-    """Counts nothing."""
+    """Ignore growth."""
 
 
 __all__ = ["GENESIS", "AuditChain", "AuditEntry", "AuditKey", "chain_of", "mac_of"]

@@ -98,9 +98,9 @@ def _write(path: Path, key: AuditKey) -> None:
 
 
 def _read(path: Path) -> AuditKey | None:
-    """None if the file does not exist. Raises AuditKeyLost, OSError."""
+    """The key in a file, or None if it does not exist. Raises AuditKeyLost, OSError."""
     try:
-        # Non-blocking: a user may have put a pipe there.
+        # Non-blocking, because the path may be a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None

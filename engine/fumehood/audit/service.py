@@ -65,7 +65,7 @@ class AuditService:
         self._is_due = asyncio.Event()
 
     def connect(self, tell: Tell, on_told: Callable[[], None]) -> None:
-        """Tell of each anchor; `on_told` is called when that is committed."""
+        """Queue a message for each anchor; `on_told` is called after the commit."""
         self._tell, self._on_told = tell, on_told
 
     @asynccontextmanager
@@ -97,7 +97,7 @@ class AuditService:
                 await self.anchor("stop")
 
     async def anchor(self, why: str) -> Anchor | None:
-        """Anchor the head of the chain, or return None after logging why that failed."""
+        """Anchor the head of the chain; on failure, log the reason and return None."""
         if self._state is None:
             return None
         async with self._lock:
@@ -105,7 +105,7 @@ class AuditService:
 
             def job(connection: Connection) -> Anchor:
                 self._chain.append(connection, ANCHORED, stamp(now), {"why": why})
-                self._grown = 0  # its own row is no reason for the next anchor
+                self._grown = 0  # an anchor's own row does not count towards the next one
                 head = head_of(connection)
                 assert head is not None
                 anchor = Anchor(head.seq, head.key_id, head.mac, stamp(now))
@@ -118,7 +118,7 @@ class AuditService:
                 self._log.info("audit.anchor", **shown(anchor))
                 await anyio.to_thread.run_sync(add_anchor, self._state, anchor)
             except StoreError as fault:
-                self._grown = max(self._grown, 1)  # what has grown has no anchor yet
+                self._grown = max(self._grown, 1)  # the new rows have no anchor yet
                 self._log.error("audit.anchor_failed", reason=str(fault))
                 return None
             except OSError as error:
@@ -141,7 +141,7 @@ class AuditService:
         await self._database.flush()
         try:
             return shown_verdict(await self._database.read(self._verify))
-        except AuditKeyLost as fault:  # its message has a path, which is for the log only
+        except AuditKeyLost as fault:  # its message contains a path, which only the log may have
             self._log.error("audit.key_unreadable", reason=str(fault))
             raise ReadFailed("a key of the audit chain is not usable") from fault
         except OSError as error:
@@ -180,15 +180,15 @@ class AuditService:
         if state is not None:
             try:
                 await _on_disk(make_current, state, key)
-            except WriteFailed as fault:  # the next start does it: the chain says which is next
+            except WriteFailed as fault:  # the next start completes it
                 self._log.error("audit.rotation_unfinished", reason=fault.reason)
         self._log.warning("audit.rotated", seq=seq, key_id=key.id, previous_key_id=previous)
         return AuditRotation(seq=seq, key_id=key.id, previous_key_id=previous)
 
     async def _check_last_anchor(self, state: Path) -> None:
-        """Log at once if the chain differs from the one that this engine left.
+        """Log an error if the chain does not match the last anchor.
 
-        The engine starts all the same: a restored backup looks like this, too.
+        The engine still starts, because a restored backup looks the same.
         """
         try:
             anchor = await anyio.to_thread.run_sync(last_own_anchor, state)
@@ -217,7 +217,7 @@ class AuditService:
 
 
 def shown_verdict(verdict: Verdict) -> AuditVerdict:
-    """A verdict as it is shown."""
+    """A verdict as faces show it."""
     return AuditVerdict(intact=verdict.is_intact, **asdict(verdict))
 
 

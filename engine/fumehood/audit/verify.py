@@ -10,8 +10,8 @@ first), the row's number (8 bytes, big endian) and the bytes of its body. A key'
 beginning of SHA-256 over `fumehood audit key`, a zero byte and the key. The last row under a
 key has the kind `audit.rotated` and names the next one. An anchor is a row's mac, kept elsewhere.
 
-What is found is where a chain breaks. That a tail was cut can only be told from an anchor, and
-whoever has the key can make any chain: then, too, anchors alone tell.
+Verification finds where a chain breaks. Only an anchor shows that the end was cut off. Whoever has
+the key can forge a whole chain, which also only anchors show.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class _Walk:
             self._compare(row, self._anchors[row.seq])
 
     def end(self) -> Verdict:
-        """Finish: the findings on the way, and rows that should have followed."""
+        """Finish: return all findings, including rows missing at the end."""
         self._tell_unchecked()
         beyond = max((seq for seq in self._anchors if seq > self._last), default=None)
         if self._whole and beyond is not None:
@@ -222,7 +222,7 @@ class _Walk:
         )
 
     def _step_over(self, row: AuditRow) -> bool:
-        """Report a number that does not follow; returns whether verification can continue."""
+        """Report a wrong row number; returns whether verification can continue."""
         if row.seq <= self._last or row.seq < 1:
             self._find(row.seq, "order", f"row {row.seq} stands after row {self._last}")
             return False
@@ -245,7 +245,7 @@ class _Walk:
             self._lack_key(row)
             return
         if self._before is None:
-            return  # what stood before it is gone, which was said, or is in another part
+            return  # the row before is missing, which was reported, or is in another part
         expected = mac_of(secret, self._before, row.seq, row.body)
         if expected != row.mac or (row.before is not None and row.before != self._before):
             message = f"row {row.seq} does not follow from row {row.seq - 1}"
@@ -254,7 +254,7 @@ class _Walk:
             self._rotate(row, next_key_of(row.body))
 
     def _lack_key(self, row: AuditRow) -> None:
-        """One finding for each missing key; its range of rows is known at the end."""
+        """Report a missing key once; the range of its rows is known at the end."""
         lacking = self._unchecked.get(row.key_id)
         if lacking is None:
             if len(self._findings) < MAX_FINDINGS:
@@ -320,7 +320,7 @@ def read_anchors(lines: Iterable[str]) -> list[Anchor]:
                 mac = bytes.fromhex(said["mac"])
                 found.append(Anchor(_seq(said["seq"]), str(said["key_id"]), mac, str(said["at"])))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # a line of a log's, or one that a crash has torn
+            continue  # another line of a log, or one that a crash has torn
     return found
 
 

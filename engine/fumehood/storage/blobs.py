@@ -43,7 +43,7 @@ KEY_NAME = "blobs.key"
 KEY_BYTES = 32
 DRAFT_SUFFIX = ".new"
 MAX_PENDING_BYTES = 64 << 20
-"""The most bytes of all drafts that may wait for the disk."""
+"""Bytes of all drafts that may wait to be written."""
 
 NO_STORE = "the engine keeps nothing now"
 NO_SUCH_BLOB = "You have no such blob. Copy its complete address from an answer."
@@ -79,7 +79,7 @@ class Draft:
         self.size = 0
         """Bytes fed so far."""
         self.fault = None if store.room.is_open else NO_STORE
-        """The reason why it cannot be kept, once that is known."""
+        """Why it cannot be kept, or None."""
         self._store = store
         self._file: BinaryIO | None = None
         self._written = 0
@@ -144,7 +144,7 @@ class Draft:
 class BlobStore:
     """The blobs of one engine. Call `open` before the first and `close` after the last.
 
-    `overdue` is set when there was no space, or a session has ended, so that `prune` runs soon.
+    `overdue` is set when space was short or a session has ended, so that `prune` runs soon.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class BlobStore:
         self._links = BlobLinks(secrets.token_bytes(KEY_BYTES))
         self._pending = 0
         self._replaced: deque[str] = deque()
-        """Blobs that made room for newer ones, and whose rows are still there."""
+        """Blobs whose files were evicted and whose rows still exist."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
@@ -188,7 +188,7 @@ class BlobStore:
         self.room.close()
 
     def draft(self, principal_id: str, session_id: str | None = None) -> Draft:
-        """A new blob of a principal or of its session, to be fed and then kept or discarded."""
+        """A new draft of a principal or session. The caller feeds it, then keeps or discards it."""
         return Draft(self, principal_id, session_id)
 
     async def keep(self, draft: Draft, filename: str, content_type: str) -> Blob:
@@ -247,12 +247,12 @@ class BlobStore:
                 raise FileNotFoundError
             path, size = self.room.directory / blob_id, rows[0]["size"]
             file = await anyio.to_thread.run_sync(_open_to_read, path, size)
-        except OSError:  # it went in this moment, or the disk has lost it
+        except OSError:  # it was just evicted, or the disk has lost it
             raise ResourceNotFound(EXPIRED) from None
         return self._blob(rows[0]), file
 
     async def prune(self, now: datetime) -> int:
-        """Remove blobs that have expired, or whose session is over; returns their number.
+        """Remove blobs that have expired or whose session has ended; returns their number.
 
         Raises:
             ReadFailed, WriteFailed: the rest stays until the next run.
@@ -282,18 +282,18 @@ class BlobStore:
 
         def work() -> None:
             write(data)
-            with suppress(RuntimeError):  # the loop has ended, and nobody counts any more
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._written, len(data))
 
         self.room.submit(work)
         return True
 
     async def drained(self) -> None:
-        """Wait until everything that drafts were fed before is written."""
+        """Wait until everything that was fed to drafts is written."""
         await self.room.drained()
 
     def _has_gone(self, blob_id: str) -> None:
-        """Note a blob that made room. Runs in the thread."""
+        """Note an evicted blob. Runs in the thread."""
         self._replaced.append(blob_id)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended; the next start removes rows
@@ -305,7 +305,7 @@ class BlobStore:
     # -- rows and files ------------------------------------------------------------------
 
     async def _sweep(self) -> None:
-        """Remove what a crash left: files without a row, rows without a file, and drafts."""
+        """Remove leftovers of a crash: files without a row, rows without a file, and drafts."""
         rows = {row["id"]: row for row in await self._database.read(_matching(true()))}
         found = await anyio.to_thread.run_sync(_files_below, self.room.directory)
         lost = [row for row in rows.values() if found.get(row["id"]) != row["size"]]
@@ -353,7 +353,7 @@ def _deletion(ids: list[str]) -> Job[int]:
 
 
 def _files_below(directory: Path) -> dict[str, int]:
-    """Name and size of every entry below; a non-file gets a size that never matches."""
+    """Name and size of every directory entry. The size of a non-file is -1."""
     found = {}
     for path in directory.iterdir():
         status = path.lstat()
@@ -362,7 +362,7 @@ def _files_below(directory: Path) -> dict[str, int]:
 
 
 def _open_to_read(path: Path, size: int) -> BinaryIO:
-    """Raises OSError, also where the disk has lost a part of the file."""
+    """Raises OSError, also if the disk has lost a part of the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     if os.fstat(descriptor).st_size != size:
         os.close(descriptor)

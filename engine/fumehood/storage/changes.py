@@ -49,7 +49,7 @@ def record_change(
     subject: str,
     details: JsonObject | None = None,
 ) -> None:
-    """Add one row, which is kept exactly if the change is."""
+    """Add one row in the transaction of the change."""
     row = {
         "at": stamp(at),
         "principal_id": by,

@@ -47,7 +47,7 @@ DELETED_AT_ONCE = 500
 
 READ_THREADS = 4
 
-APPLICATION_ID = 0x46554D45  # "FUME": says whose file this is, in SQLite's own field for it
+APPLICATION_ID = 0x46554D45  # "FUME", in SQLite's field for the owner of a file
 
 SIDE_FILES = ("-wal", "-journal")
 """Files that SQLite keeps beside a database that was not closed, and needs to read it."""
@@ -111,7 +111,7 @@ def open_memory() -> Engine:
 
 
 def in_words(error: BaseException) -> str:
-    """SQLite's own short message, which contains no values; for other errors only the type."""
+    """SQLite's short message, which contains no values, or the type of another error."""
     cause = error.orig if isinstance(error, DatabaseError) else error
     return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
 
@@ -159,7 +159,7 @@ def _check_content(connection: sqlite3.Connection, path: Path, *, thoroughly: bo
                 f"The database {path} is not fumehood's. Move it away, or use another "
                 "FUMEHOOD_HOME."
             )
-        return  # nobody's yet
+        return  # an empty file
     if version > len(STEPS):
         raise NewerState(
             f"The database {path} was written by a newer engine (schema {version}, this one "
@@ -243,7 +243,9 @@ def _begin_explicitly(engine: Engine, statement: str) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        raw: Any = connection.connection.driver_connection  # a third of the time of a statement
+        raw: Any = (
+            connection.connection.driver_connection
+        )  # takes a third of the time of a statement
         raw.execute(statement)
 
 
@@ -270,7 +272,7 @@ def _refusal(path: Path, error: BaseException) -> StoreError:
 
 def _is_damage(error: BaseException) -> bool:
     cause = error.orig if isinstance(error, DatabaseError) else error
-    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the upper bits only say where
     return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
@@ -280,7 +282,7 @@ FILE_NAME = "state.db"
 
 
 def _silent(event: str, values: dict[str, Any]) -> None:
-    """Database of embedding programs without state."""
+    """Ignore events, for embedding programs without state."""
 
 
 class Database:
@@ -358,7 +360,7 @@ class Database:
 
     async def flush(self) -> None:
         """Wait until every posted row has been written, or has failed."""
-        await asyncio.sleep(0)  # the row of a call that has just been answered is posted after it
+        await asyncio.sleep(0)  # the row of an answered call is posted just after its answer
         await asyncio.wrap_future(self._writer.flush())
 
     @property
@@ -381,7 +383,7 @@ class Database:
         self._writer.close()
         self._is_closed = True
         self._reading.dispose()
-        self._writing.dispose()  # the last one to leave folds the write-ahead log in
+        self._writing.dispose()  # closing the last connection merges the write-ahead log
 
     def _read(self, query: Callable[[Connection], T]) -> T:
         if self._is_closed:
@@ -391,7 +393,7 @@ class Database:
                 result = query(connection)
         except DatabaseError as error:
             reason = in_words(error)
-            if not self._cannot_read:  # once an episode
+            if not self._cannot_read:  # once per episode
                 self._cannot_read = True
                 self._on_event("state.read_failed", {"reason": reason})
             raise ReadFailed(reason) from error

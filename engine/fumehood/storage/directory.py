@@ -1,8 +1,8 @@
 """The state directory: private, locked by one engine at a time, and with an owner id of its own.
 
 Host side. Invariants: one engine per state directory, enforced by a lock that ends with the
-process; engines that follow each other in one directory have the same owner id, which marks what
-they create elsewhere, and engines that run at the same time never do.
+process; successive engines of one directory have the same owner id, which marks what they
+create elsewhere, and simultaneous engines have different ones.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ class AuditKeyLost(StoreError):
 class WriteFailed(StoreError, InternalError):
     """The disk is full, read-only or failing. None of this write is guaranteed to be stored.
 
-    This engine does not see any of it. Only if the disk refused the last step, the flush, may it be
-    found at the next start.
+    This engine sees none of it. If only the final flush failed, the next start may find it.
     """
 
     def __init__(self, reason: str) -> None:

@@ -1,9 +1,9 @@
-"""A room for files: one private directory, one thread that writes there, and so many bytes.
+"""File rooms: a private directory with a limit of bytes, and one thread that writes there.
 
 Host side, below `blobs` and `recordings`. The event loop never writes to the disk. Bytes are
 reserved before they are written, so the disk never holds more than is allowed; one principal may
 have half. If there are too many bytes or files, the oldest kept file of the principal that has most
-is removed. Files that are not kept (yet), or that somebody holds, are not.
+is evicted. Files that are not yet kept, or that are held, are never evicted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fumehood.storage.directory import PRIVATE_FILE, private_directory
 T = TypeVar("T")
 
 MIN_FREE_BYTES = 64 << 20
-"""Free space that stays on the disk, because the engine's state also grows there."""
+"""Free space that stays on the disk for the engine's own state."""
 
 USED_UP = {
     Lack.SHARE: "your share of the engine's storage is used up",
@@ -41,10 +41,10 @@ class NoRoom(Exception):
 
 
 class FileRoom:
-    """Used by its thread and by the event loop. Without a `state` directory the files are in a
-    temporary one, which is removed with the room.
+    """A directory of files, used by its thread and by the event loop.
 
-    `on_evicted` receives the name of each file that had to make room, in the thread.
+    Without a `state` directory the files are in a temporary one, which `close` removes.
+    `on_evicted` receives the name of each evicted file, in the thread.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class FileRoom:
         self._on_evicted = on_evicted
         self._lock = threading.Lock()
         self._kept: dict[str, dict[str, int]] = {}
-        """The sizes of complete files by principal and name, the oldest first."""
+        """Sizes of complete files by principal and name, oldest first."""
         self._thread: ThreadPoolExecutor | None = None
         self._own: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether anything can be written now; still while it closes."""
+        """Whether files can be written, which is so until it has closed."""
         return self._thread is not None
 
     @property
@@ -79,7 +79,7 @@ class FileRoom:
         return self.share.total
 
     def prepare(self) -> bool:
-        """Make the directory; returns whether there may be files of an earlier engine.
+        """Make the directory; returns whether it may hold files of an earlier engine.
 
         Raises:
             StateError, OSError: the directory is not private, or cannot be used.
@@ -89,7 +89,7 @@ class FileRoom:
         return self._state is not None
 
     def open(self) -> None:
-        """Accept work. The thread starts with the first of it."""
+        """Accept work. The first work starts the thread."""
         self._thread = ThreadPoolExecutor(1, self._name)
 
     def close(self) -> None:
@@ -102,13 +102,13 @@ class FileRoom:
             self._own = None
 
     def submit(self, work: Callable[[], T]) -> Future[T] | None:
-        """Run something in the thread. Returns None if the room is closed, or closes."""
+        """Run a function in the thread. Returns None if the room is closed or closing."""
         with suppress(RuntimeError):
             return None if self._thread is None else self._thread.submit(work)
         return None
 
     async def drained(self) -> None:
-        """Wait until everything that was submitted before is done."""
+        """Wait until all work submitted so far is done."""
         done = self.submit(_nothing)
         if done is not None:
             await asyncio.wrap_future(done)
@@ -119,11 +119,13 @@ class FileRoom:
         return os.open(self._directory() / name, flags, PRIVATE_FILE)
 
     def take(self, principal_id: str, size: int) -> None:
-        """Reserve bytes. Runs in the thread. Kept files make room: the principal's own, or if all
-        together have used up the total, those of the principal that has most.
+        """Reserve bytes. Runs in the thread.
+
+        Evicts kept files if necessary: the principal's own, or, if the total is used up, those of
+        the principal that has most.
 
         Raises:
-            NoRoom: no such file is left, or the disk is full.
+            NoRoom: no file is left to evict, or the disk is full.
             OSError: the file system's free space cannot be read.
         """
         while True:
@@ -160,7 +162,7 @@ class FileRoom:
         self.keep(principal_id, name, size)
 
     def hold(self, principal_id: str, name: str) -> bool:
-        """Let a kept file not make room any more; False if it is gone. Its bytes stay reserved."""
+        """Protect a kept file from eviction; False if it is gone. Its bytes stay reserved."""
         return self._pop(principal_id, name) is not None
 
     def remove(self, principal_id: str, name: str) -> bool:
@@ -176,8 +178,8 @@ class FileRoom:
         self.give_back(principal_id, size)
 
     def unlink(self, name: str) -> None:
-        """Remove a file that is not counted, if it is there."""
-        with suppress(OSError):  # a directory of somebody's stays
+        """Remove a file that is not counted, if it exists."""
+        with suppress(OSError):  # a foreign directory stays
             (self.directory / name).unlink(missing_ok=True)
 
     def _pop(self, principal_id: str, name: str) -> int | None:

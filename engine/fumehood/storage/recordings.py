@@ -2,11 +2,11 @@
 
 Host side, over `file_room`. Written by `pipeline/stream`, read by the faces. A file begins with one
 line about its call; each other line is one event, `["kind",SEQUENCE,data]`. Readers follow the
-file, so a slow reader costs the daemon no memory. Invariants: readers get complete records, from
-the beginning or from behind any event; a file never exceeds its call's limit, and belongs to one
-principal, by its first line; a file that somebody reads is not removed; recording never fails a
-call: what does not fit is left out, one event says so, and the last event is always delivered. A
-crash can leave an incomplete last line, which the next start cuts off.
+file, so that a slow reader uses none of the daemon's memory. Invariants: readers get complete
+records, from the beginning or after any event; a file never exceeds its call's limit, and its first
+line names the one principal that owns it; a file with readers is not removed; recording never fails
+a call: events that do not fit are omitted, one event reports that, and the last event is always
+delivered. A crash can leave an incomplete last line, which the next start cuts off.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from fumehood.storage.file_room import DISK_FAILED, TOO_SLOW, FileRoom, NoRoom
 
 DIRECTORY_NAME = "spool"
 MAX_PENDING_BYTES = 16 << 20
-"""Bytes of one call that wait for the disk."""
+"""Bytes of one call's events that wait to be written."""
 
 MAX_HELD_BYTES = 32 * 1024
-"""Bytes of one call's newest lines in memory, so that readers who wait need no disk."""
+"""Bytes of one call's newest lines in memory, so that waiting readers need no disk access."""
 
 MAX_KEPT = 10_000
-"""Recordings of ended calls. Small files would fit in any number."""
+"""Recordings of ended calls. The limit of bytes does not bound the number of small files."""
 
 READ_BYTES = 128 * 1024
-"""Bytes of one step of a reader; a longer line is read whole."""
+"""Bytes that a reader reads at once. A longer line is read completely."""
 
 NO_STORE = "the engine records nothing now"
 TOO_MUCH = "the call had more events than are recorded for one"
 
 RESYNC = "resync"
-"""Kind of the event that says that a reader starts again from the first event."""
+"""Kind of the event before a reader restarts from the first event."""
 
 MALFORMED = "malformed"
 UNKNOWN = "unknown_event"
@@ -62,14 +62,14 @@ REASONS = {
 }
 CURSOR = re.compile(r"(0|[1-9][0-9]{0,14}):(0|[1-9][0-9]{0,14})")
 HEAD_BYTES = 80
-"""More than the beginning of a line, `["kind",SEQUENCE,`, can have."""
+"""Upper bound for the beginning of a line, `["kind",SEQUENCE,`."""
 
 Data = JsonObject | bytes
-"""An event's fields, or the same as one line of JSON."""
+"""An event's fields, or those fields as one line of JSON."""
 
 
 class RecordedCall(NamedTuple):
-    """The call of a recording, as the first line of its file has it."""
+    """The call of a recording: the first line of its file."""
 
     call_id: str
     principal_id: str
@@ -119,7 +119,7 @@ class Recording:
         self.tail: list[Record] = []
         """Records that did not fit into the file, delivered after it."""
         self.holders = 1
-        """Readers, and the writer."""
+        """Number of readers, plus one for the writer."""
         self._store = store
         self.start = len(call.line())
         """Position of the first event."""
@@ -147,7 +147,7 @@ class Recording:
             self._add(kind, data)
 
     def finish(self, kind: str, data: bytes) -> None:
-        """Record the last event: readers end there."""
+        """Record the last event, at which readers stop."""
         with self._lock:
             if not self._is_finished:
                 self._is_finished = True
@@ -155,7 +155,7 @@ class Recording:
                 self._add(kind, data)
 
     def reader(self, after: str | None = None) -> RecordingReader:
-        """A reader from the beginning, or from behind an event, to be closed.
+        """A reader from the beginning, or after an event. The caller closes it.
 
         Only before the last reader of an ended recording has left.
         """
@@ -172,10 +172,10 @@ class Recording:
             self._store.drain_soon(self)
 
     def drain(self) -> Callable[[], None]:
-        """Write what is pending by now. Returns what is then due in the event loop.
+        """Write the pending events. Returns the work that is then due in the event loop.
 
-        What came meanwhile has its turn after the other recordings: a call that prints without end
-        delays neither its own readers nor those of others.
+        Events that arrive meanwhile are written after the other recordings, so that a call that
+        prints endlessly delays neither its own readers nor others.
         """
         with self._lock:
             batch, self._pending = self._pending, []
@@ -202,7 +202,7 @@ class Recording:
             if self._fault is not None:
                 break
             line = line_of(kind, self._sequence + len(lines), _encoded(data))
-            # The answer may have any size: its parts are already limited.
+            # The answer may have any size, because its parts are already limited.
             if fits + len(line) > self._max_bytes and kind not in LAST_KINDS:
                 self._fault = TOO_MUCH
                 break
@@ -216,7 +216,7 @@ class Recording:
             self._tell(*left[-1])
 
     def _tell(self, kind: str, data: Data) -> None:
-        """Record one more event although the recording has stopped, in memory if need be."""
+        """Record one more event after the recording has stopped, in memory if necessary."""
         line = _encoded(data)
         if self.tail or not self._append([line_of(kind, self._sequence, line)]):
             place = event_id(self.call.call_id, self._sequence, self.size)
@@ -241,7 +241,7 @@ class Recording:
             self._fault = str(reason)
         except OSError:
             self._fault = DISK_FAILED
-            with suppress(OSError):  # half of it may be there
+            with suppress(OSError):  # a part may be written
                 os.ftruncate(self._file, self.size)
         else:
             self._newest = (self.size, data if len(data) <= MAX_HELD_BYTES else b"")
@@ -262,7 +262,7 @@ class Recording:
             self._waiting.remove(event)
 
     def newest(self, place: int) -> bytes:
-        """The lines from a position on, if they were written last; else nothing."""
+        """The lines from a position on if they are still in memory, or nothing."""
         begin, lines = self._newest
         return lines[place - begin :] if place >= begin else b""
 
@@ -272,21 +272,21 @@ class Recording:
             chunk = os.pread(file, min(self.size - place, READ_BYTES), place)
             while (end := chunk.rfind(b"\n")) < 0 and len(chunk) < self.size - place:
                 more = os.pread(file, READ_BYTES, place + len(chunk))
-                if not more:  # somebody has cut the file
+                if not more:  # the file was truncated
                     raise OSError("a recording has become shorter")
                 chunk += more
         return chunk[: end + 1]
 
     def has_event_at(self, sequence: int, place: int) -> bool:
-        """Whether the event of this number begins there. Runs in a thread."""
+        """Whether the event with this number begins there. Runs in a thread."""
         with self._to_read() as file:
             head = os.pread(file, HEAD_BYTES, place - 1)
-        # No event contains a line break, so a line begins behind each of them.
+        # Events contain no line breaks, so a line begins after each one.
         return re.match(rb'\n\["[a-z_]+",%d,' % sequence, head) is not None
 
     @contextmanager
     def _to_read(self) -> Iterator[int]:
-        """The file, open only while something is read: there may be more readers than files."""
+        """The file, open only for one read: there may be more readers than file descriptors."""
         file = self._store.file(self.call.call_id)
         try:
             yield file
@@ -294,7 +294,7 @@ class Recording:
             os.close(file)
 
     def leave(self) -> None:
-        """Called when a reader, or the writer, has left."""
+        """Remove one holder: a reader, or the writer."""
         self.wake()
         self.holders -= 1
         if not self.holders:
@@ -302,13 +302,13 @@ class Recording:
             self._store.put_away(self)
 
     def wake(self) -> None:
-        """Let readers look for new records."""
+        """Let waiting readers check for new records."""
         for event in self._waiting:
             event.set()
 
 
 class RecordingReader:
-    """Follows one recording to its end, from its beginning or from behind the event `after`."""
+    """Follows one recording to its end, from its beginning or after the event `after`."""
 
     def __init__(self, source: Recording, after: str | None = None) -> None:
         self._source = source
@@ -319,9 +319,9 @@ class RecordingReader:
         self._is_closed = False
 
     async def read(self) -> list[Record]:
-        """The next events, as soon as there are any; empty after the last one.
+        """Wait for the next events; empty after the last one.
 
-        If `after` is no event of this call, the first of them is a `resync`, and all follow.
+        If `after` is not an event of this call, a `resync` comes first and then all events.
 
         Raises:
             OSError: the disk has lost the recording.
@@ -353,7 +353,7 @@ class RecordingReader:
                 return records
 
     async def _seek(self, after: str) -> str | None:
-        """Go behind an event. Returns why that is impossible."""
+        """Move to the position after an event, or return the reason why that is impossible."""
         source, found = self._source, CURSOR.fullmatch(after)
         if found is None:
             return MALFORMED
@@ -378,14 +378,14 @@ class RecordingReader:
 class RecordingStore:
     """The recordings of one engine. Call `open` before the first and `close` after the last.
 
-    `kept_s` is how long a recording is kept after the end of its call; with 0 it goes with it.
+    `kept_s` is how long a recording is kept after the end of its call. With 0 it is removed then.
     """
 
     def __init__(
         self, state: Path | None, *, max_bytes: int, kept_s: float, now: Callable[[], datetime]
     ) -> None:
         self._all: dict[str, Recording] = {}
-        """Those of running calls, those that somebody reads, and those that are kept."""
+        """Recordings of running calls, recordings with readers, and kept recordings, by call id."""
         self.room = FileRoom(state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT)
         self.now = now
         self._kept_s = kept_s
@@ -395,7 +395,7 @@ class RecordingStore:
         self._lock = threading.Lock()
 
     async def open(self) -> None:
-        """Prepare the directory, and find the recordings of the engine before.
+        """Prepare the directory, and find the recordings of the previous engine.
 
         Raises:
             StoreError: the directory is not private, or cannot be used.
@@ -410,9 +410,9 @@ class RecordingStore:
     async def end_lost(
         self, last_event: Callable[[RecordedCall], Awaitable[tuple[str, bytes]]]
     ) -> int:
-        """Give calls that the end of the engine before cut short their last event.
+        """Record a last event for each call that the end of the previous engine cut short.
 
-        Returns their number. Until then their events cannot be read.
+        Returns their number. Their events cannot be read before this.
         """
         self._loop = asyncio.get_running_loop()
         lost, self._lost = self._lost, []
@@ -445,11 +445,11 @@ class RecordingStore:
         if found.is_over and found.ended_at <= self._oldest(self.now()):
             return None
         if not found.holders and not self.room.hold(principal_id, call_id):
-            return None  # it makes room in this moment
+            return None  # it is being evicted
         return found.reader(after)
 
     async def prune(self, now: datetime) -> int:
-        """Delete recordings that are kept no longer; returns their number."""
+        """Delete expired recordings; returns their number."""
         oldest = self._oldest(now)
         old = [
             one
@@ -463,7 +463,7 @@ class RecordingStore:
         return len(old)
 
     def put_away(self, recording: Recording) -> None:
-        """Called in the event loop when nobody writes or reads a recording any more."""
+        """Keep or delete a recording without holders. Called in the event loop."""
         if self._kept_s > 0 and recording.size and not recording.tail:
             call = recording.call
             self.room.keep(call.principal_id, call.call_id, recording.taken)
@@ -471,21 +471,21 @@ class RecordingStore:
             self._drop(recording)
 
     def drain_soon(self, recording: Recording) -> None:
-        """Have a recording written, together with all others that have something to write.
+        """Schedule writing a recording, together with all others that have pending events.
 
-        One job of the thread, and one wake-up of the event loop, for all of them: where many calls
-        have an event in the same moment, the two would otherwise wait for each other at each one.
+        All of them share one job of the thread and one wake-up of the event loop. Otherwise thread
+        and loop would wait for each other at every event of many simultaneous calls.
         """
         with self._lock:
             self._undrained.append(recording)
             if len(self._undrained) > 1:
                 return
         if self.room.submit(self._drain) is None:
-            self._drain()  # it writes to no disk then
+            self._drain()  # it does not write to the disk then
 
     async def drained(self) -> None:
         """Wait until everything that was recorded before is written."""
-        for _ in range(2):  # what came while a recording was written has its turn in the next job
+        for _ in range(2):  # events that arrive during a write are written by the next job
             await self.room.drained()
 
     def file(self, name: str, *, is_new: bool = False) -> int:
@@ -499,7 +499,7 @@ class RecordingStore:
             recordings, self._undrained = self._undrained, []
         due = [recording.drain() for recording in recordings]
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            with suppress(RuntimeError):  # the loop has ended, so no reader waits
                 self._loop.call_soon_threadsafe(lambda: [work() for work in due])
 
     def _drop(self, recording: Recording) -> None:
@@ -516,7 +516,7 @@ class RecordingStore:
         return (now - timedelta(seconds=self._kept_s)).timestamp()
 
     def _find(self) -> None:
-        """Before the thread exists: take over the files of the engine before, the oldest first."""
+        """Take over the previous engine's files, oldest first. Runs before the thread exists."""
         paths = [(path.lstat().st_mtime, path) for path in self.room.directory.iterdir()]
         for ended_at, path in sorted(paths):
             try:
@@ -561,12 +561,12 @@ _CALL: TypeAdapter[RecordedCall] = TypeAdapter(RecordedCall)
 
 
 def line_of(kind: str, sequence: int, data: bytes) -> bytes:
-    """One event as it is in the file."""
+    """One event as a line of the file."""
     return b'["%b",%d,%b]\n' % (kind.encode(), sequence, data)
 
 
 def event_id(call_id: str, sequence: int, place: int) -> str:
-    """`SEQUENCE:OFFSET`. Offsets begin elsewhere for each call, so that no id is another call's."""
+    """`SEQUENCE:OFFSET`. Offsets are shifted per call, so that ids of two calls differ."""
     return f"{sequence}:{place + crc32(call_id.encode())}"
 
 
@@ -597,17 +597,17 @@ def write_all(file: int, data: bytes, place: int) -> None:
 
 
 def _resync(reason: str, given: str) -> Record:
-    """The event before a new start. Its id is empty, so that a client forgets the one it has."""
+    """The event before a restart. Its empty id makes a client forget its last event id."""
     data = {"reason": reason, "message": REASONS[reason], "from": 0, "given": given[:40]}
     return Record(RESYNC, "", _encoded(data))
 
 
 def _encoded(data: Data) -> bytes:
-    """JSON in UTF-8 on one line, as it is sent: escapes would double the size of non-ASCII text."""
+    """One line of JSON in UTF-8, unescaped: escapes would double the size of non-ASCII text."""
     if isinstance(data, bytes):
         return data
     try:
         return to_json(data)  # five times as fast as the standard library's
-    except PydanticSerializationError:  # half a character, of an embedding program's own
+    except PydanticSerializationError:  # a lone surrogate from an embedding program
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "replace")

@@ -61,8 +61,8 @@ async def _prune_for_ever(
         try:
             await prune(now())
         except StoreError:
-            pass  # the database has said so itself
-        except Exception as fault:  # the next hour may be a better one
+            pass  # the database has reported it
+        except Exception as fault:  # tried again at the next run
             on_fault(fault)
         with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):

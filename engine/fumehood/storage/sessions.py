@@ -22,7 +22,7 @@ _SAME_NAME = ("id", "why", "image", "agent_id", "memory_mb", "calls")
 
 
 class SessionTable:
-    """The table of sessions. `on_over` is told when rows say that sessions have ended."""
+    """The table of sessions. `on_over` is called when sessions have ended."""
 
     def __init__(self, database: Database, on_over: Callable[[], None] = lambda: None) -> None:
         self._database = database

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Job = Callable[[Connection], T]
 Row = dict[str, Any]
 Batch = Callable[[Connection, list[Row]], None]
-"""Writes posted rows; called for some of them at a time, or for each one again alone."""
+"""Writes posted rows. Called for a group of rows, and again for each row if the group fails."""
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Takes an event and its values; called from the writer's thread."""
 CommitHook = Callable[[str, int], None]
@@ -37,7 +37,7 @@ MAX_POSTS = 20_000
 """Pending posted rows; beyond it new ones are dropped and counted."""
 
 GATHER_S = 0.2
-"""How long posted rows are gathered: one transaction for many is cheapest for calls."""
+"""Seconds that posted rows are gathered, because one transaction for many costs calls least."""
 
 
 @dataclass(slots=True)
@@ -48,11 +48,11 @@ class _Waiting(Generic[T]):
 
 
 class _RolledBack(Exception):
-    """SQLite gave up the whole transaction, whatever a job did about the error."""
+    """SQLite rolled back the whole transaction, even if the job caught the error."""
 
 
 class _Refused(Exception):
-    """A job that was alone in its transaction failed, and its future has the error."""
+    """The only job of a transaction failed; its future has the error."""
 
 
 class Writer:
@@ -77,8 +77,8 @@ class Writer:
         self._flushing: list[Future[None]] = []
         self._closing = False
         self._dropped = 0
-        """Written by posting threads, `_lost` by the writer's thread: a shared counter would race.
-        """
+        """Written by posting threads. `_lost` is written by the writer's thread, because a shared
+        counter would race."""
         self._lost = 0
         self._told_dropped = 0
         self._thread: threading.Thread | None = None
@@ -103,7 +103,7 @@ class Writer:
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
         """Queue a job; its future resolves to its result after the commit."""
         future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # who stops waiting does not stop the write
+        future.set_running_or_notify_cancel()  # cancelling the wait does not stop the write
         with self._lock:
             if self._closing:
                 future.set_exception(WriteFailed("it is closed"))
@@ -142,11 +142,11 @@ class Writer:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        self._dropped += len(self._posts)  # posted at the very moment of the end
+        self._dropped += len(self._posts)  # posted while it closed
         self._posts.clear()
 
     def _start(self) -> None:
-        """The first change starts the thread, because many embedded engines never write."""
+        """Start the thread at the first change: many embedded engines never write."""
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
             self._thread.start()
@@ -180,7 +180,7 @@ class Writer:
             future.set_result(None)
 
     def _posts_are_due(self) -> bool:
-        """Not with every job, because the next job would wait for these rows, too."""
+        """Whether posted rows are written now. Not with every job, because the next would wait."""
         is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
         return is_time or self._closing or len(self._posts) >= MAX_GROUP
 
@@ -229,7 +229,7 @@ class Writer:
                 raise _RolledBack from error
             if isinstance(error, DatabaseError):
                 waiting.future.set_exception(self._failure(error))
-            elif isinstance(error, StopIteration):  # no future takes one
+            elif isinstance(error, StopIteration):  # a future does not accept one
                 waiting.future.set_exception(RuntimeError("a job raised StopIteration"))
             else:
                 waiting.future.set_exception(error)
@@ -263,7 +263,7 @@ class Writer:
             self._at_commit("after")
 
     def _connected(self) -> Connection:
-        """One connection for all jobs: taking it from the pool costs as much as a small job."""
+        """The connection of all jobs: taking one from the pool costs as much as a small job."""
         if self._connection is None:
             self._connection = self._engine.connect()
         return self._connection
@@ -275,7 +275,7 @@ class Writer:
             connection.close()
 
     def _at_commit(self, moment: str) -> None:
-        """A hook for tests, which end the process here."""
+        """Call the hook with which tests examine every commit."""
         if self._commit_hook is not None:
             self._commits += moment == "before"
             self._commit_hook(moment, self._commits)
@@ -287,7 +287,7 @@ class Writer:
             with self._transaction(flushed=False) as connection:
                 for how, posts in itertools.groupby(group, key=lambda post: post[0]):
                     how(connection, [row for _, row in posts])
-        except Exception as error:  # nobody waits, and the thread must go on
+        except Exception as error:  # no caller waits, and the thread must continue
             if _is_a_rows_fault(error):
                 self._write_one_by_one(group)
             else:
@@ -327,7 +327,7 @@ class Writer:
 
     def _reason(self, error: BaseException) -> str:
         words = self._in_words(_first_cause(error))
-        # A savepoint that vanished with its transaction does not say why.
+        # The error of a savepoint that vanished with its transaction hides the cause.
         return "the transaction was given up" if words.startswith("no such savepoint") else words
 
     def _note_failure(self, error: BaseException) -> None:
@@ -351,7 +351,7 @@ def _in_transaction(connection: Connection) -> bool:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """SQLite's first error; those that follow from it say less."""
+    """SQLite's first error, which says more than the errors that follow from it."""
     found = error
     seen: BaseException | None = error
     while seen is not None:
