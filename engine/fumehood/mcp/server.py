@@ -15,7 +15,7 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -38,6 +38,7 @@ from fumehood.core.errors import (
 from fumehood.core.events import ErrorEvent, ProgressEvent, ResultEvent
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
+from fumehood.core.returned_file import FILE_CONTENT, without_contents
 from fumehood.core.tool import ToolDefinition
 from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.handle import CallHandle
@@ -46,6 +47,7 @@ from fumehood.formats.schemas import without_nulls
 from fumehood.mcp import about
 from fumehood.mcp.about import LIST_TOOLS, RUN_TOOL
 from fumehood.mcp.messages import (
+    ENVELOPE_KEY,
     FIRST_WITH_OUTPUT,
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -60,7 +62,6 @@ from fumehood.mcp.messages import (
     is_id,
     meta_of,
 )
-from fumehood.mcp.results import LINK_PREFIX, plain_result, result_of
 from fumehood.observe.tracing import HEADER, incoming
 from fumehood.pipeline.stream import StreamedCall, events_of
 from fumehood.protocol import strict_json
@@ -87,6 +88,11 @@ MAX_FOUND = 50
 
 RESOURCE_MISSING = -32002
 """*Source*: the versions with a handshake; later ones use INVALID_PARAMS."""
+
+LINK_PREFIX = "fumehood://"
+"""Makes a URI of a blob's address."""
+
+FILE_LISTS = ("images", "files")
 
 QUESTION = "approval"
 NO_STATE = "This requestState is not of this call. Send the call again without it."
@@ -519,3 +525,80 @@ def _is_of(approval: Approval, name: str, client: Client) -> bool:
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
+
+
+# -- results: JSON without the bytes of files for the model, and the data for programs -------
+
+
+def result_of(envelope: Envelope) -> JsonObject:
+    """The result that this envelope is."""
+    document = envelope.model_dump(mode="json")
+    data = document.pop("data")
+    error = document["error"]
+    shown = data if error is None else error.get("details") or {}
+    text = _readable(data) if error is None else _failure(error, shown, document["metadata"])
+    result: JsonObject = {
+        "content": [{"type": "text", "text": text}, *_figures(shown), *_links(shown)],
+        "isError": error is not None,
+        "_meta": {ENVELOPE_KEY: document},
+    }
+    if error is None:
+        result["structuredContent"] = data
+    return result
+
+
+def plain_result(data: JsonObject) -> JsonObject:
+    """The result of a tool that is the server's own."""
+    text = {"type": "text", "text": _readable(data)}
+    return {"content": [text], "structuredContent": data, "isError": False}
+
+
+def _readable(data: JsonObject) -> str:
+    lists = {key: without_contents(data[key]) for key in FILE_LISTS if data.get(key)}
+    return json.dumps({**data, **lists}, ensure_ascii=False)
+
+
+def _failure(error: JsonObject, details: JsonObject, metadata: JsonObject) -> str:
+    """Code and message, how to go on, and the program's own words."""
+    parts = [f"{error['code']}: {error['message']}"]
+    if error.get("approval_id") is not None:
+        parts.append(f"Approval: {error['approval_id']}. Call: {metadata['call_id']}.")
+    exception, stderr = details.get("exception"), details.get("stderr")
+    words = {"stderr": stderr, "stdout": details.get("stdout")}
+    traceback = exception.get("traceback") if isinstance(exception, dict) else None
+    if isinstance(traceback, str) and traceback.strip() not in str(stderr):  # Python's is in both
+        words = {"traceback": traceback, **words}
+    parts += [f"{name}:\n{said}" for name, said in words.items() if said and isinstance(said, str)]
+    return "\n".join(parts)
+
+
+def _figures(shown: JsonObject) -> Iterator[JsonObject]:
+    for item in _items(shown, "images"):
+        content, kind = item.get(FILE_CONTENT), item.get("content_type")
+        if isinstance(content, str) and isinstance(kind, str) and kind.startswith("image/"):
+            yield {"type": "image", "data": content, "mimeType": kind}
+
+
+def _links(shown: JsonObject) -> Iterator[JsonObject]:
+    """Every blob that the answer names."""
+    for name in FILE_LISTS:
+        for item in _items(shown, name):
+            yield from _link(item.get("url"), item.get("filename"), item.get("content_type"))
+    notes = shown.get("truncation_info")
+    for field in _items(notes, "fields") if isinstance(notes, dict) else ():
+        yield from _link(field.get("resource_url"), field.get("field"), "text/plain")
+
+
+def _link(url: Any, name: Any, media_type: Any) -> Iterator[JsonObject]:
+    if isinstance(url, str) and isinstance(name, str):
+        uri = LINK_PREFIX + url
+        yield {"type": "resource_link", "uri": uri, "name": name, "mimeType": str(media_type)}
+
+
+def _items(holder: JsonObject, name: str) -> Iterator[JsonObject]:
+    listed = holder.get(name)
+    return (
+        (item for item in listed if isinstance(item, dict))
+        if isinstance(listed, list)
+        else iter(())
+    )

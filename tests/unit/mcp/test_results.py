@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fumehood.core.envelope import Envelope
-from fumehood.mcp.results import result_of
+from fumehood.mcp.server import result_of
 from support.answers import envelope_bytes
 
 pytestmark = pytest.mark.row("D3")

@@ -14,7 +14,7 @@ import pytest
 from fumehood.core.envelope import Envelope
 from fumehood.mcp import stdio
 from fumehood.mcp.messages import encode_result
-from fumehood.mcp.results import result_of
+from fumehood.mcp.server import result_of
 from fumehood.mcp.stdio import Bridge, is_without_session
 from support.answers import envelope_bytes
 
