@@ -76,7 +76,6 @@ EXPECTED_IN_THE_JAIL = {
     "fumehood.executors.parts", "fumehood.executors.progress", "fumehood.protocol",
     "fumehood.protocol.framing", "fumehood.protocol.strict_json", "fumehood.registry",
     "fumehood.registry.declare", "fumehood.registry.definitions", "fumehood.registry.json_schema",
-    "fumehood.registry.schema_faults",
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from fumehood.core.tool import (
     ToolDefinition,
     ToolType,
 )
-from fumehood.registry.schema_faults import schema_faults
+from fumehood.registry.json_schema import schema_faults
 
 EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch", "mcp")
 

@@ -15,8 +15,7 @@ from fumehood.registry.definitions import (
     parse_definition,
     rest_faults,
 )
-from fumehood.registry.json_schema import CompiledSchema
-from fumehood.registry.schema_faults import schema_faults
+from fumehood.registry.json_schema import CompiledSchema, schema_faults
 from support.definitions import expression_document, function_definition, rest_document
 
 

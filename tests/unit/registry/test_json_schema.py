@@ -11,20 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from fumehood.registry import schema_faults as full
+from fumehood.registry import json_schema as full
 from fumehood.registry.json_schema import (
+    _CHECKS,
     MAX_ERRORS,
+    MAX_SCHEMA_DEPTH,
     MAX_SCHEMA_NODES,
     CompiledSchema,
     TooCostly,
     Violation,
     compile_pattern,
-    plain_acceptor,
-)
-from fumehood.registry.schema_faults import (
-    _CHECKS,
-    MAX_SCHEMA_DEPTH,
     is_surely_sound,
+    plain_acceptor,
     schema_faults,
 )
 
