@@ -248,14 +248,6 @@ async def test_eviction_order_survives_restart(home: Path, clock: ManualClock) -
         assert files(home) == sorted(blob.id for blob in (*kept[2:], new))
 
 
-async def test_expired_blobs_free_their_storage(store: BlobStore, clock: ManualClock) -> None:
-    await keep(store, b"x" * 50 * KB)
-    clock.advance(60)
-    await store.prune(clock.now())
-    assert store.room.taken == 0
-    await keep(store, b"x" * 50 * KB)
-
-
 async def test_full_disk_refuses_blob_and_store_recovers(
     store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

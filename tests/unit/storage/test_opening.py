@@ -389,8 +389,3 @@ def test_symlink_as_owner_id_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "owner").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"."):
         owner_id(tmp_path)
-
-
-def test_leftover_owner_id_draft_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "owner.new").write_bytes(b"half")
-    assert len(owner_id(tmp_path)) == 32

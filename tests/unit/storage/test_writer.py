@@ -103,17 +103,6 @@ def test_failing_job_fails_alone_or_fails_its_whole_group(
 
 
 @pytest.mark.row("D6")
-def test_failed_job_is_rolled_back(database: Database) -> None:
-    def half(connection: Connection) -> None:
-        put("half")(connection)
-        raise LookupError("changed its mind")
-
-    with pytest.raises(LookupError, match="changed its mind"):
-        database.write_now(half)
-    assert database.read_now(keys) == set()
-
-
-@pytest.mark.row("D6")
 def test_full_disk_fails_writes_and_writer_recovers(database: Database, events: Events) -> None:
     set_full(database)
     with writer_held(database):
