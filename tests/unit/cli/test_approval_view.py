@@ -191,12 +191,6 @@ def test_context_of_an_external_call_is_shown_without_a_promised_effect() -> Non
     assert preview_in_words(preview) == ""
 
 
-def test_console_shows_a_preview_of_unknown_form_whole() -> None:
-    text = "\n".join(shown(approval(preview={"statements": ["drop table x"], "rows": 7})))
-    assert "drop table x" in text
-    assert "7" in text
-
-
 def test_decisions_before_an_edit_are_marked() -> None:
     word = DecisionRecord(
         at=NOW, approver="approver:alice", channel="control", decision="approve",

@@ -248,12 +248,6 @@ def test_result_with_only_empty_fields_is_shown_unchanged(shown: Any) -> None:
     assert shown(envelope(data={"items": [], "next": None})).startswith("items: []\nnext: null\n")
 
 
-def test_json_output_contains_the_whole_envelope(capsys: pytest.CaptureFixture[str]) -> None:
-    data = {"stdout": "", "files": [], "content_base64": "AAE="}
-    show_envelope(envelope(data=data), as_json=True)
-    assert json.loads(capsys.readouterr().out)["data"] == data
-
-
 # -- What is shown where there is little room ----------------------------------------------
 
 FIELDS = [Field("id", whole=True), Field("scopes", drop=1), Field("agents", drop=2), Field("valid")]
@@ -289,7 +283,7 @@ def test_table_cuts_no_cell_and_names_hidden_columns(
     assert shown.err == "Hidden columns: scopes, agents. See --json.\n"
 
 
-def test_control_and_direction_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_cell_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     show_table([Field("what")], [["\x1b[2J[red]word[/red]"]])
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
@@ -390,7 +384,7 @@ def test_csv_cell_is_never_a_formula(text: str) -> None:
 
 @pytest.mark.row("E4")
 @pytest.mark.parametrize("text", ["calculator", "run_python", "a-b", "x=1", "1", "a@1.0.0", "a+b"])
-def test_harmless_argument_name_is_shown_unchanged(text: str) -> None:
+def test_harmless_text_is_an_unchanged_csv_cell(text: str) -> None:
     assert as_cell(text) == text
 
 
@@ -459,7 +453,7 @@ def test_json_on_a_terminal_is_valid_and_escaped(value: Any) -> None:
 
 
 @given(st.text() | st.just(NASTY_ESCAPING))
-def test_doctor_output_cannot_control_the_terminal(text: str) -> None:
+def test_any_text_is_escaped_for_the_terminal(text: str) -> None:
     assert visible(text).isprintable()
     assert json_line(text).isprintable()
     assert all(line.isprintable() for line in json_lines([text]).split("\n"))
