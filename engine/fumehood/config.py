@@ -60,9 +60,12 @@ from fumehood.protocol.sockets import config_file as config_file
 from fumehood.redaction.settings import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
 from fumehood.registry.settings import AllExternalTools, WebSettings
-from fumehood.sandbox.container.settings import ContainerSettings
-from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
-from fumehood.sandbox.settings import SessionSettings
+from fumehood.sandbox.settings import (
+    ContainerSettings,
+    InterpreterSettings,
+    JailSettings,
+    SessionSettings,
+)
 
 
 class Config(SocketSettings):

@@ -17,8 +17,8 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
-from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.wall import INTERPRETER_LIMITS
+from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
 
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,10 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits
 from fumehood.sandbox.container import docker_api, supply, wall
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.supply import Making
 from fumehood.sandbox.container.wall import ContainerWall
-from fumehood.sandbox.images.builder import building_noted
 from fumehood.sandbox.images.catalog import Image
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import RunEnding
 from support.containers import containers_of, kill_container
 from support.docker_proxy import DockerProxy
@@ -370,11 +369,6 @@ def test_engine_serves_calls_right_after_an_image_build_and_a_docker_restart(
         assert (rehearsed["would_run"], rehearsed["placement"]["why"]) == (False, NOT_BUILT)
         assert not container_of(daemon)["ready"]
         assert NOT_BUILT.replace(", which python needs,", "") in container_of(daemon)["missing"]
-        with closing(docker.client()) as client, building_noted(client, ["node", "python"]):
-            waits = call_python(daemon)["error"]
-            assert "The image python, which python needs, is being built." in waits["message"]
-            assert (waits["retryable"], waits["retry_after_ms"]) == (True, 10_000)
-        assert call_python(daemon)["error"]["message"] == NOT_BUILT
         wait_until(lambda: container_of(idle)["missing"])
 
         docker.copy_image(python_image.id)

@@ -24,9 +24,9 @@ from fumehood.sandbox.container.docker_api import (
     DockerTimeout,
     Listed,
 )
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.container.supply import Making
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding
 from support.fake_docker import GOOD_INFO, FakeDocker, FakeGuest, honest
 from support.scripted_guest import READY, ended, reset

@@ -32,8 +32,7 @@ from fumehood.attack.targets import (
 )
 from fumehood.sandbox.container import container as container_module
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.pool import PoolState
-from fumehood.sandbox.container.pool_state import PoolEntry
+from fumehood.sandbox.container.pool import PoolEntry, PoolState
 from fumehood.sandbox.images.catalog import Image
 from support import weakened
 from support.containers import containers_of

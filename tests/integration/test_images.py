@@ -18,11 +18,11 @@ from docker.errors import ImageNotFound
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.sandbox.container.docker_api import open_docker
-from fumehood.sandbox.images import build, builder, recipe, rootfs
+from fumehood.sandbox.images import build, recipe, rootfs
 from fumehood.sandbox.images.build import DEADLINE_S, Built, build_image
 from fumehood.sandbox.images.catalog import Image, find_image, list_images
-from fumehood.sandbox.images.errors import ImageBuildError
 from fumehood.sandbox.images.recipe import guest_files, images_folder, read_recipe
+from fumehood.sandbox.images.rootfs import ImageBuildError
 from support.docker_images import run_inside, write_whole
 from support.registry import serving
 
@@ -160,7 +160,7 @@ def test_changed_recipe_rebuilds_the_base_and_failure_keeps_the_old_image(
     with pytest.raises(ImageBuildError, match="mirror"):
         built(client, other)
     assert [image.id for image in list_images(client, other)] == [first.id]
-    assert client.containers(all=True, filters={"name": builder.NAME}) == []
+    assert client.containers(all=True, filters={"name": build.NAME}) == []
 
 
 def test_guest_with_syntax_error_fails_the_build_and_leaves_no_image(
@@ -171,7 +171,7 @@ def test_guest_with_syntax_error_fails_the_build_and_leaves_no_image(
     with pytest.raises(ImageBuildError, match="does not compile"):
         built(client, other)
     assert list_images(client, other) == []
-    assert client.containers(all=True, filters={"name": builder.NAME}) == []
+    assert client.containers(all=True, filters={"name": build.NAME}) == []
 
 
 def test_forced_build_removes_old_images_unless_a_container_uses_them(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fumehood.sandbox.images import index
-from fumehood.sandbox.images.errors import ImageBuildError
 from fumehood.sandbox.images.index import fetch, resolve
-from fumehood.sandbox.images.lock import Lock, Pinned
+from fumehood.sandbox.images.recipe import Lock, Pinned
+from fumehood.sandbox.images.rootfs import ImageBuildError
 from support.wheels import only_from, write_wheel
 
 MACHINE = platform.machine()

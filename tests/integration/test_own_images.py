@@ -14,7 +14,7 @@ import pytest
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.build import DEADLINE_S
-from fumehood.sandbox.images.builder import NAME as BUILDER
+from fumehood.sandbox.images.build import NAME as BUILDER
 from fumehood.sandbox.images.catalog import Image
 from support.docker_images import run_inside
 from support.wheels import only_from, write_wheel

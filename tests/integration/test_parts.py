@@ -19,7 +19,7 @@ from fumehood.core.events import Event, OutputEvent
 from fumehood.executors.parts import Parts
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.sandbox.host import Host
-from fumehood.sandbox.process.settings import JailSettings
+from fumehood.sandbox.settings import JailSettings
 from fumehood.testing import FakeWall
 from support.part_tools import KEY, TOOLS, forging
 from support.processes import is_gone

@@ -16,10 +16,10 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import RunEnding, Wall
 from fumehood.testing import FakeWall, SeenRun
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fumehood.core.errors import EngineError
-from fumehood.sandbox.container.pool_state import Kind
+from fumehood.sandbox.container.pool import Kind
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fumehood import Config, ConfigError, load_config
 from fumehood.config import config_file
-from fumehood.sandbox.container.settings import ContainerSettings
+from fumehood.sandbox.settings import ContainerSettings
 
 
 @pytest.fixture(autouse=True)

@@ -19,13 +19,12 @@ from fumehood.attack.attack import JAILED, Language
 from fumehood.attack.scorecard import Verdict, WallCard
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
-from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
-from fumehood.sandbox.container.host_check import why_unfit
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
+from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError, why_unfit
 from fumehood.sandbox.container.spec import GUEST_COMMAND, GUEST_PROCESSES, LABEL_ENGINE
 from fumehood.sandbox.container.supply import FindImage, Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.process import wall as process_walls
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.wall import Wall
 
 WALLS = ("interpreter", "jail", "container")

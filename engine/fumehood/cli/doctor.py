@@ -34,15 +34,16 @@ from fumehood.core.escaping import printable
 from fumehood.core.limits import MB
 from fumehood.sandbox.container.docker_api import (
     DockerError,
+    HostCheck,
     docker_host,
+    host_checks,
+    may_swap,
     open_docker,
     typed_errors,
 )
-from fumehood.sandbox.container.host_check import HostCheck, host_checks, may_swap
-from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
-from fumehood.sandbox.settings import SessionSettings
+from fumehood.sandbox.settings import ContainerSettings, SessionSettings
 
 if TYPE_CHECKING:
     from fumehood.core.tool import ToolDefinition

@@ -49,14 +49,12 @@ def build_images(
 ) -> None:
     """Build missing or outdated images. Without `--base` this needs root and mmdebstrap."""
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.images.builder import building_noted
 
     started = time.time()
     own = _own_images()
     recipes = _recipes(name, base or "", own)
     client = open_engine()
-    with building_noted(client, [recipe.name for recipe in recipes]):
-        built = [_build(client, recipe, own, force=force, since=started) for recipe in recipes]
+    built = [_build(client, recipe, own, force=force, since=started) for recipe in recipes]
     made = sum(result.made_guest for result in built)
     if len(built) > 1 and made:
         print(f"{made} images in {time.time() - started:.1f} s", file=sys.stderr)
@@ -204,9 +202,9 @@ def _read_list(path: Path) -> str:
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
     """Make the folder aside, build the image, then move the folder into place."""
     from fumehood.sandbox.images.build import wheel_cache
-    from fumehood.sandbox.images.errors import ImageBuildError, build_error
     from fumehood.sandbox.images.own_image import check_request, make_aside, publish
     from fumehood.sandbox.images.recipe import WrongRecipe, read_own_files, recipe_of
+    from fumehood.sandbox.images.rootfs import ImageBuildError, build_error
     from fumehood.sandbox.trusted_files import Untrusted
 
     own = _own_images()
@@ -319,7 +317,7 @@ def _build(
 ) -> Built:
     """Build one image and report the time, or exit with the reason."""
     from fumehood.sandbox.images.build import build_image
-    from fumehood.sandbox.images.errors import ImageBuildError
+    from fumehood.sandbox.images.rootfs import ImageBuildError
 
     started = time.monotonic()
     try:

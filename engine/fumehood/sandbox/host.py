@@ -33,9 +33,8 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits, WallLimits
 from fumehood.protocol import framing
-from fumehood.sandbox.process.endings import ending_of_reply
 from fumehood.sandbox.process.slots import Slots
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus, ending_of_reply
 
 HOST_LIMITS = WallLimits(
     default_wall_s=30,

@@ -1,12 +1,22 @@
-"""The operator's settings of sessions, and the names of images. Values only."""
+"""The operator's settings of the walls, of containers and of sessions. Values only."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fumehood.core.limits import (
+    CONTAINER_MEMORY_CLASSES,
+    MIN_INTERPRETER_MB,
+    MIN_JAIL_MB,
+    WallLimits,
+)
 from fumehood.core.names import IMAGE_NAME
+
+GUEST_MB = 32
+"""The guest's memory beside a program if nothing is preloaded, in MB."""
 
 ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 
@@ -33,4 +43,133 @@ class SessionSettings(BaseModel):
         return min(self.max_per_principal, self.max)
 
 
-__all__ = ["IMAGE_NAME", "ImageName", "SessionSettings"]
+class ProcessWallSettings(BaseModel):
+    """Defaults and ceilings of one wall."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_memory_mb: ClassVar[int]
+
+    timeout_seconds: float = Field(default=30, gt=0, le=600)
+    max_timeout_seconds: float = Field(default=600, gt=0, le=600)
+    cpu_seconds: float | None = Field(default=None, gt=0)
+    """Absent: CPU time is limited by wall time only."""
+    memory_mb: int
+    max_memory_mb: int
+    output_kb: int = Field(default=1024, ge=1, le=1024)
+
+    @property
+    def limits(self) -> WallLimits:
+        """The limits that calls behind this wall get."""
+        return WallLimits(
+            default_wall_s=self.timeout_seconds,
+            max_wall_s=self.max_timeout_seconds,
+            default_memory_mb=self.memory_mb,
+            max_memory_mb=self.max_memory_mb,
+            min_memory_mb=self.min_memory_mb,
+            output_bytes=self.output_kb * 1024,
+            cpu_s=self.cpu_seconds,
+        )
+
+
+class InterpreterSettings(ProcessWallSettings):
+    """Defaults and ceilings of the interpreter wall."""
+
+    min_memory_mb: ClassVar[int] = MIN_INTERPRETER_MB
+
+    timeout_seconds: float = Field(default=5, gt=0, le=600)
+    max_timeout_seconds: float = Field(default=30, gt=0, le=600)
+    memory_mb: int = Field(default=64, ge=MIN_INTERPRETER_MB)
+    max_memory_mb: int = Field(default=256, ge=MIN_INTERPRETER_MB)
+    output_kb: int = Field(default=64, ge=1, le=1024)
+
+
+class JailSettings(ProcessWallSettings):
+    """Defaults and ceilings of the jail, where sandboxed functions run."""
+
+    min_memory_mb: ClassVar[int] = MIN_JAIL_MB
+
+    memory_mb: int = Field(default=256, ge=MIN_JAIL_MB)
+    max_memory_mb: int = Field(default=2048, ge=MIN_JAIL_MB)
+
+
+MIN_MB, MAX_MB = CONTAINER_MEMORY_CLASSES[0], CONTAINER_MEMORY_CLASSES[-1]
+
+
+class LanguageImages(BaseModel):
+    """The image for programs in each language, unless the call's session has another."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: ImageName = "python-data"
+    """Also the image of the containers that are kept warm."""
+    shell: ImageName = "shell"
+    javascript: ImageName = "node"
+
+
+class ContainerSettings(BaseModel):
+    """Defaults and ceilings of the container wall, and how many containers there are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    images: LanguageImages = LanguageImages()
+    runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """Absent: the default runtime of Docker."""
+    timeout_seconds: float = Field(default=30, gt=0, le=600)
+    max_timeout_seconds: float = Field(default=600, gt=0, le=600)
+    cpu_seconds: float | None = Field(default=None, gt=0)
+    """Absent: CPU time is limited by wall time and `cpus` only."""
+    cpus: float = Field(default=1, ge=0.1, le=64)
+    memory_mb: int = Field(default=512, ge=MIN_MB, le=MAX_MB)
+    """Like `max_memory_mb` rounded down to one of `CONTAINER_MEMORY_CLASSES`."""
+    max_memory_mb: int = Field(default=2048, ge=MIN_MB, le=MAX_MB)
+    output_kb: int = Field(default=1024, ge=1, le=1024 * 1024)
+    pool_min: int = Field(default=1, ge=0, le=256)
+    """Containers that are kept warm for any caller."""
+    pool_max: int = Field(default=8, ge=1, le=256)
+    max_uses: int = Field(default=1000, ge=1, le=1_000_000)
+    """After that many calls a container is removed."""
+    idle_seconds: float = Field(default=300, ge=1, le=86_400)
+    """How long an idle container is kept for its trust domain."""
+    lifetime_seconds: float = Field(default=3600, ge=10, le=86_400)
+    queue_seconds: float = Field(default=30, ge=0, le=600)
+    """How long a call waits for a container."""
+
+    @model_validator(mode="after")
+    def _warm_ones_fit(self) -> Self:
+        if self.pool_min > self.pool_max:
+            raise ValueError("pool_min is more than pool_max")
+        return self
+
+    @property
+    def limits(self) -> WallLimits:
+        """The limits that calls in containers get."""
+        return WallLimits(
+            default_wall_s=self.timeout_seconds,
+            max_wall_s=self.max_timeout_seconds,
+            default_memory_mb=self.memory_mb,
+            max_memory_mb=self.max_memory_mb,
+            min_memory_mb=MIN_MB,
+            output_bytes=self.output_kb * 1024,
+            cpu_s=self.cpu_seconds,
+            memory_classes=CONTAINER_MEMORY_CLASSES,
+        )
+
+    @property
+    def warm_memory_mb(self) -> int:
+        """The size of the containers that are kept warm."""
+        return self.limits.memory_class(min(self.memory_mb, self.max_memory_mb))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """The engine that owns containers. `owner_id` is the same after a restart of the engine."""
+
+    engine_id: str
+    owner_id: str
+
+
+__all__ = [
+    "IMAGE_NAME", "ContainerSettings", "EngineIdentity", "ImageName", "InterpreterSettings",
+    "JailSettings", "LanguageImages", "ProcessWallSettings", "SessionSettings",
+]  # fmt: skip

@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypedDict, runtime_checkable
 
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits
 from fumehood.core.session import FileKind, SessionState
+from fumehood.protocol.messages import GuestEnding
 
 OnProgress = Callable[[float, str], None]
 """Takes a percentage (0 to 100) and a message of at most 200 characters."""
@@ -200,7 +201,7 @@ class Wall(Protocol):
 
 
 class ImageMissing(SandboxUnavailable):
-    """An image does not exist, is being built, or was built by another version of the engine."""
+    """An image does not exist, is not built, or was built by another version of the engine."""
 
     _parts = ("", "", "")
 
@@ -212,24 +213,16 @@ class ImageMissing(SandboxUnavailable):
         remedy: str,
         *,
         language: str | None = None,
-        retry_after_ms: int | None = None,
     ) -> ImageMissing:
-        """`fault` completes "The image NAME …"; `language` is the one that a call needs it for.
-
-        `retry_after_ms` is for an image that is being built.
-        """
+        """`fault` completes "The image NAME …"; `language` is the one that a call needs it for."""
         needed = f", which {language} needs," if language is not None else ""
-        made = cls(
-            f"The image {image}{needed} {fault}. {remedy}",
-            retryable=retry_after_ms is not None,
-            retry_after_ms=retry_after_ms,
-        )
+        made = cls(f"The image {image}{needed} {fault}. {remedy}", retryable=False)
         made._parts = (image, fault, remedy)
         return made
 
     def needed_for(self, language: str | None) -> ImageMissing:
         """The same refusal for a call in this language."""
-        return self.of(*self._parts, language=language, retry_after_ms=self.retry_after_ms)
+        return self.of(*self._parts, language=language)
 
 
 class HasImages(ABC):
@@ -343,3 +336,73 @@ class SessionWall(Protocol):
             SandboxUnavailable: none in time, or no such image.
         """
         ...
+
+
+MAX_CLAIM_CHARACTERS = 2000
+
+LOST = RunEnding(EndedBy.SANDBOX_LOST, "call")
+
+_CLAIMABLE = {
+    "memory": EndedBy.MEMORY,
+    "output": EndedBy.OUTPUT,
+    "policy": EndedBy.POLICY,
+}
+"""The failures that a program may claim (ADR 0010)."""
+
+
+def ending_of_reply(
+    reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
+) -> RunEnding:
+    """The ending of a run whose child answered this side directly. Figures are the host's."""
+    error = reply.get("error")
+    result = reply.get("result")
+    if error is None and isinstance(result, dict):
+        return RunEnding(
+            EndedBy.OK, isolation, cpu_ms=cpu_ms, output_bytes=output_bytes, result=result
+        )
+    claimed = claims_of(error)
+    return RunEnding(
+        _CLAIMABLE.get(claimed["claimed_kind"] or "", EndedBy.EXCEPTION),
+        isolation,
+        cpu_ms=cpu_ms,
+        output_bytes=output_bytes,
+        **claimed,
+    )
+
+
+def ending_of_frame(message: GuestEnding) -> RunEnding:
+    """The ending of a run under the supervisor."""
+    claim = message.claim or {}
+    result = claim.get("result")
+    ended_by = message.ended_by
+    if ended_by is EndedBy.OK and not isinstance(result, dict):
+        ended_by = EndedBy.SANDBOX_LOST
+    return RunEnding(
+        ended_by=ended_by,
+        isolation=message.isolation,
+        cpu_ms=message.cpu_ms,
+        peak_memory_bytes=message.peak_memory_bytes,
+        output_bytes=message.output_bytes,
+        exit_code=message.exit_code,
+        signal=message.signal,
+        result=result if ended_by is EndedBy.OK else None,
+        **claims_of(claim.get("error")),
+    )
+
+
+class Claims(TypedDict):
+    """The error that a program reported, as fields of a `RunEnding`."""
+
+    claimed_kind: str | None
+    claimed_message: str | None
+    claimed_error: JsonObject | None
+
+
+def claims_of(error: object) -> Claims:
+    """The fields for an error in a program's reply; kind and message are shortened."""
+    found: JsonObject = error if isinstance(error, dict) else {}
+    kind, message = (
+        value[:MAX_CLAIM_CHARACTERS] if isinstance(value := found.get(key), str) else None
+        for key in ("kind", "message")
+    )
+    return Claims(claimed_kind=kind, claimed_message=message, claimed_error=found or None)

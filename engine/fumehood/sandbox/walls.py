@@ -17,12 +17,16 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.supply import Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
-from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
+from fumehood.sandbox.settings import (
+    ContainerSettings,
+    EngineIdentity,
+    InterpreterSettings,
+    JailSettings,
+)
 from fumehood.sandbox.wall import Wall, Walls
 from fumehood.storage.directory import owner_id
 

@@ -33,10 +33,9 @@ from fumehood.sandbox.container.docker_api import (
     DockerNotSupported,
     DockerTimeout,
 )
-from fumehood.sandbox.container.settings import ContainerSettings, LanguageImages
 from fumehood.sandbox.images.catalog import guest_digest, list_images
 from fumehood.sandbox.images.recipe import read_recipe
-from fumehood.sandbox.settings import SessionSettings
+from fumehood.sandbox.settings import ContainerSettings, LanguageImages, SessionSettings
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from support.docker_images import ListedImages, image_row, write_image_folder
 

@@ -22,7 +22,7 @@ from fumehood.core.names import MAX_COMPARED, did_you_mean
 from fumehood.core.tool import DECISION
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
-from fumehood.sandbox.container.settings import LanguageImages
+from fumehood.sandbox.settings import LanguageImages
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from fumehood.executors.expression import is_program_result, program_details
 from fumehood.executors.function import without_paths
 from fumehood.executors.inside import MAX_FRAMES, MAX_MESSAGE_CHARACTERS, answer
 from fumehood.executors.progress import reports_to
-from fumehood.sandbox.process.endings import ending_of_reply
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import RunEnding, ending_of_reply
 from fumehood.testing import FakeWall
 
 GOOD = {"value": 4, "value_repr": "4", "stdout": "x\n"}

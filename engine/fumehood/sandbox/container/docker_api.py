@@ -13,6 +13,10 @@ share the rest (`bounded_threads`).
 Commands and tests may block: `open_docker` gives them the client itself. Only a daemon that
 answers counts; a `docker` program in the path may be a client alone.
 
+The second half has the requirements on Docker and its host. Docker ignores limits that its kernel
+lacks and only warns, so they are checked first; a fact that Docker does not report counts as
+missing.
+
 `DOCKER_HOST` may be `unix://…` or `tcp://…`. The engine refuses encrypted connections: the channel
 to a guest is the socket itself, handed to the event loop. `open_docker` accepts TLS.
 """
@@ -395,3 +399,122 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _is_installed() -> bool:
     path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
     return any(shutil.which(name, path=path) for name in DAEMONS) or SNAP.exists()
+
+
+LIMITS = {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}
+"""Field of Docker's description → the controller that the limit needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """The reason why a host cannot have this wall, and the remedy. For callers."""
+
+    message: str
+    remedy: str
+    heals: bool = False
+    """Whether it may pass without an operator, so that repeating a call makes sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCheck:
+    """One requirement: what was found, and what is wrong with it."""
+
+    name: str
+    found: str
+    unfit: Unfit | None = None
+
+
+def host_checks(
+    info: JsonObject, *, runtime: str | None, has_swap: bool | None
+) -> tuple[HostCheck, ...]:
+    """All requirements. `has_swap` is None if that is unknown.
+
+    *Source*: Docker Engine API 1.41, SystemInfo.
+    """
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
+    return (
+        _system(info),
+        _control_groups(info, options),
+        _swap(info, has_swap),
+        _seccomp(options),
+        _runtimes(info, runtime),
+    )
+
+
+def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -> Unfit | None:
+    """The first missing requirement, or None."""
+    checks = host_checks(info, runtime=runtime, has_swap=has_swap)
+    return next((check.unfit for check in checks if check.unfit is not None), None)
+
+
+def may_swap(*, is_local: bool) -> bool | None:
+    """Whether Docker's host has swap space. None for another host, which is not asked."""
+    try:
+        swaps = Path("/proc/swaps").read_text(encoding="ascii") if is_local else None
+    except (OSError, UnicodeDecodeError):
+        return None
+    return len(swaps.splitlines()) > 1 if swaps is not None else None
+
+
+def _system(info: JsonObject) -> HostCheck:
+    unfit = Unfit("Docker does not run Linux containers.", "Use a Docker engine on Linux.")
+    system = str(info.get("OSType"))
+    return HostCheck("system", system, unfit if system != "linux" else None)
+
+
+def _control_groups(info: JsonObject, options: list[str]) -> HostCheck:
+    missing = [name for field, name in LIMITS.items() if info.get(field) is not True]
+    version, driver = str(info.get("CgroupVersion") or "1"), info.get("CgroupDriver")
+    unfit = None
+    if any(option.startswith("name=rootless") for option in options):
+        if missing or version != "2" or driver in (None, "", "none"):
+            unfit = Unfit(
+                "Rootless Docker may not limit anything here.",
+                "Rootless Docker needs cgroup version 2 and systemd's delegation of the "
+                "controllers cpu, memory and pids to its user; or use Docker with root.",
+            )
+    elif missing:
+        unfit = Unfit(
+            f"Docker cannot limit {', '.join(missing)} on this host.",
+            "The kernel must offer these cgroup controllers (kernel parameter cgroup_enable=…), "
+            "and Docker must be let use them: `docker info` says which are missing.",
+        )
+    return HostCheck("cgroups", f"v{version}, limits on memory, processes and CPU", unfit)
+
+
+def _swap(info: JsonObject, has_swap: bool | None) -> HostCheck:
+    if info.get("SwapLimit") is True:
+        return HostCheck("swap", "is part of the memory limit")
+    if has_swap is False:
+        return HostCheck("swap", "there is none")
+    there = "This host has swap space" if has_swap else "Whether this host has swap is unknown"
+    unfit = Unfit(
+        f"{there}, and Docker does not count it, so no memory limit would hold.",
+        "Disable it (swapoff --all), or on cgroup v1 boot with swapaccount=1.",
+    )
+    return HostCheck("swap", there, unfit)
+
+
+def _seccomp(options: list[str]) -> HostCheck:
+    profiles = [option for option in options if option.startswith("name=seccomp")]
+    if profiles and not any("profile=unconfined" in option for option in profiles):
+        return HostCheck("seccomp", "Docker's profile is used")
+    unfit = Unfit(
+        "Docker runs containers without a filter of system calls.",
+        "Use a kernel with seccomp, and start dockerd without seccomp-profile=unconfined.",
+    )
+    return HostCheck("seccomp", "no profile", unfit)
+
+
+def _runtimes(info: JsonObject, runtime: str | None) -> HostCheck:
+    known = info.get("Runtimes") or {}
+    names = sorted(name for name in known if not name.startswith("io."))
+    found = f"{', '.join(names)} (default: {info.get('DefaultRuntime')})"
+    if runtime is None:
+        return HostCheck("runtimes", found)
+    unfit = Unfit(
+        f"Docker knows no runtime {runtime!r}.",
+        "Register it in Docker's configuration (daemon.json, runtimes), or set container.runtime "
+        "to one that it knows.",
+    )
+    return HostCheck("runtimes", f"{found}, used: {runtime}", None if runtime in known else unfit)

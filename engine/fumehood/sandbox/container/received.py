@@ -21,15 +21,13 @@ from fumehood.protocol.container_frames import (
     ContainerProgress,
 )
 from fumehood.protocol.framing import FrameError
-from fumehood.sandbox.wall import CallPort, FileSink, RunEnding, RunSinks
+from fumehood.sandbox.wall import CallPort, FileSink, RunEnding, RunSinks, claims_of
 
 MAX_NAME_BYTES = 255
 """*Source*: NAME_MAX of Linux."""
 
 MAX_FILES = 4096
 """Files of one run. The guest hands over far fewer and counts the rest as left out."""
-
-MAX_CLAIM_CHARACTERS = 2000
 
 BEGINNING_CHARACTERS = 64 * 1024
 """The kept part of a stream if a sink gets all of it."""
@@ -146,12 +144,10 @@ class ReceivedRun:
         """How it ended. Raises FrameError."""
         self._must_be_mine(frame.id)
         claim = frame.claim or {}
-        result, error = claim.get("result"), claim.get("error")
-        error = error if isinstance(error, dict) else {}
-        kind = _text(error.get("kind"))
+        result, claims = claim.get("result"), claims_of(claim.get("error"))
         ended_by = frame.ended_by
         if ended_by is EndedBy.EXCEPTION:
-            ended_by = _CLAIMABLE.get(kind or "", ended_by)
+            ended_by = _CLAIMABLE.get(claims["claimed_kind"] or "", ended_by)
         return RunEnding(
             ended_by=ended_by,
             isolation=self._isolation,
@@ -162,9 +158,7 @@ class ReceivedRun:
             signal=frame.signal,
             # The exit status decides success; a program that ends itself has no result.
             result=result if ended_by is EndedBy.OK and isinstance(result, dict) else None,
-            claimed_kind=kind,
-            claimed_message=_text(error.get("message")),
-            claimed_error=error or None,
+            **claims,
             stdout=self._texts["stdout"].text,
             stderr=self._texts["stderr"].text,
             stdout_bytes=frame.stdout_bytes,
@@ -211,7 +205,3 @@ def is_plain_path(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return all(name not in (b"", b".", b"..") and len(name) <= MAX_NAME_BYTES for name in names)
-
-
-def _text(value: object) -> str | None:
-    return value[:MAX_CLAIM_CHARACTERS] if isinstance(value, str) else None

@@ -22,7 +22,7 @@ from fumehood.core.limits import (
     MB,
     container_writable_mb,
 )
-from fumehood.sandbox.images.settings import GUEST_MB
+from fumehood.sandbox.settings import GUEST_MB
 
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)

@@ -1,9 +1,15 @@
-"""The supply of containers: tries Docker, its host and the images, and reports what it found.
+"""The supply of containers: finds images, makes containers, and removes lost ones.
 
-Host side, between the wall and Docker. A call whose image is not known to be there looks for it:
-one look at a time, shared by all calls that came before it began. Invariants: a missing image
-refuses its own containers only, and no other image is used in its place. A container has a name,
-which counts as in use, before Docker is asked for it; one that does not become ready is removed.
+Host side, between the wall and Docker. A call whose image is not known to exist looks for it; calls
+that arrive during a look share its result. Invariants: a missing image refuses only its own
+containers, and no other image is used in its place. A container's name counts as in use before
+Docker is asked to create it, and a container that does not become ready is removed.
+
+The reaper removes what a crash between two steps leaves behind: a container with this engine's
+labels and a name that is not in use. It checks every container in this order: without our labels it
+is left alone; with this engine's label it is removed if its name is not in use; with the same
+owner's label it belongs to a dead engine, because a state directory has one engine at a time; with
+another owner's label it is removed only if it is stopped and long past its deadline.
 """
 
 from __future__ import annotations
@@ -13,10 +19,11 @@ import math
 import os
 import platform
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -27,19 +34,33 @@ from fumehood.sandbox.container.container import (
     START_DEADLINE_S,
     Container,
     ContainerFailed,
+    ContainerProgram,
     LimitsNotEnforced,
 )
-from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError, DockerTimeout
-from fumehood.sandbox.container.host_check import Unfit, may_swap, why_unfit
-from fumehood.sandbox.container.pool_state import Kind
-from fumehood.sandbox.container.program import ContainerProgram
-from fumehood.sandbox.container.reaper import Reaper
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec
+from fumehood.sandbox.container.docker_api import (
+    QUICK_S,
+    Docker,
+    DockerError,
+    DockerTimeout,
+    Listed,
+    Unfit,
+    may_swap,
+    why_unfit,
+)
+from fumehood.sandbox.container.pool import Kind
+from fumehood.sandbox.container.spec import (
+    GUEST_COMMAND,
+    LABEL_DEADLINE,
+    LABEL_ENGINE,
+    LABEL_OWNER,
+    ContainerSpec,
+)
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import ImageMissing
 
 if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
+
 
 LOOK_DEADLINE_S = 10.0
 """Seconds for all requests of one look at Docker."""
@@ -61,8 +82,6 @@ TRIES = 2
 
 MAX_WHY_CHARACTERS = 1000
 RETRY_AFTER_MS = 1000
-BUILD_RETRY_AFTER_MS = 10_000
-"""The build of an image takes from half a minute to two minutes."""
 
 
 Trouble = DockerError | ContainerFailed | Unfit
@@ -78,21 +97,11 @@ FindImage = Callable[[Docker, str], "Awaitable[Image]"]
 def image_finder(own: Path | None = None) -> FindImage:
     """Find images by name; `own` is the folder of the operator's own recipes."""
 
-    def find(client: Any, name: str) -> Image:
+    async def find_in(docker: Docker, name: str) -> Image:
         # Imported here: it loads Docker's package, which an engine without Docker never does.
-        from fumehood.sandbox.images.builder import is_being_built
         from fumehood.sandbox.images.catalog import find_image
 
-        try:
-            return find_image(client, name, own=own)
-        except ImageMissing:
-            if not is_being_built(client, name):
-                raise
-        remedy = "Repeat the call when it is built."
-        raise ImageMissing.of(name, "is being built", remedy, retry_after_ms=BUILD_RETRY_AFTER_MS)
-
-    async def find_in(docker: Docker, name: str) -> Image:
-        return await docker.ask(lambda client: find(client, name), QUICK_S)
+        return await docker.ask(lambda client: find_image(client, name, own=own), QUICK_S)
 
     return find_in
 
@@ -406,3 +415,89 @@ def unavailable(trouble: Trouble) -> SandboxUnavailable:
         retryable=trouble.heals,
         retry_after_ms=RETRY_AFTER_MS if trouble.heals else None,
     )
+
+
+PAST_DEADLINE_S = 60
+RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
+STOP_DEADLINE_S = 8.0
+"""Seconds to remove everything when the engine stops. The next engine removes the rest, whose
+guests end by themselves."""
+
+RUNNING_STATES = frozenset({"running", "paused", "restarting"})
+
+
+class Reaper:
+    """Removes containers. `in_use` has the names of this engine's containers in use."""
+
+    def __init__(
+        self,
+        docker: Docker,
+        engine_id: str,
+        owner_id: str,
+        in_use: Callable[[], Iterable[str]],
+        *,
+        on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._docker = docker
+        self._engine_id = engine_id
+        self._owner_id = owner_id
+        self._in_use = in_use
+        self._on_event = on_event
+        self._now = now
+
+    async def remove(self, name: str) -> None:
+        """Remove one of this engine's containers; try until it works."""
+        tries = 0
+        while True:
+            try:
+                await self._docker.remove(name)
+            except DockerError:
+                await anyio.sleep(RETRY_PAUSE_S[min(tries, len(RETRY_PAUSE_S) - 1)])
+                tries += 1
+            else:
+                return
+
+    async def sweep(self) -> int:
+        """Find and remove lost containers; returns their number.
+
+        Raises:
+            DockerError: they could not be listed, or one could not be removed.
+        """
+        found = await self._docker.list(LABEL_ENGINE)
+        # Read after the list: a container made meanwhile is in use before it is made.
+        in_use = frozenset(self._in_use())
+        lost = [one for one in found if self._is_lost(one, in_use)]
+        for one in lost:
+            await self._docker.remove(one.id)
+            owner = "ours" if one.labels.get(LABEL_OWNER) == self._owner_id else "another's"
+            self._on_event("container.reaped", {"name": one.name, "owner": owner})
+        return len(lost)
+
+    async def stop(self) -> None:
+        """Remove everything of this engine, in parallel, for a few seconds at most."""
+        with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
+            try:
+                mine = await self._docker.list(f"{LABEL_ENGINE}={self._engine_id}")
+            except DockerError:
+                return
+            async with anyio.create_task_group() as group:
+                for one in mine:
+                    group.start_soon(self._try_to_remove, one.id)
+
+    async def _try_to_remove(self, container_id: str) -> None:
+        with suppress(DockerError):
+            await self._docker.remove(container_id)
+
+    def _is_lost(self, one: Listed, in_use: frozenset[str]) -> bool:
+        engine, owner = one.labels.get(LABEL_ENGINE), one.labels.get(LABEL_OWNER)
+        if not engine or not owner:
+            return False
+        if engine == self._engine_id:
+            return one.name not in in_use
+        if owner == self._owner_id:
+            return True
+        deadline = one.labels.get(LABEL_DEADLINE, "")
+        if one.state in RUNNING_STATES or not deadline.isdecimal() or len(deadline) > 15:
+            return False
+        return int(deadline) + PAST_DEADLINE_S < self._now()

@@ -27,21 +27,19 @@ from fumehood.sandbox.container.channel import (
     NOT_ENDED_IN_TIME,
     STREAM_ENDED,
 )
-from fumehood.sandbox.container.container import Container
+from fumehood.sandbox.container.container import Container, ContainerProgram
 from fumehood.sandbox.container.docker_api import Docker, DockerError
-from fumehood.sandbox.container.pool import Pool
-from fumehood.sandbox.container.pool_state import Kind, PoolEntry
-from fumehood.sandbox.container.program import ContainerProgram
-from fumehood.sandbox.container.reaper import Reaper
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
     ContainerSupply,
     FindImage,
     Making,
     OnEvent,
+    Reaper,
     unavailable,
 )
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import NO_SINKS, HasImages, RunEnding, RunSinks, WallStatus
 
 if TYPE_CHECKING:

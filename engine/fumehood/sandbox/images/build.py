@@ -7,6 +7,9 @@ identify its sources by digests, so an interrupted build leaves nothing that loo
 image built on a root file system cannot pass for one. Wheels are unpacked here and nothing in them
 runs; every member lies below the folder for packages, as a plain file or folder of root's, with a
 mode chosen here that only root may write.
+
+Build steps run in containers without a network, capabilities or another user's files. Each has a
+deadline in its name, so the next build removes what a killed one left behind.
 """
 
 from __future__ import annotations
@@ -14,20 +17,22 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
+import secrets
 import shutil
 import stat
 import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import docker
 
 from fumehood.sandbox.container.docker_api import DockerError, typed_errors
-from fumehood.sandbox.images.builder import builder, run, sweep_builders
 from fumehood.sandbox.images.catalog import (
     BASE,
     GUEST,
@@ -44,10 +49,15 @@ from fumehood.sandbox.images.catalog import (
     remove_unused,
     replaced_by,
 )
-from fumehood.sandbox.images.errors import ImageBuildError, build_error
 from fumehood.sandbox.images.index import fetch
 from fumehood.sandbox.images.recipe import FONTS, LOCKED, SITE, Recipe, guest_archive, guest_digest
-from fumehood.sandbox.images.rootfs import OnStep, make_root, make_root_from_base
+from fumehood.sandbox.images.rootfs import (
+    ImageBuildError,
+    OnStep,
+    build_error,
+    make_root,
+    make_root_from_base,
+)
 
 DEADLINE_S = 300
 """Seconds for one answer of Docker; the longest unpacks a root file system."""
@@ -414,3 +424,56 @@ def _add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
     member = tarfile.TarInfo(path)
     member.size, member.mode = len(content), 0o644
     archive.addfile(member, io.BytesIO(content))
+
+
+NAME = "fumehood-builder-"
+"""The beginning of their names, before a deadline and a random part."""
+
+LIFETIME_S = 600
+MEMORY = "1g"
+PROCESSES = 64
+
+
+@contextmanager
+def builder(
+    client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
+) -> Iterator[str]:
+    """A container, not yet started, for a command that takes `run_s` at most."""
+    host = client.create_host_config(
+        network_mode="none",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        mem_limit=MEMORY,
+        pids_limit=PROCESSES,
+    )
+    made = client.create_container(
+        image,
+        command=list(command),
+        host_config=host,
+        name=f"{NAME}{int(time.time() + LIFETIME_S + run_s)}-{secrets.token_hex(4)}",
+    )
+    try:
+        yield made["Id"]
+    finally:
+        client.remove_container(made["Id"], force=True)
+
+
+def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) -> None:
+    """Run its command to the end.
+
+    Raises:
+        ImageBuildError: `failed`, and the last lines of its output.
+    """
+    client.start(container)
+    status = client.wait(container, timeout=run_s)["StatusCode"]
+    if status != 0:
+        said = client.logs(container, tail=5).decode("utf-8", "replace")
+        raise build_error(failed, said.splitlines())
+
+
+def sweep_builders(client: docker.APIClient) -> None:
+    """Remove the containers that a killed build left behind."""
+    for row in client.containers(all=True, filters={"name": NAME}):
+        deadline = re.fullmatch(rf"/{NAME}(\d+)-[0-9a-f]+", row["Names"][0])
+        if deadline is not None and int(deadline[1]) < time.time():
+            client.remove_container(row["Id"], force=True)

@@ -20,7 +20,6 @@ from typing import Any
 import docker
 from docker.errors import APIError
 
-from fumehood.sandbox.images import settings as image_settings
 from fumehood.sandbox.images.recipe import (
     Recipe,
     UnknownImage,
@@ -29,6 +28,7 @@ from fumehood.sandbox.images.recipe import (
     image_names,
     read_recipe,
 )
+from fumehood.sandbox.settings import GUEST_MB as DEFAULT_GUEST_MB
 from fumehood.sandbox.wall import ImageMissing
 
 REPOSITORY = "fumehood"
@@ -64,7 +64,7 @@ class Image:
     packages_from: datetime
     base: str = ""
     languages: tuple[str, ...] = ("python", "shell")
-    guest_mb: int = image_settings.GUEST_MB
+    guest_mb: int = DEFAULT_GUEST_MB
     """The guest's memory, on top of a container's memory class."""
     images_directory: Path | None = field(default=None, compare=False, repr=False)
     """Where an operator's own recipes are."""
@@ -134,7 +134,7 @@ def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
             packages_from=datetime.fromtimestamp(int(labels[PACKAGES_FROM]), UTC),
             base=labels.get(BASE, ""),
             languages=tuple(labels.get(LANGUAGES, "python,shell").split(",")),
-            guest_mb=int(labels.get(GUEST_MB, image_settings.GUEST_MB)),
+            guest_mb=int(labels.get(GUEST_MB, DEFAULT_GUEST_MB)),
             images_directory=own,
         )
     except (KeyError, ValueError, OverflowError, OSError):

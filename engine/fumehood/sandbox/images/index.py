@@ -17,9 +17,14 @@ import tempfile
 from pathlib import Path
 
 from fumehood.sandbox.images import pip_for_image
-from fumehood.sandbox.images.errors import ImageBuildError, build_error, has_sign
-from fumehood.sandbox.images.lock import Lock, Pinned, lock_of
-from fumehood.sandbox.images.rootfs import OnStep, run_program
+from fumehood.sandbox.images.recipe import Lock, Pinned, lock_of
+from fumehood.sandbox.images.rootfs import (
+    ImageBuildError,
+    OnStep,
+    build_error,
+    has_sign,
+    run_program,
+)
 
 DEADLINE_S = 600
 PATIENCE = ("--timeout=20", "--retries=2")

@@ -16,21 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fumehood.sandbox.images.index import resolve
-from fumehood.sandbox.images.lock import (
-    WrongRequirements,
-    merged,
-    parse_requirements,
-)
 from fumehood.sandbox.images.recipe import (
+    ImageSettings,
     Recipe,
     WrongRecipe,
+    WrongRequirements,
     image_names,
     is_debian_package,
     is_own_name,
+    merged,
+    parse_requirements,
     read_recipe,
 )
 from fumehood.sandbox.images.rootfs import OnStep
-from fumehood.sandbox.images.settings import ImageSettings
 
 
 @dataclass(frozen=True, slots=True)

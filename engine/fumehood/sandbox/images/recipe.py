@@ -1,9 +1,11 @@
-"""The sources of an image: its folder (ours or the operator's), and the guest's files.
+"""The sources of an image: its folder (ours or the operator's), its settings, its list of
+locked packages, and the guest's files.
 
 Host side; only reads files. Invariants: the two digests here cover everything that decides an
 image's content, so an image with both labels needs no further check. An operator's own files are
 read only if they and their folders belong to root or to this user: root installs the packages that
 they name, so they are as trusted as the configuration. None of them can run anything in a build.
+An unknown key in `image.toml` is refused, so a misspelling never makes an incomplete image.
 """
 
 from __future__ import annotations
@@ -14,14 +16,18 @@ import json
 import os
 import re
 import tarfile
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fumehood.core.errors import InternalError
-from fumehood.sandbox.images.lock import Lock, WrongRequirements, parse_lock
-from fumehood.sandbox.images.settings import ImageSettings, WrongSettings, parse_settings
-from fumehood.sandbox.settings import IMAGE_NAME
+from fumehood.core.languages import LANGUAGES
+from fumehood.sandbox.settings import GUEST_MB, IMAGE_NAME
 from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
 PACKAGE = Path(__file__).parents[2]
@@ -58,7 +64,7 @@ COMMON = "common"
 OWN_FILES = ("image.toml", "packages.txt", "requirements.in", "requirements.lock")
 
 _PROTOCOL = ("__init__.py", "framing.py", "strict_json.py")
-_NAME = re.compile(IMAGE_NAME)
+_IMAGE_NAME = re.compile(IMAGE_NAME)
 _DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 """*Source*: Debian policy 5.6.1."""
 
@@ -146,7 +152,7 @@ def image_names(folder: Path | None = None, *, own: Path | None = None) -> list[
     """The images that can be built: ours, and those in the operator's directory `own`."""
     ours = {file.parent.name for file in (folder or images_folder()).glob("*/image.toml")}
     theirs = set() if own is None else {file.parent.name for file in own.glob("*/image.toml")}
-    return sorted(ours | {name for name in theirs if _NAME.fullmatch(name)})
+    return sorted(ours | {name for name in theirs if _IMAGE_NAME.fullmatch(name)})
 
 
 def read_recipe(
@@ -158,7 +164,7 @@ def read_recipe(
         UnknownImage: no recipe has this name.
         WrongRecipe: its files, or `base`, cannot be used.
     """
-    if not _NAME.fullmatch(name) or name not in image_names(folder, own=own):
+    if not _IMAGE_NAME.fullmatch(name) or name not in image_names(folder, own=own):
         known = ", ".join(image_names(folder, own=own)) or "none"
         raise UnknownImage(f"There is no image {name!r}. Known: {known}.")
     if own is not None and name not in image_names(folder):
@@ -210,7 +216,7 @@ def is_own_name(name: str) -> bool:
     Docker have similar names.
     """
     taken = name in image_names() or name in (COMMON, "root", "base", "building")
-    return _NAME.fullmatch(name) is not None and not (
+    return _IMAGE_NAME.fullmatch(name) is not None and not (
         taken or name.startswith(("base-", "building-"))
     )
 
@@ -316,3 +322,220 @@ def _read_own_file(directory: int, name: str, owners: frozenset[int]) -> bytes:
         raise Untrusted(f"{name}: {error}") from None
     except OSError as error:
         raise Untrusted(f"{name} cannot be read: {error.strerror}") from None
+
+
+_MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}(\.[A-Za-z][A-Za-z0-9_]{0,63}){0,7}")
+_NOT_PRELOADED = frozenset({"antigravity", "fumehood", "site", "sitecustomize", "usercustomize"})
+"""The guest's own modules, and modules that change Python at its start."""
+
+
+class WrongSettings(Exception):
+    """The file cannot be used. The message gives the reason."""
+
+
+def _once_each(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) != len(names):
+        raise ValueError("names something twice")
+    return names
+
+
+def _language(name: str) -> str:
+    if name not in LANGUAGES:
+        raise ValueError(f"is not a language: {', '.join(LANGUAGES)}")
+    return name
+
+
+def _with_python(names: tuple[str, ...]) -> tuple[str, ...]:
+    if "python" not in names:
+        raise ValueError('lacks "python", in which the guest is written')
+    return names
+
+
+def _module(name: str) -> str:
+    if not _MODULE.fullmatch(name) or name.split(".")[0] in _NOT_PRELOADED:
+        raise ValueError("is not a module that can be preloaded")
+    return name
+
+
+class ImageSettings(BaseModel):
+    """The file's values, with their defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    release: str = Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")
+    description: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")
+    languages: Annotated[
+        tuple[Annotated[str, AfterValidator(_language)], ...],
+        Field(strict=False),
+        AfterValidator(_once_each),
+        AfterValidator(_with_python),
+    ] = ("python", "shell")
+    preload: Annotated[
+        tuple[Annotated[str, AfterValidator(_module)], ...],
+        Field(strict=False),
+        AfterValidator(_once_each),
+    ] = ()
+    """Modules that the guest imports once, before all programs."""
+    guest_mb: int = Field(default=GUEST_MB, ge=GUEST_MB)
+    """Memory of the guest with these modules, on top of a container's memory class."""
+
+
+def parse_settings(text: str) -> ImageSettings:
+    """Check the whole file.
+
+    Raises:
+        WrongSettings: it is not TOML, or has a key or a value that is not known.
+    """
+    try:
+        return ImageSettings.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise WrongSettings(f"it is not TOML ({error})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part)[:80] for part in first["loc"])
+        raise WrongSettings(f"{key}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
+_EXTRAS = rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\]"
+_VERSION = r"(?:~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.!+*_-]{0,63}"
+_MARKER = r"(?!-|.*[ ;]-)[A-Za-z0-9_.'\"<>=!~() -]{1,300}"
+"""No word of it begins with a hyphen: pip takes that for an option, also within quotes, and has
+options of a line that make it build, which is to run the package's code here.
+"""
+_REQUIREMENT = re.compile(
+    rf"({_NAME})\s*(?:{_EXTRAS})?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*(?:;{_MARKER})?"
+)
+"""*Source*: PEP 508, without its addresses."""
+
+_ARCHIVES = (
+    ".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".tlz", ".lz", ".lzma",
+)  # fmt: skip
+"""What pip takes for a file though it could be a name."""
+
+_PINNED = re.compile(rf"({_NAME})==([A-Za-z0-9][A-Za-z0-9.!+_-]{{0,63}})(.*)")
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+
+class WrongRequirements(Exception):
+    """A list of packages is refused. The message names the line and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """One package in one version."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+    """SHA-256 of every file that may be taken for it, as hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """All installed packages, including dependencies."""
+
+    packages: tuple[Pinned, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """As pip reads it."""
+        lines = (
+            f"{each.name}=={each.version}"
+            + "".join(f" \\\n    --hash=sha256:{digest}" for digest in each.hashes)
+            for each in self.packages
+        )
+        return "".join(f"{line}\n" for line in lines)
+
+
+def parse_lock(text: str) -> Lock:
+    """Read `requirements.lock`.
+
+    Raises:
+        WrongRequirements: a line has no version or no hash, or holds anything else.
+    """
+    return Lock(tuple(_pinned(line) for line in _lines(text)))
+
+
+def parse_requirements(text: str) -> dict[str, str]:
+    """The lines of a requirements file by the normalized names of their packages.
+
+    Raises:
+        WrongRequirements: a line is anything but a name with extras, versions and a marker.
+    """
+    found: dict[str, str] = {}
+    for line in _lines(text):
+        match = _REQUIREMENT.fullmatch(line)
+        if match is None or _may_be_a_file(match[1]) or _may_be_a_file(line.partition(";")[0]):
+            raise WrongRequirements(f"{_shown(line)} {_why_refused(line)}")
+        name = normalized(match[1])
+        if name in found:
+            raise WrongRequirements(f"{name} is named twice: one line a package.")
+        found[name] = line
+    return found
+
+
+def lock_of(wheels: Iterable[Path]) -> Lock:
+    """The lock that takes exactly these files.
+
+    Raises:
+        WrongRequirements: one is not named as a wheel is.
+    """
+    packages = []
+    for wheel in wheels:
+        parts = wheel.name.removesuffix(".whl").split("-")
+        if not wheel.name.endswith(".whl") or len(parts) not in (5, 6):
+            raise WrongRequirements(f"{_shown(wheel.name)} is no wheel.")
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        packages.append(Pinned(normalized(parts[0]), parts[1], (digest,)))
+    return Lock(tuple(sorted(packages, key=lambda package: package.name)))
+
+
+def normalized(name: str) -> str:
+    """A package's name as the index compares it. *Source*: PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Two lists as one; where both name a package, the second one's line."""
+    return "".join(f"{line}\n" for _, line in sorted({**ours, **theirs}.items()))
+
+
+def _lines(text: str) -> list[str]:
+    joined = text.replace("\\\n", " ")
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in joined.splitlines())
+    return [line for line in lines if line]
+
+
+def _pinned(line: str) -> Pinned:
+    match = _PINNED.fullmatch(line)
+    if match is None:
+        raise WrongRequirements(f"{_shown(line)} is not NAME==VERSION with hashes.")
+    words = match[3].split()
+    hashes = [_HASH.fullmatch(word) for word in words]
+    if not words or None in hashes:
+        raise WrongRequirements(f"{match[1]}: everything after its version must be a hash.")
+    return Pinned(
+        normalized(match[1]), match[2], tuple(found[1] for found in hashes if found is not None)
+    )
+
+
+def _may_be_a_file(words: str) -> bool:
+    """Whether pip would look for a file of this name in the current directory: `name==1.0.zip` can
+    be one.
+    """
+    return words.rstrip().lower().endswith(_ARCHIVES)
+
+
+def _why_refused(line: str) -> str:
+    if line.startswith("-"):
+        return "is an option: the list holds packages only."
+    if "@" in line or "://" in line:
+        return "is an address: packages come from the configured index only."
+    if line.startswith((".", "/", "~")) or _may_be_a_file(line.partition(";")[0]):
+        return "is a path: packages come from the configured index only."
+    return "is not a package: write NAME, NAME[EXTRA] or NAME==VERSION, and a marker after ';'."
+
+
+def _shown(line: str) -> str:
+    return repr(line[:80])

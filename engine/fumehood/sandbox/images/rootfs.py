@@ -3,6 +3,8 @@
 Host side; runs as root, or as a user of Docker. Below it `mmdebstrap`, or Docker with a
 network. Both ways install the same packages and end with the same script of the image's folder.
 Invariant: nothing of this host goes into the file system but what the recipe names.
+
+`build_error` makes the error of a failed step, with a remedy if its output shows a known cause.
 """
 
 from __future__ import annotations
@@ -17,13 +19,12 @@ import subprocess
 import tarfile
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import docker
 from docker.errors import APIError, BuildError, ImageNotFound
 
-from fumehood.sandbox.images.errors import ImageBuildError, build_error
 from fumehood.sandbox.images.recipe import Recipe
 
 OnStep = Callable[[str], None]
@@ -194,3 +195,69 @@ def _flatten(client: docker.APIClient, tag: str, target: Path, on_step: OnStep) 
             file.writelines(client.export(container, chunk_size=1 << 20))
     finally:
         client.remove_container(container, force=True)
+
+
+_SIGNS = (
+    (
+        ("No space left on device", "no space left on device", "not enough free space"),
+        "There is no disk space left.",
+        "Make room (an image needs about 1 GB while it is built), or set TMPDIR to a larger disk.",
+    ),
+    (
+        (
+            "Temporary failure resolving", "Could not resolve", "Failed to fetch",
+            "Unable to connect", "Could not connect", "Network is unreachable",
+            "no such host", "connection refused", "i/o timeout", "TLS handshake",
+            "NewConnectionError", "Max retries exceeded", "ConnectTimeoutError", "ProxyError",
+            "Read timed out", "Connection broken", "SSLError",
+        ),
+        "The package mirror, index or registry cannot be reached.",
+        "Check the network and the proxy variables (http_proxy, https_proxy).",
+    ),
+    (
+        ("Unable to locate package", "has no installation candidate"),
+        "A package of the list does not exist in this release.",
+        "Check packages.txt and the release; a base must be Debian of the same release.",
+    ),
+    (
+        ("DO NOT MATCH THE HASHES",),
+        "A file is not the one that was locked.",
+        "The index may have changed it. Lock again only if you know why.",
+    ),
+    (
+        ("manifest unknown", "not found", "repository does not exist"),
+        "There is no such image.",
+        "Check the name and the digest.",
+    ),
+    (
+        ("nodev", "noexec"),
+        "The directory for temporary files cannot hold a root file system.",
+        "Set TMPDIR to a directory that is mounted without nodev and noexec.",
+    ),
+)  # fmt: skip
+LINES_SHOWN = 5
+
+
+class ImageBuildError(Exception):
+    """An image was not built. The message is for the person at the command line."""
+
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(f"{found} {remedy}")
+        self.found = found
+        self.remedy = remedy
+
+
+def has_sign(output: str) -> bool:
+    """Whether `build_error` knows this problem."""
+    return any(sign in output for signs, _, _ in _SIGNS for sign in signs)
+
+
+def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
+    """The error for the last lines of a program's output."""
+    lines = [line for line in output if line.strip()]
+    text = "\n".join(lines)
+    for signs, found, remedy in _SIGNS:
+        if any(sign in text for sign in signs):
+            return ImageBuildError(f"{what}: {found}", remedy)
+    last = " | ".join(line.strip()[:200] for line in lines[-LINES_SHOWN:]) or "it printed nothing"
+    return ImageBuildError(f"{what}: {last}.", "Fix that and build again.")

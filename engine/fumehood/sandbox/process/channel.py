@@ -40,7 +40,6 @@ from fumehood.protocol.messages import (
     program_request,
     run_frame,
 )
-from fumehood.sandbox.process.endings import LOST, ending_of_frame
 from fumehood.sandbox.process.sticky_workers import (
     DEFAULT_RULES,
     MAX_REQUEST_BYTES,
@@ -48,7 +47,7 @@ from fumehood.sandbox.process.sticky_workers import (
     StickyWorkers,
     StickyWorkerSettings,
 )
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.sandbox.wall import LOST, NO_SINKS, RunEnding, RunSinks, ending_of_frame
 
 GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0

@@ -24,8 +24,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.protocol import framing
 from fumehood.protocol.messages import GuestEnding
-from fumehood.sandbox.process.endings import ending_of_reply
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import RunEnding, ending_of_reply
 
 MAX_REQUEST_BYTES = 32 * 1024
 """Half of what an empty pipe takes at once; larger requests go through the supervisor."""

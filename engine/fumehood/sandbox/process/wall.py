@@ -27,9 +27,9 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limits, WallLimits
 from fumehood.sandbox.process.channel import GuestFailed, GuestProcess, guest_command
-from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
+from fumehood.sandbox.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)

@@ -14,7 +14,7 @@ from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
-from fumehood.sandbox.container.settings import ContainerSettings
+from fumehood.sandbox.settings import ContainerSettings
 from support.fake_containers import FakeContainer, FakeMaker
 from support.wait import DEADLINE_S
 

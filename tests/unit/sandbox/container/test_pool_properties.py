@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
-from fumehood.sandbox.container.settings import ContainerSettings
+from fumehood.sandbox.settings import ContainerSettings
 from support.fake_containers import FakeContainer, FakeMaker
 
 MOST = 3

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from fumehood.sandbox.container.docker_api import DockerNotRunning, Listed
-from fumehood.sandbox.container.reaper import Reaper
+from fumehood.sandbox.container.supply import Reaper
 from support.fake_docker import FakeDocker
 
 pytestmark = pytest.mark.anyio

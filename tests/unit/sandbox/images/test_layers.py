@@ -11,7 +11,7 @@ import pytest
 
 from fumehood.sandbox.images import build
 from fumehood.sandbox.images.build import PATH_FILE, write_site
-from fumehood.sandbox.images.errors import ImageBuildError
+from fumehood.sandbox.images.rootfs import ImageBuildError
 from support.wheels import write_wheel
 
 SITE = "opt/fumehood/site"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images.lock import (
+from fumehood.sandbox.images.recipe import (
     Lock,
     Pinned,
     WrongRequirements,

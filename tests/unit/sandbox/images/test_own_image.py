@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from fumehood.sandbox.images import own_image
-from fumehood.sandbox.images.errors import ImageBuildError
-from fumehood.sandbox.images.lock import Lock, Pinned
 from fumehood.sandbox.images.own_image import ImageRequest, check_request, make_aside, publish
-from fumehood.sandbox.images.recipe import WrongRecipe, read_recipe
+from fumehood.sandbox.images.recipe import Lock, Pinned, WrongRecipe, read_recipe
+from fumehood.sandbox.images.rootfs import ImageBuildError
 
 LOCK = Lock((Pinned("tool", "1.0", ("a" * 64,)),))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from fumehood.sandbox.images import recipe as recipes
-from fumehood.sandbox.images.lock import parse_requirements
 from fumehood.sandbox.images.recipe import (
     ABOUT,
     GUEST_HOME,
@@ -22,6 +21,7 @@ from fumehood.sandbox.images.recipe import (
     guest_files,
     image_names,
     is_own_name,
+    parse_requirements,
     read_recipe,
 )
 from support.docker_images import write_image_folder
