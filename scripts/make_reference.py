@@ -26,7 +26,7 @@ from fumehood.core.errors import (
     Fault,
 )
 from fumehood.guest.interpreter import names, node_table, sizes
-from fumehood.guest.interpreter.programs import attributes, modules, nodes, output
+from fumehood.guest.interpreter.programs import guards, modules, nodes, output
 from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation
@@ -239,7 +239,7 @@ def _program_names() -> str:
 def _attributes() -> str:
     rows = [
         [_type_name(kind), ", ".join(f"`{name}`" for name in sorted(allowed))]
-        for kind, allowed in attributes.ATTRIBUTES.items()
+        for kind, allowed in guards.ATTRIBUTES.items()
     ]
     return _table(("type", "attributes"), rows).strip()
 

@@ -17,7 +17,7 @@ from RestrictedPython import compile_restricted_exec, safe_builtins
 from adversarial.test_interpreter_wall import REFUSED, WORKED, _ends
 from fumehood.guest.interpreter import restricted
 from fumehood.guest.interpreter.programs import names, nodes
-from fumehood.guest.interpreter.programs.policy import compile_program
+from fumehood.guest.interpreter.programs.nodes import compile_program
 from fumehood.guest.interpreter.programs.refusal import Refused
 
 BEYOND_SYNTAX = {

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from fumehood.guest.process.descendants import kill_below
+from fumehood.guest.core.children import kill_below
 from support.processes import is_gone
 from support.wait import wait_until
 

@@ -13,7 +13,7 @@ import pytest
 # A filter that allows everything counts like any other.
 PROGRAM = """
 import ctypes, os, signal, struct, sys
-from fumehood.guest.core.procfs import is_sealed, own_filters
+from fumehood.guest.core.children import is_sealed, own_filters
 libc = ctypes.CDLL(None, use_errno=True)
 def add_filter():
     instructions = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000))

@@ -20,7 +20,8 @@ honest = SelfCheck.result
 SelfCheck.result = lambda self, run, after: (dict.fromkeys(honest(self, run, after)[0], True), [])
 """
 CONTENT_IN_PROCESS = """
-from fumehood.guest.process import selftest
+from fumehood.guest.process import run
+
 for rows in ('INTERPRETER', 'JAIL'):
     told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in getattr(selftest, rows))
     setattr(selftest, rows, told)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.guest.interpreter.postfix import NotationRefused, rewrite
+from fumehood.guest.interpreter.calculator import NotationRefused, rewrite
 
 REWRITES = [
     ("5!", "factorial(5)"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.guest.core.progress import MAX_MESSAGE_CHARACTERS, read
+from fumehood.guest.core.pipes import MAX_REPORT_CHARACTERS, read_report
 
 
 @pytest.mark.row("S8")
@@ -19,11 +19,11 @@ from fumehood.guest.core.progress import MAX_MESSAGE_CHARACTERS, read
         ({"percent": 10**400, "message": ""}, {"percent": 100.0, "message": ""}),
         ({"percent": -(10**400), "message": ""}, {"percent": 0.0, "message": ""}),
         ({"percent": 1, "message": "", "other": 1}, {"percent": 1.0, "message": ""}),
-        ({"percent": 1, "message": "x" * 999}, {"percent": 1.0, "message": "x" * MAX_MESSAGE_CHARACTERS}),
+        ({"percent": 1, "message": "x" * 999}, {"percent": 1.0, "message": "x" * MAX_REPORT_CHARACTERS}),
     ],
 )  # fmt: skip
 def test_progress_report_is_clamped_to_its_bounds(claim: Any, report: Any) -> None:
-    assert read(claim) == report
+    assert read_report(claim) == report
 
 
 @pytest.mark.row("S8")
@@ -34,4 +34,4 @@ def test_progress_report_is_clamped_to_its_bounds(claim: Any, report: Any) -> No
      {"percent": float("inf"), "message": ""}],
 )  # fmt: skip
 def test_malformed_progress_report_is_ignored(claim: Any) -> None:
-    assert read(claim) is None
+    assert read_report(claim) is None

@@ -13,14 +13,16 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fumehood.guest.container import files, link, probe
+from fumehood.guest.container import files, link
 from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.container.forks import HOOKS
+from fumehood.guest.container.processes import REQUEST_FAILED, become_user
 from fumehood.guest.container.request import (
     WORKSPACE,
     SetUpFailed,
@@ -28,7 +30,6 @@ from fumehood.guest.container.request import (
     read_request,
     set_up,
 )
-from fumehood.guest.container.user import REQUEST_FAILED, become_user
 from fumehood.guest.core import kernel, seccomp
 from fumehood.guest.core.pipes import (
     MEMORY_REPLY,
@@ -38,7 +39,7 @@ from fumehood.guest.core.pipes import (
     tell,
     write_all,
 )
-from fumehood.guest.languages import javascript, python, shell
+from fumehood.guest.languages import python, shell
 from fumehood.protocol import framing
 
 GO = b"G"
@@ -122,7 +123,7 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
         "shell": _run_shell,
         "javascript": lambda arguments: _run_javascript(arguments, memory_bytes),
         "files": files.run,
-        "probe": probe.run,
+        "probe": run_probe,
     }
     _forget_the_guest(config["import_paths"])
     _open_streams()
@@ -294,9 +295,9 @@ def _run_shell(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, dict[str, Any]]:
     if arguments.get("standby"):
-        javascript.become_node(REQUEST_FD, memory_bytes)
+        shell.become_node(REQUEST_FD, memory_bytes)
     request = framing.encode({"arguments": arguments})
-    javascript.become_node(memory_file("request", request), memory_bytes)
+    shell.become_node(memory_file("request", request), memory_bytes)
 
 
 def _report(percent: float, message: str) -> None:
@@ -305,3 +306,43 @@ def _report(percent: float, message: str) -> None:
         tell({"progress": {"percent": percent, "message": message[:200]}})
     except (OSError, ValueError):
         pass  # the pipe is closed, or it is no number
+
+
+PROBED_LIMITS = {
+    "Max open files": resource.RLIMIT_NOFILE,
+    "Max file size": resource.RLIMIT_FSIZE,
+    "Max processes": resource.RLIMIT_NPROC,
+}
+"""Resource → its name in `/proc/PID/limits`, which some runtimes lack."""
+
+
+def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Try every attack; the outcome goes out before the loop, which has no end of its own."""
+    held = {name: _is_refused(attack) for name, attack in ATTACKS.items()}
+    limits = {name: resource.getrlimit(which)[1] for name, which in PROBED_LIMITS.items()}
+    tell({"probe": held, "limits": limits})
+    while True:
+        pass
+
+
+def _is_refused(attack: Callable[[], object]) -> bool:
+    try:
+        attack()
+    except OSError:
+        return True
+    return False
+
+
+def _open_for_writing(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+
+
+ATTACKS: dict[str, Callable[[], object]] = {
+    "write_to_root": lambda: _open_for_writing("/opt/fumehood-probe"),
+    "become_root": lambda: os.setresuid(0, 0, 0),
+    "read_supervisor_memory": lambda: os.open("/proc/1/mem", os.O_RDONLY),
+    "speak_for_supervisor": lambda: _open_for_writing("/proc/1/fd/1"),
+    "stop_supervisor": lambda: os.kill(1, 19),
+    "packet_socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW),
+    "virtual_machine_socket": lambda: socket.socket(40, socket.SOCK_STREAM),
+}

@@ -20,8 +20,8 @@ from fumehood.guest.container import processes, workspace
 from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.meter import Counters
 from fumehood.guest.container.prefork_pool import PreforkPools
+from fumehood.guest.container.processes import become_user
 from fumehood.guest.container.run import Run
-from fumehood.guest.container.user import become_user
 from fumehood.guest.container.workspace import Mounts, message_queues
 from fumehood.guest.core.pipes import write_all
 from fumehood.protocol import framing

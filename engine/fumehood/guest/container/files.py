@@ -19,23 +19,24 @@ from typing import Any
 from fumehood.guest.container.survey import Survey, hold_to
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
+    MAX_DEPTH,
+    MAX_LOOKED_AT,
     NEW_FLAGS,
     Refused,
     directory_at,
+    empty,
+    is_text,
     open_plain,
     parent_of,
     status_of,
 )
+from fumehood.guest.core.pipes import write_all
 
 UPLOAD_PREFIX = ".fumehood-upload-"
 """Name prefix of an unfinished upload, which no listing shows."""
 
-MAX_LISTED = 1000
 MAX_LIST_BYTES = 256 * 1024
-MAX_LOOKED_AT = 100_000
-MAX_DEPTH = 64
-MAX_READ_BYTES = 256 * 1024
-MAX_PATHS = 1000
+"""Size limit of one answer with a listing."""
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -58,7 +59,7 @@ def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def _list(arguments: Result) -> Result:
-    path, most = arguments["path"], min(int(arguments["most"]), MAX_LISTED)
+    path, most = arguments["path"], int(arguments["most"])
     after = str(arguments.get("after") or "")
     entries: list[Result] = []
     room = MAX_LIST_BYTES
@@ -92,7 +93,7 @@ def _below(
         left[0] -= 1
         if left[0] < 0:
             raise Refused("invalid", "There are too many files to list. List one directory.")
-        if name.startswith(UPLOAD_PREFIX) or not _is_text(name):
+        if name.startswith(UPLOAD_PREFIX) or not is_text(name):
             continue
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         yield _entry(prefix + name, status)
@@ -128,7 +129,7 @@ def _read(arguments: Result) -> Result:
         descriptor = open_plain(name, directory, path)
     try:
         status = os.fstat(descriptor)
-        length = min(int(arguments["length"]), MAX_READ_BYTES)
+        length = int(arguments["length"])
         content = bytearray()
         while len(content) < length and (
             chunk := os.pread(descriptor, length - len(content), offset + len(content))
@@ -156,7 +157,7 @@ def _write(arguments: Result) -> Result:
         temporary = f"{UPLOAD_PREFIX}{os.urandom(16).hex()}"
         descriptor = os.open(temporary, NEW_FLAGS, 0o644, dir_fd=directory)
         try:
-            _write_all(descriptor, content)
+            write_all(descriptor, content)
             _put_in_place(temporary, directory, name, directory, path, mode)
         except BaseException:
             os.unlink(temporary, dir_fd=directory)
@@ -175,7 +176,7 @@ def _append(directory: int, name: str, path: str, content: bytes) -> Result:
         descriptor = os.open(name, NEW_FLAGS, 0o644, dir_fd=directory)
     before = os.fstat(descriptor).st_size
     try:
-        _write_all(descriptor, content)
+        write_all(descriptor, content)
     except OSError:
         os.ftruncate(descriptor, before)
         raise
@@ -196,7 +197,7 @@ def _put(arguments: Result) -> Result:
         try:
             if os.fstat(descriptor).st_size != offset:
                 raise Refused("changed", "The upload was changed by a program of the session.")
-            _write_all(descriptor, content)
+            write_all(descriptor, content)
         finally:
             os.close(descriptor)
     return {"size": offset + len(content)}
@@ -240,7 +241,7 @@ def _delete(arguments: Result) -> Result:
     deleted: list[str] = []
     missing: list[str] = []
     failed: list[Result] = []
-    for path in arguments["paths"][:MAX_PATHS]:
+    for path in arguments["paths"]:
         try:
             if path in refused:
                 raise Refused(refused[path].fault or "invalid", refused[path].message)
@@ -264,29 +265,18 @@ def _remove(name: str, directory: int, path: str, recursive: bool) -> None:
         os.unlink(name, dir_fd=directory)
         return
     if recursive:
-        _empty(name, directory, MAX_DEPTH)
+        os.chmod(name, 0o700, dir_fd=directory)
+        inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+        try:
+            empty(inner)
+        finally:
+            os.close(inner)
     try:
         os.rmdir(name, dir_fd=directory)
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             raise
         raise Refused("not_empty", "The directory is not empty.") from None
-
-
-def _empty(name: str, directory: int, depth: int) -> None:
-    if not depth:
-        raise Refused("invalid", "The directory is nested too deeply.")
-    os.chmod(name, 0o700, dir_fd=directory)
-    inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
-    try:
-        for below in os.listdir(inner):
-            if stat.S_ISDIR(os.stat(below, dir_fd=inner, follow_symlinks=False).st_mode):
-                _empty(below, inner, depth - 1)
-                os.rmdir(below, dir_fd=inner)
-            else:
-                os.unlink(below, dir_fd=inner)
-    finally:
-        os.close(inner)
 
 
 def _put_in_place(
@@ -317,20 +307,6 @@ def _upload(arguments: Result) -> str:
     if not _TOKEN.fullmatch(token):
         raise Refused("invalid", "An upload is named by 32 hexadecimal digits.")
     return f"{UPLOAD_PREFIX}{token}"
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _VERBS: dict[str, Callable[[Result], Result]] = {

@@ -6,20 +6,26 @@ touch it. Invariant: a child is taken once, and only after it has reported that 
 
 from __future__ import annotations
 
+import codecs
 import os
 import resource
 import selectors
+import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from fumehood.guest.container.stream import Stream
-from fumehood.guest.container.user import USER_ID
+from fumehood.guest.container import processes
+from fumehood.guest.container.processes import USER_ID
 from fumehood.guest.container.zygote import NOTICE_BYTES, PRELOAD, Notice, order_child
 from fumehood.guest.core import kernel
 from fumehood.protocol import framing
+
+if TYPE_CHECKING:
+    from fumehood.guest.container.run import Run
 
 READY_BYTES = 4096
 MAX_REPLY_DEPTH = 60
@@ -295,3 +301,131 @@ class PreforkPools:
         """Raises PreforkFailed if a child is overdue."""
         for pool in self._all:
             pool.check_time(now)
+
+
+CHUNK_BYTES = 1 << 16
+FRAME_CHARACTERS = 32 * 1024
+
+
+class Stream:
+    """The supervisor's end of a program's standard output or error."""
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        self.name = name
+        self.descriptor = descriptor
+        self.received_bytes = 0
+        self.is_over = False
+        """The program wrote more than its limit."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""
+
+    def read(self, limit_bytes: int) -> bool:
+        """Read the available data; False if there is none or the other end is closed."""
+        try:
+            chunk = os.read(self.descriptor, CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            return False
+        room = max(0, limit_bytes - self.received_bytes)
+        self.received_bytes += len(chunk)
+        self.is_over = self.received_bytes > limit_bytes
+        self._text += self._decoder.decode(chunk[:room])
+        return True
+
+    def drain(self, limit_bytes: int) -> None:
+        """Read the data that a dead program left in the pipe."""
+        while not self.is_over and self.read(limit_bytes):
+            pass
+
+    def take(self, *, last: bool = False) -> list[str]:
+        """The text since the last time, in pieces that fit a frame; half a character waits."""
+        if last and not self.is_over:  # what is cut off by the limit is not wrong UTF-8
+            self._text += self._decoder.decode(b"", final=True)
+        text, self._text = self._text, ""
+        return [
+            text[start : start + FRAME_CHARACTERS]
+            for start in range(0, len(text), FRAME_CHARACTERS)
+        ]
+
+
+REQUEST = b"G" + framing.encode(
+    {"program": "javascript", "keep": False, "arguments": {"standby": True}}
+)
+END_DEADLINE_S = 2.0
+
+
+class Standby:
+    """At most one Node process, with the CPU limit that it was given as root."""
+
+    def __init__(
+        self, take: Callable[[], Child | None], limit: Callable[[Child, int], None]
+    ) -> None:
+        self._take = take
+        self._limit = limit
+        self._child: Child | None = None
+        self._child_cpu_s = 0
+        self._expected_cpu_s: int | None = None
+        """CPU limit of the last JavaScript program, and so probably of the next."""
+        self._ended: set[int] = set()
+
+    def expect(self, cpu_s: int) -> None:
+        """A program of this language ran with this limit on CPU time; another may follow."""
+        self._expected_cpu_s = cpu_s
+
+    def prepare(self) -> None:
+        """Start one, if one is expected and a child is there for it."""
+        cpu_s = self._expected_cpu_s
+        if cpu_s is None or self._child is not None:
+            return
+        child = self._take()
+        if child is None:
+            return
+        try:
+            self._limit(child, cpu_s)
+            os.write(child.request_fd, REQUEST)
+        except OSError:  # it is dead already
+            child.close()
+            return
+        self._child, self._child_cpu_s = child, cpu_s
+
+    def give(self, run: Run, cpu_s: int) -> Child | None:
+        """The standby, for a program that it can run; for any other it is ended."""
+        child = self._child
+        if child is None:
+            return None
+        is_fit = run.program == "javascript" and cpu_s == self._child_cpu_s
+        if is_fit and processes.is_alive(child.pid):
+            self._child = None
+            return child
+        self.end()
+        return None
+
+    def end(self) -> None:
+        """End it, and expect no such program any more; returns when it is gone.
+
+        Raises PreforkFailed where it does not go.
+        """
+        child, self._child, self._expected_cpu_s = self._child, None, None
+        if child is None:
+            return
+        self._ended.add(child.pid)
+        child.close()
+        give_up = time.monotonic() + END_DEADLINE_S
+        try:
+            while time.monotonic() < give_up:  # its zygote reaps it
+                os.kill(child.pid, signal.SIGKILL)
+                time.sleep(0.0005)
+        except ProcessLookupError:
+            return
+        raise PreforkFailed("the standby Node process could not be ended")
+
+    def has_ended(self, pid: int) -> bool:
+        """Note the end of a process; whether it was a standby, and no program."""
+        if self._child is not None and self._child.pid == pid:
+            self._child.close()
+            self._child = self._expected_cpu_s = None  # it ended by itself: not another one
+            return True
+        was_one = pid in self._ended
+        self._ended.discard(pid)
+        return was_one

@@ -12,7 +12,8 @@ import os
 import signal
 from collections.abc import Collection
 
-from fumehood.guest.core.procfs import field, size, status
+from fumehood.guest.core import kernel
+from fumehood.guest.core.children import field, size, status
 
 SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
 """*Source*: proc_pid_status(5), SigPnd."""
@@ -104,3 +105,18 @@ def _is_exiting(pid: int) -> bool:
             return bool(int(stat.read().rpartition(b")")[2].split()[6]) & EXITING)
     except OSError:
         return True
+
+
+USER_ID = 10_001
+"""User and group id of programs; the image has an entry for it."""
+
+REQUEST_FAILED = 71
+"""A child's exit code if the request could not be set up, such as a file that does not fit."""
+
+
+def become_user() -> None:
+    """Raises OSError if any step fails; the process must end then."""
+    os.setgroups([])
+    os.setresgid(USER_ID, USER_ID, USER_ID)
+    os.setresuid(USER_ID, USER_ID, USER_ID)
+    kernel.drop_capabilities()

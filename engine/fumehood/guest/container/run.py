@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fumehood.guest.container.prefork_pool import Child
-from fumehood.guest.container.user import REQUEST_FAILED
+from fumehood.guest.container.processes import REQUEST_FAILED
 from fumehood.guest.core.limits import Limits
 from fumehood.guest.core.pipes import SEAL_FAILED
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from fumehood.guest.container.child import ATTACKS
 from fumehood.guest.container.meter import Counters
-from fumehood.guest.container.probe import ATTACKS
+from fumehood.guest.container.processes import USER_ID
 from fumehood.guest.container.run import Measures, Run
-from fumehood.guest.container.user import USER_ID
 from fumehood.guest.container.workspace import Mounts
-from fumehood.guest.core import procfs
+from fumehood.guest.core import children
+from fumehood.guest.core.children import field
 from fumehood.guest.core.limits import Limits
-from fumehood.guest.core.procfs import field
 from fumehood.protocol import framing
 
 MB = 1 << 20
@@ -101,7 +101,7 @@ def _is_sealed(pid: int) -> bool:
     """Whether it is of the programs' user for good, without groups and capabilities, and has one
     filter more than this process.
     """
-    shown = procfs.status(pid)
+    shown = children.status(pid)
     users = {value for key in (b"Uid", b"Gid") for value in (field(shown, key) or b"?").split()}
     capabilities = [
         field(shown, key) or b"?" for key in (b"CapEff", b"CapPrm", b"CapInh", b"CapBnd")
@@ -112,7 +112,7 @@ def _is_sealed(pid: int) -> bool:
         and all(set(mask) == {ord("0")} for mask in capabilities)
         # Without it the filter would have been refused; some runtimes do not show it.
         and field(shown, b"NoNewPrivs") in (b"1", None)
-        and procfs.is_filtered(shown, procfs.own_filters())
+        and children.is_filtered(shown, children.own_filters())
     )
 
 

@@ -28,7 +28,7 @@ from fumehood.guest.container import processes, selfcheck
 from fumehood.guest.container.chain import WATCH_S, Chain
 from fumehood.guest.container.child import read_image
 from fumehood.guest.container.cleaning import KILL_DEADLINE_S, NOTHING_DONE, Cleaner
-from fumehood.guest.container.host import Host, end
+from fumehood.guest.container.host import Host, Reporter, end
 from fumehood.guest.container.meter import Counters, Meter
 from fumehood.guest.container.prefork_pool import (
     FAT_SPARES,
@@ -36,18 +36,17 @@ from fumehood.guest.container.prefork_pool import (
     PreforkFailed,
     PreforkPool,
     PreforkPools,
+    Standby,
+    Stream,
     Zygote,
     make_child,
 )
-from fumehood.guest.container.report import Reporter
 from fumehood.guest.container.run import Answer, Pause, Run, stays
-from fumehood.guest.container.standby import Standby
-from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Notice, run_zygote
 from fumehood.guest.core import children, kernel
+from fumehood.guest.core.children import peak_bytes
 from fumehood.guest.core.limits import address_space_bytes
-from fumehood.guest.core.procfs import peak_bytes
 from fumehood.protocol import framing
 
 MAX_CLAIM_BYTES = 512 * 1024

@@ -20,8 +20,11 @@ from typing import Any
 
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
+    MAX_DEPTH,
+    MAX_LOOKED_AT,
     Refused,
     directory_at,
+    enter,
     open_plain,
     status_of,
 )
@@ -33,8 +36,6 @@ MAX_SHOWN = 1000
 MAX_SHOWN_BYTES = 200 * 1024
 """Entries in one answer of half a megabyte; the hash covers all of them."""
 
-MAX_LOOKED_AT = 100_000
-MAX_DEPTH = 64
 MAX_HASHED_BYTES = 1 << 30
 """Twice what the largest workspace holds. Files with holes have more; they are told by version."""
 
@@ -229,7 +230,7 @@ class Survey:
                         last = name
                         break
                     self._note(so_far, name, directory, status)
-                    inner = _enter(name, directory, status, path)
+                    inner = enter(name, directory, path)
                     os.close(directory)
                     directory = inner
                 yield directory, last
@@ -310,22 +311,6 @@ def _opened(name: str, directory: int, path: str) -> Iterator[int]:
         yield inner
     finally:
         os.close(inner)
-
-
-def _enter(name: str, directory: int, status: os.stat_result, path: str) -> int:
-    """As `walk` does, with the same refusals."""
-    if stat.S_ISLNK(status.st_mode):
-        raise Refused("link", f"{path} leads over a symbolic link, which is not followed.")
-    if not stat.S_ISDIR(status.st_mode):
-        raise Refused("not_found", f"There is no {path} in the workspace.")
-    try:
-        inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
-    except OSError as error:
-        raise Refused("no_right", f"{path} cannot be reached: {error.strerror}.") from None
-    if not os.access(".", os.X_OK, dir_fd=inner):
-        os.close(inner)
-        raise Refused("no_right", f"{path} cannot be reached.")
-    return inner
 
 
 def _is_within(path: str, tops: set[str]) -> bool:

@@ -11,11 +11,13 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 WORKSPACE = "/workspace"
 
-_BLOCKED = {errno.ELOOP: "link", errno.ENOTDIR: "not_found", errno.ENOENT: "not_found"}
+MAX_DEPTH = 64
+MAX_LOOKED_AT = 100_000
+"""Entries that one request looks at."""
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,7 +37,7 @@ def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[
     directory = os.open(WORKSPACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in path.split("/") if path else ():
-            inner = _enter(name, directory, named or path, make=make)
+            inner = enter(name, directory, named or path, make=make)
             os.close(directory)
             directory = inner
         yield directory
@@ -43,28 +45,30 @@ def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[
         os.close(directory)
 
 
-def _enter(name: str, directory: int, path: str, *, make: bool) -> int:
+def enter(name: str, directory: int, path: str, *, make: bool = False) -> int:
+    """Open a directory in a directory. `path` is the whole path, for the refusal.
+
+    Raises:
+        Refused: it is missing, a link, not a directory, or closed to this user.
+    """
     if name in ("", ".", ".."):
         raise Refused("invalid", "The path is not made of plain names.")
     if make:
-        try:
+        with suppress(FileExistsError):
             os.mkdir(name, 0o755, dir_fd=directory)
-        except FileExistsError:
-            pass
+    status = status_of(name, directory, path)
+    if stat.S_ISLNK(status.st_mode):
+        raise Refused("link", f"{path} leads over a symbolic link, which is not followed.")
+    if not stat.S_ISDIR(status.st_mode):
+        raise Refused("not_found", f"There is no {path} in the workspace.")
     try:
-        return os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+        inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
     except OSError as error:
-        is_link = os.path.lexists(f"/proc/self/fd/{directory}/{name}") and stat.S_ISLNK(
-            os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
-        )
-        kind = "link" if is_link else _BLOCKED.get(error.errno or 0, "invalid")
-        if kind == "link":
-            message = f"{path} leads over a symbolic link, which is not followed."
-        elif kind == "not_found":
-            message = f"There is no {path} in the workspace."
-        else:
-            message = f"{path} cannot be reached: {error.strerror}."
-        raise Refused(kind, message) from None
+        raise Refused("no_right", f"{path} cannot be reached: {error.strerror}.") from None
+    if not os.access(".", os.X_OK, dir_fd=inner):
+        os.close(inner)
+        raise Refused("no_right", f"{path} cannot be reached.")
+    return inner
 
 
 @contextmanager
@@ -95,3 +99,41 @@ def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -
         raise Refused("not_a_file", f"{path} is not a plain file.")
     # No program of the session runs now that could put something else in its place.
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+
+
+def empty(directory: int) -> None:
+    """Remove everything in an open directory. A directory inside a directory is moved to the top
+    first, so one descriptor is enough, however deeply they are nested.
+    """
+    while names := os.listdir(directory):
+        for name in names:
+            if not is_directory(name, directory):
+                os.unlink(name, dir_fd=directory)
+                continue
+            os.chmod(name, 0o700, dir_fd=directory)
+            inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+            try:
+                for below in os.listdir(inner):
+                    if is_directory(below, inner):
+                        os.chmod(below, 0o700, dir_fd=inner)
+                        # A name that a program could not have foreseen and taken.
+                        name_at_top = os.urandom(12).hex()
+                        os.rename(below, name_at_top, src_dir_fd=inner, dst_dir_fd=directory)
+                    else:
+                        os.unlink(below, dir_fd=inner)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=directory)
+
+
+def is_directory(name: str, directory: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+
+
+def is_text(name: str) -> bool:
+    """Whether a name is UTF-8."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fumehood.guest.container.files import UPLOAD_PREFIX
+from fumehood.guest.container.walk import MAX_DEPTH, empty, is_text
 from fumehood.guest.languages.figures import DIRECTORY
 
 WORKSPACE = "/workspace"
@@ -30,13 +31,9 @@ MAX_FILES = 100
 MAX_TOTAL_BYTES = 64 << 20
 """Total size of the files of one run; further files are counted and left out."""
 
-MAX_ENTRIES = 100_000
-"""Names that the housekeeper looks at; a mount that counts inodes holds far fewer."""
-
 QUICK_LOOKS = 200
 """Entries that the supervisor examines itself; a housekeeper examines more."""
 
-MAX_DEPTH = 64
 MAX_PATH_CHARACTERS = 4096
 DATA_BYTES = 48 * 1024
 """Bytes of a file in one frame."""
@@ -175,7 +172,7 @@ class _Handing:
                 and self._files < MAX_FILES
                 and self._bytes + found.st_size <= MAX_TOTAL_BYTES
                 and len(path) <= MAX_PATH_CHARACTERS
-                and _is_text(path)
+                and is_text(path)
             )
             if wanted and self._one(path, directory, name, found, kind):
                 self._files += 1
@@ -209,15 +206,13 @@ def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     open_directories = [("", top, os.fstat(top), _names(top))]
-    seen = 0
     while open_directories:
         prefix, directory, status, names = open_directories[-1]
-        if not names or seen > MAX_ENTRIES:
+        if not names:
             _close(directory, status)
             open_directories.pop()
             continue
         name = names.pop()
-        seen += 1
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         below = -1
         if stat.S_ISDIR(found.st_mode) and len(open_directories) < MAX_DEPTH:
@@ -258,41 +253,9 @@ def _is_closed(found: os.stat_result) -> bool:
     return found.st_mode & needed != needed
 
 
-def _is_text(path: str) -> bool:
+def _empty(path: str) -> None:
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _empty(mount: str) -> None:
-    """Remove everything. A directory in a directory is moved to the top first, so however deep
-    they were nested, one descriptor is enough.
-    """
-    top = os.open(mount, os.O_RDONLY | os.O_DIRECTORY)
-    for _ in range(MAX_ENTRIES):
-        names = os.listdir(top)
-        if not names:
-            break
-        for name in names:
-            if not _is_directory(name, top):
-                os.unlink(name, dir_fd=top)
-                continue
-            os.chmod(name, 0o700, dir_fd=top)
-            directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-            for inner in os.listdir(directory):
-                if _is_directory(inner, directory):
-                    os.chmod(inner, 0o700, dir_fd=directory)
-                    # A name that the program could not have foreseen and taken.
-                    name_at_top = os.urandom(12).hex()
-                    os.rename(inner, name_at_top, src_dir_fd=directory, dst_dir_fd=top)
-                else:
-                    os.unlink(inner, dir_fd=directory)
-            os.close(directory)
-            os.rmdir(name, dir_fd=top)
-    os.close(top)
-
-
-def _is_directory(name: str, directory: int) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+        empty(top)
+    finally:
+        os.close(top)

@@ -6,6 +6,7 @@ Guest side, in the children and supervisors of all walls.
 from __future__ import annotations
 
 import array
+import math
 import os
 import select
 import socket
@@ -62,3 +63,27 @@ def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> 
         except BlockingIOError:
             if not select.select([], [descriptor], [], patience_s)[1]:
                 raise TimeoutError from None
+
+
+MAX_REPORTS = 1000
+"""Reports of one run; later ones are read and dropped."""
+
+MAX_REPORT_CHARACTERS = 200
+MAX_REPORT_BYTES = 512 * 1024
+"""All reports of one run together, as the child sends them; more is too much output."""
+
+
+def read_report(claim: Any) -> dict[str, Any] | None:
+    """The report in a child's claim, or None if it is invalid."""
+    if not isinstance(claim, dict):
+        return None
+    percent, message = claim.get("percent"), claim.get("message")
+    if isinstance(percent, bool) or not isinstance(percent, int | float):
+        return None
+    # Of floats only: asked of a whole number that no double holds, `isfinite` raises.
+    if not isinstance(message, str) or (isinstance(percent, float) and not math.isfinite(percent)):
+        return None
+    return {
+        "percent": float(min(max(percent, 0.0), 100.0)),
+        "message": message[:MAX_REPORT_CHARACTERS],
+    }

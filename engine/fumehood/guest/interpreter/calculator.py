@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 import math
+import re
 import sys
 import unicodedata  # noqa: F401  # the parser imports it for the first non-ASCII name
 import warnings
@@ -24,7 +26,7 @@ sys.modules.setdefault("numpy_financial", None)  # type: ignore[arg-type]
 
 import asteval  # noqa: E402
 
-from fumehood.guest.interpreter import names, node_table, postfix, sizes  # noqa: E402
+from fumehood.guest.interpreter import names, node_table, sizes  # noqa: E402
 
 JSON_SAFE_INTEGER = 2**53 - 1
 """Readers that keep numbers as doubles change anything beyond it."""
@@ -50,7 +52,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         return {"result": render(value, arguments.get("precision"), request["output_bytes"])}
     except (node_table.NodeRefused, names.NameRefused, sizes.TooLarge) as refusal:
         return _error("policy", str(refusal))
-    except postfix.NotationRefused as refusal:
+    except NotationRefused as refusal:
         return _error("invalid", str(refusal))
     except SyntaxError as error:
         return _error("invalid", _syntax_message(error))
@@ -68,7 +70,7 @@ def evaluate(text: str) -> Any:
         NodeRefused, NameRefused, TooLarge: one of the tables refused it.
         ArithmeticError, ValueError, TypeError: it has no value.
     """
-    tree = _parse(postfix.rewrite(text))
+    tree = _parse(rewrite(text))
     _refuse_bare_comma(tree.body, text)
     nodes = node_table.check(tree)
     names.check(nodes)
@@ -149,7 +151,7 @@ def _parse(text: str) -> ast.Expression:
 def _refuse_bare_comma(body: ast.expr, text: str) -> None:
     """`1,000` and `2,5` are tuples to Python; whoever writes them means a number."""
     if isinstance(body, ast.Tuple) and not text.lstrip().startswith("("):
-        raise postfix.NotationRefused(
+        raise NotationRefused(
             "a comma outside brackets is no part of a number; write 1000 and 2.5, or [1, 2]"
         )
 
@@ -229,3 +231,102 @@ def _failure_message(error: Exception) -> str:
 
 def _error(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"kind": kind, "message": message}}
+
+
+_TOKEN = re.compile(
+    r"""
+      (?P<space>\s+)
+    | (?P<string>"(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*')
+    | (?P<number>0[xXoObB][0-9a-fA-F_]+
+                |(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d[\d_]*)?[jJ]?)
+    | (?P<name>[^\W\d]\w*)
+    | (?P<operator>\*\*|//|<<|>>|<=|>=|==|!=|.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+_AFTER_PERCENT_SIGN = frozenset("*/)%],<>=!&|") | {"**", "//", "<<", ">>", "<=", ">=", "==", "!="}
+
+
+_WORDS = frozenset(keyword.kwlist) - {"True", "False", "None"}
+"""Words that are operators: what follows `not` or `in` in parentheses is no call of them."""
+
+
+class NotationRefused(Exception):
+    """The text uses a sign that means something else here. The message has the cure."""
+
+
+def rewrite(text: str) -> str:
+    """Python text for the calculator's notation.
+
+    Raises:
+        NotationRefused: `^`, a percent sign, `5!!`, or a `!` with nothing before it.
+    """
+    if "#" in text or "\\\n" in text:
+        raise NotationRefused("comments and continued lines are not part of an expression")
+    if "!" not in text and "^" not in text and "%" not in text:
+        return text
+    tokens = [(match.lastgroup or "", match.group()) for match in _TOKEN.finditer(text)]
+    _refuse_misleading_signs(tokens)
+    return _rewrite_factorials(tokens)
+
+
+def _refuse_misleading_signs(tokens: list[tuple[str, str]]) -> None:
+    for index, (kind, token) in enumerate(tokens):
+        if kind != "operator":
+            continue
+        if token == "^":
+            raise NotationRefused("^ is not the power sign here; write ** (2**10)")
+        if token == "%" and _is_percent_sign(tokens, index):
+            raise NotationRefused(
+                "% between two operands is the remainder; for percent write * 5 / 100"
+            )
+
+
+def _is_percent_sign(tokens: list[tuple[str, str]], index: int) -> bool:
+    """No operand follows; or `5% - 3`, where the spacing says percent and Python remainder."""
+    following = [t for t in tokens[index + 1 :] if t[0] != "space"][:1]
+    if not following or following[0][1] in _AFTER_PERCENT_SIGN:
+        return True
+    if following[0][0] == "name" and following[0][1] in ("of", "and", "or", "if", "else", "in"):
+        return True
+    attached = index > 0 and tokens[index - 1][0] != "space"
+    spaced = index + 1 < len(tokens) and tokens[index + 1][0] == "space"
+    return following[0][1] in ("+", "-") and attached and spaced
+
+
+def _rewrite_factorials(tokens: list[tuple[str, str]]) -> str:
+    """One pass: `starts` remembers where the operand that ends at each token began."""
+    out: list[str] = []
+    opened: list[int] = []
+    operand: int | None = None  # index in `out` of the operand that ends here, if any
+    finished = False  # … and it is itself a factorial
+    for kind, token in tokens:
+        if kind == "space":
+            out.append(token)
+            continue
+        if kind == "operator" and token == "!":
+            if finished:
+                raise NotationRefused(
+                    "!! is not defined here; for the factorial of a factorial write (n!)!"
+                )
+            if operand is None:
+                raise NotationRefused("! stands after the number that it belongs to, as in 5!")
+            # A word in front (`not(3)!`) must not grow together with the function's name.
+            apart = " " if operand and out[operand - 1][-1:].isalnum() else ""
+            out[operand] = f"{apart}factorial(" + out[operand]
+            out.append(")")
+            finished = True
+            continue
+        if token in ("(", "["):
+            # A call keeps its function's name as part of the operand: sqrt(9)! is 3!.
+            is_call = operand is not None and token == "("
+            opened.append(operand if is_call and operand is not None else len(out))
+            operand, finished = None, False
+        elif token in (")", "]"):
+            operand, finished = (opened.pop() if opened else None), False
+        else:
+            is_operand = kind in ("number", "name", "string") and token not in _WORDS
+            operand, finished = (len(out) if is_operand else None), False
+        out.append(token)
+    return "".join(out)

@@ -17,7 +17,7 @@ from typing import Any
 
 from fumehood.guest.interpreter.programs import modules, names, nodes, output
 from fumehood.guest.interpreter.programs.guards import Guards
-from fumehood.guest.interpreter.programs.policy import VALUE, compile_program
+from fumehood.guest.interpreter.programs.nodes import VALUE, compile_program
 from fumehood.guest.interpreter.programs.refusal import OutputFull, Refused
 from fumehood.protocol import strict_json
 

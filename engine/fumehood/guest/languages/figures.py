@@ -12,10 +12,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
-
-from fumehood.guest.languages.late import late_modules
 
 DIRECTORY = "/tmp/.fumehood-figures"  # noqa: S108  # the container's own
 CONFIGURATION = "MPLCONFIGDIR"
@@ -156,3 +156,36 @@ def _catch_show(figures: Callable[[], Figures]) -> None:
         figures().take()
 
     pyplot.show = show  # type: ignore[attr-defined]
+
+
+Around = Callable[[], AbstractContextManager[object]]
+
+
+class LateModules:
+    """A finder that does something around the loading of certain modules, and nothing else."""
+
+    def __init__(self) -> None:
+        self.around: dict[str, Around] = {}
+
+    def find_spec(
+        self, name: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As importlib asks for it; only for the modules that are known here."""
+        around = self.around.get(name)
+        spec = PathFinder.find_spec(name, path, target) if around is not None else None  # type: ignore[arg-type]
+        if around is None or spec is None or spec.loader is None:
+            return None
+        loader, load = spec.loader, spec.loader.exec_module
+
+        def load_within(module: ModuleType) -> None:
+            del loader.exec_module  # once; the class's own is there again
+            with around():
+                load(module)
+
+        loader.exec_module = load_within  # type: ignore[method-assign]
+        return spec
+
+
+def late_modules() -> LateModules | None:
+    """The finder of this process, or None if everything is preloaded."""
+    return next((finder for finder in sys.meta_path if isinstance(finder, LateModules)), None)

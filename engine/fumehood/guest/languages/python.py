@@ -26,10 +26,9 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from fumehood.guest.core.progress import MAX_REPORTS
+from fumehood.guest.core.pipes import MAX_REPORTS
 from fumehood.guest.languages import figures
-from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show
-from fumehood.guest.languages.late import LateModules
+from fumehood.guest.languages.figures import MAX_NOTES, Figures, LateModules, catch_show
 from fumehood.guest.languages.tools import ToolCalls, make_module
 from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
 

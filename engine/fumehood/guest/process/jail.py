@@ -20,11 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fumehood.guest.core import landlock, seccomp
-from fumehood.guest.core.pipes import tell
-from fumehood.guest.core.progress import MAX_REPORTS
+from fumehood.guest.core.pipes import MAX_REPORTS, tell
 from fumehood.guest.process import filters
-from fumehood.guest.process.child import run_child
-from fumehood.guest.process.selftest import run_probe
+from fumehood.guest.process.run import run_probe
+from fumehood.guest.process.zygote import run_child
 
 OPEN_FILES = 64
 MAX_RESULT_DEPTH = 28

@@ -5,9 +5,13 @@ Guest side. Values only; `supervisor` moves them along.
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from fumehood.guest.core import kernel
 from fumehood.guest.core.limits import Limits
 from fumehood.protocol import framing
 
@@ -63,3 +67,141 @@ def parse_run(message: dict[str, Any]) -> Run:
         arguments=message["arguments"],
         limits=Limits(**message["limits"]),
     )
+
+
+PROBE_MEMORY_BYTES = 16 << 20
+PROBE_WALL_S = 0.02
+PROBE_DEADLINE_S = 5.0
+
+
+class Announcer(Protocol):
+    """The part of the supervisor that the self-test needs."""
+
+    def submit(self, run: Run) -> None: ...
+
+    def announce(self, enforces: dict[str, bool]) -> None: ...
+
+
+def _was_refused(ending: dict[str, Any]) -> bool:
+    return bool(ending["claim"] == {"result": {"outcome": "refused"}})
+
+
+def _was_killed(ending: dict[str, Any]) -> bool:
+    return bool(ending["signal"] == signal.SIGSYS)
+
+
+Row = tuple[str, str, Callable[[dict[str, Any]], bool]]
+"""An attack of `run_probe`, the limit that it tries, and whether that one held."""
+
+INTERPRETER: tuple[Row, ...] = (
+    ("memory", "memory", _was_refused),
+    ("files", "files", _was_refused),
+    ("processes", "processes", _was_killed),
+    ("network", "network", _was_killed),
+    ("spin", "wall_time", lambda e: bool(e["ended_by"] == "wall_time")),
+)
+JAIL: tuple[Row, ...] = tuple(
+    ("outside", limit, holds) if attack == "files" else (attack, limit, holds)
+    for attack, limit, holds in INTERPRETER
+)
+"""The jail reads some files, so there the attack is on those that it must not see."""
+
+
+class SelfTest:
+    """Tries each defence once at the start; `ready` says which of them held."""
+
+    def __init__(self, supervisor: Announcer, rows: Sequence[Row]) -> None:
+        self._supervisor = supervisor
+        self._rows = rows
+        self._held: dict[str, bool] = {}
+
+    def start(self) -> None:
+        """Queue every attack as a run of its own; their ids are negative."""
+        for number, (attack, _, _) in enumerate(self._rows):
+            wall_s = PROBE_WALL_S if attack == "spin" else PROBE_DEADLINE_S
+            self._supervisor.submit(
+                Run(
+                    id=-1 - number,
+                    program="probe",
+                    arguments={"attack": attack},
+                    limits=Limits(wall_s, PROBE_DEADLINE_S, PROBE_MEMORY_BYTES, 1024),
+                )
+            )
+
+    def ended(self, run: Run, ending: dict[str, Any]) -> None:
+        """Note one outcome; after the last, publish."""
+        _, limit, holds = self._rows[-1 - run.id]
+        self._held[limit] = holds(ending)
+        if len(self._held) == len(self._rows):
+            # CPU time and output are kept by the same two means as wall time: the
+            # supervisor's own counter, and its kill, which the spin probe has shown.
+            kept = self._held["wall_time"]
+            counted = kernel.process_cpu_ns(os.getpid()) is not None
+            self._supervisor.announce({**self._held, "cpu_time": kept and counted, "output": kept})
+
+
+def run_probe(request: dict[str, Any]) -> dict[str, Any]:
+    """Try the attack that the request names; a reply means that it did not end the child."""
+    return {"result": {"outcome": _ATTACKS[request["arguments"]["attack"]]()}}
+
+
+def _take_memory() -> str:
+    # Caught here and not below: the probe must know that the refusal came from this line.
+    try:
+        return f"got {len(bytearray(1 << 30))} bytes"
+    except MemoryError:
+        return "refused"
+
+
+def _open_file() -> str:
+    try:
+        os.close(os.open("/dev/null", os.O_RDONLY))
+    except PermissionError:
+        return "refused"
+    return "opened"
+
+
+def _look_outside() -> str:
+    """Try a file and a directory of every Linux, and a directory that all users may write to."""
+    outside: tuple[Callable[[], object], ...] = (
+        lambda: os.listdir("/"),
+        lambda: os.open("/proc/self/status", os.O_RDONLY),
+        lambda: os.open("/dev/shm/fumehood-probe", os.O_WRONLY | os.O_CREAT),  # noqa: S108
+    )
+    for attack in outside:
+        try:
+            attack()
+        except PermissionError:
+            continue
+        return "seen"
+    with open(os.__file__, "rb") as inside:  # or a wall without any view would pass
+        inside.read(1)
+    return "refused"
+
+
+def _start_process() -> str:
+    if os.fork() == 0:
+        os._exit(0)
+    return "started"
+
+
+def _open_socket() -> str:
+    import _socket
+
+    _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    return "opened"
+
+
+def _spin() -> str:
+    while True:
+        pass
+
+
+_ATTACKS = {
+    "memory": _take_memory,
+    "files": _open_file,
+    "outside": _look_outside,
+    "processes": _start_process,
+    "network": _open_socket,
+    "spin": _spin,
+}

@@ -32,12 +32,25 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from fumehood.guest.core import children, kernel, limits, progress
-from fumehood.guest.core.endings import decode_status, ending_of, judge
+from fumehood.guest.core import children, kernel, limits, pipes
+from fumehood.guest.core.children import (
+    decode_status,
+    ending_of,
+    is_sealed,
+    judge,
+    own_filters,
+    peak_bytes,
+)
 from fumehood.guest.core.pipes import write_all
-from fumehood.guest.core.procfs import is_sealed, own_filters, peak_bytes
-from fumehood.guest.process import descendants, selftest
-from fumehood.guest.process.run import Checkout, Run, parse_checkout, parse_run
+from fumehood.guest.process.run import (
+    INTERPRETER,
+    JAIL,
+    Checkout,
+    Run,
+    SelfTest,
+    parse_checkout,
+    parse_run,
+)
 from fumehood.guest.process.zygote import PID, order_child, run_zygote
 from fumehood.protocol import framing
 
@@ -119,9 +132,7 @@ class Supervisor:
         self._failed_spawns = 0
         self._faults: list[str] = []
         self._is_jail = config.get("wall") == "jail"
-        self._selftest = selftest.SelfTest(
-            self, selftest.JAIL if self._is_jail else selftest.INTERPRETER
-        )
+        self._selftest = SelfTest(self, JAIL if self._is_jail else INTERPRETER)
         self._strays: set[int] = set()
         self._own_filters = own_filters()
         self._selector = selectors.DefaultSelector()
@@ -395,8 +406,8 @@ class Supervisor:
 
     def _on_progress(self, run: Run, claim: Any) -> None:
         """Forward a program's report if it is valid and there are not too many."""
-        report = progress.read(claim)
-        if report is not None and run.reports < progress.MAX_REPORTS and run.killed_for is None:
+        report = pipes.read_report(claim)
+        if report is not None and run.reports < pipes.MAX_REPORTS and run.killed_for is None:
             run.reports += 1
             self.tell_host({"op": "progress", "id": run.id, **report})
 
@@ -449,7 +460,7 @@ class Supervisor:
             return
         if self._is_jail:
             # The filter lets nothing be started. If it ever did, it would end here.
-            self._strays |= descendants.kill_below(child.pid)
+            self._strays |= children.kill_below(child.pid)
         try:
             os.kill(child.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -560,7 +571,7 @@ def _count(child: Child, received_bytes: int) -> None:
         return
     child.run.received_bytes += received_bytes
     # Parts are sent while they are made, and once more in the result.
-    most = child.decoder.max_bytes * (2 if _streams(child.run) else 1) + progress.MAX_BYTES
+    most = child.decoder.max_bytes * (2 if _streams(child.run) else 1) + pipes.MAX_REPORT_BYTES
     if child.run.received_bytes > most:
         raise framing.FrameTooLarge(f"a run wrote more than {most} bytes in all")
 

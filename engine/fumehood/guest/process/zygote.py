@@ -16,14 +16,134 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fumehood.guest.core import kernel, seccomp
-from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds
+from fumehood.guest.core import kernel, limits, seccomp
+from fumehood.guest.core.pipes import (
+    CHUNK_BYTES,
+    MEMORY_REPLY,
+    REPLY_FD,
+    REQUEST_FD,
+    SEAL_FAILED,
+    receive_fds,
+    tell,
+    write_all,
+)
 from fumehood.guest.process import filters
-from fumehood.guest.process.child import run_child, seal_zygote
-from fumehood.guest.process.selftest import run_probe
+from fumehood.guest.process.run import run_probe
+from fumehood.protocol import framing
+
+Program = Callable[[dict[str, Any]], dict[str, Any]]
+"""Takes the request, returns the reply: `{"result": …}` or `{"error": {kind, message, …}}`."""
+
+ORDERS_FD = REPLY_FD + 1
+"""The zygote's own descriptor, closed in each child."""
+
+
+def seal_zygote(orders: socket.socket) -> socket.socket:
+    """Give up in the zygote all that no child may have; the orders' socket at its new number.
+
+    Descriptors that are received from now on are `REQUEST_FD` and `REPLY_FD`, the lowest two that
+    are free.
+    """
+    os.dup2(orders.detach(), ORDERS_FD)
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    os.closerange(REQUEST_FD, ORDERS_FD)
+    os.closerange(ORDERS_FD + 1, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.chdir("/")
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.drop_capabilities()
+    return socket.socket(fileno=ORDERS_FD)
+
+
+def run_child(
+    *,
+    supervisor_pid: int,
+    programs: Mapping[str, Program],
+    warm_up: Callable[[], None],
+    filter_program: bytes,
+    open_files: int = 0,
+    hide_files: Callable[[], None] = lambda: None,
+) -> None:
+    """Seal this process, then answer requests until the supervisor closes the pipe.
+
+    `open_files` and `hide_files` are for a wall whose filter lets files be read.
+    """
+    try:
+        seal(supervisor_pid, warm_up, filter_program, open_files, hide_files)
+    except BaseException as fault:  # sealed or dead: nothing may run in between
+        tell({"sealed": False, "fault": f"{type(fault).__name__}: {fault}"})
+        os._exit(SEAL_FAILED)
+    serve(programs)
+
+
+def seal(
+    supervisor_pid: int,
+    warm_up: Callable[[], None],
+    filter_program: bytes,
+    open_files: int,
+    hide_files: Callable[[], None],
+) -> None:
+    """Give up everything. The order is the argument: each step needs things that later ones take.
+
+    The zygote has given up its capabilities, environment and directory. Numbers at random are this
+    process's own: `random` seeds itself after a fork.
+    """
+    os.dup2(0, 2)
+    os.closerange(ORDERS_FD, os.sysconf("SC_OPEN_MAX"))
+    os.setpgid(0, 0)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    if os.getppid() != supervisor_pid:  # it died before the line above took hold
+        raise OSError("the supervisor is gone")
+    kernel.volunteer_for_oom()
+    warm_up()
+    base_bytes = limits.address_space_bytes()
+    limits.limit_self(open_files)
+    hide_files()
+    seccomp.install(filter_program)
+    tell({"sealed": True, "base_bytes": base_bytes})
+
+
+def serve(programs: Mapping[str, Program]) -> None:
+    """Answer one request after another; end when the pipe is closed."""
+    while (request := _read_frame()) is not None:
+        try:
+            reply = framing.encode(programs[request["program"]](request))
+        except MemoryError:
+            reply = MEMORY_REPLY
+        except Exception as fault:
+            reply = framing.encode(
+                {"error": {"kind": "exception", "message": type(fault).__name__}}
+            )
+        request = None
+        write_all(REPLY_FD, reply)
+    os._exit(0)
+
+
+def _read_frame() -> dict[str, Any] | None:
+    """The next request; None at the end. One read suffices for all but large ones."""
+    frame = os.read(REQUEST_FD, CHUNK_BYTES)
+    while frame and len(frame) < framing.HEADER.size:
+        frame += os.read(REQUEST_FD, CHUNK_BYTES)
+    if not frame:
+        return None
+    (length,) = framing.HEADER.unpack_from(frame)
+    if len(frame) < framing.HEADER.size + length:
+        chunks = [frame]
+        missing = framing.HEADER.size + length - len(frame)
+        while missing:
+            chunk = os.read(REQUEST_FD, min(missing, CHUNK_BYTES))
+            if not chunk:
+                return None
+            chunks.append(chunk)
+            missing -= len(chunk)
+        frame = b"".join(chunks)
+    return framing.parse_body(frame[framing.HEADER.size :])
+
 
 FORK = b"F"
 PID = struct.Struct("!i")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fumehood.guest.container.processes import REQUEST_FAILED
 from fumehood.guest.container.run import Run, claimed_limits, ending_of
-from fumehood.guest.container.user import REQUEST_FAILED
 from fumehood.guest.core.limits import Limits
 from fumehood.guest.core.pipes import SEAL_FAILED
 

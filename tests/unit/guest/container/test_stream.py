@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.guest.container.stream import FRAME_CHARACTERS, Stream
+from fumehood.guest.container.prefork_pool import FRAME_CHARACTERS, Stream
 
 
 @pytest.fixture

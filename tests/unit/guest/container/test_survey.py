@@ -262,7 +262,7 @@ def test_survey_follows_the_order_of_deletion(place: Path) -> None:
 
 
 def test_directory_that_cannot_be_surveyed_whole_is_not_deleted(place: Path) -> None:
-    deep = "/".join("d" * (survey.MAX_DEPTH + 1))
+    deep = "/".join("d" * (walk.MAX_DEPTH + 1))
     (place / deep).mkdir(parents=True)
     (place / "f").write_text("")
     request = deleting("d", "f")

@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.guest.interpreter.programs import attributes, modules, names
+from fumehood.guest.interpreter.programs import guards, modules, names
 from fumehood.guest.interpreter.programs.refusal import OutputFull, Refused
 from fumehood.guest.interpreter.restricted import Run, compile_checked
 
@@ -130,7 +130,7 @@ class Walk:
         self._todo.append(found)
 
     def go(self) -> None:
-        everything = sorted(set().union(*attributes.ATTRIBUTES.values(), *modules.MODULES.values()))
+        everything = sorted(set().union(*guards.ATTRIBUTES.values(), *modules.MODULES.values()))
         while (
             self._todo and self.reads + self.calls < MOST_STEPS * 20 and len(self.seen) < MOST_STEPS
         ):
@@ -207,7 +207,7 @@ def test_no_powerful_object_is_reachable_through_the_guards(program: Run) -> Non
     kinds = {type(found) for found in walk.seen.values()}
     # It has been where it had to go: into each kind of thing that the table has rows for.
     reached = {base for kind in kinds for base in kind.__mro__}
-    assert not attributes.ATTRIBUTES.keys() - reached
+    assert not guards.ATTRIBUTES.keys() - reached
     for found in walk.seen.values():
         way = walk.ways[id(found)]
         assert not isinstance(found, FORBIDDEN_TYPES), way

@@ -10,17 +10,162 @@ bases; nothing in it takes part in attribute access, class creation or copying.
 
 from __future__ import annotations
 
+import collections
+import datetime
+import decimal
+import fractions
 import functools
+import itertools
+import json
 import keyword
 import operator
+import random
+import re
+import statistics
+import time
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fumehood.guest.interpreter.programs import attributes
 from fumehood.guest.interpreter.programs.modules import Module, named
 from fumehood.guest.interpreter.programs.nodes import MAGIC_METHODS
 from fumehood.guest.interpreter.programs.refusal import Refused, Uncopied
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_TEXT = """
+capitalize center count endswith expandtabs find index isalnum isalpha isascii isdigit islower
+isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix replace
+rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title
+translate upper zfill maketrans
+"""
+_DICT = "clear copy fromkeys get items keys pop popitem setdefault update values"
+_SET = """
+copy difference intersection isdisjoint issubset issuperset symmetric_difference union
+"""
+_DATE = """
+year month day ctime fromisocalendar fromisoformat fromordinal fromtimestamp isocalendar
+isoformat isoweekday replace strftime timetuple today toordinal weekday max min resolution
+"""
+_TIME = """
+hour minute second microsecond tzinfo fold isoformat fromisoformat replace strftime utcoffset
+dst tzname max min resolution
+"""
+
+ATTRIBUTES: Mapping[type, frozenset[str]] = types.MappingProxyType(
+    {
+        str: _words(_TEXT + "casefold encode isdecimal isidentifier isnumeric isprintable"),
+        bytes: _words(_TEXT + "decode fromhex hex"),
+        bytearray: _words(
+            _TEXT + "decode fromhex hex append clear copy extend insert pop remove reverse"
+        ),
+        int: _words(
+            "real imag numerator denominator conjugate bit_length bit_count as_integer_ratio "
+            "to_bytes from_bytes is_integer"
+        ),
+        float: _words("real imag conjugate as_integer_ratio is_integer hex fromhex"),
+        complex: _words("real imag conjugate"),
+        list: _words("append clear copy count extend index insert pop remove reverse sort"),
+        tuple: _words("count index"),
+        range: _words("count index start stop step"),
+        slice: _words("start stop step indices"),
+        dict: _words(_DICT),
+        set: _words(
+            _SET + "add clear difference_update discard intersection_update pop remove "
+            "symmetric_difference_update update"
+        ),
+        frozenset: _words(_SET),
+        types.GeneratorType: _words("send throw close"),
+        property: _words("getter setter deleter"),
+        # exceptions: what they say, not where they were
+        BaseException: _words("args"),
+        StopIteration: _words("value"),
+        json.JSONDecodeError: _words("msg doc pos lineno colno"),
+        re.error: _words("msg pattern pos lineno colno"),
+        # collections
+        collections.Counter: _words("elements most_common subtract total"),
+        collections.OrderedDict: _words("move_to_end"),
+        collections.deque: _words(
+            "append appendleft clear copy count extend extendleft index insert maxlen pop popleft "
+            "remove reverse rotate"
+        ),
+        collections.defaultdict: _words("default_factory"),
+        # datetime
+        datetime.date: _words(_DATE),
+        datetime.time: _words(_TIME),
+        datetime.datetime: _words(
+            _DATE + _TIME + "astimezone combine date now strptime time timestamp timetz "
+            "utcfromtimestamp utcnow utctimetuple"
+        ),
+        datetime.timedelta: _words("days seconds microseconds total_seconds max min resolution"),
+        datetime.timezone: _words("utc utcoffset dst tzname fromutc max min"),
+        type(datetime.date.min.isocalendar()): _words("year week weekday"),
+        time.struct_time: _words(
+            "tm_year tm_mon tm_mday tm_hour tm_min tm_sec tm_wday tm_yday tm_isdst"
+        ),
+        # numbers
+        decimal.Decimal: _words(
+            "adjusted as_integer_ratio as_tuple canonical compare compare_signal compare_total "
+            "conjugate copy_abs copy_negate copy_sign exp fma from_float imag is_canonical "
+            "is_finite is_infinite is_nan is_normal is_qnan is_signed is_snan is_subnormal is_zero "
+            "ln log10 logb max max_mag min min_mag next_minus next_plus next_toward normalize "
+            "number_class quantize radix real remainder_near rotate same_quantum scaleb shift sqrt "
+            "to_eng_string to_integral to_integral_exact to_integral_value"
+        ),
+        decimal.DecimalTuple: _words("sign digits exponent"),
+        decimal.Context: _words(
+            "prec rounding Emin Emax capitals clamp copy create_decimal divide sqrt power"
+        ),
+        fractions.Fraction: _words(
+            "numerator denominator limit_denominator as_integer_ratio from_decimal from_float "
+            "conjugate real imag is_integer"
+        ),
+        statistics.NormalDist: _words(
+            "mean median mode stdev variance pdf cdf inv_cdf overlap quantiles samples zscore "
+            "from_samples"
+        ),
+        type(statistics.linear_regression([0, 1], [0, 1])): _words("slope intercept"),
+        random.Random: _words(
+            "betavariate binomialvariate choice choices expovariate gammavariate gauss getrandbits "
+            "lognormvariate normalvariate paretovariate randbytes randint random randrange sample "
+            "seed shuffle triangular uniform vonmisesvariate weibullvariate"
+        ),
+        # text
+        re.Pattern: _words(
+            "findall finditer flags fullmatch groups match pattern search split sub subn"
+        ),
+        re.Match: _words(
+            "end endpos expand group groupdict groups lastgroup lastindex pos re span start string"
+        ),
+        # functions with a memory
+        type(functools.lru_cache(_words)): _words("cache_clear cache_info"),
+        type(functools.lru_cache(_words).cache_info()): _words("hits misses maxsize currsize"),
+        itertools.chain: _words("from_iterable"),
+    }
+)  # fmt: skip
+
+WRITABLE: Mapping[type, frozenset[str]] = types.MappingProxyType(
+    {decimal.Context: _words("prec rounding Emin Emax capitals clamp")}
+)
+"""Attributes of ours that a program may set; of its own objects it may set any."""
+
+CONTAINERS = frozenset(
+    {
+        list, dict, bytearray, collections.deque, collections.Counter, collections.defaultdict,
+        collections.OrderedDict,
+    }
+)  # fmt: skip
+"""Types whose items a program may set and delete."""
+
+
+@functools.cache
+def allowed_on(kind: type) -> frozenset[str]:
+    """The names that the table allows on this type, with those of its bases."""
+    return frozenset().union(*(ATTRIBUTES.get(base, frozenset()) for base in kind.__mro__))
+
 
 IN_PLACE: Mapping[str, Callable[[Any, Any], Any]] = types.MappingProxyType(
     {
@@ -45,7 +190,7 @@ _MADE_BY_THE_COMPILER = frozenset(
     }
 )  # fmt: skip
 
-_KNOWN_TYPES = frozenset(attributes.ATTRIBUTES) | {bool, type(None), object}
+_KNOWN_TYPES = frozenset(ATTRIBUTES) | {bool, type(None), object}
 
 
 class Guards(Uncopied):
@@ -96,7 +241,7 @@ class Guards(Uncopied):
             is_own = not is_class and name in getattr(holder, "__dict__", ())
             if defined or (defined is None and is_own):
                 return getattr(holder, name)
-        if name in attributes.allowed_on(owner):
+        if name in allowed_on(owner):
             return getattr(holder, name)
         if any(name in vars(base) for base in (*owner.__mro__, *kind.__mro__)):
             what = owner.__name__[:40]
@@ -107,10 +252,10 @@ class Guards(Uncopied):
     def changeable(self, holder: Any) -> Any:
         """What an item or attribute may be set on or deleted from."""
         kind = type(holder)
-        if kind in attributes.CONTAINERS or kind in self.classes or kind in _UNCHANGEABLE:
+        if kind in CONTAINERS or kind in self.classes or kind in _UNCHANGEABLE:
             return holder
-        if kind in attributes.WRITABLE:
-            return _Writer(self, holder, attributes.WRITABLE[kind])
+        if kind in WRITABLE:
+            return _Writer(self, holder, WRITABLE[kind])
         if issubclass(kind, type) and holder in self.classes:
             return holder
         raise self.refused(f"a {kind.__name__[:40]} cannot be changed from a program")
@@ -166,7 +311,7 @@ class Guards(Uncopied):
         if owner in self.classes and this in owner.__mro__:
             order = owner.__mro__[owner.__mro__.index(this) + 1 :]
             defined = self.classes.defines(order, name)
-            if defined or (defined is False and name in attributes.allowed_on(owner)):
+            if defined or (defined is False and name in allowed_on(owner)):
                 return getattr(holder, name)
         raise self.refused(f"super() has no {name[:40]!a} here")
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
-from fumehood.guest.interpreter.programs.policy import FILENAME
+from fumehood.guest.interpreter.programs.nodes import FILENAME
 from fumehood.guest.interpreter.programs.refusal import OutputFull
 
 JSON_SAFE_INTEGER = 2**53 - 1
