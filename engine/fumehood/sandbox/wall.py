@@ -338,6 +338,16 @@ class SessionWall(Protocol):
         ...
 
 
+MAX_REPORTS = 1000
+"""Progress reports of one run that are passed on."""
+
+MAX_FRAME_BYTES = 4 << 20
+"""Bytes of one frame of a guest. The largest is an ending whose claim has the size of the output
+limit, escaped in JSON."""
+
+MAX_WAITING = 2000
+"""Calls that wait for one wall. One principal may have half of them."""
+
 MAX_CLAIM_CHARACTERS = 2000
 
 LOST = RunEnding(EndedBy.SANDBOX_LOST, "call")

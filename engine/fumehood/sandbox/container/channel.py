@@ -49,7 +49,7 @@ from fumehood.protocol.container_frames import (
 from fumehood.protocol.framing import FrameError
 from fumehood.protocol.messages import GuestReady
 from fumehood.sandbox.container.received import ReceivedRun
-from fumehood.sandbox.wall import RunEnding, RunSinks
+from fumehood.sandbox.wall import MAX_FRAME_BYTES, RunEnding, RunSinks
 
 PRELOAD_GRACE_S = 30.0
 """Extra time for a program that needs the image's modules, while a new container loads them."""
@@ -64,9 +64,6 @@ COLLECT_DEADLINE_S = 30.0
 CANCEL_GRACE_S = 3.0
 RESET_DEADLINE_S = 10.0
 """The guest itself takes at most a few seconds, and then reports that it is not clean."""
-
-MAX_FRAME_BYTES = 4 << 20
-"""The largest frame is an ending whose claim is as large as the output limit, escaped in JSON."""
 
 MAX_UNSENT_BYTES = 32 << 20
 """Bytes of unread answers to a program's calls. A guest over it is treated as hostile."""

@@ -64,7 +64,6 @@ SNAP = Path("/snap/bin/docker")
 """A client that comes with a daemon."""
 
 ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-MAX_WORDS = 300
 
 
 class DockerError(Exception):
@@ -327,7 +326,7 @@ def _make_client(host: str, timeout_s: float, **tls: Any) -> Any:
 def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, socket.socket]:
     created = client.create_container_from_config(body, name)
     if created.get("Warnings"):
-        raise DockerWarned("; ".join(map(str, created["Warnings"]))[:MAX_WORDS])
+        raise DockerWarned("; ".join(map(str, created["Warnings"])))
     # The stream's socket is detached from the HTTP client, so that the client does not close it.
     attached = client.attach_socket(created["Id"], params=ATTACH)
     try:
@@ -377,7 +376,7 @@ def _typed_answer(error: Exception) -> DockerError:
     from docker import errors
     from requests import exceptions
 
-    words = str(getattr(error, "explanation", None) or type(error).__name__)[:MAX_WORDS]
+    words = str(getattr(error, "explanation", None) or type(error).__name__)
     if isinstance(error, errors.NotFound):
         return DockerNotFound(words)
     if isinstance(error, errors.APIError) and error.status_code == 409:

@@ -33,9 +33,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.channel import ChannelListener
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.settings import ContainerSettings
-
-MAX_WAITING = 2000
-"""Requests in the queue. One principal may have half of them, one of its domains a quarter."""
+from fumehood.sandbox.wall import MAX_WAITING
 
 TURN_S = 1.0
 """How long a trust domain keeps an idle container that others wait for: twice a creation's time."""

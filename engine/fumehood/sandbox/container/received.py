@@ -21,7 +21,7 @@ from fumehood.protocol.container_frames import (
     ContainerProgress,
 )
 from fumehood.protocol.framing import FrameError
-from fumehood.sandbox.wall import CallPort, FileSink, RunEnding, RunSinks, claims_of
+from fumehood.sandbox.wall import MAX_REPORTS, CallPort, FileSink, RunEnding, RunSinks, claims_of
 
 MAX_NAME_BYTES = 255
 """*Source*: NAME_MAX of Linux."""
@@ -31,9 +31,6 @@ MAX_FILES = 4096
 
 BEGINNING_CHARACTERS = 64 * 1024
 """The kept part of a stream if a sink gets all of it."""
-
-MAX_REPORTS = 1000
-"""Progress reports of one run; later ones are dropped."""
 
 MAX_CALLS = 1200
 """Tool calls of one run. The guest ends a program that makes as many."""

@@ -47,7 +47,15 @@ from fumehood.sandbox.process.sticky_workers import (
     StickyWorkers,
     StickyWorkerSettings,
 )
-from fumehood.sandbox.wall import LOST, NO_SINKS, RunEnding, RunSinks, ending_of_frame
+from fumehood.sandbox.wall import (
+    LOST,
+    MAX_FRAME_BYTES,
+    MAX_REPORTS,
+    NO_SINKS,
+    RunEnding,
+    RunSinks,
+    ending_of_frame,
+)
 
 GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0
@@ -58,10 +66,6 @@ clock starts when a child is there, and on a busy host forking one can take a wh
 up ends every run of the guest."""
 
 CANCEL_GRACE_S = 2.0
-MAX_REPORTS = 1000
-"""Progress reports of one run; the guest also counts."""
-
-MAX_FRAME_BYTES = 4 << 20
 MAX_RUN_BYTES = 1 << 20
 """The guest ends itself over a larger frame; see `HOST_FRAME_BYTES` there."""
 CHECKOUT = struct.Struct("!qi")

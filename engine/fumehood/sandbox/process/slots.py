@@ -11,8 +11,8 @@ import anyio
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.fair_share import FairShare, Lack
+from fumehood.sandbox.wall import MAX_WAITING
 
-MAX_WAITING = 2000
 QUEUE_PATIENCE_S = 30.0
 
 
