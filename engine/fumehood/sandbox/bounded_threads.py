@@ -1,8 +1,8 @@
-"""Blocking calls in threads: each with a deadline, and never more than a fixed number at a time.
+"""Blocking calls in threads, each with a deadline, and a fixed maximum number at a time.
 
 Host side. A call that hangs keeps its thread until it ends by itself, and the other calls share the
-rest. `anyio.to_thread` cannot do this: a call abandoned there gives its limiter back while its
-thread still runs, and its threads keep the process alive.
+remaining threads. `anyio.to_thread` cannot do this: an abandoned call frees its slot while its
+thread still runs, and such threads keep the process alive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class BoundedThreads:
-    """At most `most` daemon threads at a time, one for each call, also after their deadlines."""
+    """At most `most` daemon threads at a time, one per call, including calls past their deadlines."""
 
     def __init__(self, most: int, name: str) -> None:
         self._free = anyio.Semaphore(most, max_value=most)
@@ -33,7 +33,7 @@ class BoundedThreads:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """The call's answer. One that comes too late is passed to `unwanted` instead.
+        """Run a call and return its answer. A late answer is passed to `unwanted` instead.
 
         Raises:
             TimeoutError: no thread was free in time, or the call did not end in time.

@@ -1,12 +1,12 @@
-"""The host as a place to run: no wall at all, for functions that the operator trusts.
+"""The host: runs functions that the operator trusts, without a wall.
 
-Host side. It enforces wall time (by cancelling, or by killing a worker process) and a cap
-on the result, and says so; it limits how many run at once, so that one tool cannot occupy
-the engine.
+Host side. It enforces wall time (by cancelling, or by killing a worker process) and a size limit on
+the result, and reports exactly these limits. It also limits how many calls run at once, so that one
+tool cannot occupy the engine.
 
-Synchronous functions run in workers, so that they can be killed. A worker serves one call at a
-time and is used again. One that exceeded its time, was cancelled, died or sent anything but one
-reply is killed with everything below it, and the next call gets a new one. Waiting for a worker is
+Synchronous functions run in workers, so that they can be killed. A worker serves one call at a time
+and is reused. A worker that exceeded its time, was cancelled, died or sent anything but one reply
+is killed with all its descendants, and the next call gets a new one. Waiting for a worker is
 bounded like waiting for a slot on the host.
 """
 
@@ -47,7 +47,7 @@ HOST_LIMITS = WallLimits(
 ENFORCED = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
 MAX_RUNNING = 64
 MAX_REQUESTS = 32
-"""Requests to one service at a time."""
+"""Concurrent requests to one service."""
 
 WORKER_PROGRAM = Path(__file__).parents[1] / "executors" / "worker_main.py"
 START_DEADLINE_S = 20.0
@@ -75,7 +75,7 @@ class HostLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call a synchronous function in a worker. The others `executors/function` awaits."""
+        """Call a synchronous function in a worker. `executors/function` awaits asynchronous ones."""
         if program != "function":
             raise InternalError("The host runs functions, not programs.")
         return await self.workers.run(arguments, limits, self.principal_id, sinks)
@@ -93,7 +93,7 @@ class Host:
         self._upstreams: dict[str, Host] = {}  # as many as administrators registered services
 
     def for_upstream(self, upstream: str) -> Host:
-        """The slots for requests to one service: a slow one keeps nothing else waiting."""
+        """The slots for requests to one service, so that a slow service delays no other."""
         if upstream not in self._upstreams:
             self._upstreams[upstream] = Host(MAX_REQUESTS, "this tool's service")
         return self._upstreams[upstream]
@@ -124,7 +124,7 @@ class Host:
 
 
 class Workers:
-    """The workers of one engine. They are started when they are needed."""
+    """The workers of one engine, started when needed."""
 
     def __init__(self) -> None:
         self._slots = Slots(MAX_WORKERS, "the workers of synchronous functions")
@@ -138,7 +138,8 @@ class Workers:
         principal_id: str,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Carry out `{module, name, arguments}` for a principal.
+        """Call `{module, name, arguments}` for a principal. Cancelling it ends the work, then
+        raises.
 
         Cancelling it ends the work, then raises.
 
@@ -186,7 +187,7 @@ class Workers:
 
 
 class _Worker:
-    """One process and the channel to it."""
+    """A worker process and the channel to it."""
 
     def __init__(
         self,
@@ -234,7 +235,7 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Asks the kernel: the event loop notices an end later."""
+        """Whether the process has ended, from the kernel: the event loop notices later."""
         if self._process.returncode is not None:
             return False
         try:
@@ -244,7 +245,7 @@ class _Worker:
             return False
 
     async def run(self, call: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS) -> RunEnding:
-        """One call. `is_fit` says afterwards whether the worker can be used again."""
+        """Run one call. Afterwards `is_fit` tells whether the worker can be reused."""
         self.is_fit = False
         try:
             with anyio.fail_after(limits.wall_s):
@@ -271,7 +272,7 @@ class _Worker:
     async def _ask(
         self, message: JsonObject, max_bytes: int, sinks: RunSinks = NO_SINKS
     ) -> JsonObject | None:
-        """One message and its reply, or None if the worker died."""
+        """Send one message. Returns its reply, or None if the worker died."""
         decoder = framing.Decoder(max_bytes)
         try:
             self._writer.write(framing.encode(message))
@@ -297,7 +298,7 @@ class _Worker:
 
 
 def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObject]:
-    """A worker's replies; its reports of progress and the parts of a result are passed on."""
+    """A worker's replies. Its progress reports and the parts of a result go to the sinks."""
     replies = []
     for frame in frames:
         if frame.keys() == {"percent", "message"}:
@@ -312,12 +313,12 @@ def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObjec
 
 
 def _import_path() -> list[str]:
-    """This program's own, made absolute: an empty entry means the current directory."""
+    """This program's import path, made absolute: an empty entry means the current directory."""
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 
 def _kill_tree(pid: int) -> None:
-    """Stop the worker, so that it starts nothing more; end all below it; then itself.
+    """Stop the worker, so that it starts nothing more, then kill its descendants, then itself.
 
     The worker is the subreaper: an orphan is found in the next round.
     """

@@ -32,7 +32,7 @@ MAX_WORD_CHARACTERS = 80
 
 KEPT = timedelta(days=1)
 MAX_OF_PRINCIPAL = 100
-"""The ended sessions kept for each principal, the newest ones."""
+"""Ended sessions kept for each principal, newest first."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,15 +53,15 @@ class Session:
     last_used: float
     calls: int = 0
     users: int = 0
-    """Calls that use it or wait for it."""
+    """Calls that use the session or wait for it."""
     is_outdated: bool = False
-    """Whether its row in the database is out of date."""
+    """Whether its database row is out of date."""
     finished: KeptSession | None = None
-    """Its record, once it has ended or is lost."""
+    """The final record, once the session has ended or is lost."""
     _turn: anyio.Lock = field(default_factory=anyio.Lock)
 
     def why_over(self, now: float) -> str | None:
-        """The reason why its time is over, if it is."""
+        """The reason why its time has ended, or None."""
         if now >= self.created + self.lifetime_s:
             return "its lifetime is over"
         if not self.users and now - self.last_used >= self.idle_s:
@@ -122,7 +122,7 @@ class Session:
         return KeptSession(self.principal_id, record)
 
     def finish(self, status: SessionStatus, why: str, now_at: datetime) -> KeptSession:
-        """End it. `why` is one clause."""
+        """End the session. `why` is one clause."""
         record = self.kept().record.model_copy(
             update={
                 "state": status,
@@ -200,7 +200,7 @@ def _memory_mb(wish: int | None, offered: WallLimits) -> int:
 
 
 class SessionLease:
-    """The turn of one call. `find` raises if the session is no longer active."""
+    """One call's turn in a session. `find` raises if the session is no longer active."""
 
     __slots__ = (
         "_find",
@@ -263,7 +263,8 @@ class SessionLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """One run; several may follow each other, each with the files and variables of the last.
+        """Run a program. Several runs may follow each other, each with the files and variables of
+        the last.
 
         Raises:
             ResourceNotFound: the session ended before this run.
@@ -282,7 +283,9 @@ class SessionLease:
 
 
 def _ended_by(session: Session, ending: RunEnding) -> EndedBy:
-    """A container that is gone because its session was ended was not lost."""
+    """The ending of a run; a container removed because its session was ended does not count as
+    lost.
+    """
     finished = session.finished
     was_ended = finished is not None and finished.record.state is SessionStatus.ENDED
     if was_ended and ending.ended_by is EndedBy.SANDBOX_LOST:

@@ -42,10 +42,10 @@ from fumehood.sandbox.wall import HasImages, Lease, SessionContainer, SessionWal
 
 ID_BYTES = 16
 TIDY_S = 15.0
-"""How often sessions are checked for expiry, and their use is stored."""
+"""Seconds between checks for expired sessions, at which their use is also stored."""
 
 STOP_DEADLINE_S = 5.0
-"""Seconds for the containers to end when the engine stops. The wall removes the rest."""
+"""Seconds for the containers to end when the engine stops. The wall removes the remaining ones."""
 
 STOPPED = "the engine was stopped"
 RESTARTED = "the engine was started anew"
@@ -86,9 +86,9 @@ class SessionKeeper:
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._share = FairShare(settings.max, settings.max_of_one)
-        """Sessions that live or are being made, out of the maximum."""
+        """Active sessions and those being created, out of the maximum."""
         self._leaving = 0
-        """Containers that have ended and are not yet gone."""
+        """Containers that have ended and are still being removed."""
         self._left = anyio.Event()
         self._wake = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
@@ -182,13 +182,15 @@ class SessionKeeper:
         return [*map(self._record, newest), *(o.record for o in self._history.of(principal.id))]
 
     def every(self) -> Sequence[KeptSession]:
-        """Those of all principals, newest first: active ones, then those that ended recently."""
+        """The sessions of all principals, newest first: active ones, then those that ended
+        recently.
+        """
         newest = sorted(self._live.values(), key=lambda one: one.created_at, reverse=True)
         live = [KeptSession(one.principal_id, self._record(one)) for one in newest]
         return [*live, *self._history.every()]
 
     def find(self, principal: Principal, session_id: str) -> SessionRecord:
-        """One of a principal's own, also one that is over. Raises ResourceNotFound."""
+        """One of a principal's own sessions, including ended ones. Raises ResourceNotFound."""
         session = self._live.get(session_id)
         if session is not None and session.principal_id == principal.id:
             return self._record(session)
@@ -200,7 +202,8 @@ class SessionKeeper:
     async def end(
         self, principal: Principal, session_id: str, why: str = "its owner ended it"
     ) -> SessionRecord:
-        """End a principal's session with everything that runs in it. One that is over stays so.
+        """End a principal's session with everything that runs in it. An ended session stays as it
+        is.
 
         Raises:
             ResourceNotFound: no such session of this principal's.
@@ -223,9 +226,9 @@ class SessionKeeper:
         language: str | None = None,
         memory_mb: int | None = None,
     ) -> SessionRecord:
-        """The session that a call names, if it may be used for that. Takes nothing.
+        """Check that a call may use the session that it names. Reserves nothing.
 
-        `language` None: it needs none. `memory_mb` None: any size will do.
+        Without `language`, the call needs none; without `memory_mb`, any size is acceptable.
 
         Raises:
             ResourceNotFound: no such session of this principal and agent, or it is over.
@@ -258,7 +261,7 @@ class SessionKeeper:
         language: str | None,
         memory_mb: int | None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """A session's container, for one call: entered when earlier calls have left.
+        """Lease a session's container for one call. Entering the lease waits for earlier calls.
 
         Raises, when it is made and when it is entered, as `examine` does, and:
             SandboxUnavailable: the session is too busy.
@@ -269,7 +272,7 @@ class SessionKeeper:
     async def files(
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
-        """The same for file operations outside of calls. Raises as `lease` does."""
+        """Lease it for file operations outside of calls. Raises like `lease`."""
         self._usable(principal.id, session_id)
         return self._lease(principal.id, session_id, is_call=False)
 
@@ -282,12 +285,12 @@ class SessionKeeper:
         self._history.prune(self._clock.now())
 
     def is_active(self, session_id: str) -> bool:
-        """Whether there is such a session, whoever owns it."""
+        """Whether an active session with this id exists, whoever owns it."""
         return session_id in self._live
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many there are. For the operator."""
+        """Numbers of sessions, for the operator."""
         return {
             "active": len(self._live),
             "busy": sum(session.users > 0 for session in self._live.values()),
@@ -298,7 +301,7 @@ class SessionKeeper:
     # -- inside ---------------------------------------------------------------------------
 
     def _inherit(self, one: KeptSession) -> None:
-        """Sessions that an earlier engine left active are lost."""
+        """Take over a stored session. One that an earlier engine left active is lost."""
         if one.record.state is not SessionStatus.ACTIVE:
             self._history.inherit(one)
             return
@@ -310,7 +313,7 @@ class SessionKeeper:
     async def _make(
         self, wall: SessionWall, principal_id: str, agent_id: str | None, request: SessionRequest
     ) -> Session:
-        """A container and its row. If either fails, neither is left."""
+        """Make a container and store its row. If either fails, neither remains."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
         container = await wall.hold(
             TrustDomain(principal_id, agent_id, session_id),
@@ -413,7 +416,7 @@ class SessionKeeper:
             self._finish(session, SessionStatus.ENDED, why)
 
     def _on_lost(self, session: Session | None) -> None:
-        """A container is gone without a request."""
+        """Handle a container that ended without a request."""
         if session is not None and session.finished is None:
             why = session.container.lost or "its container is gone"
             self._finish(session, SessionStatus.LOST, why)
@@ -460,7 +463,7 @@ class SessionKeeper:
         return max(0.01, min(left, TIDY_S))
 
     async def _write_changes(self) -> None:
-        """Write changes. A failure is logged, and tried again the next time."""
+        """Write changes. A failure is logged and retried the next time."""
         try:
             await self._history.write()
         except EngineError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 MAX_FILES = 1000
 MAX_FILE_BYTES = 1 << 20
 MAX_ENTRIES = 10_000
-"""Names that are looked at, those that are passed over included."""
+"""Names that are looked at, including ignored ones."""
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
@@ -50,7 +50,7 @@ def signature_of(found: os.stat_result) -> Signature:
 
 
 def open_directory(path: Path, owners: frozenset[int]) -> int:
-    """A descriptor of the directory, which the caller closes.
+    """Open a directory. The caller closes the descriptor.
 
     It and every directory above it must belong to one of `owners` and be closed to writing
     by group and others. Above it the sticky bit is enough, as on `/tmp`: it protects
@@ -82,10 +82,10 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
 
 
 def list_files(directory: int) -> dict[str, Signature]:
-    """Every name in the directory that counts, with the signature of what it names now.
+    """Every relevant name in the directory, with the signature of its present file.
 
-    Names that begin with a dot or end with a tilde are passed over: editors and programs
-    that replace files leave them.
+    Names that begin with a dot or end with a tilde are ignored: editors and programs that replace
+    files leave them behind.
 
     Raises:
         Untrusted: there are too many.
@@ -106,9 +106,9 @@ def list_files(directory: int) -> dict[str, Signature]:
 
 
 def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes, Signature]:
-    """A file's bytes, and its signature after the last of them was read.
+    """Read a file. Returns its bytes, and its signature after the last of them was read.
 
-    A caller that saw another signature before has read a file that was changing.
+    If the caller saw another signature before, the file was changing while it was read.
 
     Raises:
         Untrusted: a link, no regular file, too large, or another user could have written it.

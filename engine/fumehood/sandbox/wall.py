@@ -1,8 +1,8 @@
 """The interfaces of walls and leases.
 
-Host side. Above it: `pipeline/admit` and the executors; below: one folder for each kind.
-Invariant: a wall publishes only limits that it was seen to enforce on this host, and a
-lease that is left unfinished takes its run with it.
+Host side. Above it `pipeline/admit` and the executors; below it one folder for each kind.
+Invariants: a wall publishes only limits that it was seen to enforce on this host; a lease that is
+left before its run ended ends the run; a program's claim may name a failure but never undo one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OnOutput = Callable[[str, str], None]
 
 
 class CallPort(Protocol):
-    """The way back to a program that called a tool. After the run's end it does nothing."""
+    """The channel for answers to a program's tool call. After the run's end it does nothing."""
 
     def answer(self, answer: bytes) -> None:
         """Send an answer as JSON; it has the call's number in it."""
@@ -61,7 +61,8 @@ OnEnding = Callable[["RunEnding"], None]
 
 @dataclass(frozen=True, slots=True)
 class RunSinks:
-    """Receivers of a run's events; events without a receiver are dropped.
+    """Receivers of a run's events; events without a receiver are dropped. They are called from the
+    event loop, so they must not block. One that raises is not called again, and the run continues.
 
     Called from the event loop, so they must not wait. One that raises is not called again, and
     the run goes on.
@@ -75,7 +76,7 @@ class RunSinks:
     """Gets the ending of a cancelled run, before the cancellation is raised, if its wall knows
     the ending."""
     is_live: bool = False
-    """The run is followed: output is passed on at once, instead of in few long pieces."""
+    """The output is followed, so it is sent at once, instead of in few long pieces."""
     call: OnCall | None = None
     """Gets the program's calls of tools. Without it the program cannot make any."""
 
@@ -102,20 +103,20 @@ class RunEnding:
     claimed_kind: str | None = None
     claimed_message: str | None = None
     claimed_error: JsonObject | None = None
-    """The program's whole description of its failure. Validate it before use."""
+    """The program's complete description of its failure. Validate it before use."""
     stdout: str = ""
     stderr: str = ""
-    """The kept part of the two streams, decoded, if the wall catches them."""
+    """The kept part of both streams, decoded, if the wall captures them."""
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     limits_hit: tuple[str, ...] = ()
-    """Limits that refused something while the program went on, by the names of `Limit`."""
+    """Limits that refused something while the program continued, by the names of `Limit`."""
     files_left_out: int = 0
     """Files of the workspace that were too many or too large to be handed to the sink."""
     state: SessionState | None = None
     """The state of the variables, if the lease keeps them for the next run."""
     variables_bytes: int | None = None
-    """The memory of the process that keeps them."""
+    """The memory of the process that holds the variables."""
 
 
 class Lease(Protocol):
@@ -143,12 +144,12 @@ class Lease(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WallStatus:
-    """What a wall enforces and lacks at one moment, as far as is known."""
+    """A wall's enforced and missing limits at one moment, as far as known."""
 
     required: frozenset[Limit]
-    """The limits without which nothing runs here."""
+    """The limits without which no call runs here."""
     enforced: frozenset[Limit]
-    """The limits of calls: the required ones until one was seen not to hold on this host."""
+    """The limits of calls: the required ones, until one was seen to fail on this host."""
     seen: frozenset[Limit]
     """The limits that were seen to hold on this host."""
     is_ready: bool
@@ -157,11 +158,11 @@ class WallStatus:
     faults: tuple[str, ...] = ()
     """Why it is not ready. For the operator."""
     remedy: str = ""
-    """What to do about it. For callers."""
+    """The remedy, for callers."""
     heals: bool = True
     """Whether it may become ready without an operator."""
     missing_images: tuple[str, ...] = ()
-    """A sentence for each."""
+    """One sentence for each missing limit."""
     guest_pid: int | None = None
 
     @property
@@ -226,9 +227,10 @@ class ImageMissing(SandboxUnavailable):
 
 
 class HasImages(ABC):
-    """A wall whose sandboxes are made from images, and that can look at them again.
+    """A wall whose sandboxes are made from images, and that can look for them again.
 
-    A base class: each call checks for it several times, and checking for a protocol is slow.
+    A base class, because each call checks for it several times, and checking for a protocol is
+    slow.
     """
 
     @abstractmethod
@@ -242,7 +244,8 @@ class HasImages(ABC):
 
     @abstractmethod
     async def look_again(self) -> None:
-        """Wait, bounded, for a look that begins after this moment. Waiting calls share it.
+        """Wait, bounded, for a look at Docker that begins after this moment. Waiting calls share
+        it.
 
         Raises:
             SandboxUnavailable: the look did not end in time.
@@ -250,7 +253,7 @@ class HasImages(ABC):
 
     @abstractmethod
     async def until_known(self, image: str) -> None:
-        """Wait until the facts of this image are known.
+        """Wait until this image's properties are known.
 
         Raises:
             SandboxUnavailable: there is no such image, or it cannot be found out now.
@@ -299,7 +302,9 @@ class SessionContainer(Protocol):
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """One run, while it is free. Its files and variables stay for the next one."""
+        """Run a program while the container is free. Its files and variables are kept for the next
+        run.
+        """
         ...
 
     def end(self, why: str) -> None:
@@ -307,7 +312,7 @@ class SessionContainer(Protocol):
         ...
 
     async def until_gone(self) -> None:
-        """Wait until nothing is left of it after it was lost or ended."""
+        """Wait until nothing of it is left, after it was lost or ended."""
         ...
 
 
@@ -363,7 +368,7 @@ _CLAIMABLE = {
 def ending_of_reply(
     reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
-    """The ending of a run whose child answered this side directly. Figures are the host's."""
+    """The ending of a run whose child answered the host directly. The figures are the host's."""
     error = reply.get("error")
     result = reply.get("result")
     if error is None and isinstance(result, dict):
@@ -381,7 +386,7 @@ def ending_of_reply(
 
 
 def ending_of_frame(message: GuestEnding) -> RunEnding:
-    """The ending of a run under the supervisor."""
+    """The ending of a run that the supervisor reported."""
     claim = message.claim or {}
     result = claim.get("result")
     ended_by = message.ended_by

@@ -47,7 +47,7 @@ WARNINGS = frozenset(
 """Events of walls and sessions that the log shows as warnings."""
 
 RECOVERIES = {"container.started": "container.failed", "guest.ready": "guest.lost"}
-"""Event → the failure that it ends. A failure that is tried again and again is a warning once."""
+"""Events by the failure that each of them ends. A failure that repeats is a warning once."""
 
 OnEvent = Callable[[str, JsonObject], None]
 
@@ -81,10 +81,10 @@ class WallSettings:
 
 
 class EngineWalls:
-    """An asynchronous context manager: entering it starts the walls that are in use.
+    """The walls of an engine. Entering the asynchronous context starts those in use.
 
-    `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory,
-    None if the engine keeps nothing. A wall that is given is used as it is.
+    `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory, or
+    None if the engine keeps no state. A given wall is used unchanged.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class EngineWalls:
         await self._stack.aclose()
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """For each wall in use: the enforced limits, whether they are enough, and the faults.
+        """For each wall in use: the enforced limits, whether they suffice, and the faults.
 
         Without an `essential` wall the engine refuses all calls; without another, only the calls
         of its tools.
@@ -174,7 +174,7 @@ def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:
 def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEvent) -> ContainerWall:
     """Make the container wall.
 
-    An engine that keeps state looks at Docker at once: a predecessor may have left containers
+    An engine with state looks at Docker at once, because a predecessor may have left containers
     behind. An engine without state, as in an embedding program, does so at the first call.
     """
     return ContainerWall(

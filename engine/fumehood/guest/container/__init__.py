@@ -1,1 +1,1 @@
-"""The guest in a container: supervisor as its first process, children as another user."""
+"""The guest in a container: its first process is the supervisor; programs run as another user."""

@@ -1,13 +1,13 @@
-"""The chain of a session: which process has its variables, and which stands behind it.
+"""The chain of a session: the processes that hold its variables.
 
-Guest side, used by the supervisor. When nothing runs there are two of them, both stopped: the
-first, in which the last call ran and the next one will, and the one behind, its copy from the end
-of that call (see `link`). Where the first is killed, the one behind takes its place, and the
-variables are those from before the call. A first one that still has threads is replaced likewise.
+Guest side, used by the supervisor. Between calls there are two processes, both stopped: the first,
+which ran the last call and will run the next, and the one behind it, a copy from the end of that
+call (see `link`). If the first is killed, the copy takes its place, and the variables are those
+from before the call. A first process that still has threads is replaced in the same way.
 
 Messages of these processes are not trusted, because programs of the session ran in them; only the
-sender is, which the kernel adds. Invariant: nothing here waits for them for longer than a few
-seconds, and the worst outcome is that the variables are gone.
+sender's id is, which the kernel adds. Invariant: nothing here waits for them for more than a few
+seconds, and the worst outcome is that the variables are lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COPY_PATIENCE_S = 3.0
 """Seconds a process has to copy itself."""
 
 MAX_MESSAGES = 4096
-"""Messages of links that are read at once; more do not fit the socket."""
+"""Messages of links read at once; more do not fit the socket."""
 
 WATCH_S = 0.5
 """How often the waiting processes are checked: they must be stopped."""
@@ -46,9 +46,9 @@ _CREDENTIALS_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
 class Chain:
-    """The processes that keep a session's variables, if there are any.
+    """The processes that hold a session's variables, if any.
 
-    `orders_end` and `wake_end` are those processes' ends of the two ways to them.
+    `orders_end` and `wake_end` are those processes' ends of the two sockets.
     """
 
     def __init__(self, reap: Callable[[], None]) -> None:
@@ -62,13 +62,13 @@ class Chain:
         self._behind: int | None = None
         self._seen_awake: set[int] = set()
         self._used_ns: dict[int, int] = {}
-        """CPU time of those that wait, when they were first seen waiting."""
+        """CPU time of the waiting processes when they were first seen waiting."""
         self._are_ended = False
-        """They were ended between two calls, and no call was told yet."""
+        """Whether they were ended between two calls and no call was notified yet."""
 
     @property
     def first(self) -> int | None:
-        """The process that has the variables, or None."""
+        """The process that holds the variables, or None."""
         return self._first
 
     @property
@@ -77,7 +77,7 @@ class Chain:
         return {pid for pid in (self._first, self._behind) if pid is not None}
 
     def threads(self) -> int:
-        """How many threads they have together, as the kernel counts processes."""
+        """Number of threads of all of them, as the kernel counts processes."""
         return sum(processes.threads_of(pid) for pid in self.pids)
 
     def begin(self, *descriptors: int) -> int | None:
@@ -97,7 +97,7 @@ class Chain:
 
         Returns what became of the variables.
 
-        `stayed` is the process of the call, where it said that it is done and lives.
+        `stayed` is the process of the call if it reported that it is done and stays alive.
         """
         before = self._behind
         if stayed is not None:
@@ -124,10 +124,11 @@ class Chain:
         return False
 
     def are_asleep(self) -> bool:
-        """Whether those that wait are stopped, and have used no processor since they were first
-        seen. A stopped process can be woken by what it has prepared: a timer whose signal is
-        SIGCONT, a child or a parent at whose end the kernel sends it one. On a busy host one may
-        not have stopped yet: it is told so again, and counts as awake when it is seen so twice.
+        """Whether the waiting processes are stopped and have used no CPU time since they were first
+        seen waiting. A stopped process can be woken by what it has prepared: a timer with SIGCONT
+        as its signal, or a child or parent at whose end the kernel sends SIGCONT. On a busy host a
+        process may not have stopped yet: it is stopped again, and counts as awake if it is seen
+        awake twice.
         """
         awake = {pid for pid in self.pids if _is_awake(pid)}
         was_awake, self._seen_awake = self._seen_awake, awake
@@ -139,7 +140,9 @@ class Chain:
         return not awake & was_awake
 
     def end(self) -> None:
-        """End those that wait, with the variables; `tell_end` says so to the next call."""
+        """Kill the waiting processes, and their variables with them. `tell_end` reports it to the
+        next call.
+        """
         ended, self._first, self._behind = self.pids, None, None
         self._used_ns.clear()
         self._are_ended = True
@@ -148,19 +151,19 @@ class Chain:
                 os.kill(pid, signal.SIGKILL)
 
     def tell_end(self) -> bool:
-        """Whether they were ended between two calls; told once."""
+        """Whether they were ended between two calls. Reported once."""
         are_ended, self._are_ended = self._are_ended, False
         return are_ended
 
     def stop(self) -> None:
-        """Stop the waiting processes, once all that could wake them are gone."""
+        """Stop the waiting processes, once every process that could wake them is gone."""
         self._used_ns.clear()
         self._seen_awake.clear()
         self._stop()
 
     def _goes_on(self, spared: int | None) -> bool:
-        """Whether the process of the call has the next one, too, with its copy behind it, or its
-        copy has. `spared` may still be needed where neither does.
+        """Whether the process of the call, or its copy, can run the next call with a copy behind
+        it. `spared` is not killed, because it is needed otherwise.
         """
         self._stop()
         self._end_the_others(spared)
@@ -178,7 +181,7 @@ class Chain:
         return self._is_woken(self._first, spared)
 
     def _is_woken(self, pid: int, spared: int | None = None) -> bool:
-        """Whether the one behind is the first now, with a copy behind it."""
+        """Whether the copy became the first process, with a copy of its own behind it."""
         self._first, self._behind = pid, None
         self._end_the_others(spared)
         self._take_back()
@@ -191,7 +194,9 @@ class Chain:
         return self._behind is not None
 
     def _copy_of(self, pid: int) -> int | None:
-        """Have the first make a copy, which it could not when there was no room."""
+        """Make the first process copy itself again, after an earlier attempt failed for lack of
+        room.
+        """
         try:
             self._order(COPY, ())
         except OSError:
@@ -217,8 +222,8 @@ class Chain:
         return self._behind
 
     def _received(self, pid: int) -> tuple[int | None, bool]:
-        """The last other process that said it is ready, and whether this one said that it is done.
-        The kernel names the senders.
+        """The last other process that reported being ready, and whether this one reported being
+        done. The kernel identifies the senders.
         """
         found, is_done = None, False
         for _ in range(MAX_MESSAGES):

@@ -1,9 +1,9 @@
-"""The child in a container: the one process in which a call's program begins.
+"""The child in a container: the process in which a call's program starts.
 
-Guest side, forked by the zygote, in two steps. First it stands ready as root, limited, filtered and
-warmed, where no program can reach it, and waits for one byte. Then it becomes the programs' user,
-for good, and only after that reads its request. Its message at the end is a claim; how it ended,
-the supervisor learns from the kernel.
+Guest side, forked by the zygote, in two steps. First it waits as root, limited, filtered and warmed
+up, out of every program's reach, for one byte. Then it irrevocably becomes the programs' user, and
+only after that reads its request. Its final message is a claim; the kernel reports to the
+supervisor how it ended.
 """
 
 from __future__ import annotations
@@ -45,19 +45,23 @@ from fumehood.protocol import framing
 GO = b"G"
 
 IMAGE_PATH = "/opt/fumehood/image.json"
-"""The image's description of itself: root's, and written when the image was built."""
+"""The image's description of itself, owned by root and written when the image was built."""
 
 OUT_FD = link.WAKE_FD + 1
 ERR_FD = OUT_FD + 1
-"""A child's standard streams, until it is ready. The zygote receives the ends of each child's pipes
-at their final numbers, from `REQUEST_FD` on."""
+"""Descriptors of a child's standard streams until it is ready. The zygote receives the ends of each
+child's pipes at their final numbers, from `REQUEST_FD` on.
+"""
 
 REHEARSALS = 16
-"""Of the program that warms a child up, in the zygote. Python rewrites code that runs often; done
-there, its pages stay shared."""
+"""Runs of the warm-up program in the zygote. Python rewrites code that runs often; if that happens
+in the zygote, the pages stay shared.
+"""
 
 NICENESS = 10
-"""A program that fills every processor must leave the supervisor enough to end it."""
+"""Scheduling priority of programs. One that uses every processor must leave the supervisor enough
+to end it.
+"""
 
 ENVIRONMENT = {
     "HOME": WORKSPACE,
@@ -69,12 +73,12 @@ ENVIRONMENT = {
 }
 
 Program = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
-"""Takes a call's arguments, gives the exit code and the claim."""
+"""Maps a call's arguments to the exit code and the claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What the zygote does for this image: the modules that it preloads, and where they are."""
+    """The parts of an image's description that the zygote uses."""
 
     preload: tuple[str, ...] = ()
     site_paths: tuple[str, ...] = ()
@@ -82,7 +86,7 @@ class Image:
 
 
 def read_image(path: str = IMAGE_PATH) -> Image:
-    """The description of this image. An image without one adds nothing.
+    """Read the description of this image. A missing file means an empty description.
 
     Raises:
         ValueError, KeyError, TypeError: the file is there, and invalid.
@@ -100,7 +104,7 @@ def read_image(path: str = IMAGE_PATH) -> Image:
 
 
 def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
-    """Load modules for programs, in a thin zygote without the image's; returns the function that
+    """Load modules for programs, without the image's in a thin zygote. Returns the function that
     prepares a forked child.
     """
     image = read_image()
@@ -156,14 +160,14 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
 
 
 def _forget_the_guest(import_paths: list[str]) -> None:
-    """Programs find none of the guest's modules; those that are loaded stay where they are used."""
+    """Hide the guest's modules from programs. Loaded modules stay where they are used."""
     for name in [name for name in sys.modules if name.split(".")[0] == "fumehood"]:
         del sys.modules[name]
     sys.path[:] = [path for path in sys.path if path not in import_paths]
 
 
 def _take_places() -> None:
-    """Put the program's own streams in place of the null device, and leave nothing else open."""
+    """Replace the null device by the program's own streams, and close everything else."""
     os.dup2(OUT_FD, 1)
     os.dup2(ERR_FD, 2)
     os.closerange(OUT_FD, 1024)
@@ -174,8 +178,8 @@ def _above_standard(descriptor: int) -> int:
 
 
 def _open_streams() -> None:
-    """Make the objects of the standard streams in the zygote. What they read from and write to in a
-    child is put below them later: pipes, like those that they are made on.
+    """Create the standard stream objects in the zygote. Each child later puts its own pipes below
+    them.
     """
     kept = _above_standard(2)
     null = os.open("/dev/null", os.O_RDWR)
@@ -191,7 +195,7 @@ def _open_streams() -> None:
 
 
 def _rehearse() -> None:
-    """Run the program that warms a child up, on null devices."""
+    """Run the warm-up program on null devices."""
     kept = _above_standard(2)
     os.dup2(0, 2)
     try:
@@ -203,7 +207,7 @@ def _rehearse() -> None:
 
 
 def _get_ready() -> None:
-    """Do all that can be done ahead: still root, and out of every program's reach."""
+    """Do everything that can be done in advance, still as root and out of every program's reach."""
     os.dup2(0, 2)  # as 0 and 1: output of the guest itself is dropped
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
@@ -216,7 +220,7 @@ def _get_ready() -> None:
 
 
 def _seal() -> None:
-    """Give up the remaining rights. Limits and filter are in force since it was made ready."""
+    """Give up the remaining rights. Limits and filter are already in force."""
     # If memory runs out, a program ends before a child that waits, a zygote or the supervisor.
     kernel.volunteer_for_oom()
     become_user()
@@ -225,7 +229,7 @@ def _seal() -> None:
 
 
 def _serve(programs: dict[str, Program], memory_bytes: int) -> None:
-    """Run the one program that the request names, send its claim, end with its exit code."""
+    """Run the program that the request names, send its claim, and exit with its code."""
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED
     frame = b""
@@ -257,9 +261,10 @@ def _serve(programs: dict[str, Program], memory_bytes: int) -> None:
 
 
 def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
-    """One call after the other on the same variables, each in a process of its own (see `link`).
+    """Run calls of a session one after the other on the same variables, each in a process of its
+    own (see `link`).
 
-    Raises the exceptions that `_serve` handles; no other link follows then.
+    Raises the exceptions that `_serve` handles, which end the chain.
     """
     program = python.Program(memory_bytes, _report)
     while True:
@@ -313,11 +318,11 @@ PROBED_LIMITS = {
     "Max file size": resource.RLIMIT_FSIZE,
     "Max processes": resource.RLIMIT_NPROC,
 }
-"""Resource → its name in `/proc/PID/limits`, which some runtimes lack."""
+"""Resource limits by their names in `/proc/PID/limits`, a file that some runtimes lack."""
 
 
 def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Try every attack; the outcome goes out before the loop, which has no end of its own."""
+    """Try every attack and report the outcome, then loop until killed."""
     held = {name: _is_refused(attack) for name, attack in ATTACKS.items()}
     limits = {name: resource.getrlimit(which)[1] for name, which in PROBED_LIMITS.items()}
     tell({"probe": held, "limits": limits})

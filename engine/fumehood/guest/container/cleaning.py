@@ -1,9 +1,10 @@
-"""Cleaning: after a run nothing of it is alive and the container is as it was, or the host is told.
+"""Cleaning: after a run none of its processes is alive and the container is as before, or the host
+is notified.
 
-Guest side, used by the supervisor. In a session the processes that keep its variables stay,
-stopped, and so do its files. The files of all other runs are handed over and removed by a
-housekeeper, a short process of the programs' user, when no process of the program is left. It
-writes its frames into the channel itself, while the supervisor waits for it, for a bounded time.
+Guest side, used by the supervisor. In a session, the stopped processes that hold its variables
+stay, and so do its files. After any other run, a housekeeper hands over the files and removes them:
+a short-lived process of the programs' user, forked when no process of the program is left. It
+writes its frames into the channel itself; the supervisor waits for it for a bounded time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LEFT_OUT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """The outcome of one: how many files were left out (at least), and why it failed."""
+    """A housekeeper's outcome: how many files were left out (at least), and why it failed."""
 
     left_out: int = 0
     fault: str | None = None
@@ -43,7 +44,7 @@ NOTHING_DONE = Housekeeper()
 
 
 class Cleaner:
-    """Ends the processes of a program, and checks that nothing of it is left."""
+    """Kills the processes of a program, and checks that nothing of it is left."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Cleaner:
         self._reap = reap
 
     def is_alone(self) -> bool:
-        """Whether the kernel counts as many processes as should be here now."""
+        """Whether the kernel counts exactly the processes that should exist now."""
         if not self._pools.is_settled:
             return False
         guests_own = 1 + len(self._pools.zygote_pids) + len(self._pools.pids)
@@ -71,7 +72,7 @@ class Cleaner:
         return counted == expected + processes.dead_children(self._chain.pids)
 
     def end_the_rest(self) -> bool:
-        """Kill the processes of the program until none is left; False if that fails."""
+        """Kill the program's processes until none is left. Returns False on failure."""
         if self.is_alone():
             return True
         give_up = time.monotonic() + KILL_DEADLINE_S
@@ -85,7 +86,7 @@ class Cleaner:
         return True
 
     def is_left_alone(self) -> bool:
-        """Whether between two calls only the guest and the waiting processes of a session exist."""
+        """Whether only the guest and a session's waiting processes exist between two calls."""
         return self.is_alone() or not processes.strangers(self._chain.pids)
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
@@ -105,7 +106,7 @@ class Cleaner:
         return keep_house(run.id, self._mounts, since_ns=run.since_ns)
 
     def why_not_clean(self, run: Run, housekeeper: Housekeeper) -> str | None:
-        """What is left of a program, or None if the container is clean."""
+        """The reason why the container is not clean, or None if it is."""
         if housekeeper.fault is not None:
             return housekeeper.fault
         if not self.is_alone() and processes.strangers(self._chain.pids):
@@ -127,9 +128,9 @@ class Cleaner:
 
 
 def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> Housekeeper:
-    """Have files handed over and the mounts emptied, if there is anything in them.
+    """Hand over files and empty the mounts, if they contain anything.
 
-    With `since_ns` only what has changed since then is handed over, and everything stays.
+    With `since_ns`, only files changed since then are handed over, and all stay in place.
     """
     if mounts.are_clean() or (mounts.are_clean() is None and mounts.are_empty()):
         return NOTHING_DONE
@@ -166,7 +167,7 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
 
 
 def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
-    """Wait for its end: its pipe closes with it."""
+    """Wait for its end, at which its pipe closes."""
     give_up = time.monotonic() + HOUSEKEEPER_DEADLINE_S
     report = b""
     while len(report) < LEFT_OUT_BYTES:

@@ -1,9 +1,9 @@
 """Files of a session's workspace: list, read, write, delete, for the session's owner.
 
-Guest side, a program of its own in a child: nothing of the session's programs runs in it, and it
-is the same unprivileged user. Every path is walked by descriptors, one name at a time, without
-following links; only plain files are read and written. A refusal is an answer, not a failure: the
-session's programs may have left anything there.
+Guest side, a program in a child of its own: it has the same unprivileged user as the session's
+programs, but none of their code runs in it. Every path is walked by descriptors, one name at a
+time, without following links; only plain files are read and written. A refusal is an answer, not a
+failure, because the session's programs may have left anything there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Result = dict[str, Any]
 
 
 def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Do one thing: (exit code, claim)."""
+    """Carry out one operation. Returns exit code and claim."""
     try:
         result = _VERBS[arguments["do"]](arguments)
     except Refused as refusal:
@@ -74,7 +74,7 @@ def _list(arguments: Result) -> Result:
 
 
 def _found(path: str, recursive: bool) -> list[Result]:
-    """What lies there, by path; a path of a file stands for itself."""
+    """Entries at or below a path, sorted. A file's path yields the file itself."""
     if path:
         with parent_of(path) as (directory, name):
             status = status_of(name, directory, path)
@@ -145,7 +145,7 @@ def _read(arguments: Result) -> Result:
 
 
 def _write(arguments: Result) -> Result:
-    """With `expected`, only if everything it touches is unchanged since the preview."""
+    """Write a file. With `expected`, only if all that it touches is unchanged since the preview."""
     path, mode = arguments["path"], arguments["mode"]
     if "expected" in arguments:
         for refused in hold_to(arguments).values():
@@ -236,7 +236,7 @@ def _survey(arguments: Result) -> Result:
 
 
 def _delete(arguments: Result) -> Result:
-    """With `expected` as `_write`, and what was not going to go then, stays now."""
+    """Delete paths. With `expected` like `_write`; a path that was refused in the preview stays."""
     refused = hold_to(arguments) if "expected" in arguments else {}
     deleted: list[str] = []
     missing: list[str] = []
@@ -259,7 +259,7 @@ def _delete(arguments: Result) -> Result:
 
 
 def _remove(name: str, directory: int, path: str, recursive: bool) -> None:
-    """A link is removed itself, never what it points at."""
+    """Remove one path; for a link, the link and never its target."""
     status = status_of(name, directory, path)
     if not stat.S_ISDIR(status.st_mode):
         os.unlink(name, dir_fd=directory)

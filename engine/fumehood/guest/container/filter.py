@@ -1,15 +1,15 @@
 """The system-call filter of a container's programs: an allow-list for whole programs.
 
-Guest side. Each child installs it on itself before it sees a request, on every runtime: old
-`runsc` ignores the container's own profile. Invariant: it allows nothing that Docker's default
-profile refuses to a container without capabilities, and besides no System V IPC, no POSIX
-message queues, keyrings, `io_uring`, `userfaultfd`, `perf_event_open`, `ptrace` or other reach
-into processes, namespaces, `inotify` (its instances are counted over all containers together)
-and no sockets but Unix and IP. Of the set-id calls it allows the three by which a child becomes
-its user; whoever has done that has no capability, and the kernel refuses any other use of them.
+Guest side. Each child installs it before it sees a request, on every runtime, because old `runsc`
+ignores the container's own profile. Invariant: it allows nothing that Docker's default profile
+refuses to a container without capabilities. It also refuses System V IPC, POSIX message queues,
+keyrings, `io_uring`, `userfaultfd`, `perf_event_open`, `ptrace` and other access to processes,
+namespaces, `inotify` (its instances are counted over all containers together), and all sockets but
+Unix and IP. Of the set-id calls it allows the three by which a child becomes its user; after that
+it has no capability, and the kernel refuses any other use of them.
 
-What is not allowed fails with EPERM and lets the program go on: whole programs try much that
-they can do without. What is newer than this list fails with ENOSYS, which libraries understand.
+A refused call fails with EPERM and the program continues, because whole programs try many calls
+that they can do without. A call newer than this list fails with ENOSYS, which libraries handle.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ ALLOWED = (
     "timerfd_settime", "times", "tkill", "truncate", "umask", "uname", "unlink", "unlinkat",
     "utime", "utimensat", "utimes", "vfork", "vmsplice", "wait4", "waitid", "write", "writev",
 )  # fmt: skip
-"""Allowed with any arguments."""
+"""System calls allowed with any arguments."""
 
 DECIDED = ("clone", "clone3", "personality", "socket", "socketpair")
-"""Allowed with some arguments; see `_decide`."""
+"""System calls allowed with some arguments only; see `_decide`."""
 
 _NAMESPACES = 0x7E020000
-"""Every CLONE_NEW… flag of <linux/sched.h> that `clone` takes, but CLONE_NEWTIME, which needs
-`clone3`."""
+"""All CLONE_NEW… flags of <linux/sched.h> that `clone` accepts (CLONE_NEWTIME needs `clone3`)."""
 
 _SAME_PERSONALITIES = (0x0, 0xFFFFFFFF)
-"""Plain Linux, and the question which one it is."""
+"""Arguments of `personality`: plain Linux, and a query of the present value."""
 
 _ADDRESS_FAMILIES = (1, 2, 10)
-"""Unix, IPv4 and IPv6. None of the kernel's others: AF_VSOCK leads out of virtual machines,
-AF_ALG, AF_PACKET and AF_NETLINK into parts of the kernel that no program needs here."""
+"""Unix, IPv4 and IPv6. AF_VSOCK leads out of virtual machines; AF_ALG, AF_PACKET and AF_NETLINK
+reach parts of the kernel that no program needs here.
+"""
 
 
 def build_container_filter(machine: str | None = None) -> bytes:
@@ -88,7 +88,7 @@ def build_container_filter(machine: str | None = None) -> bytes:
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as runs of neighbours: (first, last)."""
+    """Group ascending numbers into ranges of neighbours: (first, last)."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -99,9 +99,10 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _search(runs: Sequence[tuple[int, int] | None]) -> list[seccomp.Instruction]:
-    """Find the run that a number is in by halving. None stands for everything above the last.
+    """Instructions for a binary search for a number's range. None stands for everything above the
+    last range.
 
-    A chain would ask hundreds of questions for a call at its end, on every call of a program.
+    A linear chain would take hundreds of comparisons for the last calls.
     """
     if len(runs) == 1:
         only = runs[0]

@@ -1,8 +1,8 @@
-"""The host's end of a container's channel, as the supervisor sees it: frames in, frames out.
+"""The channel to the host, as the supervisor uses it: frames in, frames out.
 
-Guest side, descriptors 0 and 1. A peer that sends anything but the host's frames is not the host
-that this guest was made for, and a peer that does not read is gone: either way the container ends,
-and with its first process all others.
+Guest side, descriptors 0 and 1. A peer that sends invalid frames is not the host, and a peer that
+does not read is gone; either ends the container, and with its first process all others. Everything
+reported about a run except its claim was measured or decided outside the program.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fumehood.protocol import framing
 FRAME_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
 PATIENCE_S = 10.0
-"""How long the host may leave a frame unread."""
+"""How long the host may leave a frame unread, in seconds."""
 
 
 class Host:
-    """Reads the frames of the host and sends frames to it. A fault ends the container."""
+    """Reads the host's frames and sends frames to it. A fault ends the container."""
 
     def __init__(self) -> None:
         os.set_blocking(0, False)
@@ -38,7 +38,7 @@ class Host:
         self._waiting = b""
 
     def read(self) -> list[Run | Answer | Pause | int]:
-        """The requests since: runs to begin, the ids of those to cancel, and what a run gets."""
+        """Received requests: runs to start, ids of runs to cancel, and messages for a run."""
         try:
             chunk = os.read(0, CHUNK_BYTES)
         except BlockingIOError:
@@ -56,14 +56,14 @@ class Host:
         return requests
 
     def send(self, message: dict[str, Any], *, more: bool = False) -> None:
-        """Send one frame; `more` says that another follows at once, and both go together."""
+        """Send one frame. With `more`, another follows at once, and both are sent together."""
         self._waiting += framing.encode(message)
         if more and len(self._waiting) < CHUNK_BYTES:
             return
         self.flush()
 
     def flush(self) -> None:
-        """Send the frames that wait for more."""
+        """Send the frames that were held back."""
         data, self._waiting = self._waiting, b""
         try:
             write_all(1, data, PATIENCE_S)
@@ -71,7 +71,7 @@ class Host:
             end()
 
     def fail(self, why: str) -> NoReturn:
-        """End this container for a reason that the host should log."""
+        """End this container and report the reason to the host."""
         self.send({"op": "ready", "enforces": {}, "faults": [why[:200]]})
         end()
 
@@ -91,13 +91,13 @@ class Host:
                 requests.append(Pause(int(message["id"]), message["paused"] is True))
 
     def _answer(self, message: dict[str, Any]) -> Answer:
-        """An answer to a call, which is passed to the child unread."""
+        """An answer to a tool call, passed to the child without parsing it."""
         body = "".join([*self._parts, message["text"]]).encode("ascii")
         self._parts = []
         return Answer(int(message["id"]), framing.HEADER.pack(len(body)) + body)
 
     def _run(self, message: dict[str, Any]) -> Run:
-        """A run, whose request is passed to the child unread."""
+        """A run, whose request is passed to the child without parsing it."""
         if message["program"] == "probe":
             raise ValueError("a probe is not a program for calls")
         if message["arguments"] is None:
@@ -125,28 +125,28 @@ class Host:
 
 
 def end() -> NoReturn:
-    """The first process of a namespace takes all others with it."""
+    """End the first process of the namespace, which ends all others."""
     os._exit(0)
 
 
 MAX_CALLS = 1100
-"""Tool calls of one run. The host answers fewer, so a program with more ignores answers."""
+"""Tool calls of one run. The host answers fewer, so a program that makes more ignores answers."""
 
 MAX_TOOL_CHARACTERS = 256
 
 
 class Reporter:
-    """Turns a run into frames."""
+    """Reports a run in frames."""
 
     def __init__(self, host: Host, meter: Meter, chain: Chain, zygote_pid: int) -> None:
         self.zygote_pid = zygote_pid
-        """The zygote of the process that has a session's variables."""
+        """The zygote of the process that holds a session's variables."""
         self._host = host
         self._meter = meter
         self._chain = chain
 
     def output(self, run: Run, stream: Stream, *, last: bool = False) -> None:
-        """Send the text of a stream since the last time."""
+        """Send a stream's new text."""
         for text in stream.take(last=last):
             frame = {"op": "output", "id": run.id, "stream": stream.name, "text": text}
             self._host.send(frame, more=True)
@@ -154,7 +154,7 @@ class Reporter:
             self._host.flush()
 
     def progress(self, run: Run, claim: Any) -> None:
-        """Forward a report of the program, as long as there are not too many."""
+        """Forward a progress report, up to the maximum number."""
         report = pipes.read_report(claim)
         run.reports += 1
         if run.live and run.child is not None:
@@ -165,7 +165,7 @@ class Reporter:
             self._host.send({"op": "progress", "id": run.id, **report})
 
     def call(self, run: Run, claim: Any) -> bool:
-        """Forward a program's call of a tool. False if it made too many, or it is no call."""
+        """Forward a program's tool call. False if it is invalid or one too many."""
         run.calls += 1
         if run.calls > MAX_CALLS or not isinstance(claim, dict):
             return False
@@ -226,7 +226,7 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
-        """The memory of the first process, without that of its zygote."""
+        """Memory of the process with the variables, minus its zygote's."""
         first = self._chain.first
         if state is None or first is None:
             return None

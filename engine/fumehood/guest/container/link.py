@@ -1,9 +1,9 @@
-"""A link of a session's chain: a process that keeps its variables from call to call.
+"""A link of a session's chain: a process that keeps its variables between calls.
 
-Guest side, in the child. When the program of a call is over, its process makes a copy of itself,
-without its threads, and waits for the next call. The copy waits behind, in case that one is killed:
-then it makes a copy of its own and takes the other's place. Everything here runs after a program of
-the session, in its process, so the supervisor trusts none of it (see `chain`).
+Guest side, in the child. When a call's program has ended, its process copies itself, without its
+threads, and waits for the next call. If that process is killed, the copy copies itself again and
+takes its place. Everything here runs in a process in which a program of the session ran, so the
+supervisor trusts none of it (see `chain`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fumehood.guest.core.kernel import volunteer_for_oom
 from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds, tell
 
 ORDERS_FD = 5
-"""Tells the process that has the next call."""
+"""The descriptor on which the first process receives its next call."""
 
 WAKE_FD = 6
-"""Wakes the one behind it."""
+"""The descriptor that wakes the copy."""
 
 DESCRIPTORS = 4
 TAKE = b"T"
@@ -36,17 +36,17 @@ DONE = b"D"
 WAKE = b"W"
 
 _IGNORED = (signal.SIGCHLD, signal.SIGHUP)
-"""While nothing runs: descendants of a program are ended meanwhile. The kernel reaps them then, and
-some kernels hang up on a group in which one process is stopped when another ends.
+"""Signals ignored between calls, when descendants of a program are killed. The kernel then reaps
+them, and some kernels send SIGHUP to a group with a stopped process when another one ends.
 """
 
 RUNNING_SCORE = b"1000"
 BEHIND_SCORE = b"500"
-"""`oom_score_adj` of a waiting process: the kernel ends the running one first."""
+"""`oom_score_adj` of a waiting process, so that the kernel kills the running one first."""
 
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
-    """Send the claim of this call, and return with the next one: here, or in the copy."""
+    """Send this call's claim. Returns with the next call, in this process or in its copy."""
     handlers = {number: signal.getsignal(number) for number in _IGNORED}
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -59,8 +59,8 @@ def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
 
 
 def _make_copy() -> bool:
-    """False in this process, once the copy is ready or could not be made. True in the copy, once
-    it was woken: it has a copy of its own then.
+    """Copy this process. Returns False here, once the copy is ready or could not be made; returns
+    True in the copy, once it was woken and has a copy of its own.
     """
     readable, writable = os.pipe()
     numbers = random.getstate()  # which Python itself would draw anew in a copy
@@ -87,9 +87,9 @@ def _make_copy() -> bool:
 
 
 def _unlock_files() -> None:
-    """In a copy: a file that a thread was writing just then stays locked, and whoever writes or
-    flushes it would wait for ever. Its second start makes a new lock. What the main thread wrote is
-    in the file already; what only the lost thread's buffer held is lost with it.
+    """Unlock files in a copy. A file that a thread was writing stays locked, and writing or
+    flushing it would wait for ever; initializing it again makes a new lock. Output of the main
+    thread is already in the file; only what was in the lost thread's buffer is lost.
     """
     for held in gc.get_objects():
         with contextlib.suppress(Exception):  # closed, detached
@@ -116,7 +116,7 @@ def _wait_behind(writable: int) -> None:
 
 
 def _await_call() -> None:
-    """Wait for a call, and put its descriptors in the places of the last one's."""
+    """Wait for a call, and replace the last call's descriptors by its own."""
     orders = socket.socket(fileno=ORDERS_FD)
     orders.setblocking(True)
     while True:
@@ -151,7 +151,7 @@ def _reap() -> None:
 
 
 def _forget_the_peak() -> None:
-    """Reset the peak of memory, which earlier calls made. *Source*: proc_pid_clear_refs(5)."""
+    """Reset the peak memory, which earlier calls raised. *Source*: proc_pid_clear_refs(5)."""
     try:
         with open("/proc/self/clear_refs", "wb", buffering=0) as own:
             own.write(b"5")

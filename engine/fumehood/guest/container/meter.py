@@ -1,7 +1,8 @@
-"""What a run used, from the kernel's counters of the whole container and never from the program.
+"""The resources that a run used, from the kernel's counters of the container and never from the
+program.
 
-Guest side, used by the supervisor. Containers see their own cgroup read-only; version 1 and 2
-name its files differently, and some runtimes (old gVisor) show none. What cannot be read is
+Guest side, used by the supervisor. Containers see their own cgroup read-only; versions 1 and 2 name
+its files differently, and some runtimes (old gVisor) show none. A counter that cannot be read is
 None, never a guess.
 """
 
@@ -16,12 +17,12 @@ from fumehood.guest.core import kernel
 
 ROOT = "/sys/fs/cgroup"
 UNLIMITED = 1 << 60
-"""Version 1 writes an absent limit as a number near the largest that it has."""
+"""cgroup version 1 reports no limit as a huge number; anything above this counts as no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """One figure: the files that may hold it, its key (None: the whole file), and its unit."""
+    """One counter: the files that may hold it, its key (None for the whole file), and its unit."""
 
     files: tuple[str, ...]
     key: str | None = None
@@ -40,7 +41,7 @@ _PROCESS_LIMIT = (_Counter(("pids/pids.max", "pids.max")),)
 
 
 class Counters:
-    """The counters of this process's cgroup. Each answers None where the kernel shows none."""
+    """The counters of this process's cgroup; each is None if the kernel does not show it."""
 
     def __init__(self, root: str = ROOT) -> None:
         self._root = root
@@ -53,19 +54,19 @@ class Counters:
         self.process_limit = self._read_once(_PROCESS_LIMIT)
 
     def cpu_ns(self) -> int | None:
-        """CPU time of every process that ever was in the container."""
+        """CPU time of every process that was ever in the container."""
         return _read(self._cpu)
 
     def oom_kills(self) -> int | None:
-        """How many processes the kernel has killed for want of memory."""
+        """How many processes the kernel killed because memory ran out."""
         return _read(self._oom_kills)
 
     def peak_bytes(self) -> int | None:
-        """The most memory that was ever in use at once."""
+        """Peak memory of the container."""
         return _read(self._peak)
 
     def refused_processes(self) -> int | None:
-        """How often a process could not be started because there were too many."""
+        """How often a process could not start because there were too many."""
         return _read(self._refused)
 
     def processes(self) -> int | None:
@@ -94,14 +95,14 @@ class Counters:
 
 
 class Meter:
-    """Reads the counters before and after; `own_pids` names the guest's other processes now."""
+    """Reads the counters before and after a run. `own_pids` returns the guest's other processes."""
 
     def __init__(self, counters: Counters, own_pids: Callable[[], Iterable[int]]) -> None:
         self._counters = counters
         self._own_pids = own_pids
 
     def read(self) -> Measures:
-        """All of them at this moment."""
+        """All counters at this moment."""
         own = [os.getpid(), *self._own_pids()]
         return Measures(
             cpu_ns=self._counters.cpu_ns(),
@@ -117,7 +118,7 @@ class Meter:
         return before is not None and (self._counters.oom_kills() or 0) > before
 
     def cpu_ms(self, run: Run) -> float | None:
-        """CPU time of the program and all it started: the container's, without the guest's own."""
+        """CPU time of the program and its descendants: the container's, minus the guest's own."""
         before = run.before
         if before is None:
             return None
@@ -128,8 +129,8 @@ class Meter:
         return max(0.0, (after.cpu_ns - before.cpu_ns - own_ns) / 1e6)
 
     def peak_bytes(self, run: Run, *, ended_by: str) -> int | None:
-        """The largest process's memory, or the container's where this very run raised its record
-        and ran out.
+        """Memory of the largest process, or of the container if this run raised its peak and ran
+        out of memory.
         """
         peak = self._counters.peak_bytes()
         before = run.before.peak_bytes if run.before is not None else None
@@ -138,7 +139,7 @@ class Meter:
         return run.largest_bytes or None
 
     def has_refused_processes(self, run: Run) -> bool:
-        """Whether there were too many since the run began."""
+        """Whether a process was refused since the run began."""
         before = run.before.refused_processes if run.before is not None else None
         return before is not None and (self._counters.refused_processes() or 0) > before
 

@@ -1,7 +1,9 @@
-"""The prefork pools: for each zygote, children that are ready and those that are on their way.
+"""The prefork pools: each zygote's children that are ready or being made, and the standby Node
+process.
 
-Guest side, used by the supervisor. A spare is root's until its program arrives, so no program can
-touch it. Invariant: a child is taken once, and only after it has reported that it is ready.
+Guest side, used by the supervisor. A spare child is root's until its program arrives, so no program
+can touch it. Invariants: a child is taken once, and only after it has reported that it is ready; no
+more than the limit of a standard stream is kept or passed on.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 READY_BYTES = 4096
 MAX_REPLY_DEPTH = 60
-"""A little less than a reader of frames accepts."""
+"""Nesting depth of a reply; below the limit of the host's reader."""
 READY_DEADLINE_S = 10.0
 FIRST_DEADLINE_S = 60.0
 """Seconds the first child may take, because the image's modules are loaded before it."""
@@ -37,16 +39,16 @@ FIRST_DEADLINE_S = 60.0
 MAX_FAILURES = 3
 
 FAT_SPARES = 1
-"""Each has pages of its own; the thin ones are many times smaller."""
+"""Spares of the fat zygote. Each has pages of its own, many times those of a thin spare."""
 
 
 class PreforkFailed(Exception):
-    """No child can be made any more; the container is useless."""
+    """No child can be made any more, so the container is useless."""
 
 
 @dataclass(eq=False)
 class Child:
-    """One child, from the order to fork it until the kernel reported its end."""
+    """A child, from the order to fork it until the kernel reports its end."""
 
     request_fd: int
     reply_fd: int
@@ -68,12 +70,12 @@ class Child:
         self.request_fd = self.reply_fd = self.stdout.descriptor = self.stderr.descriptor = -1
 
     def limit(self, which: int, value: int) -> None:
-        """Lower one of its limits while it is still of the same user. Raises OSError."""
+        """Lower one of its limits, while it still has the same user. Raises OSError."""
         resource.prlimit(self.pid, which, (value, value))
 
 
 def make_child() -> tuple[Child, list[int]]:
-    """A child's pipes, before it is there, and its ends of them: request, reply, two streams."""
+    """Make the pipes of a future child. Returns it and its ends: request, reply, stdout, stderr."""
     request_read, request_write = os.pipe()
     # The program's own streams are made as its user's, so that it can open /dev/stdout.
     with kernel.files_made_as(USER_ID):
@@ -93,14 +95,14 @@ def make_child() -> tuple[Child, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Zygote:
-    """A zygote, and the way to it."""
+    """A zygote, and the socket for orders to it."""
 
     pid: int
     orders: socket.socket
 
 
 class PreforkPool:
-    """Orders children from the zygote and keeps them until they are wanted."""
+    """Orders children from a zygote and keeps them until they are needed."""
 
     def __init__(
         self,
@@ -127,13 +129,13 @@ class PreforkPool:
         selector.register(self._orders, selectors.EVENT_READ, self._on_zygote)
 
     def stock(self, wanted: int | None = None) -> None:
-        """Order the missing children; by default the spares."""
+        """Order missing children; by default up to the number of spares."""
         wanted = self._spares if wanted is None else wanted
         for _ in range(wanted - len(self._ordered) - len(self._coming) - len(self._ready)):
             self._order()
 
     def preload(self) -> None:
-        """Let the zygote load its modules, which takes a while."""
+        """Make the zygote load its modules, which takes a while."""
         self._orders.sendall(PRELOAD)
 
     def receive(self) -> None:
@@ -141,26 +143,26 @@ class PreforkPool:
         self._on_zygote()
 
     def restart_deadlines(self) -> None:
-        """Restart the wait for ordered children: a program may have delayed them."""
+        """Restart the deadlines of ordered children, because a program may have delayed them."""
         for child in (*self._ordered, *self._coming.values()):
             child.ordered_at = time.monotonic()
 
     @property
     def pids(self) -> set[int]:
-        """The process ids of the pool's children, as far as they are known."""
+        """The known process ids of the pool's children."""
         return {child.pid for child in (*self._coming.values(), *self._ready)}
 
     @property
     def is_settled(self) -> bool:
-        """Whether every child is known: none is just being forked."""
+        """Whether no child is being forked, so every process id is known."""
         return not self._ordered
 
     def take(self) -> Child | None:
-        """A child that is ready, which is the caller's from now on."""
+        """A ready child, which now belongs to the caller, or None."""
         return self._ready.popleft() if self._ready else None
 
     def until_late(self) -> float | None:
-        """The moment at which the oldest order is late."""
+        """When the oldest order is overdue."""
         children = [*self._ordered, *self._coming.values()]
         oldest = min((child.ordered_at for child in children), default=None)
         return None if oldest is None else oldest + self._patience_s
@@ -205,7 +207,7 @@ class PreforkPool:
         )
 
     def _on_child_end(self, ended: Notice) -> None:
-        """Handle the end of a child; one that was not taken yet should have waited."""
+        """Handle the end of a child. One that was not taken yet should have waited."""
         child = self._coming.pop(ended.pid, None)
         if child is None:
             child = next((spare for spare in self._ready if spare.pid == ended.pid), None)
@@ -247,7 +249,7 @@ class PreforkPool:
 
 
 class PreforkPools:
-    """The pool of the thin zygote and, if the image preloads modules, that of the fat one."""
+    """The thin zygote's pool and, if the image preloads modules, the fat zygote's."""
 
     def __init__(self, thin: PreforkPool, fat: PreforkPool | None) -> None:
         self.thin = thin
@@ -257,7 +259,7 @@ class PreforkPools:
         self._all = (thin,) if fat is None else (thin, fat)
 
     def load_fat(self) -> None:
-        """Let the fat zygote load its modules, unless it did."""
+        """Make the fat zygote load its modules, unless it has."""
         if not self.is_fat_loaded:
             self.is_fat_loaded = True
             self.fat.preload()
@@ -273,7 +275,7 @@ class PreforkPools:
             pool.receive()
 
     def restart_deadlines(self) -> None:
-        """Restart the wait for ordered children."""
+        """Restart the deadlines of ordered children."""
         for pool in self._all:
             pool.restart_deadlines()
 
@@ -284,16 +286,16 @@ class PreforkPools:
 
     @property
     def pids(self) -> set[int]:
-        """The process ids of all children that are known and not taken."""
+        """The known process ids of all children that are not taken."""
         return set().union(*(pool.pids for pool in self._all))
 
     @property
     def is_settled(self) -> bool:
-        """Whether every child is known: none is just being forked."""
+        """Whether no child is being forked."""
         return all(pool.is_settled for pool in self._all)
 
     def until_late(self) -> float | None:
-        """The moment at which the oldest order is late."""
+        """When the oldest order is overdue."""
         moments = [pool.until_late() for pool in self._all]
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -334,12 +336,12 @@ class Stream:
         return True
 
     def drain(self, limit_bytes: int) -> None:
-        """Read the data that a dead program left in the pipe."""
+        """Read what a dead program left in the pipe."""
         while not self.is_over and self.read(limit_bytes):
             pass
 
     def take(self, *, last: bool = False) -> list[str]:
-        """The text since the last time, in pieces that fit a frame; half a character waits."""
+        """New text, in pieces that fit a frame. An incomplete character is held back."""
         if last and not self.is_over:  # what is cut off by the limit is not wrong UTF-8
             self._text += self._decoder.decode(b"", final=True)
         text, self._text = self._text, ""
@@ -356,7 +358,11 @@ END_DEADLINE_S = 2.0
 
 
 class Standby:
-    """At most one Node process, with the CPU limit that it was given as root."""
+    """At most one Node process that has started and waits for its program. Unlike a spare child it
+    already is the programs' user, because Node cannot give up root by itself. It waits only while
+    that user has no other process, so no program can reach it; it is killed before any other
+    program starts, and serves once.
+    """
 
     def __init__(
         self, take: Callable[[], Child | None], limit: Callable[[Child, int], None]
@@ -366,15 +372,15 @@ class Standby:
         self._child: Child | None = None
         self._child_cpu_s = 0
         self._expected_cpu_s: int | None = None
-        """CPU limit of the last JavaScript program, and so probably of the next."""
+        """CPU limit of the last JavaScript program, and probably of the next."""
         self._ended: set[int] = set()
 
     def expect(self, cpu_s: int) -> None:
-        """A program of this language ran with this limit on CPU time; another may follow."""
+        """Note that a JavaScript program ran with this CPU limit; another may follow."""
         self._expected_cpu_s = cpu_s
 
     def prepare(self) -> None:
-        """Start one, if one is expected and a child is there for it."""
+        """Start a standby, if one is expected and a child is ready for it."""
         cpu_s = self._expected_cpu_s
         if cpu_s is None or self._child is not None:
             return
@@ -390,7 +396,7 @@ class Standby:
         self._child, self._child_cpu_s = child, cpu_s
 
     def give(self, run: Run, cpu_s: int) -> Child | None:
-        """The standby, for a program that it can run; for any other it is ended."""
+        """The standby for a program that it can run. For any other program it is killed."""
         child = self._child
         if child is None:
             return None
@@ -402,9 +408,9 @@ class Standby:
         return None
 
     def end(self) -> None:
-        """End it, and expect no such program any more; returns when it is gone.
+        """Kill the standby and expect no other. Returns when it is gone.
 
-        Raises PreforkFailed where it does not go.
+        Raises PreforkFailed if it does not end.
         """
         child, self._child, self._expected_cpu_s = self._child, None, None
         if child is None:
@@ -421,7 +427,7 @@ class Standby:
         raise PreforkFailed("the standby Node process could not be ended")
 
     def has_ended(self, pid: int) -> bool:
-        """Note the end of a process; whether it was a standby, and no program."""
+        """Note the end of a process. Returns whether it was a standby."""
         if self._child is not None and self._child.pid == pid:
             self._child.close()
             self._child = self._expected_cpu_s = None  # it ended by itself: not another one

@@ -1,9 +1,9 @@
-"""Find and kill the processes of the container's program and all their descendants.
+"""Find and kill the processes of the container's program, and become its user.
 
-Guest side, used by the supervisor, which is the first process of its PID namespace: all visible
-processes belong to this container. Invariants: a process whose ids are not all root's is the
-program's; this guest's own are root's until they have nothing to do but run a program. None is
-taken for gone as long as it may have left another in its place. Never used on a host.
+Guest side, used by the supervisor, the first process of its PID namespace: all visible processes
+belong to this container. Invariants: a process with an id other than root's belongs to the program;
+processes of the guest are root's until they only have a program left to run. A process is not
+considered gone while it may have left another in its place. Never used on a host.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ EXITING = 0x4
 
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
-    """Process ids of all that are not root's, or went while they were looked at, but the spared
-    and those of their children that have ended, which no other process can reap.
+    """Process ids of all processes that are not root's or vanished during the look, except `spared`
+    and their dead children, which no other process can reap.
 
-    The dead count until they are reaped: where only the first thread of a process has ended, the
-    others run on; and one that forks and ends at once, again and again, is always dead or gone when
-    it is looked at, while its child was not there yet when the list was made.
+    A dead process counts until it is reaped: if only its first thread ended, the others still run.
+    A process that forks and exits again and again is always dead or gone when it is checked, while
+    its child did not exist yet when the list was made.
     """
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     found = [pid for pid in pids if pid not in spared and is_stranger(pid)]
@@ -36,13 +36,13 @@ def strangers(spared: Collection[int] = ()) -> list[int]:
 
 
 def dead_children(parents: Collection[int]) -> int:
-    """How many processes have ended and wait to be reaped by one of these."""
+    """Number of processes that have ended and wait for one of these parents to reap them."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return sum(_is_dead_child(pid, parents) for pid in pids)
 
 
 def kill_all(spared: Collection[int] = ()) -> int:
-    """Send SIGKILL to each of them once; how many there were."""
+    """Send SIGKILL to each of them once. Returns their number."""
     found = strangers(spared)
     for pid in found:
         try:
@@ -53,9 +53,7 @@ def kill_all(spared: Collection[int] = ()) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process lives, also if it is stopped. One that was killed but has not died yet,
-    or is just exiting, does not.
-    """
+    """Whether a process is alive, even if stopped. One that was killed or is exiting is not."""
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
     return not is_killed and not _is_exiting(pid) and not has_ended(pid)
 
@@ -71,7 +69,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def threads_of(pid: int) -> int:
-    """How many a process has; none where it is gone."""
+    """A process's number of threads; 0 if it is gone."""
     return int(field(status(pid), b"Threads") or 0)
 
 
@@ -82,10 +80,9 @@ def memory_bytes(pid: int) -> int | None:
 
 
 def is_stranger(pid: int) -> bool:
-    """Whether it is not root's, or gone.
+    """Whether a process is not root's, or gone.
 
-    *Source*: proc_pid_status(5); the owner of the directory says nothing where a process is not
-    dumpable.
+    *Source*: proc_pid_status(5). The directory's owner is no evidence if a process is not dumpable.
     """
     uids = field(status(pid), b"Uid")
     return uids is None or set(uids.split()) != {b"0"}
@@ -99,7 +96,7 @@ def _is_dead_child(pid: int, parents: Collection[int]) -> bool:
 
 
 def _is_exiting(pid: int) -> bool:
-    """Whether the kernel takes it down: no signal is pending any more, and it is no zombie yet."""
+    """Whether the kernel is ending it: no signal is pending, and it is not a zombie yet."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return bool(int(stat.read().rpartition(b")")[2].split()[6]) & EXITING)
@@ -108,14 +105,14 @@ def _is_exiting(pid: int) -> bool:
 
 
 USER_ID = 10_001
-"""User and group id of programs; the image has an entry for it."""
+"""User and group id of programs; the image has a passwd entry for it."""
 
 REQUEST_FAILED = 71
 """A child's exit code if the request could not be set up, such as a file that does not fit."""
 
 
 def become_user() -> None:
-    """Raises OSError if any step fails; the process must end then."""
+    """Become the programs' user. Raises OSError if any step fails; the process must then end."""
     os.setgroups([])
     os.setresgid(USER_ID, USER_ID, USER_ID)
     os.setresuid(USER_ID, USER_ID, USER_ID)

@@ -1,8 +1,8 @@
-"""A request as its child reads it, and the surroundings that its program begins in: files, standard
-input, arguments, environment and working directory.
+"""A request as its child reads it, and the environment that it sets up for its program: files,
+standard input, arguments, environment variables and working directory.
 
-Guest side, in the child, which is the programs' user by now: files are written and read with that
-user's rights alone.
+Guest side, in the child, which already is the programs' user, so files are written and read with
+only that user's rights.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class SetUpFailed(Exception):
-    """The request cannot be carried out here; said before any of the program ran."""
+    """The request cannot be carried out. Raised before any of the program ran."""
 
 
 def read_request() -> dict[str, Any]:
-    """The one request of this child. A supervisor that is gone ends the process."""
+    """Read this child's request. If the supervisor is gone, end the process."""
     header = _read_exactly(framing.HEADER.size)
     (length,) = framing.HEADER.unpack(header)
     return framing.parse_body(_read_exactly(length))
 
 
 def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
-    """Put the caller's files into the workspace, its input on standard input, and set arguments,
-    environment and working directory. Returns the function that restores these three, which only
-    a session needs.
+    """Write the caller's files into the workspace, and set standard input, arguments, environment
+    and working directory. Returns a function that restores the last three, for sessions.
 
     Raises:
         SetUpFailed: a file cannot be written, or there is no such directory.
@@ -81,7 +80,7 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 def _enter(path: str) -> int:
-    """Go to a directory of the workspace. Returns the one before, open."""
+    """Enter a directory of the workspace. Returns a descriptor of the previous one."""
     earlier = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
         with directory_at(path) as directory:
@@ -93,7 +92,7 @@ def _enter(path: str) -> int:
 
 
 def memory_file(name: str, content: bytes) -> int:
-    """Content as a file that has no name, to be read from its beginning."""
+    """Put content into an anonymous file, positioned at its beginning."""
     descriptor = os.memfd_create(name, 0)
     write_all(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -116,8 +115,8 @@ def _put(file: dict[str, Any]) -> None:
 
 
 def _write_new(path: str, content: bytes) -> None:
-    """Beside it first, then in its place: what an earlier run left there under this name, were it
-    a link or a pipe, is replaced and never written through.
+    """Write a file beside its target and rename it, so that a link or pipe that an earlier run left
+    under this name is replaced and never written through.
     """
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     beside = f".{os.urandom(12).hex()}"  # from the directory on: the whole path may be too long

@@ -1,8 +1,7 @@
-"""One call's run in a container, and the name of its ending.
+"""A call's run in a container, and how its ending is named.
 
-Guest side; values and pure functions of the supervisor. Invariant: a claim may name a failure,
-never undo one; the supervisor's own reason to kill stands first, the kernel's counters second,
-the exit status third.
+Guest side; values and pure functions. Invariant: a claim may name a failure but never undo one. The
+supervisor's own reason for a kill has precedence, then the kernel's counters, then the exit status.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from fumehood.guest.core.pipes import SEAL_FAILED
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
     {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}
 )
-"""Refusals that no counter of the kernel shows; the program reports an uncaught one."""
+"""Refused operations that no kernel counter shows; the program reports them as uncaught exceptions.
+"""
 
 
 @dataclass
 class Measures:
-    """Counters before a run, or None if this host shows none."""
+    """Counters before a run, each None if this host does not show it."""
 
     cpu_ns: int | None
     own_cpu_ns: int
@@ -38,7 +38,7 @@ class Measures:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a call that the program of a run made, as a frame for its child."""
+    """The answer to a tool call of the program, as a frame for its child."""
 
     id: int
     frame: bytes
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Pause:
-    """The program of a run waits for a human, or does so no more."""
+    """The program of a run starts or stops waiting for a human."""
 
     id: int
     is_paused: bool
@@ -54,45 +54,45 @@ class Pause:
 
 @dataclass
 class Run:
-    """One call on its way. `killed_for` is the supervisor's own reason, and it wins."""
+    """A call being run. `killed_for` is the supervisor's reason for a kill and has precedence."""
 
     id: int
     program: str
     limits: Limits
     request: bytes
     keep: bool = False
-    """Files, and a Python program's variables, are there for the next run."""
+    """Files, and a Python program's variables, are kept for the next run."""
     live: bool = False
-    """It is followed: its output is sent at once."""
+    """Its output is followed, so it is sent at once."""
     thin: bool = False
-    """It seems to need nothing that the image preloads."""
+    """It appears to need no module that the image preloads."""
     has_tools: bool = False
     """Its program may call other tools."""
     calls: int = 0
-    """Calls that were passed on."""
+    """Tool calls that were forwarded."""
     left_s: float | None = None
     """Seconds left while the clock is paused."""
     was_paused: bool = False
     quiet: bool = False
-    """Nobody wants its files, only its figures."""
+    """Only its figures are wanted, not its files."""
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0
     killed_for: str | None = None
     killed_at: float = 0.0
     since_ns: int = 0
-    """When it began, by the clock by which files are stamped."""
+    """When it started, by the clock that stamps files."""
     stayed: bool = False
-    """It said that it is done, and lives on with its variables."""
+    """It reported that it is done, and stays alive with its variables."""
     is_over: bool = False
     """It is being concluded."""
     lost_variables: bool = False
-    """There were some before it, and they are gone."""
+    """There were variables before it, and they are lost."""
     reports: int = 0
     claim: dict[str, Any] | None = None
     sent_bytes: int = 0
     has_begun: bool = False
-    """Whether its child took any of the request, which it does when it is sealed."""
+    """Whether its child read any of the request, which it does once it is sealed."""
     received_bytes: int = 0
     status: int | None = None
     child_cpu_ns: int = 0
@@ -110,7 +110,7 @@ def ending_of(
     out_of_memory: bool,
     cpu_ms: float | None = None,
 ) -> tuple[str, dict[str, Any] | None]:
-    """How a run ended, and the part of its claim that is passed on."""
+    """How a run ended, and the part of its claim that is forwarded."""
     claimed = _claimed_kind(run.claim)
     if run.killed_for is not None:
         return run.killed_for, None
@@ -131,13 +131,13 @@ def ending_of(
 
 
 def stays(run: Run) -> bool:
-    """Whether a session's program claims that it is done and lives on."""
+    """Whether a session's program claims that it is done and stays alive."""
     claim = run.claim
     return run.keep and claim is not None and claim.get("stays") is True
 
 
 def claimed_exit(run: Run) -> int:
-    """The exit code that a living process claims; an invalid one is a failure."""
+    """The exit code that a living process claims; 1 if it is invalid."""
     code = run.claim.get("exit_code") if run.claim is not None else None
     return code if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 256 else 1
 
@@ -159,7 +159,7 @@ def _ending_of_signal(run: Run, number: int, cpu_ms: float | None) -> str:
 
 
 def _told(claim: dict[str, Any] | None) -> dict[str, Any]:
-    """The part of a failure that is passed to the host, which reads exactly these three."""
+    """The part of a failure that is forwarded: the host reads exactly these three fields."""
     error = claim["error"] if claim is not None else {}
     return {"error": {key: error.get(key) for key in ("kind", "message", "exception")}}
 

@@ -1,8 +1,8 @@
 """The self-check: before a container takes a call, its wall is inspected and attacked once.
 
-Guest side, beside the supervisor. The figures are read from outside the probe, from the kernel;
-a limit that was not seen to hold is not published, and the host takes no container that lacks a
-limit which it needs.
+Guest side, used by the supervisor. The figures are read from the kernel, outside the probe. A limit
+that did not visibly hold is not published, and the host uses no container that lacks a required
+limit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MB = 1 << 20
 MAX_PROCESSES = 128
 PROBE_PATIENCE_S = 5.0
 PROBE_WALL_S = 0.03
-"""What is left of its time when the probe has told what it tried."""
+"""Seconds that remain for the probe after it reported its attempts."""
 PROBE_OUTPUT_BYTES = 1024
 CHECK_ID = -1
 MAX_FAULTS = 8
 
 
 class SelfCheck:
-    """One look at the wall: `run` is the probe, `result` says what held."""
+    """One inspection of the wall: `run` is the probe, `result` the findings."""
 
     def __init__(self, config: dict[str, Any], counters: Counters, mounts: Mounts) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class SelfCheck:
         )
 
     def look_at(self, pid: int, claim: dict[str, Any]) -> None:
-        """The probe has tried its attacks and computes; look at it from outside."""
+        """Inspect the probe from outside, after it has tried its attacks."""
         probed = claim.get("probe")
         if isinstance(probed, dict):
             self._held = {name: probed.get(name) is True for name in ATTACKS}
@@ -57,7 +57,7 @@ class SelfCheck:
         self._limits = _resource_limits(pid) or (told if isinstance(told, dict) else {})
 
     def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
-        """Which limits hold here, and why this container cannot serve, where it cannot."""
+        """The limits that hold here, and the reasons why this container cannot serve."""
         faults = []
         if self._sealed is not True:
             why = (run.claim or {}).get("fault", "it does not say why")
@@ -91,15 +91,15 @@ class SelfCheck:
         return 0 < self._limits.get("Max processes", 0) <= MAX_PROCESSES
 
     def _limits_disk(self, memory_bytes: int) -> bool:
-        """All mounts together hold at most half of the memory limit."""
+        """Whether all mounts together hold at most half of the memory limit."""
         sizes = [os.statvfs(path) for path in self._mounts.paths]
         total = sum(found.f_blocks * found.f_frsize for found in sizes)
         return 0 < total <= memory_bytes // 2 and len(sizes) == 3
 
 
 def _is_sealed(pid: int) -> bool:
-    """Whether it is of the programs' user for good, without groups and capabilities, and has one
-    filter more than this process.
+    """Whether a process irrevocably has the programs' user, without groups and capabilities, and
+    has one filter more than this process.
     """
     shown = children.status(pid)
     users = {value for key in (b"Uid", b"Gid") for value in (field(shown, key) or b"?").split()}
@@ -117,7 +117,7 @@ def _is_sealed(pid: int) -> bool:
 
 
 def _resource_limits(pid: int) -> dict[str, int]:
-    """The hard limits of a process by the kernel's names; those without a number are left out."""
+    """A process's hard limits by the kernel's names, without those that are unlimited."""
     limits = {}
     try:
         with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as lines:

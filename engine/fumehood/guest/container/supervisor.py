@@ -1,15 +1,15 @@
-"""The supervisor of a container: its first process, between the host and the programs.
+"""The supervisor of a container: its first process, between the host and its programs.
 
 Guest side. One run at a time. It owns the channel (its standard input and output), keeps time,
-counts what a program prints, kills, measures, and puts the container back as it was.
+counts the output of a program, kills, measures, and restores the container.
 
-    host ──frames── supervisor ──one byte── zygotes ──fork── child, of another user
+host ──frames── supervisor ──one byte── zygotes ──fork── child, of another user
                         └── request, reply, stdout, stderr ──┘
 
 Invariants: no program decides how its run ended; `ended` is sent only when nothing of the program
-is alive; `reset` says clean only if the container was seen to be as it was before; when the
-channel is gone or the lifetime over, so is the container.
-Single-threaded, one selector: no call in this file waits for a program.
+is alive; `reset` reports a clean container only if it was verified; when the channel closes or the
+lifetime ends, so does the container. Single-threaded, one selector: no call in this file waits for
+a program.
 """
 
 from __future__ import annotations
@@ -50,33 +50,35 @@ from fumehood.guest.core.limits import address_space_bytes
 from fumehood.protocol import framing
 
 MAX_CLAIM_BYTES = 512 * 1024
-"""Size limit of one frame in a reply's pipe; the largest is the final claim."""
+"""Size limit of one frame in a reply pipe; the largest is the final claim."""
 
 MAX_REPLY_BYTES = 3 << 20
-"""All that a program may write into that pipe, with its reports; the rest is not read."""
+"""Total bytes that a program may write to that pipe, including reports; the rest is not read."""
 
 MAX_REPLY_BYTES_WITH_CALLS = 600 << 20
 """The same for a program that may call tools. One frame is never larger than a claim."""
 
 MAX_UNREAD_BYTES = 16 << 20
-"""Bytes of answers that wait for a program that does not read them."""
+"""Bytes of unread answers to a program's tool calls."""
 
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
 """The clock that stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
 
 CHUNK_BYTES = 1 << 16
 OUTPUT_PAUSE_S = 0.02
-"""How long printed text may wait for more before it is passed on."""
+"""Seconds that printed text may wait for more before it is forwarded."""
 CPU_BACKSTOP_S = 1
 MEMORY_LOOK_S = 0.1
-"""How often the kernel is asked whether it killed a process of the program for memory; unless it
-was the first one, there is no other sign."""
+"""Seconds between checks whether the kernel killed a process of the program for memory; unless it
+was the first one, there is no other sign.
+"""
 MAX_PROCESSES = 64
 MAX_DESCRIPTORS = 1024
 
 QUIET_S = 0.25
-"""Without a program: then the fat zygote loads its modules, which takes most of a second. It
-does so earlier where a program needs them."""
+"""Seconds without a program after which the fat zygote loads its modules, which takes most of a
+second. It loads them earlier if a program needs them.
+"""
 
 CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
 """KILL, SETGID and SETUID. *Source*: capabilities(7), <linux/capability.h>."""
@@ -116,7 +118,7 @@ class Supervisor:
 
     def __init__(self, thin: Zygote, fat: Zygote | None, config: dict[str, Any]) -> None:
         self._load_at = math.inf
-        """When the fat zygote is to load its modules, if it has not."""
+        """When the fat zygote should load its modules, unless it has."""
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
         self._host = Host()
         self._run: Run | None = None
@@ -124,7 +126,7 @@ class Supervisor:
         self._output_told = 0.0
         self._watch_at = 0.0
         self._orphaned: Run | None = None
-        """A session's run whose process has ended, and which is still to be concluded."""
+        """A session's run whose process has ended and that is not concluded yet."""
         self._mounts = Mounts()
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
@@ -197,7 +199,7 @@ class Supervisor:
                 self._stop(run, "cancelled")
 
     def _answer(self, run: Run, answer: Answer) -> None:
-        """Pass on the answer to a program's call."""
+        """Forward the answer to a program's tool call."""
         if not _is_running(run):
             return
         run.request += answer.frame
@@ -209,7 +211,7 @@ class Supervisor:
     # -- a run --------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Give the waiting run a child, if there is one."""
+        """Give the waiting run a child, if one is ready."""
         run = self._run
         if run is None or run.child is not None or run.status is not None:
             return
@@ -269,19 +271,21 @@ class Supervisor:
         self._limit_processes(child)
 
     def _limit_node(self, child: Child, cpu_s: int) -> None:
-        """The same for Node, which reserves far more memory than it uses: there the container's own
-        limit is the only one. Raises OSError.
+        """Lower the limits of Node, which reserves far more memory than it uses, so only the
+        container's own memory limit applies. Raises OSError.
         """
         child.limit(resource.RLIMIT_CPU, cpu_s)
         self._limit_processes(child)
 
     def _limit_processes(self, child: Child) -> None:
-        """Used if there is no other limit: this one counts all containers together."""
+        """Limit the number of processes if nothing else does: this limit counts all containers
+        together.
+        """
         if self._counters.process_limit is None:
             child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
 
     def _begin_next_link(self, run: Run) -> bool:
-        """Give the run to the process that has the session's variables, if there is one."""
+        """Give the run to the process with the session's variables, if there is one."""
         had_any = bool(self._chain.pids) or self._chain.tell_end()
         child, theirs = make_child()
         pid = self._chain.begin(*theirs)
@@ -296,7 +300,7 @@ class Supervisor:
         return True
 
     def _flush_request(self) -> None:
-        """Write as much as fits; the rest of a large request follows when there is room."""
+        """Write as much of the request as fits, and the rest when there is room."""
         run = self._run
         if run is None or run.child is None or run.child.request_fd < 0:
             return
@@ -332,7 +336,9 @@ class Supervisor:
             self._output_due = max(now, wait_from + OUTPUT_PAUSE_S)
 
     def _on_reply(self) -> None:
-        """Read the claim of a program: its last valid message counts, and only after its end."""
+        """Read a program's messages. Its last valid message is its claim, and counts only after its
+        end.
+        """
         run = self._run
         if run is None or run.child is None:
             return
@@ -370,7 +376,7 @@ class Supervisor:
             self._stop(run, "policy")
 
     def _fail(self, why: str) -> NoReturn:
-        """End the container. A run that took a zygote's memory is reported as out of memory."""
+        """End the container. A run that exhausted a zygote's memory counts as out of memory."""
         run = self._run
         if self._check is not None:
             self._host.fail(why)
@@ -400,7 +406,7 @@ class Supervisor:
     # -- its end ------------------------------------------------------------------
 
     def _on_end(self, ended: Notice) -> None:
-        """A zygote reaped the program's first process, or the standby."""
+        """Handle a child that a zygote reaped: the program's first process, or the standby."""
         run = self._run
         if self._standby.has_ended(ended.pid) or run is None or run.child is None:
             return
@@ -424,7 +430,7 @@ class Supervisor:
             self._pools.stock()
 
     def _reap(self) -> None:
-        """Take every exit status that there is: orphans of the program, or the zygote.
+        """Reap every dead process: orphans of the program, or a zygote.
 
         Raises:
             PreforkFailed: the zygote is dead.
@@ -435,7 +441,7 @@ class Supervisor:
             self._on_orphan(ended)
 
     def _on_orphan(self, ended: children.Ended) -> None:
-        """Count a process whose parent is gone; of a session's run it may be the first one."""
+        """Count a dead process whose parent is gone; in a session it may be the first one."""
         run = self._run
         if run is None:
             return
@@ -448,7 +454,7 @@ class Supervisor:
                 self._orphaned = run
 
     def _conclude(self, run: Run) -> None:
-        """End the run: nothing of the program but the processes of a session may be alive then."""
+        """End the run. Nothing of the program but a session's processes may be alive then."""
         run.is_over = True
         state = self._settle(run)
         is_over = self._cleaner.end_the_rest()
@@ -483,12 +489,12 @@ class Supervisor:
         self._load_at = time.monotonic() + QUIET_S
 
     def _prepare_standby(self) -> None:
-        """Prepare it if no process of the program's user and none of a session is left."""
+        """Prepare a standby if no process of the programs' user and none of a session is left."""
         if not self._chain.pids:
             self._standby.prepare()
 
     def _settle(self, run: Run) -> str | None:
-        """The state of a session's variables after this run, if it could change it."""
+        """The state of a session's variables after this run, if the run could change it."""
         if not run.keep:
             return None
         if run.program == "python":
@@ -529,11 +535,11 @@ class Supervisor:
 
     @staticmethod
     def _is_chained(run: Run | None) -> bool:
-        """Whether it is the chain's own; then they do not wait."""
+        """Whether the run belongs to the chain, so that the chain's processes do not wait."""
         return run is not None and run.keep and run.program == "python"
 
     def _watch_chain(self, run: Run | None, now: float) -> None:
-        """Between calls no process of a session may run: one that was woken is ended."""
+        """Kill a session's processes if one of them was woken between calls."""
         if now < self._watch_at or not self._chain.pids or self._is_chained(run):
             return
         self._watch_at = now + WATCH_S
@@ -600,12 +606,12 @@ class Supervisor:
 
 
 def _is_running(run: Run) -> bool:
-    """Whether its first process is alive, as far as is known, and nobody has ended it."""
+    """Whether its first process is alive, as far as known, and was not killed."""
     return run.killed_for is None and not run.is_over and run.status is None
 
 
 def _has_cpu_limit(run: Run) -> bool:
-    """Whether its time limit alone would not bound the processor time of all its processes."""
+    """Whether the wall time limit alone does not bound the CPU time of all its processes."""
     return run.was_paused or run.limits.cpu_s < run.limits.wall_s
 
 

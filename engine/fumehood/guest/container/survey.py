@@ -1,9 +1,9 @@
-"""What a write or a deletion would come to: everything that it looks at or changes, as it is now.
+"""A survey of a write or a deletion: the present state of everything that it looks at or changes.
 
-Guest side, in the child that carries out file operations; used by `files`. Nothing is touched. The
-same survey is made twice: for the human who decides, and again, in the request that acts, where
-its hash has to be the one that was decided on. Invariants: a survey is whole or refused; what it
-cannot see, an approved request leaves alone.
+Guest side, in the child that carries out file operations; used by `files`. Nothing is changed. The
+same survey is made twice: for the human who decides, and in the request that acts, where it must
+have the hash that was decided on. Invariants: a survey is complete or refused; what it cannot see,
+an approved request leaves alone.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ from fumehood.guest.container.walk import (
 )
 
 FORMAT = b"fumehood.survey.1\n"
-"""Another form of manifest is another hash: what was approved before is asked for again."""
+"""Version of the manifest. Changing it changes every hash, so earlier approvals must be asked for
+again.
+"""
 
 MAX_SHOWN = 1000
 MAX_SHOWN_BYTES = 200 * 1024
-"""Entries in one answer of half a megabyte; the hash covers all of them."""
+"""Size limit of the entries in one answer; the hash covers all of them."""
 
 MAX_HASHED_BYTES = 1 << 30
-"""Twice what the largest workspace holds. Files with holes have more; they are told by version."""
+"""Total size of the hashed files; twice the largest workspace. Sparse files may be larger, and are
+identified by their version.
+"""
 
 MAX_PATH_BYTES = 4096
-"""Programs that go down step by step can make longer ones."""
+"""Length of a path. Programs can create longer ones step by step."""
 
 CHUNK_BYTES = 1 << 20
 
@@ -57,7 +61,7 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What would become of one path that was named: done, or refused for a reason."""
+    """The outcome for one named path: done, or refused for a reason."""
 
     path: str
     fault: str | None = None
@@ -65,7 +69,7 @@ class Outcome:
 
 
 class Survey:
-    """One look at the workspace, for one request."""
+    """One survey of the workspace, for one request."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._entries: dict[str, Entry] = {}
@@ -78,7 +82,7 @@ class Survey:
             self._look_before_deleting(request["paths"], bool(request["recursive"]))
 
     def base(self) -> str:
-        """SHA-256 over all entries, and over what would become of each path."""
+        """SHA-256 over all entries and the outcome of each path."""
         total = hashlib.sha256(FORMAT)
         for entry in self._sorted():
             total.update(_line(entry))
@@ -87,7 +91,7 @@ class Survey:
         return total.hexdigest()
 
     def told(self) -> dict[str, Any]:
-        """The answer: as many entries as fit, and how many there are."""
+        """The answer: as many entries as fit, and their number."""
         shown: list[Entry] = []
         room = MAX_SHOWN_BYTES
         for entry in self._sorted():
@@ -154,14 +158,16 @@ class Survey:
             self._append(digest, status.st_size, base64.b64decode(request["content_base64"]))
 
     def _append(self, digest: Any, size: int, content: bytes) -> None:
-        """What a file would be with this at its end; `digest` is of what it is now."""
+        """Note the size and hash that a file would have with this content appended. `digest` is of
+        its present content.
+        """
         digest.update(content)
         self._appended = {"size": size + len(content), "sha256": digest.hexdigest()}
 
     # -- a deletion ---------------------------------------------------------------------
 
     def _look_before_deleting(self, paths: list[str], recursive: bool) -> None:
-        """One after the other, as it would be done: what went with one path, the next lacks."""
+        """Survey paths in the order of deletion: what one path removes is missing for the next."""
         gone: set[str] = set()
         for path in paths:
             try:
@@ -209,8 +215,8 @@ class Survey:
 
     @contextmanager
     def _parent(self, path: str, *, may_lack: bool = False) -> Iterator[tuple[int, str]]:
-        """The directory in which a path lies, every step noted; with `may_lack` the last one on
-        the way that is there, and the name of the first that is not.
+        """The directory of a path, with every step recorded. With `may_lack`, the last existing
+        directory on the way, and the first missing name.
         """
         *above, last = path.split("/")
         if any(name in ("", ".", "..") for name in (*above, last)):
@@ -238,7 +244,7 @@ class Survey:
                 os.close(directory)
 
     def _note(self, path: str, name: str, directory: int, status: os.stat_result) -> Any:
-        """Put down what a name stands for; the hash of a file so far, where it was read now."""
+        """Record an entry. Returns the hash state of a file that was read now."""
         if path in self._entries:
             return None
         if len(self._entries) >= MAX_LOOKED_AT:
@@ -282,7 +288,7 @@ class Survey:
 
 
 def hold_to(request: dict[str, Any]) -> dict[str, Outcome]:
-    """The refused paths of a request, where the workspace is as it was `expected` to be.
+    """The refused paths of a request, if the workspace is as `expected`.
 
     Raises:
         Refused: it is not.
@@ -294,7 +300,7 @@ def hold_to(request: dict[str, Any]) -> dict[str, Outcome]:
 
 
 def _require_change(directory: int) -> None:
-    """Raises Refused where no name in a directory can be made or taken away."""
+    """Raises Refused if no name in a directory can be created or removed."""
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
         raise Refused("no_right", "The directory cannot be written.")
 
@@ -327,7 +333,7 @@ def _shown(path: str, kind: str) -> Entry:
 
 
 def _text(name: str, field: str) -> Entry:
-    """A name as text. One that is no UTF-8 is escaped to be read, with its bytes beside it."""
+    """A name as text. If it is not UTF-8, it is escaped, and its bytes are added in base64."""
     raw = os.fsencode(name)
     try:
         return {field: raw.decode("utf-8")}
@@ -337,6 +343,6 @@ def _text(name: str, field: str) -> Entry:
 
 
 def _line(value: Entry) -> bytes:
-    """One spelling of one value, the same here and on the host."""
+    """A canonical encoding of a value, the same here and on the host."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return text.encode("ascii") + b"\n"

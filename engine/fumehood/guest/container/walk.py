@@ -1,8 +1,8 @@
-"""Ways into a session's workspace: by descriptors, one name at a time, without following links.
+"""Access to a session's workspace by descriptors, one name at a time, without following links.
 
-Guest side, in the child that carries out file operations; used by `files`. No program of the
-session runs at the same time, but whatever it left lies there: links, pipes, devices' names,
-directories without rights.
+Guest side, in the child that carries out file operations. No program of the session runs at the
+same time, but anything may be left there: links, pipes, device names, directories without
+permissions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Refused(Exception):
-    """It cannot be done; `kind` is one of a few words, the text one sentence."""
+    """The operation is refused. `kind` is a fixed word, the message one sentence."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 @contextmanager
 def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[int]:
-    """A directory of the workspace, open, reached name by name; `named` is what was asked for."""
+    """Open a directory of the workspace name by name; `named` is the path for refusals."""
     directory = os.open(WORKSPACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in path.split("/") if path else ():
@@ -91,7 +91,7 @@ def status_of(name: str, directory: int, path: str) -> os.stat_result:
 
 
 def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a plain file. Anything else is refused without waiting or following."""
+    """Open a plain file. Anything else is refused without blocking or following it."""
     status = status_of(name, directory, path)
     if stat.S_ISLNK(status.st_mode):
         raise Refused("link", f"{path} is a symbolic link, which is not followed.")

@@ -1,9 +1,9 @@
 """The writable mounts: their state, the files that a program left, and their removal.
 
-Guest side. The supervisor looks at the mounts itself. To read or remove what is in them it
-cannot, for it is root without the right to pass over permissions: a housekeeper does, a short
-process of the program's user, forked when no process of the program is left. It runs nothing
-but this file. Every path is walked by descriptors, one name at a time, without following links.
+Guest side. The supervisor inspects the mounts itself. It cannot read or remove their content,
+because it is root without the right to bypass permissions. A housekeeper does: a short-lived
+process of the programs' user, forked when no process of the program is left, which runs only this
+file. Every path is walked by descriptors, one name at a time, without following links.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WORKSPACE = "/workspace"
 MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
 
 PICTURES = DIRECTORY
-"""Where a program's figures lie; they are handed over as pictures, by their names alone."""
+"""The directory of a program's figures, which are handed over as pictures."""
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 64 << 20
 """Total size of the files of one run; further files are counted and left out."""
 
 QUICK_LOOKS = 200
-"""Entries that the supervisor examines itself; a housekeeper examines more."""
+"""Entries that the supervisor examines itself; with more, a housekeeper does."""
 
 MAX_PATH_CHARACTERS = 4096
 DATA_BYTES = 48 * 1024
@@ -54,7 +54,7 @@ class _Usage:
 
 
 class Mounts:
-    """The state of the writable mounts before anything ran."""
+    """The state of the writable mounts before any run."""
 
     def __init__(self, paths: Sequence[str] = MOUNTS) -> None:
         self.paths = tuple(path for path in paths if os.path.ismount(path))
@@ -72,11 +72,11 @@ class Mounts:
         return all(_Usage.of(path) == usage for path, usage in self._clean.items())
 
     def are_empty(self) -> bool:
-        """The same by looking into them; they belong to root, so everybody may."""
+        """Whether the mounts are empty, by listing them; they are root's and readable by all."""
         return not any(os.listdir(path) for path in self.paths)
 
     def are_full(self) -> bool:
-        """Whether one of them has no room or no inode left."""
+        """Whether one of them has no space or no inode left."""
         for path in self.paths:
             found = os.statvfs(path)
             if found.f_bavail == 0 or (found.f_files and found.f_favail == 0):
@@ -84,14 +84,14 @@ class Mounts:
         return False
 
     def are_the_same(self) -> bool:
-        """Whether nothing was mounted, unmounted or remounted. *Source*: proc_pid_mounts(5);
-        the kernel tells of a change, so the table is not read for every call.
+        """Whether nothing was mounted, unmounted or remounted. *Source*: proc_pid_mounts(5). The
+        kernel signals changes, so the table is not read on every call.
         """
         return not self._changes.poll(0) or _mount_table() == self._table
 
 
 def message_queues(path: str = "/dev/mqueue") -> list[str]:
-    """POSIX message queues, which outlive processes. Neither limit nor filter lets one be made."""
+    """POSIX message queues, which outlive processes. The filter allows creating none."""
     try:
         return os.listdir(path)
     except OSError:
@@ -107,10 +107,10 @@ def _mount_table() -> bytes:
 
 
 def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | None = None) -> int:
-    """Hand over the workspace's files, then empty every mount; how many files were left out.
+    """Hand over the workspace's files, then empty every mount. Returns the number of files left
+    out.
 
-    With `since_ns` only files that have changed since are handed over, and only pictures go away.
-    For the housekeeper only: the process is the program's user by now.
+    With `since_ns`, only files changed since then are handed over, and only pictures are removed.
     """
     handing = _Handing(run_id, tell)
     if WORKSPACE in mounts:
@@ -125,8 +125,8 @@ def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | N
 
 
 def has_changed(since_ns: int) -> bool:
-    """Whether there is anything to hand over of what has changed since; also where that cannot be
-    told. Looks at names and times alone, so the supervisor itself may.
+    """Whether anything changed since then must be handed over, or that cannot be determined. Looks
+    only at names and times, so the supervisor may call it.
     """
     left = QUICK_LOOKS
     waiting = [WORKSPACE]
@@ -147,12 +147,12 @@ def has_changed(since_ns: int) -> bool:
 
 
 def has_figures() -> bool:
-    """Whether a program has drawn any."""
+    """Whether a program has drawn figures."""
     return os.path.lexists(PICTURES)
 
 
 class _Handing:
-    """Tells of files, with their content, as many and as much as one run may hand over."""
+    """Sends files with their content, up to the limits of one run."""
 
     def __init__(self, run_id: int, tell: Tell) -> None:
         self.left_out = 0
@@ -162,7 +162,7 @@ class _Handing:
         self._bytes = 0
 
     def all_below(self, root: str, kind: str, since_ns: int) -> None:
-        """Each plain file in order of its path, of those that have changed since."""
+        """Send each plain file that has changed since then, sorted by path."""
         for path, directory, name, found in _walk(root):
             is_old = found.st_ctime_ns < since_ns  # nobody but the kernel sets this time
             if is_old or (since_ns and name.startswith(UPLOAD_PREFIX)):
@@ -201,8 +201,8 @@ def _hand_over(run_id: int, tell: Tell, path: str, descriptor: int, size: int, k
 
 
 def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """Everything but directories: (path, directory's descriptor, name, status), by path. A
-    directory that cannot be walked stands for what is in it.
+    """All entries except directories, sorted by path: (path, directory's descriptor, name, status).
+    A directory that cannot be walked is returned itself.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     open_directories = [("", top, os.fstat(top), _names(top))]
@@ -230,8 +230,8 @@ def _names(directory: int) -> list[str]:
 
 
 def _open(name: str, directory: int, found: os.stat_result) -> int:
-    """Open a file or directory to read, even if its owner removed its own permission. Use `_close`,
-    which restores the mode. Raises OSError.
+    """Open a file or directory for reading, even if its owner removed its own permission. `_close`
+    restores the mode. Raises OSError.
     """
     is_directory = stat.S_ISDIR(found.st_mode)
     if _is_closed(found):
@@ -248,7 +248,7 @@ def _close(descriptor: int, found: os.stat_result) -> None:
 
 
 def _is_closed(found: os.stat_result) -> bool:
-    """Whether the mode keeps its owner from reading it, or a directory's owner from entering it."""
+    """Whether the mode denies its owner reading, or entering a directory."""
     needed = 0o500 if stat.S_ISDIR(found.st_mode) else 0o400
     return found.st_mode & needed != needed
 

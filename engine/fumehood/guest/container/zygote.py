@@ -1,12 +1,12 @@
-"""A zygote of a container: loads modules for programs once, forks children, and reaps them.
+"""A zygote of a container: loads modules once, forks children, and reaps them.
 
-Guest side. Where an image preloads modules there are two: the thin one has the standard library's
-alone, so that a program which needs no more is spared the copy of pages that a fork of the fat one
-costs; the fat one has those of the image besides. Invariant, as of the other walls' zygote: it
-never receives a byte of any call. It receives one constant byte with a child's descriptors; it
-answers the child's process id, and later, when the kernel says so, how that child ended and what it
-used. Here the zygote itself is the children's parent, which spares each of them a second fork;
-orphans of a program belong to the container's first process, the supervisor.
+Guest side. If an image preloads modules, there are two zygotes. The thin one has only the standard
+library, so that a program that needs no more avoids copying the pages of the fat one, which also
+has the image's modules. Invariant: a zygote never receives a byte of any call. It receives one
+constant byte with a child's descriptors, answers with the child's process id, and later reports how
+the kernel says that the child ended and what it used. The zygote is the parent of its children,
+which saves each of them a second fork; orphans of a program belong to the supervisor, the
+container's first process.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds
 
 FORK = b"F"
 PRELOAD = b"P"
-"""The fat zygote waits for it. It exists before the supervisor knows of any call, so that no
-call's bytes are in its memory."""
+"""The order on which the fat zygote loads its modules. The zygote is forked before the supervisor
+knows of any call, so no call's bytes are in its memory.
+"""
 
 PLACES = (REQUEST_FD, REPLY_FD, link.ORDERS_FD, link.WAKE_FD, child.OUT_FD, child.ERR_FD)
-"""The numbers of a child's ends: request, reply, two of a session's chain, standard output and
-error."""
+"""Descriptor numbers of a child's ends: request, reply, two for a session's chain, standard output
+and error.
+"""
 
 FIRST_OWN = 64
-"""The zygote's own descriptors have numbers from here on."""
+"""Descriptors of the zygote itself have numbers from here on."""
 
 AGAIN_S = 0.01
-"""How soon a fork is tried again that was refused."""
+"""Seconds until a refused fork is tried again."""
 
 _NOTICE = struct.Struct("!?iiqq")
 NOTICE_BYTES = _NOTICE.size
 
 
 class Notice(NamedTuple):
-    """What the zygote reports of a child: that it exists, or that it has ended."""
+    """A zygote's report about a child: that it exists, or that it has ended."""
 
     has_ended: bool
     pid: int
@@ -64,12 +66,12 @@ class Notice(NamedTuple):
 
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
-    """Supervisor's side of one order."""
+    """Order a child. Called by the supervisor."""
     socket.send_fds(orders, [FORK], descriptors)
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> None:
-    """Preload, then fork one child for each order until the supervisor closes the socket."""
+    """Preload, then fork one child per order until the supervisor closes the socket."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -110,7 +112,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
 
 
 def _out_of_the_way(end: socket.socket) -> socket.socket:
-    """The same socket under a number that is no child's."""
+    """The same socket under a number that no child uses."""
     with end:
         return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_OWN))
 
@@ -129,8 +131,8 @@ def _tell_ends(orders: socket.socket) -> None:
 
 
 def _receive(orders: socket.socket) -> None:
-    """Take the descriptors of one order, which get the lowest numbers that are free: their places
-    in the child. Without a supervisor there is nothing left to do.
+    """Receive the descriptors of one order, which get the lowest free numbers: their places in the
+    child. End if the supervisor is gone.
     """
     try:
         order, descriptors = receive_fds(orders, len(PLACES), socket.MSG_CMSG_CLOEXEC)

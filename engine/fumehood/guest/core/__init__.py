@@ -1,1 +1,1 @@
-"""What the guests of all walls share: the kernel, filters, limits, and how a run ended."""
+"""Code shared by the guests of all walls: kernel calls, filters, limits, and how a run ended."""

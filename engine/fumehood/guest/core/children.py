@@ -1,6 +1,8 @@
-"""Children as their parent sees them: when they end, and what they have used.
+"""Children as their parent sees them: their end, their status in /proc, and killing them.
 
-Guest side, used by supervisors and by zygotes that have children of their own.
+Guest side, used by supervisors and by zygotes that are parents. A child's claim may name a failure
+but never undo one; the kernel's report, and the supervisor's own reason to kill, override it.
+*Source*: proc_pid_status(5).
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ class Ended(NamedTuple):
 
     pid: int
     status: int
-    """As `wait` returns it."""
+    """The status as `wait` returns it."""
     cpu_ns: int
     largest_bytes: int
-    """The most memory that it ever had."""
+    """Peak resident memory."""
 
 
 def watch() -> socket.socket:
-    """A socket that can be read when a child has ended; `drain` empties it."""
+    """A socket that becomes readable when a child has ended. Empty it with `drain`."""
     readable, writable = socket.socketpair()
     readable.setblocking(False)
     writable.setblocking(False)
@@ -34,7 +36,7 @@ def watch() -> socket.socket:
 
 
 def drain(wakeup: socket.socket) -> None:
-    """Forget the signals so far. To be called before `reap`, or one could be missed."""
+    """Discard the signals so far. Call it before `reap`, or an end could be missed."""
     try:
         while wakeup.recv(512):
             pass
@@ -43,7 +45,7 @@ def drain(wakeup: socket.socket) -> None:
 
 
 def reap() -> Iterator[Ended]:
-    """Each child that has ended by now."""
+    """Reap every child that has ended."""
     while True:
         try:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -60,7 +62,9 @@ CLAIMABLE = ("memory", "output", "policy")
 
 
 def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The ending of a run that answered. A claim may name a failure, never undo one."""
+    """The ending and claim of a run that sent a reply. A claim may name a failure but never undo
+    one.
+    """
     error = reply.get("error")
     if error is None and isinstance(reply.get("result"), dict):
         return "ok", {"result": reply["result"]}
@@ -71,7 +75,7 @@ def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def ending_of(exit_code: int | None, signal_number: int | None) -> str:
-    """The ending by the kernel's report, if the supervisor did not kill."""
+    """The ending according to the kernel, for a run that the supervisor did not kill."""
     if signal_number == signal.SIGSYS:
         return "policy"
     if signal_number == signal.SIGXCPU:
@@ -82,29 +86,29 @@ def ending_of(exit_code: int | None, signal_number: int | None) -> str:
 
 
 def decode_status(status: int) -> tuple[int | None, int | None]:
-    """Exit code or signal in a status of `wait`; one of them is None."""
+    """Exit code or signal from a `wait` status; the other one is None."""
     if os.WIFSIGNALED(status):
         return None, os.WTERMSIG(status)
     return os.WEXITSTATUS(status), None
 
 
 STATUS_BYTES = 16384
-"""More than the kernel writes about a process with a thousand groups."""
+"""Bytes read of a status file; more than the kernel writes for a process with a thousand groups."""
 
 STATE = b"\nState:"
-"""The first field that every kernel writes after the name."""
+"""The field after the process name on every kernel."""
 
 
 def peak_bytes(pid: int) -> int | None:
-    """Largest resident memory of the process so far, as the kernel counted it."""
+    """Peak resident memory of a process according to the kernel."""
     return size(field(status(pid), b"VmHWM"))
 
 
 def is_sealed(pid: int, own_filters: int | None) -> bool:
-    """Whether a child has given up its rights. Its own claim is not enough.
+    """Whether the kernel shows that a child has given up its rights.
 
-    In a container or a hardened service every process has a filter from the start, so the child
-    must have more than `own_filters`, the number of this process.
+    In a container or a hardened service every process starts with a filter, so the child must have
+    more filters than `own_filters`, the number of this process.
     """
     shown = status(pid)
     return field(shown, b"NoNewPrivs") == b"1" and is_filtered(shown, own_filters)
@@ -118,16 +122,16 @@ def is_filtered(shown: bytes, own_filters: int | None) -> bool:
 
 
 def own_filters() -> int | None:
-    """The number of system-call filters of this process; None on kernels before 5.9."""
+    """The number of this process's system-call filters, or None on kernels before 5.9."""
     filters = field(status("self"), b"Seccomp_filters")
     return None if filters is None else int(filters)
 
 
 def status(pid: int | str) -> bytes:
-    """All that the kernel shows of a process from its state on; nothing if it is gone.
+    """A process's status from the state field on, or nothing if the process is gone.
 
-    Before that comes the name, which the process chooses: gVisor does not escape line ends in it,
-    so it may look like any other field.
+    The name before it is chosen by the process. gVisor does not escape line ends in it, so it could
+    imitate any field.
     """
     try:
         # Not `open()`, whose layers cost three times as much: this is asked for every call.
@@ -153,9 +157,12 @@ def size(value: bytes | None) -> int | None:
 
 
 def kill_below(pid: int) -> set[int]:
-    """Kill all descendants of a process, but not itself; the process ids of those killed.
+    """Kill all descendants of a process, but not the process itself. Returns their process ids.
 
-    The process is left stopped where it had any, for its end comes next.
+    Used by the jail's supervisor, the subreaper of all processes below it. Never by user id: on a
+    host that would kill the operator's own processes. Each process is stopped before its children
+    are listed, so none is missed, and is killed through a descriptor, so a reused process id is
+    harmless. The process stays stopped if it had descendants, because its own kill follows.
     """
     children = _children(pid)
     if not children:
@@ -177,7 +184,7 @@ def kill_below(pid: int) -> set[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """*Source*: proc_pid_task(5); every thread of a process has children of its own."""
+    """The child process ids of all threads of a process. *Source*: proc_pid_task(5)."""
     children: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -46,8 +46,8 @@ def syscall(number: int, *arguments: int | ctypes._Pointer[ctypes.Structure]) ->
 def fork_for_parent() -> int:
     """Fork a child of this process's parent; its process id, and 0 in the child.
 
-    As `os.fork`, but the parent reaps the child and learns how it ended. Only for a process
-    with one thread: no lock is held by anybody else.
+    Like `os.fork`, but the parent reaps the child and learns how it ended. Only for a process with
+    one thread, so no lock is held.
 
     *Source*: clone(2), CLONE_PARENT: the exit signal is that of this process.
 
@@ -68,7 +68,7 @@ def fork_for_parent() -> int:
 
 @contextmanager
 def files_made_as(user_id: int) -> Iterator[None]:
-    """Make files of this thread another user's meanwhile; its other rights stay."""
+    """Create files as another user within this context. The thread's other rights stay."""
     _libc.setfsuid(user_id)
     try:
         yield
@@ -105,11 +105,11 @@ def warm_up() -> None:
 
 
 CAPABILITIES = 64
-"""As many as there can be; the kernel knows fewer."""
+"""The largest number of capabilities that fit the kernel's structures."""
 
 
 def empty_bounding_set() -> None:
-    """Let no process that comes from this one ever gain a capability by starting a program.
+    """Empty the bounding set, so no descendant can gain a capability by starting a program.
 
     Raises OSError if the kernel refuses, for want of CAP_SETPCAP.
     """
@@ -145,8 +145,8 @@ def volunteer_for_oom(score: bytes = b"1000") -> None:
 
 
 def unread_bytes(pipe: int) -> int:
-    """How much is in a pipe, asked at either end, even if the other is closed; 0 if the kernel
-    does not say.
+    """Unread bytes in a pipe, queried at either end, even if the other end is closed. 0 if the
+    kernel does not report it.
     """
     found = ctypes.c_int(0)
     try:

@@ -1,12 +1,12 @@
-"""Landlock: a process restricts its own view of the file system, for good.
+"""Landlock: a process irrevocably restricts its own view of the file system.
 
 Guest side, used by the jail. Invariant: a process restricted here reads beneath the named
 paths and nowhere else, writes and executes nowhere, and a path that appears later is not
 among them. Each further restriction can only take away.
 
-*Source*: landlock(7), <linux/landlock.h>; ABI 1 (Linux 5.13) to 7. Older kernels know fewer
-kinds of access; the file rights that this wall counts on are all in ABI 1, but truncation
-(ABI 3), and that and the rest the system-call filter refuses as well.
+*Source*: landlock(7), <linux/landlock.h>; ABI 1 (Linux 5.13) to 7. Older kernels know fewer kinds
+of access. The file rights that this wall relies on are all in ABI 1 except truncation (ABI 3),
+which the system-call filter also refuses.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _READ_DIRECTORY = 1 << 3
 _FILE_RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 _NET_RIGHTS = {4: 0b11}
 _SCOPES = {6: 0b11}
-"""Abstract Unix sockets and signals: neither reaches out of the jail."""
+"""Scopes for abstract Unix sockets and signals, so that neither reaches out of the jail."""
 
 
 class Unavailable(OSError):
-    """This kernel has no Landlock, or has it switched off."""
+    """The kernel lacks Landlock, or has it disabled."""
 
 
 class _RulesetAttributes(ctypes.Structure):

@@ -37,8 +37,8 @@ CPU_BACKSTOP_S = 1
 
 
 def limit_self(open_files: int = 0) -> None:
-    """Lower the limits that hold for every call, for good. Descriptors get numbers below
-    `open_files`; those that are open stay.
+    """Permanently lower the limits that are the same for every call. New descriptors get numbers
+    below `open_files`; open descriptors stay open.
     """
     for which, value in (*FIXED, (resource.RLIMIT_NOFILE, open_files)):
         resource.setrlimit(which, (value, value))
@@ -47,9 +47,9 @@ def limit_self(open_files: int = 0) -> None:
 class CallLimits:
     """The limits of one child that change from call to call, set from outside.
 
-    `base_bytes` is the child's address space before it saw any request (interpreter and
-    libraries); a program may add its memory limit to it. A limit that is in force already is not
-    set again: a resident gets hundreds of calls a second, mostly with the same limits.
+    `base_bytes` is the child's address space before any request (interpreter and libraries); the
+    memory limit of a program is added to it. A limit that is already in force is not set again,
+    because a resident child gets hundreds of calls a second, mostly with the same limits.
     """
 
     def __init__(self, pid: int, base_bytes: int) -> None:
@@ -80,7 +80,7 @@ class CallLimits:
 
 
 def address_space_bytes(pid: int | None = None) -> int:
-    """A process's address space (this one's unless named), as RLIMIT_AS counts it."""
+    """A process's address space as RLIMIT_AS counts it; by default this process's."""
     # Not `open()`: its layers are cold in a child, and each page that it touches is copied.
     statm = os.open(f"/proc/{pid or 'self'}/statm", os.O_RDONLY)
     try:

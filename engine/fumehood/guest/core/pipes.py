@@ -1,4 +1,4 @@
-"""A child's two pipes, one for its request and one for its replies, and writing to any pipe.
+"""A child's two pipes, for its request and its replies; progress reports; and writing to any pipe.
 
 Guest side, in the children and supervisors of all walls.
 """
@@ -23,12 +23,12 @@ REPLY_FD = 4
 CHUNK_BYTES = 1 << 16
 
 SEAL_FAILED = 70
-"""A child's exit code if it could not give everything up; it has read no request then."""
+"""Exit code of a child that could not give up all rights. It has read no request."""
 
 MEMORY_REPLY = framing.encode(
     {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
 )
-"""Encoded ahead: a process without memory cannot build its own excuse."""
+"""A reply encoded in advance, because a process without memory cannot build one."""
 
 
 def tell(message: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ def tell(message: dict[str, Any]) -> None:
 
 
 def receive_fds(end: socket.socket, most: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """One byte and up to `most` descriptors. Raises OSError.
+    """Receive one byte and up to `most` descriptors. Raises OSError.
 
     Not `socket.recv_fds`, which ignores `flags`.
     """
@@ -51,7 +51,8 @@ def receive_fds(end: socket.socket, most: int, flags: int = 0) -> tuple[bytes, l
 
 
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
-    """Write all of it; where that must not block, wait for room, at most this long each time.
+    """Write all bytes. If the descriptor does not block, wait for room, each time at most
+    `patience_s`.
 
     Raises:
         OSError: the other end is closed, or does not read (TimeoutError).
@@ -66,15 +67,15 @@ def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> 
 
 
 MAX_REPORTS = 1000
-"""Reports of one run; later ones are read and dropped."""
+"""Progress reports of one run; later ones are dropped."""
 
 MAX_REPORT_CHARACTERS = 200
 MAX_REPORT_BYTES = 512 * 1024
-"""All reports of one run together, as the child sends them; more is too much output."""
+"""Total size of one run's reports as sent by the child. More counts as too much output."""
 
 
 def read_report(claim: Any) -> dict[str, Any] | None:
-    """The report in a child's claim, or None if it is invalid."""
+    """The progress report in a child's claim, or None if it is invalid."""
     if not isinstance(claim, dict):
         return None
     percent, message = claim.get("percent"), claim.get("message")

@@ -19,7 +19,7 @@ _SECCOMP = own_number("seccomp")
 SET_MODE_FILTER = 1
 
 X32_BIT = 0x40000000
-"""x86-64 knows a second set of numbers with this bit set; none of them is wanted."""
+"""The bit of a second set of x86-64 numbers, all of which are refused."""
 
 EPERM = 1
 EACCES = 13
@@ -59,7 +59,9 @@ def begin(architecture: int) -> list[Instruction]:
 def for_call(
     numbers: Mapping[str, int], name: str, body: Sequence[Instruction]
 ) -> list[Instruction]:
-    """`body`, which must end with a verdict, for this call; nothing where it has no number."""
+    """Instructions that run `body` for this call. `body` must end with a verdict. Empty if the
+    architecture lacks the call.
+    """
     if name not in numbers:
         return []
     return [(_JUMP_EQUAL, 0, len(body), numbers[name]), *body]
@@ -101,7 +103,7 @@ def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list
 
 
 def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
-    """Allow an argument that has not all of these bits together."""
+    """Allow an argument unless it has all of these bits."""
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_AND, 0, 0, bits),
@@ -128,12 +130,12 @@ def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction
 
 
 def jump_at_least(value: int, then: int, otherwise: int) -> Instruction:
-    """Skip `then` instructions where the accumulator is at least `value`, else `otherwise`."""
+    """Skip `then` instructions if the accumulator is at least `value`, else `otherwise`."""
     return (_JUMP_GREATER_EQUAL, then, otherwise, value)
 
 
 def jump_greater(value: int, then: int, otherwise: int) -> Instruction:
-    """Skip `then` instructions where the accumulator is over `value`, else `otherwise`."""
+    """Skip `then` instructions if the accumulator is over `value`, else `otherwise`."""
     return (_JUMP_GREATER, then, otherwise, value)
 
 
@@ -155,7 +157,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes) -> None:
-    """Put the filter on this process, for ever. `no_new_privs` must be set already.
+    """Permanently install the filter on this process. `no_new_privs` must be set already.
 
     Raises:
         OSError: the kernel has no seccomp filters, or refuses this one.
@@ -164,7 +166,7 @@ def install(program: bytes) -> None:
 
 
 def warm_up(program: bytes) -> None:
-    """Prepare `install` before a fork: done in a child, it would copy pages for every call."""
+    """Prepare `install` before a fork. Done in a child, it would copy pages on every call."""
     _header(program)
     kernel.warm_up()
 

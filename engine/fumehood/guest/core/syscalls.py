@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 HIGHEST_KNOWN = 451
-"""Higher numbers came into the kernel after this list was written."""
+"""System calls with higher numbers are newer than this list."""
 
 _X86_64 = {
     "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7,
@@ -112,7 +112,9 @@ _AARCH64 = {
 
 
 class Architecture(NamedTuple):
-    """A kind of machine: its AUDIT_ARCH_* of <linux/audit.h>, and its system calls' numbers."""
+    """A CPU architecture: its AUDIT_ARCH_* constant of <linux/audit.h>, and its system-call
+    numbers.
+    """
 
     audit: int
     numbers: Mapping[str, int]
@@ -139,6 +141,6 @@ def architecture_of(machine: str | None = None) -> Architecture:
 
 
 def own_number(name: str) -> int:
-    """A call's number on this machine; -1 if it has none, which the kernel refuses."""
+    """A system call's number on this architecture, or -1, which the kernel refuses."""
     own = ARCHITECTURES.get(platform.machine())
     return -1 if own is None else own.numbers.get(name, -1)

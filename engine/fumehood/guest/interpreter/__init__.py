@@ -1,1 +1,1 @@
-"""Programs of the interpreter wall: what the node tables admit, and how it is computed."""
+"""The interpreter wall's programs: expressions and restricted Python."""

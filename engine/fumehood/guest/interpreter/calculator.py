@@ -29,7 +29,7 @@ import asteval  # noqa: E402
 from fumehood.guest.interpreter import names, node_table, sizes  # noqa: E402
 
 JSON_SAFE_INTEGER = 2**53 - 1
-"""Readers that keep numbers as doubles change anything beyond it."""
+"""Integers beyond this are changed by readers that store numbers as doubles."""
 
 MAX_RESULT_DEPTH = 16
 
@@ -79,7 +79,7 @@ def evaluate(text: str) -> Any:
 
 
 def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
-    """`value` as JSON can hold it, `text` exact. Long lists end just over `max_bytes`."""
+    """The result: `value` in JSON, `text` exact. Long lists are cut just over `max_bytes`."""
     if _depth(value) > MAX_RESULT_DEPTH:
         raise sizes.TooLarge(f"the result is nested deeper than {MAX_RESULT_DEPTH} lists")
     rounded = _rounded(value, precision)
@@ -87,7 +87,7 @@ def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
 
 
 def preload() -> None:
-    """Make once, before anything is forked, what the first expression would make."""
+    """Build everything that the first expression needs, before anything is forked."""
     sys.setrecursionlimit(RECURSION_LIMIT)
     # The parser warns about odd but valid text (`1if 2else 3`); there is nobody to read it,
     # and the attempt to print it would end the process.
@@ -97,7 +97,7 @@ def preload() -> None:
 
 
 class _Evaluator:
-    """asteval with only the handlers of the node table, and our arithmetic."""
+    """asteval with only the node table's handlers, and our arithmetic."""
 
     _interpreter: asteval.Interpreter | None = None
 
@@ -149,7 +149,7 @@ def _parse(text: str) -> ast.Expression:
 
 
 def _refuse_bare_comma(body: ast.expr, text: str) -> None:
-    """`1,000` and `2,5` are tuples to Python; whoever writes them means a number."""
+    """Refuse `1,000` and `2,5`, which are tuples in Python but meant as numbers."""
     if isinstance(body, ast.Tuple) and not text.lstrip().startswith("("):
         raise NotationRefused(
             "a comma outside brackets is no part of a number; write 1000 and 2.5, or [1, 2]"
@@ -157,7 +157,7 @@ def _refuse_bare_comma(body: ast.expr, text: str) -> None:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """asteval wraps each failure once a level; the first one says what happened."""
+    """The original failure; asteval wraps it once per level."""
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -178,7 +178,7 @@ def _rounded(value: Any, precision: int | None) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Levels of nested lists; iterative, since the text decided how many there are."""
+    """Levels of nested lists. Iterative, because the text decides their number."""
     depth = 0
     level = [value]
     while any(isinstance(item, list | tuple) for item in level):
@@ -196,7 +196,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _text(value: Any, max_chars: int) -> str:
-    """`repr`, but it stops soon after `max_chars`: the reader will refuse more anyway."""
+    """`repr`, cut soon after `max_chars`, because the reader refuses more anyway."""
     if not isinstance(value, list | tuple):
         return repr(value)
     parts: list[str] = []
@@ -249,15 +249,15 @@ _AFTER_PERCENT_SIGN = frozenset("*/)%],<>=!&|") | {"**", "//", "<<", ">>", "<=",
 
 
 _WORDS = frozenset(keyword.kwlist) - {"True", "False", "None"}
-"""Words that are operators: what follows `not` or `in` in parentheses is no call of them."""
+"""Words that are operators: a parenthesis after `not` or `in` does not make a call."""
 
 
 class NotationRefused(Exception):
-    """The text uses a sign that means something else here. The message has the cure."""
+    """The text uses a sign that has another meaning here. The message has the remedy."""
 
 
 def rewrite(text: str) -> str:
-    """Python text for the calculator's notation.
+    """Translate the calculator's notation to Python.
 
     Raises:
         NotationRefused: `^`, a percent sign, `5!!`, or a `!` with nothing before it.
@@ -284,7 +284,7 @@ def _refuse_misleading_signs(tokens: list[tuple[str, str]]) -> None:
 
 
 def _is_percent_sign(tokens: list[tuple[str, str]], index: int) -> bool:
-    """No operand follows; or `5% - 3`, where the spacing says percent and Python remainder."""
+    """Whether a `%` means percent: no operand follows, or the spacing says so, as in `5% - 3`."""
     following = [t for t in tokens[index + 1 :] if t[0] != "space"][:1]
     if not following or following[0][1] in _AFTER_PERCENT_SIGN:
         return True
@@ -296,7 +296,7 @@ def _is_percent_sign(tokens: list[tuple[str, str]], index: int) -> bool:
 
 
 def _rewrite_factorials(tokens: list[tuple[str, str]]) -> str:
-    """One pass: `starts` remembers where the operand that ends at each token began."""
+    """Rewrite in one pass: `starts` remembers where the operand that ends at each token began."""
     out: list[str] = []
     opened: list[int] = []
     operand: int | None = None  # index in `out` of the operand that ends here, if any

@@ -1,8 +1,8 @@
 """The name table: every name that an expression may use, and its value.
 
-Guest side, the second table. Invariant: nothing here returns an object with anything to
-reach but numbers, lists and tuples, and each function that can grow its result is the one
-of `sizes`.
+Guest side, the second table. Invariants: nothing here returns an object from which anything but
+numbers, lists and tuples can be reached; each function that can grow its result is the version of
+`sizes`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class NameRefused(Exception):
-    """The expression uses a name that the table does not have. The message says which."""
+    """The expression uses an unknown name, which the message gives."""
 
 
 def check(nodes: Sequence[ast.AST]) -> None:

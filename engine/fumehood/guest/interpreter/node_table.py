@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 
 MAX_DEPTH = 500
-"""Levels of nested nodes; a sum of as many terms is as deep. The evaluator takes two Python
-frames a level, and `calculator` makes room for them."""
+"""Levels of nested nodes. A sum of as many terms is as deep. The evaluator takes two Python frames
+per level, for which `calculator` makes room.
+"""
 
 CONSTANT_TYPES = (bool, int, float)
 
@@ -67,13 +68,13 @@ _SAID = {
 
 
 class NodeRefused(Exception):
-    """The expression holds something that the table does not allow. The message names it."""
+    """The expression contains a node that the table does not allow, which the message names."""
 
 
 def check(tree: ast.Expression) -> list[ast.AST]:
-    """Walk the whole tree; its nodes, for the tables that follow.
+    """Check the whole tree. Returns its nodes, for the tables that follow.
 
-    Iterative: the depth was chosen by whoever wrote the text.
+    Iterative, because the text decides the depth.
 
     Raises:
         NodeRefused: a refused or unknown node, a constant that is not a number, or too deep.

@@ -1,4 +1,4 @@
-"""Restricted programs: a small Python program in, its value and what it printed out.
+"""Restricted programs: small Python programs, evaluated to a value and printed text.
 
 Guest side, run by a fresh child that dies after its answer. A program passes Python's
 parser, our tables (syntax, names, imports), RestrictedPython's policy, and while it runs
@@ -22,16 +22,19 @@ from fumehood.guest.interpreter.programs.refusal import OutputFull, Refused
 from fumehood.protocol import strict_json
 
 RESERVE_BYTES = 2 << 20
-"""Address space let go of where a program has used up all of its own: to say so needs some.
-Mapped and never touched, so it costs no memory."""
+"""Address space released if a program has used up its own, because reporting that needs some. It is
+mapped and never touched, so it costs no memory.
+"""
 
 REHEARSALS = 16
-"""Runs of the warm-up programs before the first fork. Python rewrites code that runs often; done
-here, its pages stay shared."""
+"""Runs of the warm-up programs before the first fork. Python rewrites code that runs often; if that
+happens here, the pages stay shared.
+"""
 
 KEPT_SHARE = 16
-"""Of output that does not fit, this part of the limit is kept, in characters: as JSON, each
-is at most twelve bytes."""
+"""Part of the output limit that is kept of output that does not fit, in characters; in JSON each
+takes at most twelve bytes.
+"""
 
 _FUTURE_IGNORED = frozenset({"annotations"})
 _BLOCKS = ("body", "orelse", "finalbody", "handlers")
@@ -43,12 +46,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Touch what a real program touches, so that its first one finds warm pages."""
+    """Touch the pages that a program touches, so that the first one finds them warm."""
     strict_json.dumps(run({"arguments": {"code": _WARM_UP}, "output_bytes": 4096}))
 
 
 def preload() -> None:
-    """Fill what libraries fill at first use, once, before anything is forked."""
+    """Fill caches that libraries fill at first use, once, before anything is forked."""
     # Python writes what a finaliser raises to standard error, which a sealed child may not.
     sys.unraisablehook = lambda _: None
     for program in _PRELOADS * REHEARSALS:
@@ -58,7 +61,7 @@ def preload() -> None:
 
 
 def compile_checked(code: str) -> CodeType:
-    """The program as code that has passed every table.
+    """Compile a program that passes every table.
 
     Raises:
         SyntaxError: it is no Python.
@@ -77,11 +80,11 @@ def compile_checked(code: str) -> CodeType:
 
 
 def simplify(tree: ast.Module) -> ast.Module:
-    """The same program without annotations, `from __future__` and bare `except:`.
+    """Remove annotations and `from __future__`, and narrow bare `except:`.
 
-    Annotations are never evaluated; a bare `except:` becomes `except Exception:`, so that it
-    cannot catch the sandbox's own reasons. Walks statements only: no expression holds any of these.
-    Nothing is added that the tables would not let through.
+    Annotations are never evaluated. A bare `except:` becomes `except Exception:`, so that it cannot
+    catch the sandbox's own exceptions. Walks only statements, because expressions contain none of
+    these. Adds nothing that the tables would refuse.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -122,7 +125,7 @@ def _statement(statement: ast.stmt) -> ast.stmt:
 
 
 class Run:
-    """One program from text to reply."""
+    """Run one program, from its text to the reply."""
 
     def __init__(self, code: str, max_bytes: int) -> None:
         self._code = code
@@ -132,7 +135,7 @@ class Run:
         self._reserve = mmap.mmap(-1, RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def reply(self) -> dict[str, Any]:
-        """Run it; the result, or the error with what it had printed."""
+        """Run compiled code. Returns the result, or the error with the text printed so far."""
         try:
             program = compile_checked(self._code)
         except SyntaxError as error:
@@ -155,7 +158,7 @@ class Run:
         return {"result": result}
 
     def namespace(self) -> dict[str, Any]:
-        """The globals that the program starts with."""
+        """The globals of the program."""
         guards = self._guards
         made: dict[str, dict[str, Any]] = {
             "collections": {"namedtuple": guards.classes.named_tuple},
@@ -217,8 +220,9 @@ def _summary(exception: dict[str, Any]) -> str:
 
 
 _WARM_UP = "1"
-"""Short on purpose: what parser, tables and policy touch for it, they touch for every program;
-each page beyond that would be copied into every spare child, and mostly not be needed."""
+"""The warm-up program. Short on purpose: what parser, tables and policy touch for it, they touch
+for every program, and each further page would be copied into every spare child for nothing.
+"""
 
 _PRELOADS = (
     """

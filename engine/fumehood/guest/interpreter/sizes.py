@@ -18,11 +18,13 @@ MAX_BITS = math.log2(10) * MAX_DIGITS
 MAX_INTEGER = 10**MAX_DIGITS - 1
 MAX_ELEMENTS = 10_000
 EXACT_LGAMMA = 10**9
-"""Up to here a difference of `lgamma` values is exact to about a millionth of a bit."""
+"""Largest argument for which a difference of `lgamma` values is exact to about a millionth of a
+bit.
+"""
 
 
 class TooLarge(Exception):
-    """The result would be over a size limit, so it was not computed."""
+    """The result would exceed a size limit, so it was not computed."""
 
 
 def checked(value: Any) -> Any:

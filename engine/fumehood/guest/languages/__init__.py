@@ -1,1 +1,1 @@
-"""How a program of each language is run, in the child that was made for it."""
+"""Running a program of each language in its child."""

@@ -1,9 +1,9 @@
-"""Figures: what a program drew with pyplot becomes PNG files, without it asking for that.
+"""Figures: pyplot figures of a program become PNG files automatically.
 
-Guest side, in the child; nothing here is loaded or done where Matplotlib was not. The files lie in
-a directory of their own, from which the housekeeper hands them over. What a figure would take is
-known before it is drawn: one that is too large is left out with a reason and costs nothing. A
-figure is cut to its contents, unless these reach so far that the picture would be too large.
+Guest side, in the child; does nothing if Matplotlib was not loaded. The files are in a directory of
+their own, from which the housekeeper hands them over. The size of a figure is estimated before it
+is drawn: one that is too large is left out with a reason. A figure is cropped to its contents
+unless these extend so far that the picture would be too large.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_FIGURES = 20
 
 MAX_PIXELS = 16_000_000
 BYTES_PER_PIXEL = 24
-"""Of memory while one is drawn and packed, images in it included, rather more than less."""
+"""Upper estimate of the memory for drawing and compressing one pixel, images included."""
 
 MARGIN_INCHES = 0.1
 """*Source*: Matplotlib's default of `savefig.pad_inches`."""
@@ -39,12 +39,12 @@ class Figures:
 
     def __init__(self, memory_bytes: int) -> None:
         self.notes: list[str] = []
-        """Why some were left out."""
+        """Reasons why figures were left out."""
         self._taken = 0
         self._max_pixels = min(MAX_PIXELS, memory_bytes // 3 // BYTES_PER_PIXEL)
 
     def take(self) -> None:
-        """Make files of all that are open, and close them. Raises MemoryError at most."""
+        """Save and close all open figures. Raises only MemoryError."""
         helpers = sys.modules.get("matplotlib._pylab_helpers")
         if helpers is None or not helpers.Gcf.figs:
             return
@@ -78,9 +78,9 @@ class Figures:
         self._taken += 1
 
     def _box(self, figure: Any) -> Any:
-        """Return the box of all that is drawn, labels outside the figure's area included.
+        """The bounding box of everything drawn, including labels outside the figure's area.
 
-        None, which is that area, if the box would be too large a picture.
+        Returns None, which means the figure's area, if the box would make too large a picture.
         """
         figure.draw_without_rendering()  # texts have their places then
         box = figure.get_tightbbox().padded(MARGIN_INCHES)
@@ -95,7 +95,7 @@ class Figures:
 
 
 def preload() -> None:
-    """Load pyplot in the zygote, with the list of fonts that the image holds."""
+    """Load pyplot in the zygote with the image's list of fonts."""
     if not os.path.isdir(FONTS):
         return
     with _fonts_of_image():
@@ -104,7 +104,7 @@ def preload() -> None:
 
 @contextmanager
 def fonts_found_late() -> Iterator[None]:
-    """Around a program's own import of Matplotlib: it finds that list, too, now and later."""
+    """Wraps a program's own import of Matplotlib, which thereby finds the image's fonts."""
     if not os.path.isdir(FONTS):
         yield
         return
@@ -117,8 +117,8 @@ def fonts_found_late() -> Iterator[None]:
 
 @contextmanager
 def _fonts_of_image() -> Iterator[None]:
-    """Matplotlib wants to write where that list lies, and makes a directory where programs write if
-    it may not; here it is told that it may, and has no reason to.
+    """Matplotlib requires a writable configuration directory and creates one elsewhere if it has
+    none. Report the directory as writable; nothing needs to be written.
     """
     access, chosen = os.access, os.environ.get(CONFIGURATION)
     os.access = lambda path, *rest, **more: str(path) == FONTS or access(path, *rest, **more)
@@ -133,7 +133,7 @@ def _fonts_of_image() -> Iterator[None]:
 
 
 def catch_show(figures: Callable[[], Figures]) -> None:
-    """Have `pyplot.show()` take what is open, as it would show it in a notebook."""
+    """Make `pyplot.show()` take all open figures, like in a notebook."""
     late = late_modules()
     if late is not None:
         late.around["matplotlib.pyplot"] = lambda: _show_caught(figures)
@@ -152,7 +152,7 @@ def _catch_show(figures: Callable[[], Figures]) -> None:
         return
 
     def show(*args: object, **kwargs: object) -> None:
-        """Take all open figures into the answer of this call."""
+        """Add all open figures to the answer of this call."""
         figures().take()
 
     pyplot.show = show  # type: ignore[attr-defined]
@@ -162,7 +162,7 @@ Around = Callable[[], AbstractContextManager[object]]
 
 
 class LateModules:
-    """A finder that does something around the loading of certain modules, and nothing else."""
+    """An import finder that wraps the loading of certain modules."""
 
     def __init__(self) -> None:
         self.around: dict[str, Around] = {}
@@ -170,7 +170,7 @@ class LateModules:
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As importlib asks for it; only for the modules that are known here."""
+        """The spec of a registered module, with its loader wrapped, or None for any other."""
         around = self.around.get(name)
         spec = PathFinder.find_spec(name, path, target) if around is not None else None  # type: ignore[arg-type]
         if around is None or spec is None or spec.loader is None:

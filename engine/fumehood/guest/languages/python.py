@@ -1,9 +1,8 @@
-"""Python: run a program as `python main.py` would, and tell the value of its last expression.
+"""Python: run a program like `python main.py`, and report the value of its last expression.
 
-Guest side, in the child. What is told is a claim: printed text goes through the standard
-streams, where the supervisor counts it, and how the run ended is told by the exit status. In a
-session the names of one program are there for the next, which another process runs (see
-`container.link`).
+Guest side, in the child. The report is a claim: printed text goes through the standard streams,
+where the supervisor counts it, and the exit status decides how the run ended. In a session, the
+names of one program are available to the next, which another process runs (see `container.link`).
 """
 
 from __future__ import annotations
@@ -47,19 +46,17 @@ PRELOADED = (
     "fractions", "functools", "heapq", "itertools", "json", "math", "operator", "pathlib", "random",
     "re", "statistics", "string", "textwrap", "time", "typing",
 )  # fmt: skip
-"""Loaded once by the zygote; programs ask for these most. Every page of a module is paid for by
-each program when it is forked and when it ends, so what is large and rarer (hashlib with OpenSSL,
-subprocess, tempfile, uuid) is not here.
+"""Modules loaded once by the zygote, because programs use them most. Every program pays for each
+page of a module when it is forked and when it ends, so large and rarer modules (hashlib with
+OpenSSL, subprocess, tempfile, uuid) are left out.
 """
 
 Report = Callable[[float, str], None]
-"""Says how far a program is: a percentage and a few words."""
+"""Reports a program's progress: a percentage and a short message."""
 
 
 def preload(modules: Sequence[str] = ()) -> None:
-    """Load what programs ask for most, so that each of them finds it there: the same everywhere,
-    and what the image names.
-    """
+    """Load the modules that programs use most: the common ones, and those that the image names."""
     if any(name.partition(".")[0] == "matplotlib" for name in modules):
         figures.preload()
     for name in (*PRELOADED, *modules):
@@ -70,7 +67,7 @@ def preload(modules: Sequence[str] = ()) -> None:
 
 
 def expect_late() -> None:
-    """Have what the image would have loaded be the same where a program loads it."""
+    """Set up modules of the image the same way if a program loads them itself."""
     late = LateModules()
     late.around["matplotlib"] = figures.fonts_found_late
     late.around["pandas"] = _pandas_set_up
@@ -84,14 +81,12 @@ def _pandas_set_up() -> Iterator[None]:
 
 
 def _set_up_pandas() -> None:
-    """A terminal's width says nothing here."""
+    """The width of a terminal; constant, because there is none."""
     sys.modules["pandas"].set_option("display.width", 120, "display.max_columns", 20)
 
 
 def _add_site_names() -> None:
-    """`exit`, `quit` and `help`: every Python has them, and they come from `site`, without which
-    the guest runs.
-    """
+    """Add `exit`, `quit` and `help`, which come from `site`; the guest runs without it."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     setattr(builtins, "help", _sitebuiltins._Helper())  # noqa: B010  # unknown to type checkers
@@ -126,7 +121,7 @@ table.groupby("key")["value"].agg(["mean", "sum"])
 
 
 def get_ready() -> None:
-    """Draw numbers of this process's own: forks of one zygote would otherwise all draw the same."""
+    """Reseed `random`: forks of one zygote would otherwise draw the same numbers."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -136,8 +131,8 @@ def get_ready() -> None:
 class Program:
     """A main module and the programs that run in it, one after the other.
 
-    `get_ready` comes first. `memory_bytes` bounds the figures that are made into files; `report`
-    is what `progress()` in a program calls.
+    Call `get_ready` first. `memory_bytes` bounds the figures that are saved as files; `report`
+    receives the calls of `progress()`.
     """
 
     def __init__(self, memory_bytes: int, report: Report = lambda percent, message: None) -> None:
@@ -151,8 +146,8 @@ class Program:
         self._calls: ToolCalls | None = None
 
     def run(self, code: str, tools: Sequence[dict[str, Any]] | None = None) -> tuple[int, Claim]:
-        """Run one program, which may call these tools: (exit code, claim). Its threads may still
-        run.
+        """Run one program, which may call these tools. Returns exit code and claim. Its threads may
+        still run.
         """
         self._programs += 1
         self._offer(tools)
@@ -171,13 +166,13 @@ class Program:
         return exit_code, claim
 
     def finish(self) -> None:
-        """What the interpreter does at its end; no program follows."""
+        """Do what the interpreter does at its end. No program follows."""
         _finish(self._names)
         self._end_calls()
 
     def pause(self) -> None:
-        """What is to be done so that another process can go on from here: let threads end that
-        a program would wait for, and write what waits in its files.
+        """Prepare for another process to continue from here: wait for threads that a program would
+        join, and flush its files.
         """
         for step in (_join_threads, _flush_files):
             try:
@@ -188,7 +183,7 @@ class Program:
         _flush_streams()
 
     def _offer(self, tools: Sequence[dict[str, Any]] | None) -> None:
-        """Make the module `tools`, or take away that of the last program."""
+        """Create the module `tools`, or remove the one of the last program."""
         if tools is None:
             if self._calls is not None and hasattr(builtins, "tools"):
                 sys.modules.pop("tools", None)
@@ -206,7 +201,7 @@ class Program:
             self._calls.close()
 
     def _progress(self, percent: float, message: str = "") -> None:
-        """Report how far this program is: from 0 to 100, and a few words."""
+        """Report the progress of this program: 0 to 100, and a short message."""
         self._reports += 1
         # Nobody is told of more, and at some point nobody reads them: who writes would wait then.
         if self._reports <= MAX_REPORTS:
@@ -266,7 +261,7 @@ def _execute(code: str, names: dict[str, Any], filename: str) -> Any:
 
 
 def _failure(error: BaseException) -> Claim:
-    """What an exception says, and the way through the program's own lines."""
+    """The message of an exception, and the traceback through the program's own lines."""
     try:
         described = traceback.TracebackException(
             type(error), error, _in_program(error.__traceback__), limit=-50
@@ -299,14 +294,14 @@ def _failure(error: BaseException) -> Claim:
 
 
 def _in_program(entry: TracebackType | None) -> TracebackType | None:
-    """The traceback from the program's first own frame on: what is above it is this file's."""
+    """The traceback from the program's first own frame on; frames above it belong to this file."""
     while entry is not None and not _is_program(entry.tb_frame.f_code.co_filename):
         entry = entry.tb_next
     return entry
 
 
 def _last_line(error: BaseException) -> int | None:
-    """The line of the program in which it happened."""
+    """The program's line in which it happened."""
     if isinstance(error, SyntaxError) and _is_program(error.filename):
         return error.lineno if _is_small(error.lineno) else None
     line = None
@@ -323,7 +318,9 @@ def _is_small(number: Any) -> bool:
 
 
 def _exit_code(request: SystemExit) -> int:
-    """As Python does it: none is 0, a number is itself, anything else is printed and is 1."""
+    """The exit code as Python chooses it: None is 0, a number is itself, anything else is printed
+    and is 1.
+    """
     code: object = request.code
     if code is None:
         return OK
@@ -334,8 +331,8 @@ def _exit_code(request: SystemExit) -> int:
 
 
 def _finish(names: dict[str, Any]) -> None:
-    """What the interpreter does at its end: join threads, run exit handlers, let go of what the
-    program holds, flush.
+    """Do what the interpreter does at its end: join threads, run exit handlers, release the
+    program's objects, flush.
     """
     for step in (
         threading._shutdown,  # type: ignore[attr-defined]
@@ -360,7 +357,7 @@ def _flush_streams() -> None:
 
 
 def _let_go(names: dict[str, Any]) -> None:
-    """Archives and such write their last bytes when nobody holds them any more."""
+    """Archives and similar objects write their last bytes when they are released."""
     if len(sys._current_frames()) > 1:
         return  # a daemon's thread would go on with names that mean nothing any more
     for name in list(names):
@@ -370,7 +367,7 @@ def _let_go(names: dict[str, Any]) -> None:
 
 
 def _flush_files() -> None:
-    """Flush files that the program has not closed, whoever holds them."""
+    """Flush files that the program has not closed."""
     for held in gc.get_objects():
         if issubclass(type(held), io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
             with contextlib.suppress(Exception):  # closed, or its disk is full
@@ -389,8 +386,8 @@ def _print_briefly(text: str) -> None:
 
 
 def open_standard_streams() -> None:
-    """Reopen them on descriptors 0, 1 and 2. Each line is flushed at once, or a killed program's
-    last words would be lost in a buffer.
+    """Reopen the standard streams on descriptors 0, 1 and 2, flushed after each line, so that a
+    killed program's last output is not lost in a buffer.
     """
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8", errors="strict"

@@ -1,7 +1,9 @@
-"""Shell: become bash with one command, as `bash -c` would be called, or a program by bash's search.
+"""Shell and JavaScript: become bash with one command, or Node with one program.
 
-Guest side, in the child. From here on the process is bash: nothing of the guest is left in it, and
-it makes no claims; its exit status says how it ended.
+Guest side, in the child. After `become`, nothing of the guest is left in the process. Bash makes no
+claims; its exit status decides how the run ended. Node runs `javascript.js` beside this file, which
+reports a claim in the same form as a Python program's; it gets the request and the reply pipe as
+two descriptors.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from fumehood.guest.core.pipes import REPLY_FD
 
 BASH = "/bin/bash"
 MAX_ARGUMENT_BYTES = 100 * 1024
-"""Bytes of one program argument. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
+"""Size limit of one program argument, in bytes. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Which a program would inherit: `yes | head` would never end as it should."""
+"""Signals that Python ignores and a program would inherit: `yes | head` would never end."""
 
 
 RUN_ARGUMENTS = 'exec -- "$@"'
-"""Finds the program, with the usual message if it is missing."""
+"""Makes bash find the program, with its usual message if it is missing."""
 
 
 def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:
-    """Run a command, or a program with its arguments. Raises OSError where there is no bash."""
+    """Run a command, or a program with its arguments. Raises OSError if bash is missing."""
     if command is None:
         become(BASH, ["bash", "-c", RUN_ARGUMENTS, "bash", *(argv or [])])
     if len(command.encode("utf-8")) <= MAX_ARGUMENT_BYTES:
@@ -36,7 +38,7 @@ def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:
 
 
 def become(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> NoReturn:
-    """Become another program with the standard streams and no other descriptor but `keep`.
+    """Become another program with the standard streams and the descriptors `keep`.
 
     Raises:
         OSError: it is not there.
@@ -62,9 +64,9 @@ HARNESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.j
 
 
 def become_node(request: int, memory_bytes: int) -> NoReturn:
-    """`request` is the descriptor to read one from, now or when there is one.
+    """Become Node. `request` is the descriptor from which it reads its request, now or later.
 
-    Raises SetUpFailed where there is no Node here.
+    Raises SetUpFailed if this image has no Node.
     """
     stdin = memory_file("stdin", b"")
     os.dup2(stdin, 0)

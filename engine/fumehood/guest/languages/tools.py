@@ -20,13 +20,13 @@ from fumehood.guest.core.pipes import CHUNK_BYTES, REPLY_FD, REQUEST_FD, write_a
 from fumehood.protocol import framing, strict_json
 
 MAX_OPEN = 8
-"""Calls of one program at once; further threads wait. The host accepts no more either."""
+"""Concurrent calls of one program; further threads wait. The host accepts no more."""
 
 MAX_CALL_BYTES = 500 * 1024
 MAX_ANSWER_BYTES = 2 << 20
 MAX_ARGUMENTS_DEPTH = 56
 MAX_ANSWER_DEPTH = 70
-"""More than an envelope's data can have."""
+"""Nesting depth of an answer; above the depth of any envelope."""
 
 _TYPES = {
     "string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict,
@@ -37,7 +37,7 @@ Send = Callable[[str, dict[str, Any]], Any]
 
 
 class ToolError(Exception):
-    """A call of a tool that failed or was refused. `error` holds all that the engine says."""
+    """A failed or refused tool call. `error` is the engine's full error."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         self.error = error
@@ -57,7 +57,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""The default of an argument whose schema has none: it is not sent."""
+"""The default of an argument without a default in its schema: it is not sent."""
 
 
 class ToolCalls:
@@ -65,7 +65,7 @@ class ToolCalls:
 
     def __init__(self) -> None:
         self.writing = threading.Lock()
-        """Held while a frame is written into the pipe of replies."""
+        """Held while a frame is written to the reply pipe."""
         self._pid = 0
         self._number = 0
 
@@ -86,7 +86,7 @@ class ToolCalls:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Allow none, once no frame is half written."""
+        """Refuse further calls, once no frame is half written."""
         if self._pid:
             with self.writing:
                 self._pid = 0
@@ -120,7 +120,7 @@ class ToolCalls:
         return number
 
     def _await(self, number: int) -> dict[str, Any]:
-        """Whichever thread finds nobody reading reads for all."""
+        """Wait for an answer. One of the waiting threads reads for all."""
         with self._changed:
             while number not in self._answers:
                 if self._is_reading:
@@ -147,7 +147,7 @@ class ToolCalls:
 
 
 def _frame(number: int, tool: str, arguments: dict[str, Any]) -> bytes:
-    """The frame of one call, checked as its readers check it. Raises ToolError."""
+    """The frame of one call, checked as its readers will check it. Raises ToolError."""
     try:
         body = strict_json.dumps(arguments)
         strict_json.loads(body, max_depth=MAX_ARGUMENTS_DEPTH)
@@ -188,7 +188,7 @@ def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType
 
 
 def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
-    """A function that sends what it is given; absent arguments are not sent."""
+    """A function that sends its arguments; absent ones are not sent."""
     name, signature = tool["name"], _signature(tool["parameters"])
     others = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
 
@@ -211,7 +211,9 @@ def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
 
 
 def _signature(parameters: dict[str, Any]) -> inspect.Signature:
-    """Required parameters, then optional ones; names that Python does not take as `**others`."""
+    """The signature: required parameters, then optional ones; `**others` for names that are not
+    valid Python.
+    """
     properties = parameters.get("properties") or {}
     required = parameters.get("required") or ()
     named = [name for name in properties if _is_plain(name)]
@@ -228,7 +230,9 @@ def _signature(parameters: dict[str, Any]) -> inspect.Signature:
 
 
 def _is_plain(name: str) -> bool:
-    """Python takes other letters for their plain form, so a name of those could not be given."""
+    """Whether a name is unchanged by Python's normalization of identifiers; others could not be
+    passed.
+    """
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
 

@@ -1,8 +1,8 @@
-"""The value of a program as its claim reports it: plain where JSON can hold it, and as text.
+"""The value of a program as reported in its claim: as JSON if possible, and as text.
 
-Guest side, in the child. A table of pandas or NumPy becomes a list of records if it is small enough
-for an answer, with its index as a column where that says something. A record holds exactly what the
-table does, or the table is there as text only. Nothing is done for packages that are not loaded.
+Guest side, in the child. A pandas or NumPy table becomes a list of records if it is small enough
+for an answer, with a meaningful index as a column. Records hold exactly the table's values;
+otherwise the table is reported as text only. Packages that are not loaded are ignored.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from fumehood.protocol import strict_json
 
 MAX_VALUE_BYTES = 64 * 1024
 MAX_VALUE_DEPTH = 50
-"""Slightly below the host's limit: a value is nested in a claim in a frame."""
+"""Nesting depth of a value; slightly below the host's limit, because a value is nested in a claim.
+"""
 MAX_REPR_CHARACTERS = 10_000
 MAX_SAFE_INTEGER = 2**53 - 1
-"""Readers whose numbers are doubles would read a larger one as another."""
+"""Larger integers are changed by readers that store numbers as doubles."""
 
 Claim = dict[str, Any]
 
 MAX_CELLS = 5000
-"""More than fit the answer; a larger table is not even looked at."""
+"""Cells of a table; larger tables are not converted."""
 
 MAX_RECORDS_BYTES = 10 * 1024
 """Size limit of a table as JSON in an answer. A larger one is text only."""
@@ -36,11 +37,11 @@ TOO_LARGE = (
 
 
 class NoValue:
-    """The program does not end with an expression."""
+    """Marks a program that does not end with an expression."""
 
 
 def success(value: Any) -> Claim:
-    """What is told of a value; `notes` say why it is not there whole."""
+    """The reported forms of a value; `notes` give the reasons for what is missing."""
     if value is NoValue or value is None:
         return {"result": {"value": None, "has_value": False, "value_repr": None}}
     notes = []
@@ -55,7 +56,7 @@ def success(value: Any) -> Claim:
 
 
 def _plain(value: Any) -> Any:
-    """The value where JSON can hold it as it is; None elsewhere."""
+    """The value if JSON can hold it unchanged, else None."""
     try:
         if _is_plain(value, MAX_VALUE_DEPTH, [MAX_VALUE_BYTES]):
             encoded = strict_json.dumps(value)
@@ -67,7 +68,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_plain(value: Any, depth: int, room: list[int]) -> bool:
-    """Whether it is made of exactly JSON's own types, not too deep, nor too many of them."""
+    """Whether a value consists only of JSON types and is within the limits of depth and size."""
     room[0] -= 1
     kind = type(value)
     if depth < 0 or room[0] < 0:
@@ -98,7 +99,7 @@ def represent(value: Any) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Short enough, and such that every reader can read it; the end says more than the middle."""
+    """Shorten a text, keeping more of its end than of its middle, and make it valid UTF-8."""
     if len(text) > most:
         kept = most // 2 - 20
         text = f"{text[:kept]}\n… {len(text) - 2 * kept} characters …\n{text[-kept:]}"
@@ -106,11 +107,11 @@ def shortened(text: str, most: int) -> str:
 
 
 class NoTable(Exception):
-    """It is nothing that this file knows, or JSON cannot hold it."""
+    """The value is not a known table, or JSON cannot hold it."""
 
 
 class TooLarge(NoTable):
-    """It is one, and does not fit an answer."""
+    """The table does not fit an answer."""
 
 
 def plain_table(value: Any) -> Any:
@@ -159,7 +160,7 @@ def _records(table: Any, pandas: Any) -> list[dict[str, Any]]:
 
 
 def _cell(cell: Any, pandas: Any) -> Any:
-    """A cell as JSON has it: what is missing is null, moments and spans are ISO 8601."""
+    """A cell as JSON: missing values are null, times and durations are ISO 8601."""
     if cell is None or cell is pandas.NaT or cell is pandas.NA:
         return None
     kind = type(cell)

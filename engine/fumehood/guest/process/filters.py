@@ -36,7 +36,9 @@ INTERPRETER_ALLOWED = (
     "sched_yield",
     "time",
 )
-"""Allowed with any arguments. `mmap`, `mprotect`, `read` and `write` are allowed with some."""
+"""System calls allowed with any arguments. `mmap`, `mprotect`, `read` and `write` are allowed with
+some.
+"""
 
 INTERPRETER_REFUSED = (
     "access",
@@ -70,7 +72,9 @@ JAIL_ALLOWED = (
     "readlink", "readlinkat", "recvfrom", "rt_sigaction", "sched_getaffinity", "select",
     "shutdown", "sigaltstack", "stat", "statx", "sysinfo", "times", "uname", "write",
 )  # fmt: skip
-"""Allowed with any arguments. A handler for SIGXCPU gains nothing: the supervisor measures too."""
+"""System calls allowed with any arguments. A SIGXCPU handler gains nothing, because the supervisor
+also measures CPU time.
+"""
 
 JAIL_CONDITIONAL = (
     "fcntl",
@@ -82,10 +86,12 @@ JAIL_CONDITIONAL = (
     "sendto",
     "socketpair",
 )
-"""Allowed with some arguments; see `_conditions`."""
+"""System calls allowed with some arguments only; see `_conditions`."""
 
 UNTIL_NARROWED = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
-"""Needed once more after the request is read; `build_second_filter` takes them away."""
+"""System calls needed to narrow the view after the request is read. `build_second_filter` then
+removes them.
+"""
 
 JAIL_REFUSED = (
     "alarm", "chdir", "chmod", "chown", "creat", "dup", "dup2", "dup3", "fadvise64", "fallocate",
@@ -102,7 +108,9 @@ _SOCK_FLAGS = 0o2004000
 """SOCK_CLOEXEC and SOCK_NONBLOCK."""
 
 _OPEN_FOR_MORE_THAN_READING = 0o3 | 0o100 | 0o1000 | 0o20000000
-"""The access mode, O_CREAT, O_TRUNC and the bit of O_TMPFILE; alike on both machines."""
+"""The access mode, O_CREAT, O_TRUNC and the O_TMPFILE bit, which are the same on both
+architectures.
+"""
 
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
 """Duplicate, and get or set flags. F_SETOWN is excluded: it would send signals to others."""
@@ -153,7 +161,7 @@ def build_jail_filter(machine: str | None = None) -> bytes:
 
 
 def build_second_filter(machine: str | None = None) -> bytes:
-    """The filter that the child adds in front of the first one when it has narrowed its view."""
+    """The filter that the child adds to the first one once it has narrowed its view."""
     architecture, numbers = architecture_of(machine)
     program = seccomp.begin(architecture)
     for name in (*UNTIL_NARROWED, "seccomp"):

@@ -1,13 +1,12 @@
-"""The jail: how a child is prepared in which one function of a tool is imported and called.
+"""The jail: prepares a child that imports and calls one function of a tool.
 
-Guest side, between zygote and child. Two steps take the file system away. Before the child
-reads its request it sees the interpreter, its libraries and the import paths of all tools;
-when it has read which function is meant, of these paths only that function's own, and it
-loses the system calls with which it did so. Only then is any code of the tool imported.
+Guest side, between zygote and child. The file system is taken away in two steps. Before the child
+reads its request, it sees the interpreter, its libraries and the import paths of all tools. Once it
+knows the requested function, it keeps only that function's import path and loses the system calls
+that it used to narrow its view. Only then is code of the tool imported.
 
-The zygote preloads the public names of `fumehood` that a tool's module needs. They are
-loaded by name: a guest imports nothing of the engine but framing, and this is no exception
-that an import could hide behind.
+The zygote preloads the public names of `fumehood` that a tool's module needs. It loads them by
+name, because a guest module may import nothing of the engine but framing.
 """
 
 from __future__ import annotations
@@ -27,11 +26,14 @@ from fumehood.guest.process.zygote import run_child
 
 OPEN_FILES = 64
 MAX_RESULT_DEPTH = 28
-"""A little less than the supervisor reads: a result is inside a reply."""
+"""Nesting depth of a result. Below the supervisor's limit, because a result is nested in a reply.
+"""
 
 PUBLIC_NAMES = ("ToolError", "ToolResult", "progress", "tool")
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Libraries of linear algebra start threads when they are loaded, which would end the child."""
+"""Environment that keeps linear algebra libraries from starting threads on import, which would end
+the child.
+"""
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
@@ -61,7 +63,7 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
 class _FunctionProgram:
     """The program `function`: `{module, name, import_path, pickled, arguments}` → its reply.
 
-    With `stream` it yields its result.
+    With `stream`, the function yields its result in parts.
     """
 
     def __init__(

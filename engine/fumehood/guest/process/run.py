@@ -1,6 +1,8 @@
-"""Runs and checkouts as the supervisor keeps them: the request, and its state so far.
+"""Runs and checkouts in the supervisor, and the self-test that attacks each defence once at start.
 
-Guest side. Values only; `supervisor` moves them along.
+Guest side. The attacks (`run_probe`) run in ordinary children, as runs with negative ids. No
+outside request can name them: the host builds requests, and the supervisor refuses one for a probe.
+Only defences that held are published.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from fumehood.protocol import framing
 
 @dataclass
 class Run:
-    """One call on its way. `killed_for` is the supervisor's own reason, and it wins."""
+    """A call being run. `killed_for` is the supervisor's own reason for a kill and overrides every
+    other ending.
+    """
 
     id: int
     program: str
@@ -30,12 +34,12 @@ class Run:
     received_bytes: int = 0
     reports: int = 0
     parts: list[str] = field(default_factory=list)
-    """Received, and not passed on yet."""
+    """Received parts that were not forwarded yet."""
 
 
 @dataclass
 class Checkout:
-    """A child that the host asked for, to talk to it directly."""
+    """A child checked out by the host, which talks to it directly."""
 
     id: int
     memory_bytes: int
@@ -44,7 +48,7 @@ class Checkout:
 
 
 def parse_checkout(message: dict[str, Any]) -> Checkout:
-    """The checkout in a host's frame. Raises KeyError, TypeError: not of this form."""
+    """Parse a checkout from a host's frame. Raises KeyError, TypeError if malformed."""
     return Checkout(
         id=message["id"],
         memory_bytes=int(message["memory_bytes"]),
@@ -53,7 +57,7 @@ def parse_checkout(message: dict[str, Any]) -> Checkout:
 
 
 def parse_run(message: dict[str, Any]) -> Run:
-    """The run in a host's frame.
+    """Parse a run from a host's frame.
 
     Raises:
         FrameError: it asks for a probe, which no call may.
@@ -91,7 +95,7 @@ def _was_killed(ending: dict[str, Any]) -> bool:
 
 
 Row = tuple[str, str, Callable[[dict[str, Any]], bool]]
-"""An attack of `run_probe`, the limit that it tries, and whether that one held."""
+"""An attack of `run_probe`, the limit that it tests, and a check of whether that limit held."""
 
 INTERPRETER: tuple[Row, ...] = (
     ("memory", "memory", _was_refused),
@@ -104,11 +108,11 @@ JAIL: tuple[Row, ...] = tuple(
     ("outside", limit, holds) if attack == "files" else (attack, limit, holds)
     for attack, limit, holds in INTERPRETER
 )
-"""The jail reads some files, so there the attack is on those that it must not see."""
+"""The same attacks, but on files outside the view, because the jail may read some files."""
 
 
 class SelfTest:
-    """Tries each defence once at the start; `ready` says which of them held."""
+    """Attacks each defence once at start; `ready` reports which of them held."""
 
     def __init__(self, supervisor: Announcer, rows: Sequence[Row]) -> None:
         self._supervisor = supervisor
@@ -116,7 +120,7 @@ class SelfTest:
         self._held: dict[str, bool] = {}
 
     def start(self) -> None:
-        """Queue every attack as a run of its own; their ids are negative."""
+        """Queue every attack as a run with a negative id."""
         for number, (attack, _, _) in enumerate(self._rows):
             wall_s = PROBE_WALL_S if attack == "spin" else PROBE_DEADLINE_S
             self._supervisor.submit(
@@ -129,7 +133,7 @@ class SelfTest:
             )
 
     def ended(self, run: Run, ending: dict[str, Any]) -> None:
-        """Note one outcome; after the last, publish."""
+        """Record one outcome, and publish all of them after the last."""
         _, limit, holds = self._rows[-1 - run.id]
         self._held[limit] = holds(ending)
         if len(self._held) == len(self._rows):
@@ -141,7 +145,7 @@ class SelfTest:
 
 
 def run_probe(request: dict[str, Any]) -> dict[str, Any]:
-    """Try the attack that the request names; a reply means that it did not end the child."""
+    """Run the attack that the request names. A reply means that the child survived it."""
     return {"result": {"outcome": _ATTACKS[request["arguments"]["attack"]]()}}
 
 
@@ -162,7 +166,9 @@ def _open_file() -> str:
 
 
 def _look_outside() -> str:
-    """Try a file and a directory of every Linux, and a directory that all users may write to."""
+    """Try to read a file and a directory that every Linux has, and to write to a world-writable
+    directory.
+    """
     outside: tuple[Callable[[], object], ...] = (
         lambda: os.listdir("/"),
         lambda: os.open("/proc/self/status", os.O_RDONLY),

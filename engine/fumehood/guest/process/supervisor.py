@@ -2,7 +2,7 @@
 
 Guest side, the first process of every guest. Host above, zygote and children below.
 
-    host ──frames── supervisor ──one byte── zygote ──forks── child
+host ──frames── supervisor ──one byte── zygote ──forks── child
                         └───── a pipe to and a pipe from each child ───┘
 
 Host to guest: `{"op": "run", "id", "program", "arguments", "limits": {wall_s, cpu_s,
@@ -14,9 +14,9 @@ up to 1 000 times `{"op": "progress", "id", "percent", "message"}`, and `{"op": 
 dies after its answer. The pipes of a checked-out child go to the host, which talks to it and keeps
 its time; here it is only limited, killed on demand, and reaped.
 
-Invariants: no child decides how its run ended; an ending is reported only after the child can
-do nothing any more; when the channel is gone, so is every process here.
-Single-threaded, one selector: no call in this file waits for a child.
+Invariants: no child decides how its run ended; an ending is reported only once the child can do
+nothing more; when the channel closes, every process here ends. Single-threaded, one selector: no
+call in this file waits for a child.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ from fumehood.protocol import framing
 HOST_FRAME_BYTES = 1 << 20
 READY_FRAME_BYTES = 4096
 REPLY_OVERHEAD_BYTES = 4096
-"""The JSON around a result may add this to the output limit: keys and escapes, not content."""
+"""Bytes that a reply may have beyond the output limit, for keys and escapes."""
 MAX_REPLY_DEPTH = 32
-"""Well under the depth that the host accepts: a reply travels on inside another message."""
+"""Nesting depth of a reply. Well below the host's limit, because a reply is nested in another
+message.
+"""
 CHECKOUT = struct.Struct("!qi")
-"""The id of a checkout and the child's process id, sent with the two descriptors."""
+"""The checkout's id and the child's process id, sent with the two descriptors."""
 
 CHUNK_BYTES = 1 << 16
 SEAL_DEADLINE_S = 10.0
@@ -71,7 +73,7 @@ ZYGOTE_GONE = "the zygote is gone"
 
 @dataclass(eq=False)
 class Child:
-    """One child process, from the order to fork it until the kernel reported its end."""
+    """A child process, from the order to fork it until the kernel reports its end."""
 
     request_fd: int
     reply_fd: int
@@ -126,7 +128,7 @@ class Supervisor:
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._children: dict[int, Child] = {}
         self._nameless: dict[int, children.Ended] = {}
-        """Children that died before the zygote sent their process ids."""
+        """Children that died before the zygote reported their process ids."""
         self._ready: deque[Child] = deque()
         self._waiting: deque[Run | Checkout] = deque()
         self._failed_spawns = 0
@@ -184,29 +186,29 @@ class Supervisor:
         os._exit(0)
 
     def _fail(self, why: str) -> NoReturn:
-        """End this guest for a reason that the host should log; it makes a new one."""
+        """End this guest and report the reason to the host, which starts a new guest."""
         self.tell_host({"op": "ready", "enforces": {}, "faults": [why]})
         self._end()
 
     def tell_host(self, message: dict[str, Any]) -> None:
-        """Send one frame; the host always reads, and a dead host is the end anyway."""
+        """Send one frame. End the guest if the host is gone."""
         try:
             write_all(1, framing.encode(message))
         except OSError:
             self._end()
 
     def announce(self, enforces: dict[str, bool]) -> None:
-        """Tell the host which limits were seen to hold here."""
+        """Report to the host which limits held here."""
         self.tell_host({"op": "ready", "enforces": enforces, "faults": self._faults})
 
     # -- runs -------------------------------------------------------------------
 
     def submit(self, run: Run) -> None:
-        """Queue a run of the supervisor itself (a probe)."""
+        """Queue a run of the supervisor's own, which is a probe."""
         self._waiting.append(run)
 
     def _dispatch(self) -> None:
-        """Give waiting runs a child, as far as there are any, then restock."""
+        """Assign ready children to waiting runs, then order more children."""
         while self._waiting and (self._faults or self._ready):
             first = self._waiting.popleft()
             if self._faults:
@@ -260,7 +262,9 @@ class Supervisor:
         self._close_pipes(child)
 
     def _limit(self, child: Child, memory_bytes: int, cpu_s: float) -> int | None:
-        """Set a child's limits from outside; its CPU time so far, None if it is of no use."""
+        """Set a child's limits from outside. Returns its CPU time so far, or None if the child is
+        unusable.
+        """
         used_ns = kernel.process_cpu_ns(child.pid)
         try:
             assert child.limits is not None
@@ -399,13 +403,13 @@ class Supervisor:
             self._on_reply(child, message, child.decoder.last_size)
 
     def _pass_on_parts(self, run: Run) -> None:
-        """Forward the parts that were read at once, as one: a child can send very small ones."""
+        """Forward all parts of one read together, because a child can send very small ones."""
         parts, run.parts = run.parts, []
         if parts and run.killed_for is None:
             self.tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
 
     def _on_progress(self, run: Run, claim: Any) -> None:
-        """Forward a program's report if it is valid and there are not too many."""
+        """Forward a progress report if it is valid and the run has not sent too many."""
         report = pipes.read_report(claim)
         if report is not None and run.reports < pipes.MAX_REPORTS and run.killed_for is None:
             run.reports += 1
@@ -429,7 +433,7 @@ class Supervisor:
             self.announce({})
 
     def _flush(self, child: Child) -> None:
-        """Write as much as fits; the rest of a large request follows when there is room."""
+        """Write as much of the request as fits, and the rest when there is room."""
         if child.pid not in self._children:
             return
         try:
@@ -517,7 +521,7 @@ class Supervisor:
         child.request_fd = child.reply_fd = -1
 
     def _read_last_messages(self, child: Child) -> None:
-        """A child may have answered, or named its fault, and ended before its pipe was read."""
+        """Read the last messages of a child that ended before its pipe was read."""
         run = child.run
         if child.sealed and (run is None or run.killed_for is not None):
             return
@@ -566,7 +570,7 @@ class Supervisor:
 
 
 def _count(child: Child, received_bytes: int) -> None:
-    """Reports and parts are small, but a child may send any number. Raises FrameTooLarge."""
+    """Count the bytes that a run has sent. Raises FrameTooLarge over its limit."""
     if child.run is None:
         return
     child.run.received_bytes += received_bytes

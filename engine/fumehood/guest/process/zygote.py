@@ -1,11 +1,12 @@
-"""The zygote: loads modules for programs once, and forks children that share those pages.
+"""The zygote loads modules once and forks children that share those pages; a child runs one call's
+program.
 
-Guest side, between supervisor and child. Invariant: it never receives a byte of any call.
-It receives one constant byte with two descriptors, and answers a process id only; a fork
-server that parsed requests would pass the remains of each one to the next child.
+Guest side, below the supervisor. Invariant: the zygote never receives a byte of any call. It
+receives one constant byte with two descriptors and answers with a process id. A fork server that
+parsed requests would leak remains of each request into the next child.
 
-The supervisor is the parent of each child: only a parent learns from the kernel how a
-process really ended.
+The supervisor is the parent of each child, because the kernel reports how a process ended only to
+its parent.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from fumehood.guest.process.run import run_probe
 from fumehood.protocol import framing
 
 Program = Callable[[dict[str, Any]], dict[str, Any]]
-"""Takes the request, returns the reply: `{"result": …}` or `{"error": {kind, message, …}}`."""
+"""Maps a request to a reply: `{"result": …}` or `{"error": {kind, message, …}}`."""
 
 ORDERS_FD = REPLY_FD + 1
 """The zygote's own descriptor, closed in each child."""
 
 
 def seal_zygote(orders: socket.socket) -> socket.socket:
-    """Give up in the zygote all that no child may have; the orders' socket at its new number.
+    """Give up in the zygote everything that no child may have. Returns the orders' socket under its
+    new number.
 
-    Descriptors that are received from now on are `REQUEST_FD` and `REPLY_FD`, the lowest two that
-    are free.
+    Descriptors received after this get the two lowest free numbers, `REQUEST_FD` and `REPLY_FD`.
     """
     os.dup2(orders.detach(), ORDERS_FD)
     null = os.open("/dev/null", os.O_RDWR)
@@ -71,7 +72,7 @@ def run_child(
 ) -> None:
     """Seal this process, then answer requests until the supervisor closes the pipe.
 
-    `open_files` and `hide_files` are for a wall whose filter lets files be read.
+    `open_files` and `hide_files` are for the wall whose filter allows reading files.
     """
     try:
         seal(supervisor_pid, warm_up, filter_program, open_files, hide_files)
@@ -88,10 +89,11 @@ def seal(
     open_files: int,
     hide_files: Callable[[], None],
 ) -> None:
-    """Give up everything. The order is the argument: each step needs things that later ones take.
+    """Give up all rights, in an order in which each step can still use what later steps remove. The
+    supervisor checks from outside whether a child is sealed.
 
-    The zygote has given up its capabilities, environment and directory. Numbers at random are this
-    process's own: `random` seeds itself after a fork.
+    The zygote has already given up its capabilities, environment and directory. `random` reseeds
+    itself after a fork.
     """
     os.dup2(0, 2)
     os.closerange(ORDERS_FD, os.sysconf("SC_OPEN_MAX"))
@@ -109,7 +111,7 @@ def seal(
 
 
 def serve(programs: Mapping[str, Program]) -> None:
-    """Answer one request after another; end when the pipe is closed."""
+    """Answer requests until the pipe is closed."""
     while (request := _read_frame()) is not None:
         try:
             reply = framing.encode(programs[request["program"]](request))
@@ -125,7 +127,7 @@ def serve(programs: Mapping[str, Program]) -> None:
 
 
 def _read_frame() -> dict[str, Any] | None:
-    """The next request; None at the end. One read suffices for all but large ones."""
+    """The next request, or None at the end. All but large ones take a single read."""
     frame = os.read(REQUEST_FD, CHUNK_BYTES)
     while frame and len(frame) < framing.HEADER.size:
         frame += os.read(REQUEST_FD, CHUNK_BYTES)
@@ -150,7 +152,7 @@ PID = struct.Struct("!i")
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
-    """Preload, then fork one child for each order until the supervisor closes the socket."""
+    """Preload, then fork one child per order until the supervisor closes the socket."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     signal.set_wakeup_fd(-1)
@@ -182,7 +184,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
 
 
 def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
-    """Supervisor's side of one order."""
+    """Order a child. Called by the supervisor."""
     socket.send_fds(orders, [FORK], [request_fd, reply_fd])
 
 

@@ -59,11 +59,11 @@ ANSWER_GRACE_S = 5.0
 take a while."""
 
 COLLECT_DEADLINE_S = 30.0
-"""Seconds for the files of one run. They take at most a quarter of the memory."""
+"""Seconds for handing over the files of one run. They take at most a quarter of the memory."""
 
 CANCEL_GRACE_S = 3.0
 RESET_DEADLINE_S = 10.0
-"""The guest itself takes at most a few seconds, and then reports that it is not clean."""
+"""Seconds for a reset. The guest itself takes a few, and then reports that it is not clean."""
 
 MAX_UNSENT_BYTES = 32 << 20
 """Bytes of unread answers to a program's calls. A guest over it is treated as hostile."""
@@ -72,27 +72,27 @@ STREAM_ENDED = "its stream ended"
 """The reason if neither side ended the channel on purpose."""
 
 DIRTY = "it is not clean: "
-"""Followed by the guest's own words."""
+"""Prefix of the guest's own reason."""
 
 NOT_CLEAN_IN_TIME = "it was not clean in time"
 NOT_ENDED_IN_TIME = "it did not end a run in time"
 
 MAX_COMPLAINT_BYTES = 4096
-"""The most of stderr that is kept for the log."""
+"""Bytes of stderr kept for the log."""
 
 RECORD_HEADER = struct.Struct("!BxxxI")
 """*Source*: Docker Engine API, ContainerAttach, "Stream format"."""
 
 STDOUT, STDERR = 1, 2
 MAX_SEARCHED_CHARACTERS = 64 * 1024
-"""The longest program that is searched. For longer ones the start matters less."""
+"""Length of the longest program that is searched. For longer ones the start time matters less."""
 
 _IMPORT = re.compile(r"\bfrom[ \t]+([\w.]+)[ \t]+import\b|\bimport\b[ \t]*([^\n;#]*)")
 _DOUBT = re.compile(
     r"__import__|importlib|__builtins__|__loader__|__spec__|sys\.modules|\bmodules\b|\brunpy\b"
     r"|\bpkgutil\b|\bzipimport\b|pickle|\bexec\b|\beval\b|(?<![.\w])compile\b"
 )
-"""Other ways to load a module."""
+"""Signs of other ways to load a module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ USUAL_CLOCKS = Clocks()
 
 
 class ChannelListener(Protocol):
-    """Gets a channel's events, from the event loop. Must not block."""
+    """Receives a channel's events in the event loop. Must not block."""
 
     def on_clean(self) -> None:
         """The container is clean again: the next run may be sent."""
@@ -136,7 +136,7 @@ class Channel(asyncio.Protocol):
         """The present holder of the container."""
         self.dead = asyncio.Event()
         self.ready = asyncio.Event()
-        """Set by the first message, and by the end."""
+        """Set by the guest's first message, and by the end."""
         self.why = ""
         """The reason for its end."""
         self.enforced: frozenset[Limit] = frozenset()
@@ -177,7 +177,7 @@ class Channel(asyncio.Protocol):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """One run, until its ending. Cancelling it ends the program inside before it raises.
+        """Run a program until its ending. Cancelling it ends the program, then raises.
 
         `keep` leaves its files, and a Python program's variables, for the next run.
 
@@ -339,7 +339,7 @@ class Channel(asyncio.Protocol):
         self.complaint += piece[: MAX_COMPLAINT_BYTES - len(self.complaint)]
 
     async def _cancel(self, run_id: int) -> RunEnding | None:
-        """Ask for the end of a run and wait for it; a guest that does not answer is ended."""
+        """Cancel a run and wait for its end. A guest that does not answer is ended."""
         if self._run is None or self._transport is None:
             return None
         ended: asyncio.Future[RunEnding] = asyncio.get_running_loop().create_future()
@@ -354,7 +354,7 @@ class Channel(asyncio.Protocol):
         return None
 
     def _give_up(self) -> None:
-        """The guest kept a run past its deadline."""
+        """Give up on a guest that kept a run past its deadline."""
         run, answer = self._run, self._answer
         if run is not None and answer is not None and not answer.done():
             late = EndedBy.SANDBOX_LOST if run.is_collecting else EndedBy.WALL_TIME
@@ -376,7 +376,7 @@ class Channel(asyncio.Protocol):
 
 
 class _CallPort:
-    """The way back to the program of one run."""
+    """The channel for answers to the program of one run."""
 
     __slots__ = ("_channel", "_run_id")
 
@@ -451,7 +451,9 @@ def needs_preloaded(code: str, *, has_tools: bool = False) -> bool:
 
 
 def _modules_of(clause: re.Match[str]) -> list[str]:
-    """The modules of one import. Anything that is not a name counts as outside the library."""
+    """The modules of one import. Anything that is not a name counts as outside the standard
+    library.
+    """
     source, imported = clause.groups()
     if source is not None:
         return [source]

@@ -44,7 +44,7 @@ LOSS_DEADLINE_S = 5.0
 OOM_EXIT_CODE = 137
 LOOKS = 4
 LOOK_PAUSE_S = 0.05
-"""Docker learns of the end and of its reason separately, in either order."""
+"""Pauses between queries: Docker learns of the end and of its reason separately, in either order."""
 
 
 class ContainerFailed(Exception):
@@ -57,7 +57,7 @@ class ContainerFailed(Exception):
 
 
 class LimitsNotEnforced(ContainerFailed):
-    """It works, but lacks a required limit: another one would lack it too."""
+    """The container works but lacks a required limit; another one would lack it too."""
 
     message = "Containers on this host lack a required limit."
     remedy = "Run `fumehood doctor` to see why."
@@ -78,7 +78,9 @@ class Container:
         self._examined.set()
         self.spec = spec
         self.ran_out_of_memory = False
-        """Whether anything in a run did. Docker's own mark of it stays for the container's life."""
+        """Whether memory ran out in any of its runs. Docker's own flag stays for the container's
+        life.
+        """
 
     @classmethod
     async def start(
@@ -145,7 +147,7 @@ class Container:
 
     @property
     def enforced(self) -> frozenset[Limit]:
-        """The limits that the guest saw to hold in this container."""
+        """The limits that held in this container, according to the guest."""
         return self._channel.enforced
 
     @property
@@ -178,7 +180,7 @@ class Container:
         return f"{fault}; it said: {said!r}" if said else fault
 
     def listen(self, listener: ChannelListener) -> None:
-        """Pass its events on to this listener, and no longer to the one before."""
+        """Send events to this listener from now on, instead of the previous one."""
         self._channel.listener = listener
 
     def end(self, why: str) -> None:
@@ -195,7 +197,7 @@ class Container:
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """One run, to its end. Cancelling it ends the program inside before it raises.
+        """Run a program to its end. Cancelling it ends the program, then raises.
 
         `keep` leaves its files, and a Python program's variables, for the next run.
         """
@@ -221,14 +223,15 @@ class Container:
         return ending
 
     async def until_examined(self) -> None:
-        """Wait until the reason of its end is known. It must not be removed before."""
+        """Wait until the reason of its end is known. It must not be removed earlier."""
         await self._examined.wait()
 
     async def _was_killed_for_memory(self) -> bool:
-        """Ask Docker how the guest itself ended. An unknown reason does not count as memory.
+        """Query Docker for how the guest itself ended. An unknown reason does not count as memory.
 
-        Neither the exit code (others may kill) nor Docker's mark is enough alone: the mark is
-        also set if a child was killed. The container is not used again then.
+        Neither the exit code nor Docker's flag is sufficient alone: other processes may kill the
+        guest, and the flag is also set if a child was killed. The container is not used again in
+        either case.
         """
         looks = 0
         with anyio.move_on_after(LOSS_DEADLINE_S), suppress(DockerError):

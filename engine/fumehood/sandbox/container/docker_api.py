@@ -80,7 +80,7 @@ class DockerError(Exception):
 
 
 class DockerUnreachable(DockerError):
-    """No daemon that this engine may use is listening: found out at once, at no cost."""
+    """No daemon that this engine may use is listening. Detected at once, at no cost."""
 
 
 class DockerNotInstalled(DockerUnreachable):
@@ -164,7 +164,7 @@ class Docker:
         self._making = threading.Lock()
         self._client: Any = None
         self.failure: DockerUnreachable | None = None
-        """Why the last request did not reach a daemon; None after one that did."""
+        """Why the last request did not reach a daemon, or None after one that did."""
 
     @property
     def is_local(self) -> bool:
@@ -447,7 +447,7 @@ def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -
 
 
 def may_swap(*, is_local: bool) -> bool | None:
-    """Whether Docker's host has swap space. None for another host, which is not asked."""
+    """Whether Docker's host has swap space, or None for a remote host, which is not queried."""
     try:
         swaps = Path("/proc/swaps").read_text(encoding="ascii") if is_local else None
     except (OSError, UnicodeDecodeError):

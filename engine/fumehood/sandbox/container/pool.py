@@ -36,7 +36,9 @@ from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import MAX_WAITING
 
 TURN_S = 1.0
-"""How long a trust domain keeps an idle container that others wait for: twice a creation's time."""
+"""Seconds that a trust domain keeps an idle container that others wait for: twice a creation's
+time.
+"""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,21 +53,21 @@ class EntryFactory(Protocol):
     """Makes and removes containers."""
 
     async def make(self, kind: Kind) -> Container:
-        """Raises EngineError where no container can be made; then none is left behind."""
+        """Make a container. Raises EngineError if that fails; then none is left behind."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Return when it is gone; try as often as necessary."""
+        """Return when the container is gone; retry as often as necessary."""
         ...
 
 
 class State(Enum):
-    """What the container of an entry does."""
+    """The state of an entry's container."""
 
     WARM = auto()
     """It has run nothing, and belongs to no domain."""
     BUSY = auto()
-    """A lease holds it."""
+    """A lease uses it."""
     RESETTING = auto()
     IDLE = auto()
     """It is clean, and waits for the next call of its domain."""
@@ -94,7 +96,7 @@ class PoolEntry:
     uses: int = 0
     last_used: float = 0.0
     given_at: float = 0.0
-    """When its domain got it."""
+    """When its domain received it."""
 
     def on_clean(self) -> None:
         """The container has been reset."""
@@ -206,7 +208,7 @@ class PoolState:
         self.leaving: dict[str, asyncio.Event] = {}
         self.making = 0
         self.warming = 0
-        """The number of `making` that are for no particular call."""
+        """The number of containers in `making` that are for no particular call."""
 
     @property
     def total(self) -> int:
@@ -250,8 +252,8 @@ class PoolState:
     def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
         """The least recently used idle container; those ready for any domain go last.
 
-        One that its own domain waits for stays for a turn: a new container for every call of every
-        domain would cost all of them more than waiting.
+        A container that its own domain waits for stays for one turn: a new container for every call
+        of every domain would cost all of them more than waiting.
         """
         wanted = {(request.domain, request.kind) for request in requests if not request.fresh}
         idle = (
@@ -306,7 +308,7 @@ class Pool:
         self._is_dispatching = False
         self._has_changed = False
         self._refusal: EngineError | None = None
-        """The error for all calls, once it is closed."""
+        """The error for all calls, once the pool is closed."""
         self.dirty = 0
         """Containers that could not be cleaned."""
 
@@ -436,7 +438,7 @@ class Pool:
     def _dispatch(self) -> None:
         """Grant free containers in turn, create missing ones, and keep some warm.
 
-        Its own changes may call it again; such a call only notes that there is more to do.
+        Its own changes may call it again; such a call only records that there is more to do.
         """
         self._has_changed = True
         if self._is_dispatching:

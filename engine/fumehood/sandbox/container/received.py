@@ -1,8 +1,8 @@
-"""The output, files and ending of one run, collected as they come.
+"""The output, files and ending of one run, collected as they arrive.
 
-Host side, pure. Every frame was parsed strictly; here it must also be its turn. Invariant:
+Host side, pure. Every frame was parsed strictly; here its order is also checked. Invariant:
 whatever a guest sends, no more is kept than the output limit of each stream, and no more is
-handed on than the files that fit the workspace, under paths that stay inside it.
+forwarded than the files that fit the workspace, under paths that stay inside it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MAX_CALLS = 1200
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """The failures that a program may claim, never a success (ADR 0010). Its output is counted outside,
-so it cannot claim a failure of that."""
+so it cannot claim that its output was too large.
+"""
 
 
 class _KeptText:
@@ -116,7 +117,7 @@ class ReceivedRun:
             self._on_call(frame.number, frame.tool, frame.arguments, port)
 
     def on_file(self, frame: ContainerFile) -> None:
-        """A file begins. Raises FrameError."""
+        """Start a file. Raises FrameError."""
         self._must_be_mine(frame.id)
         self.is_collecting = True
         self._files += 1
@@ -129,7 +130,7 @@ class ReceivedRun:
         self._hand_on(lambda sink: sink.start(frame.path, frame.size, frame.kind))
 
     def on_data(self, frame: ContainerData) -> None:
-        """The next bytes of the file that began last. Raises FrameError."""
+        """Forward the next bytes of the file that was started last. Raises FrameError."""
         self._must_be_mine(frame.id)
         content = frame.content
         if not self._files or len(content) > self._file_left:
@@ -138,7 +139,7 @@ class ReceivedRun:
         self._hand_on(lambda sink: sink.write(content))
 
     def on_ended(self, frame: ContainerEnding) -> RunEnding:
-        """How it ended. Raises FrameError."""
+        """The run's ending. Raises FrameError."""
         self._must_be_mine(frame.id)
         claim = frame.claim or {}
         result, claims = claim.get("result"), claims_of(claim.get("error"))
@@ -167,7 +168,7 @@ class ReceivedRun:
         )
 
     def cut_off(self, ended_by: EndedBy) -> RunEnding:
-        """Its ending if the guest did not report one: with the output so far."""
+        """The ending of a run whose guest did not report one, with the output so far."""
         stdout, stderr = self._texts["stdout"].text, self._texts["stderr"].text
         sizes = [len(text.encode("utf-8", "replace")) for text in (stdout, stderr)]
         return RunEnding(
@@ -194,7 +195,7 @@ class ReceivedRun:
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether a path is relative and made of names alone, each of which a file can have."""
+    """Whether a path is relative and made only of valid file names."""
     if not path or len(path) > MAX_PATH_CHARACTERS or "\0" in path:
         return False
     try:

@@ -27,8 +27,8 @@ from fumehood.sandbox.settings import GUEST_MB
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)
 CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
-"""The guest's own, to change a child's user and to end it. The child keeps none. SETPCAP
-empties the bounding set, and is given up before anything else happens.
+"""Capabilities of the guest, to change a child's user and to kill it. The child keeps none. SETPCAP
+empties the bounding set, and is given up before anything else.
 """
 
 GUEST_MEMORY_MB = GUEST_MB
@@ -45,16 +45,15 @@ which comes while the next child is still being made."""
 
 GVISOR_MEMORY_MB = 128
 GVISOR_PROCESSES = 1024
-"""What gVisor's own kernel needs besides, for it runs within the container's limits: threads for
-each of the program's, and memory. Inside, that kernel counts the program's own."""
+"""Additional processes and memory of gVisor's own kernel, which runs within the container's limits."""
 
 WORKSPACE = "/workspace"
 PROGRAM_USER = "10001:10001"
-"""As the guest's children."""
+"""Priority of the guest's children."""
 
 INODES_PER_MB = 32
 MIN_INODES = 1024
-"""An empty file takes about a kilobyte that no size limit counts."""
+"""Minimum number of inodes. An empty file takes about a kilobyte that no size limit counts."""
 
 LABEL_ENGINE = "fumehood.engine"
 LABEL_OWNER = "fumehood.owner"
@@ -66,7 +65,7 @@ LABEL_HOST = "fumehood.host"
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """The values in which containers differ."""
+    """The values that differ between containers."""
 
     name: str
     image_id: str
@@ -79,9 +78,9 @@ class ContainerSpec:
     cpus: float
     """CPUs of programs and guest together."""
     lifetime_s: float
-    """After which the guest ends itself, whatever became of the engine."""
+    """Seconds after which the guest ends itself, even if the engine is gone."""
     deadline: int
-    """The same as a moment, in seconds since 1970: for other engines that find the container."""
+    """The same deadline in seconds since 1970, for other engines that find the container."""
     guest_mb: int = GUEST_MEMORY_MB
     """The memory of this image's guest, with its preloaded modules."""
     runtime: str | None = None

@@ -66,16 +66,18 @@ LOOK_DEADLINE_S = 10.0
 """Seconds for all requests of one look at Docker."""
 
 LEAST_BETWEEN_LOOKS_S = 1.0
-"""From the beginning of one look to that of the next, however many calls ask for one."""
+"""Seconds from the start of one look to the start of the next, however many calls request one."""
 
 REMEMBERED_S = 2.0
-"""How long Docker is not asked again after it was silent for a whole deadline."""
+"""Seconds that Docker is not queried again after it did not answer within a whole deadline."""
 
 GUEST_GRACE_S = 60.0
-"""How much longer a guest lives by its own clock than the pool would ever use it."""
+"""Seconds that a guest lives by its own clock beyond the time that the pool could use it."""
 
 GUEST_CPUS = 0.5
-"""The guest's share, beside what programs may use: it makes the next child while a program runs."""
+"""The guest's CPU share, in addition to that of programs: it makes the next child while a program
+runs.
+"""
 
 TRIES = 2
 """Starts of a container whose guest does not become ready."""
@@ -85,7 +87,7 @@ RETRY_AFTER_MS = 1000
 
 
 Trouble = DockerError | ContainerFailed | Unfit
-"""Each has a message and a remedy for callers, and says whether it may pass without an operator."""
+"""An error with a message and a remedy for callers, and whether it may pass without an operator."""
 
 OnEvent = Callable[[str, JsonObject], None]
 

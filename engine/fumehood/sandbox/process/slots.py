@@ -1,8 +1,8 @@
-"""Slots: how many runs one wall has at once, and how long others wait.
+"""Slots: the number of concurrent runs of one wall, and the queue for them.
 
-Host side, used by the walls that are made of processes. Invariants: waiting is bounded in
-number and in time; and one principal never has all slots, nor all of the queue, so its calls,
-however long they run, do not keep out those of others.
+Host side, used by the walls that are made of processes. Invariants: waiting is bounded in number
+and in time; one principal never has all slots or the whole queue, so its calls, however long they
+run, do not lock out those of others.
 """
 
 from __future__ import annotations

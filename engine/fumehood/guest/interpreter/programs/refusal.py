@@ -1,8 +1,8 @@
-"""What is the sandbox's own: the two reasons for which it ends a program, and no copies.
+"""The two exceptions with which the sandbox ends a program, and a base class without copies.
 
-Guest side. Invariant: neither reason is an `Exception`, and a program has no name for anything
-above `Exception`, so `except` cannot catch them. `finally: return` can still swallow one;
-the run therefore remembers that it happened, and `restricted` asks it at the end.
+Guest side. Invariant: neither exception is an `Exception`, and a program has no name for anything
+above `Exception`, so `except` cannot catch them. `finally: return` can still swallow one, so the
+run remembers that it was raised, and `restricted` checks that at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any
 
 
 class Uncopied:
-    """Something of the sandbox's own: a program that copies a function of it gets no second one."""
+    """An object of the sandbox that cannot be copied: a program that copies a function containing
+    it gets a TypeError.
+    """
 
     __slots__ = ()
 
@@ -20,7 +22,7 @@ class Uncopied:
 
 
 class Refused(BaseException):
-    """The program asked for something that the tables do not allow. The message says what."""
+    """The program used something that the tables do not allow, which the message names."""
 
 
 class OutputFull(BaseException):
