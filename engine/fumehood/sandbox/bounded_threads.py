@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class BoundedThreads:
-    """At most `most` daemon threads at a time, one per call, including calls past their deadlines."""
+    """At most `most` daemon threads at a time, one per call, even past their deadlines."""
 
     def __init__(self, most: int, name: str) -> None:
         self._free = anyio.Semaphore(most, max_value=most)

@@ -75,7 +75,7 @@ class HostLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call a synchronous function in a worker. `executors/function` awaits asynchronous ones."""
+        """Call a synchronous function in a worker. `executors/function` awaits the others."""
         if program != "function":
             raise InternalError("The host runs functions, not programs.")
         return await self.workers.run(arguments, limits, self.principal_id, sinks)

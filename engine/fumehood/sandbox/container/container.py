@@ -44,7 +44,7 @@ LOSS_DEADLINE_S = 5.0
 OOM_EXIT_CODE = 137
 LOOKS = 4
 LOOK_PAUSE_S = 0.05
-"""Pauses between queries: Docker learns of the end and of its reason separately, in either order."""
+"""Seconds between queries: Docker learns of the end and its reason separately, in any order."""
 
 
 class ContainerFailed(Exception):

@@ -45,7 +45,7 @@ which comes while the next child is still being made."""
 
 GVISOR_MEMORY_MB = 128
 GVISOR_PROCESSES = 1024
-"""Additional processes and memory of gVisor's own kernel, which runs within the container's limits."""
+"""Additional processes and memory of gVisor's kernel, which is inside the container's limits."""
 
 WORKSPACE = "/workspace"
 PROGRAM_USER = "10001:10001"

@@ -66,7 +66,7 @@ GUEST_DEADLINE_S = 60
 PACKAGES_DEADLINE_S = 600
 
 NEEDED_BYTES = 1 << 30
-"""Room for the file system twice (unpacked and as an archive) and for Docker's copy."""
+"""Free bytes needed: the file system twice (unpacked and as an archive), and Docker's copy."""
 
 MANIFEST = "opt/fumehood/manifest.txt"
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -94,10 +94,14 @@ for name in sys.argv[1:]:
     except Exception as error:
         sys.exit(f"{{name}} of `preload` in image.toml: {{type(error).__name__}}: {{error}}")
 """
-"""Runs in a container without a network: what is imported here runs code of the packages."""
+"""The script that finishes the packages. It runs in a container without a network, because
+importing packages runs their code.
+"""
 
 PATH_FILE = "usr/lib/python3/dist-packages/fumehood.pth"
-"""Adds the packages to the path of any Python that a program starts; Debian's Python reads it."""
+"""File that adds the packages to the path of any Python that a program starts; Debian's Python
+reads it.
+"""
 
 MAX_SITE_BYTES = 4 << 30
 MAX_SITE_FILES = 200_000
@@ -110,12 +114,12 @@ headers, are left out. *Source*: the wheel format, PEP 427.
 TESTED = frozenset(
     ("matplotlib", "mpl_toolkits", "numpy", "pandas", "pyarrow", "scipy", "sklearn", "statsmodels")
 )
-"""Packages whose test folders are left out: up to half of their size, and unused."""
+"""Packages whose unused test folders are left out; they are up to half of the size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The image, and the layers that had to be made for it."""
+    """A built image, and the layers that were made for it."""
 
     image: Image
     made_base: bool
@@ -132,10 +136,10 @@ def build_image(
     cache: Path | None = None,
     own: Path | None = None,
 ) -> Built:
-    """Build what is missing or out of date; everything with `force`, but a root file system that
-    was made after the moment `since`, which another image of this run stands on.
+    """Build what is missing or out of date. With `force`, rebuild everything except a root file
+    system that was made after `since` for another image of this run.
 
-    Wheels are kept in `cache`; `own` is where an operator's own recipes are.
+    Wheels are cached in `cache`; `own` is the folder of the operator's own recipes.
 
     Raises:
         ImageBuildError: with the remedy. Existing images are unchanged.
@@ -170,7 +174,7 @@ def wheel_cache() -> Path:
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """The requested recipe decides, not the present content of its folder."""
+    """The image of the requested recipe, whatever its folder holds now, or None."""
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
     return next((image for image in found if (image.recipe, image.guest) == wanted), None)
@@ -192,7 +196,7 @@ def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
 def make_base(
     client: docker.APIClient, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
 ) -> str:
-    """Make the base, on a root file system whose packages are not older than a moment.
+    """Make the base, on a root file system with packages no older than a given time.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -427,7 +431,7 @@ def _add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
 
 
 NAME = "fumehood-builder-"
-"""The beginning of their names, before a deadline and a random part."""
+"""Name prefix of build containers, before a deadline and a random part."""
 
 LIFETIME_S = 600
 MEMORY = "1g"

@@ -43,16 +43,17 @@ PACKAGES = "fumehood.packages"
 LANGUAGES = "fumehood.languages"
 GUEST_MB = "fumehood.guest-mb"
 PACKAGES_FROM = "fumehood.packages-from"
-"""When the packages were installed, in seconds since 1970: the date for an image's age."""
+"""Time of the packages' installation, in seconds since 1970: the basis of an image's age."""
 
 NEW_S = 3600
 KEPT_S = 7 * 24 * 3600
-"""How long an image of another engine is kept: it may have no container at the moment."""
+"""Seconds that an image of another engine is kept, because it may have no container at the moment.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image of ours. `id` is its digest; nothing else names it for good."""
+    """An image built by an engine. Only its digest, `id`, identifies it for good."""
 
     name: str
     id: str
@@ -67,7 +68,7 @@ class Image:
     guest_mb: int = DEFAULT_GUEST_MB
     """The guest's memory, on top of a container's memory class."""
     images_directory: Path | None = field(default=None, compare=False, repr=False)
-    """Where an operator's own recipes are."""
+    """The folder of an operator's own recipes."""
 
     @property
     def is_own(self) -> bool:
@@ -80,7 +81,8 @@ class Image:
 
 
 def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) -> Image:
-    """The newest image of this name that is this engine's. `own` has the operator's recipes.
+    """The newest image of this name that this engine built. `own` is the folder of the operator's
+    recipes.
 
     Raises:
         ImageMissing: with the command that builds it, or with the known names where there is no
@@ -99,14 +101,14 @@ def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) 
 
 
 def newest_own(found: Sequence[Image]) -> Image | None:
-    """The newest of this engine's, from a list that is sorted newest first."""
+    """The newest image of this engine, from a list sorted newest first."""
     return next((image for image in found if image.is_own), None)
 
 
 def list_images(
     client: docker.APIClient, name: str | None = None, *, own: Path | None = None
 ) -> list[Image]:
-    """All images that carry our labels, newest first; other engines' too."""
+    """All images with our labels, newest first, including those of other engines."""
     label = f"{IMAGE}={name}" if name is not None else IMAGE
     rows = client.images(filters={"label": [label, GUEST]})
     parsed = (_parsed(row, own) for row in rows if _has_our_tag(row))
@@ -120,7 +122,7 @@ def _has_our_tag(row: dict[str, Any]) -> bool:
 
 
 def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
-    """Labels are untrusted: an image with unreadable ones is not ours."""
+    """Parse an image's labels, which are untrusted. None if they are invalid."""
     labels = row.get("Labels") or {}
     try:
         return Image(
@@ -216,7 +218,7 @@ def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[s
 
 
 def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
-    """The names of the containers made of them, also those that have stopped."""
+    """The names of the containers made from these images, including stopped ones."""
     names = {
         str(container["Names"][0]).removeprefix("/")
         for identifier in identifiers
@@ -226,7 +228,7 @@ def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
 
 
 def _remove(client: docker.APIClient, identifier: str) -> bool:
-    """An image that a container needs stays."""
+    """Remove an image, unless a container needs it."""
     try:
         if client.containers(all=True, quiet=True, filters={"ancestor": identifier}):
             return False
@@ -239,7 +241,7 @@ def _remove(client: docker.APIClient, identifier: str) -> bool:
 
 
 def _remove_nameless(client: docker.APIClient, identifier: str) -> None:
-    """With its last name it may be gone already."""
+    """Remove an image without a name. It may be gone together with its last name."""
     try:
         client.remove_image(identifier)
     except APIError as error:

@@ -30,7 +30,7 @@ DEADLINE_S = 600
 PATIENCE = ("--timeout=20", "--retries=2")
 
 PYTHONS = {"bookworm": ("3.11.2", 36)}
-"""Debian release → its Python and the minor version of its glibc."""
+"""Debian releases with their Python version and the minor version of their glibc."""
 
 MACHINES = ("x86_64", "aarch64")
 OLDEST_GLIBC = 5
@@ -43,7 +43,7 @@ _MISSING = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)(.*)
 
 
 def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lock:
-    """Find versions that fit together, with all that they need, and put their files into `cache`.
+    """Find compatible versions with all dependencies, and put their files into `cache`.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -62,7 +62,7 @@ def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lo
 
 
 def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
-    """One wheel for each package of the lock, from `cache` if it is there.
+    """Get one wheel for each locked package, from `cache` if possible.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -105,8 +105,8 @@ def _keep(cache: Path, wheel: Path, digest: str) -> None:
 
 
 def _kept(cache: Path, package: Pinned) -> Path | None:
-    """A cached file is used only with its hash, and only for this machine: several may share a home
-    directory.
+    """A cached wheel with the right hash and for this machine, or None: several machines may share
+    a home directory.
     """
     for digest in package.hashes:
         for wheel in sorted((cache / digest).glob("*.whl")):
@@ -157,7 +157,7 @@ def _markers(release: str) -> str:
 
 
 def _pip(arguments: list[str], release: str) -> None:
-    """Run to the end or the deadline. Raises ImageBuildError."""
+    """Run pip to its end or the deadline. Raises ImageBuildError."""
     options = ["--disable-pip-version-check", "--no-input", "--no-color", *PATIENCE]
     status, said = _run(
         [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options]
@@ -174,7 +174,7 @@ def _run(command: list[str]) -> tuple[int, str]:
 
 
 def _python_with_pip() -> str:
-    """This one, or the system's: an installed program's own environment may lack pip."""
+    """This Python or the system's, if this one's environment lacks pip."""
     for python in (sys.executable, shutil.which("python3")):
         if python and _run([python, "-I", "-c", "import pip"])[0] == 0:
             return python

@@ -60,8 +60,7 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
 
 @contextmanager
 def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
-    """A folder with everything the image is made from, gone afterwards unless `publish`ed. The
-    request has been checked.
+    """A temporary folder with everything that the image is made from, removed unless `publish`ed.
 
     Raises:
         ImageBuildError: the Python index did not provide the packages.
@@ -90,7 +89,7 @@ def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) 
 
 
 def publish(folder: Path, name: str) -> Path:
-    """Give the folder the image's name, in the place of one that has it already."""
+    """Give the folder the image's name, replacing an earlier one."""
     target = folder.with_name(name)
     folder.chmod(0o755)
     if target.exists():
@@ -118,7 +117,7 @@ def _check_names(request: ImageRequest) -> None:
 
 
 def _requirements(below: Recipe, text: str) -> str:
-    """The requirements of the image below and the requested ones."""
+    """Merge the requirements of the image below with the requested ones."""
     ours = dict(below.files).get("requirements.in", b"").decode()
     try:
         wanted = parse_requirements(text)

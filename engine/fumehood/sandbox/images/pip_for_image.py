@@ -17,7 +17,7 @@ SIGN = "of-an-image"
 
 
 def main(markers: str, arguments: list[str]) -> int:
-    """Run pip; its exit status."""
+    """Run pip. Returns its exit status."""
     environment = json.loads(markers)
     module = importlib.import_module("pip._vendor.packaging.markers")
     module.default_environment = lambda: dict(environment)  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ from fumehood.sandbox.settings import GUEST_MB, IMAGE_NAME
 from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
 PACKAGE = Path(__file__).parents[2]
-"""`fumehood` itself."""
+"""The folder of the package `fumehood`."""
 
 GUEST_HOME = "opt/fumehood/fumehood"
 """The guest's folder in an image."""
@@ -43,7 +43,7 @@ SITE = "opt/fumehood/site"
 """The folder of the Python packages in an image."""
 
 LOCKED = "opt/fumehood/requirements.lock"
-"""The list of these packages, for people."""
+"""The list of these packages, for readers in the image."""
 
 FONTS = "opt/fumehood/matplotlib"
 """Matplotlib's list of fonts in an image."""
@@ -59,7 +59,7 @@ ENVIRONMENT = {
 """The environment variables that programs need, by Python package."""
 
 COMMON = "common"
-"""The folder of the files that all images share, beside the images' own."""
+"""The folder of the files that all images share."""
 
 OWN_FILES = ("image.toml", "packages.txt", "requirements.in", "requirements.lock")
 
@@ -76,12 +76,12 @@ class UnknownImage(Exception):
 
 
 class WrongRecipe(Exception):
-    """An image's folder, or the base that was asked for, cannot be used as it is."""
+    """An image's folder, or the requested base, is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What decides an image's base. `files` are all of its folder, by name."""
+    """The sources that determine an image. `files` are all files of its folder, by name."""
 
     name: str
     settings: ImageSettings
@@ -89,7 +89,7 @@ class Recipe:
     lock: Lock
     files: tuple[tuple[str, bytes], ...]
     base: str = ""
-    """A named base, by digest; empty: an own root file system."""
+    """A named base with its digest, or empty for a root file system of its own."""
 
     @property
     def digest(self) -> str:
@@ -98,8 +98,8 @@ class Recipe:
 
     @property
     def root_digest(self) -> str:
-        """SHA-256 over what decides the root file system alone: images with the same packages of
-        Debian stand on one.
+        """SHA-256 over the sources of the root file system, which images with the same Debian
+        packages share.
         """
         packages = "\n".join(sorted(self.packages)).encode()
         parts = [("base", self.base.encode()), ("release", self.release.encode())]
@@ -131,7 +131,7 @@ class Recipe:
         return chosen
 
     def file(self, name: str) -> bytes:
-        """One file of the folder, or of those that all images share.
+        """One file of the folder, or of the shared ones.
 
         Raises:
             WrongRecipe: it is not there.
@@ -149,7 +149,7 @@ def images_folder() -> Path:
 
 
 def image_names(folder: Path | None = None, *, own: Path | None = None) -> list[str]:
-    """The images that can be built: ours, and those in the operator's directory `own`."""
+    """The names of all images that can be built: ours, and those in the operator's folder `own`."""
     ours = {file.parent.name for file in (folder or images_folder()).glob("*/image.toml")}
     theirs = set() if own is None else {file.parent.name for file in own.glob("*/image.toml")}
     return sorted(ours | {name for name in theirs if _IMAGE_NAME.fullmatch(name)})
@@ -158,7 +158,7 @@ def image_names(folder: Path | None = None, *, own: Path | None = None) -> list[
 def read_recipe(
     name: str, *, base: str = "", folder: Path | None = None, own: Path | None = None
 ) -> Recipe:
-    """The recipe of one image; ours come first.
+    """The recipe of one image. A built-in image has precedence.
 
     Raises:
         UnknownImage: no recipe has this name.
@@ -182,7 +182,7 @@ def read_recipe(
 
 
 def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = "") -> Recipe:
-    """The recipe that these files are.
+    """Make a recipe from files.
 
     Raises:
         WrongRecipe: they, or `base`, cannot be used.
@@ -207,7 +207,7 @@ def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = ""
 
 
 def is_debian_package(name: str) -> bool:
-    """Whether it could be the name of one."""
+    """Whether a text is a valid name of a Debian package."""
     return _DEBIAN_PACKAGE.fullmatch(name) is not None
 
 
@@ -232,7 +232,7 @@ def _text(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> str:
 
 
 def _common_files(known: set[str]) -> tuple[tuple[str, bytes], ...]:
-    """What the folder does not have itself."""
+    """The shared files that the image's folder does not have itself."""
     found = sorted((images_folder() / COMMON).glob("*"))
     return tuple((path.name, path.read_bytes()) for path in found if path.name not in known)
 
@@ -290,7 +290,7 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
-    """Lengths go in too, so that no two lists of files look alike."""
+    """SHA-256 over names and contents with their lengths, so that no two lists collide."""
     total = hashlib.sha256()
     for name, content in pairs:
         for part in (name.encode(), content):
@@ -326,11 +326,11 @@ def _read_own_file(directory: int, name: str, owners: frozenset[int]) -> bytes:
 
 _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}(\.[A-Za-z][A-Za-z0-9_]{0,63}){0,7}")
 _NOT_PRELOADED = frozenset({"antigravity", "fumehood", "site", "sitecustomize", "usercustomize"})
-"""The guest's own modules, and modules that change Python at its start."""
+"""Modules that cannot be preloaded: the guest's own, and those that change Python at its start."""
 
 
 class WrongSettings(Exception):
-    """The file cannot be used. The message gives the reason."""
+    """`image.toml` is invalid. The message gives the reason."""
 
 
 def _once_each(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -358,7 +358,7 @@ def _module(name: str) -> str:
 
 
 class ImageSettings(BaseModel):
-    """The file's values, with their defaults."""
+    """The values of `image.toml`, with their defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -381,7 +381,7 @@ class ImageSettings(BaseModel):
 
 
 def parse_settings(text: str) -> ImageSettings:
-    """Check the whole file.
+    """Parse and check `image.toml`.
 
     Raises:
         WrongSettings: it is not TOML, or has a key or a value that is not known.
@@ -400,8 +400,8 @@ _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
 _EXTRAS = rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\]"
 _VERSION = r"(?:~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.!+*_-]{0,63}"
 _MARKER = r"(?!-|.*[ ;]-)[A-Za-z0-9_.'\"<>=!~() -]{1,300}"
-"""No word of it begins with a hyphen: pip takes that for an option, also within quotes, and has
-options of a line that make it build, which is to run the package's code here.
+"""An environment marker. No word may begin with a hyphen: pip would take it for an option, even
+within quotes, and some of pip's options build packages, which runs their code here.
 """
 _REQUIREMENT = re.compile(
     rf"({_NAME})\s*(?:{_EXTRAS})?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*(?:;{_MARKER})?"
@@ -411,7 +411,7 @@ _REQUIREMENT = re.compile(
 _ARCHIVES = (
     ".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".tlz", ".lz", ".lzma",
 )  # fmt: skip
-"""What pip takes for a file though it could be a name."""
+"""Endings that pip takes for a file although the text could be a name."""
 
 _PINNED = re.compile(rf"({_NAME})==([A-Za-z0-9][A-Za-z0-9.!+_-]{{0,63}})(.*)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -439,7 +439,7 @@ class Lock:
 
     @property
     def text(self) -> str:
-        """As pip reads it."""
+        """The lock in pip's format."""
         lines = (
             f"{each.name}=={each.version}"
             + "".join(f" \\\n    --hash=sha256:{digest}" for digest in each.hashes)
@@ -476,7 +476,7 @@ def parse_requirements(text: str) -> dict[str, str]:
 
 
 def lock_of(wheels: Iterable[Path]) -> Lock:
-    """The lock that takes exactly these files.
+    """The lock for exactly these files.
 
     Raises:
         WrongRequirements: one is not named as a wheel is.
@@ -497,7 +497,7 @@ def normalized(name: str) -> str:
 
 
 def merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Two lists as one; where both name a package, the second one's line."""
+    """Merge two lists. If both name a package, the second one's line is used."""
     return "".join(f"{line}\n" for _, line in sorted({**ours, **theirs}.items()))
 
 
@@ -521,8 +521,8 @@ def _pinned(line: str) -> Pinned:
 
 
 def _may_be_a_file(words: str) -> bool:
-    """Whether pip would look for a file of this name in the current directory: `name==1.0.zip` can
-    be one.
+    """Whether pip would look for a file of this name in the current directory, as for
+    `name==1.0.zip`.
     """
     return words.rstrip().lower().endswith(_ARCHIVES)
 

@@ -28,16 +28,17 @@ from docker.errors import APIError, BuildError, ImageNotFound
 from fumehood.sandbox.images.recipe import Recipe
 
 OnStep = Callable[[str], None]
-"""Gets the present step, in a few words."""
+"""Receives the present step as a short text."""
 
 DEADLINE_S = 900
 END_PATIENCE_S = 30
 LINES_SEARCHED = 40
-"""The last lines of a program's output, for the reason of its failure."""
+"""Number of a failed program's last output lines that are shown."""
 
 PACKAGES_NETWORK = "default"
-"""Network of the container that installs packages into a named base. Never the host's: what comes
-with that base would meet everything that listens on loopback."""
+"""Network of the container that installs packages into a named base. Never the host's, which would
+give the base access to everything that listens on loopback.
+"""
 
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
 
@@ -95,7 +96,7 @@ def run_program(
     directory: Path | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, list[str]]:
-    """Run a program to its end or the deadline; its exit status and the lines of its output."""
+    """Run a program to its end or the deadline. Returns its exit status and output lines."""
     output: list[str] = []
     with subprocess.Popen(  # noqa: S603 - the command is made by the caller, of checked names
         command,
@@ -128,7 +129,7 @@ def run_program(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask it to stop, so that it removes its mounts and files; then kill it."""
+    """Terminate a program, so that it removes its mounts and files, then kill it."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
@@ -248,12 +249,12 @@ class ImageBuildError(Exception):
 
 
 def has_sign(output: str) -> bool:
-    """Whether `build_error` knows this problem."""
+    """Whether `build_error` recognizes the problem."""
     return any(sign in output for signs, _, _ in _SIGNS for sign in signs)
 
 
 def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
-    """The error for the last lines of a program's output."""
+    """Make the error for a failed program from its last output lines."""
     lines = [line for line in output if line.strip()]
     text = "\n".join(lines)
     for signs, found, remedy in _SIGNS:

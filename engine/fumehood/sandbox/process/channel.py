@@ -61,15 +61,18 @@ GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0
 LEND_DEADLINE_S = 10.0
 ANSWER_GRACE_S = 5.0
-"""How much later than the guest's own clock this side gives up on an answer. The guest's
-clock starts when a child is there, and on a busy host forking one can take a while; giving
-up ends every run of the guest."""
+"""Seconds that this side waits for an answer beyond the guest's own deadline. The guest's clock
+starts when a child is ready, which on a busy host can take a while; giving up ends every run of the
+guest.
+"""
 
 CANCEL_GRACE_S = 2.0
 MAX_RUN_BYTES = 1 << 20
-"""The guest ends itself over a larger frame; see `HOST_FRAME_BYTES` there."""
+"""Size limit of a frame to the guest, which ends itself over a larger one; see `HOST_FRAME_BYTES`
+there.
+"""
 CHECKOUT = struct.Struct("!qi")
-"""A checkout's id and the child's process id; the guest packs the same."""
+"""A checkout's id and the child's process id, packed like in the guest."""
 
 
 class GuestFailed(Exception):
@@ -85,7 +88,7 @@ class _PendingCheckout:
 
 
 class GuestProcess(asyncio.Protocol):
-    """A running guest. Made by `start`; after `dead` is set it answers nothing any more."""
+    """A running guest, made by `start`. It answers nothing once `dead` is set."""
 
     def __init__(
         self, process: anyio.abc.Process, handover: socket.socket, rules: StickyWorkerSettings
@@ -110,7 +113,7 @@ class GuestProcess(asyncio.Protocol):
     async def start(
         cls, command: Sequence[str], rules: StickyWorkerSettings = DEFAULT_RULES
     ) -> GuestProcess:
-        """Start a guest and wait until it has tried its own wall.
+        """Start a guest and wait for its self-test.
 
         Raises:
             GuestFailed: it could not be started, or was not ready within 10 s.
@@ -169,7 +172,7 @@ class GuestProcess(asyncio.Protocol):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """One run, in the key's sticky worker or (None) in a fresh child.
+        """Run a program, in the key's sticky worker or, without a key, in a fresh child.
 
         Cancelling it ends the program inside before it raises.
         """
@@ -232,7 +235,9 @@ class GuestProcess(asyncio.Protocol):
             self._pending_checkouts.pop(checkout_id, None)
 
     def end_checkout(self, checkout_id: int) -> None:
-        """Have a checked-out child killed. A guest that does not confirm it in time is killed."""
+        """Make the guest kill a checked-out child. A guest that does not confirm it in time is
+        killed.
+        """
         if self.dead.is_set():
             return
         self._send({"op": "cancel", "id": checkout_id})
@@ -246,7 +251,7 @@ class GuestProcess(asyncio.Protocol):
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill supervisor and descendants; their own parent-death signals are the second way."""
+        """Kill the supervisor and its descendants, which also end by their parent-death signals."""
         self._end()
         # Listed first: without its supervisor a child has another parent.
         family = _with_descendants(self._process.pid)
@@ -323,7 +328,7 @@ class GuestProcess(asyncio.Protocol):
             sinks.progress(message.percent, message.message)
 
     def _on_handover(self) -> None:
-        """Two pipes of a child; anything else ends the guest that sent it."""
+        """Receive a child's two pipes. Anything else ends the guest that sent it."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._handover, CHECKOUT.size, 2)
         except BlockingIOError:
@@ -359,7 +364,7 @@ class GuestProcess(asyncio.Protocol):
             self._transport.write(framing.encode(message))
 
     async def _cancel(self, run_id: int) -> None:
-        """Ask for the end of a run and wait for it; a guest that does not answer is killed."""
+        """Cancel a run and wait for its end. A guest that does not answer is killed."""
         if self.dead.is_set():
             return
         ended: asyncio.Future[RunEnding] = asyncio.get_running_loop().create_future()
@@ -371,7 +376,9 @@ class GuestProcess(asyncio.Protocol):
         self.kill()
 
     def _give_up(self, run_id: int) -> None:
-        """The guest kept a run past its deadline: that run timed out, the others are lost."""
+        """Give up on a guest that kept a run past its deadline: that run timed out, the others are
+        lost.
+        """
         answer = self._pending.pop(run_id, None)
         if answer is not None and not answer.done():
             answer.set_result(RunEnding(EndedBy.WALL_TIME, "call"))
@@ -400,7 +407,7 @@ class GuestProcess(asyncio.Protocol):
 
 
 def guest_command(config: JsonObject, python: str = sys.executable) -> list[str]:
-    """How to start the guest: isolated, without site packages, with nothing to write."""
+    """The command that starts the guest: isolated, without site packages or write access."""
     return [python, "-I", "-S", "-B", "-X", "utf8", str(GUEST_PROGRAM), json.dumps(config)]
 
 

@@ -27,36 +27,40 @@ from fumehood.protocol.messages import GuestEnding
 from fumehood.sandbox.wall import RunEnding, ending_of_reply
 
 MAX_REQUEST_BYTES = 32 * 1024
-"""Half of what an empty pipe takes at once; larger requests go through the supervisor."""
+"""Size limit of a request: half of an empty pipe's room. Larger requests go through the supervisor.
+"""
 
 REPLY_OVERHEAD_BYTES = 4096
-"""What the JSON around a result may add to the output limit; keys and escapes, not content."""
+"""Bytes that a reply may have beyond the output limit, for keys and escapes."""
 
 MAX_REPLY_DEPTH = 32
 CHUNK_BYTES = 1 << 16
 LOOK_EVERY_S = 1.0
 IDLE_CPU_NS = 50_000_000
-"""An idle worker waits in one system call; CPU time tells one that does not."""
+"""CPU time after which an idle worker is replaced; a real one waits in a system call."""
 
 MAX_CPU_NS = 1_000_000_000
-"""A worker that has used a second in all is replaced. The kernel's own limit on its CPU
-time is set once, with this allowance, so it is never far above one run's."""
+"""Total CPU time after which a worker is replaced. The kernel's limit on its CPU time is set once,
+with this allowance, so it is never far above one run's.
+"""
 
 MAX_ATTEMPTS = 3
-"""Children that are found dead before they could read anything are no reason to fail."""
+"""Attempts to find a child that is alive; dead ones are no reason to fail."""
 
 SPIN_S = 0.0004
-"""How long the event loop looks for an answer before it sleeps. An expression takes less,
-and putting a processor to sleep and waking it costs as much again as evaluating one."""
+"""Seconds that the event loop polls for an answer before it sleeps. An expression takes less, and
+putting a processor to sleep and waking it costs as much as evaluating one.
+"""
 
 LOOK_S = 0.00005
-"""How long it looks at the one pipe before the event loop has a turn, which costs a tenth of an
-expression by itself."""
+"""Seconds of polling one pipe before the event loop gets a turn, which costs a tenth of an
+expression.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A child, as the guest hands it over."""
+    """A child as received from the guest."""
 
     id: int
     pid: int
@@ -78,7 +82,7 @@ class CheckoutSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StickyWorkerSettings:
-    """How many there are, and for how long."""
+    """The number of sticky workers, and how long they are kept."""
 
     most: int = 8
     uses: int = 1000
@@ -100,10 +104,10 @@ class StickyWorkers:
         self._can_spin = len(os.sched_getaffinity(0)) > 1
 
     async def run(self, key: str, request: bytes, limits: Limits) -> RunEnding:
-        """One run in the key's worker, which is made if there is none.
+        """Run a request in the key's worker, created if missing.
 
-        `request` is one frame of at most `MAX_REQUEST_BYTES`. Nothing else may run for this
-        key meanwhile. Cancelling it ends the program inside before it raises.
+        `request` is one frame of at most `MAX_REQUEST_BYTES`. Nothing else may run for this key at
+        the same time. Cancelling it ends the program, then raises.
         """
         for _ in range(MAX_ATTEMPTS):
             worker = await self._worker_for(key, limits)
@@ -122,7 +126,7 @@ class StickyWorkers:
         return RunEnding(EndedBy.SANDBOX_LOST, "resident")
 
     def on_ended(self, ending: GuestEnding) -> bool:
-        """The guest reports that a child is dead. False if it was not a sticky worker."""
+        """Handle the guest's report that a child is dead. False if it was not a sticky worker."""
         worker = self._by_checkout.pop(ending.id, None)
         if worker is None:
             return False
@@ -131,7 +135,7 @@ class StickyWorkers:
         return True
 
     def lose_all(self) -> None:
-        """The guest is gone, and with it every child."""
+        """Handle the loss of the guest and so of every child."""
         if self._sweep is not None:
             self._sweep.cancel()
         for worker in self._by_checkout.values():
@@ -189,7 +193,7 @@ class StickyWorkers:
         return min(LOOK_EVERY_S, self._rules.idle_s)
 
     def _look(self) -> None:
-        """A worker may not stay for ever, nor compute after its answer was accepted."""
+        """Retire workers that are too old, or that compute after their answer was accepted."""
         oldest = time.monotonic() - self._rules.idle_s
         for worker in list(self._by_key.values()):
             if not worker.is_busy and (worker.idle_since < oldest or not worker.was_idle()):
@@ -225,7 +229,7 @@ class StickyWorker:
 
     @property
     def is_busy(self) -> bool:
-        """A run has been given to it and not ended."""
+        """Whether a run was given to it and has not ended."""
         return self._answer is not None
 
     def was_idle(self) -> bool:
@@ -233,9 +237,9 @@ class StickyWorker:
         return self._cpu_ns() - self._idle_cpu_ns <= IDLE_CPU_NS
 
     async def run(self, request: bytes, limits: Limits, *, spin_s: float) -> RunEnding | None:
-        """One run; None where the child was dead before it could read any of the request.
+        """Run a request. Returns None if the child was dead before it could read any of it.
 
-        It is dead, too, when an ending other than its own answer is returned.
+        The child is also dead if any ending but its own answer is returned.
         """
         loop = self._loop
         answer: asyncio.Future[RunEnding] = loop.create_future()
@@ -267,14 +271,14 @@ class StickyWorker:
             self._idle_cpu_ns = self._cpu_ns()
 
     def stop(self, reason: EndedBy) -> None:
-        """Kill the child for a reason of this side's, which wins over the kernel's word."""
+        """Kill the child for a reason that overrides the kernel's report."""
         self.is_fit = False
         if self._stopped_for is None:
             self._stopped_for = reason
             self._end_checkout(self._checkout.id)
 
     def bury(self, ending: GuestEnding | None) -> None:
-        """The child is dead (None: with its guest): read its last words, let go of its pipes."""
+        """Handle the death of the child, or with None of its guest: read its last output."""
         self.is_fit = False
         if ending is not None:
             self._on_readable()
@@ -356,7 +360,7 @@ class StickyWorker:
             await ended
 
     def _watch_cpu(self) -> None:
-        """Look again when the rest of the allowed CPU time could have been used."""
+        """Check again when the remaining CPU time could have been used."""
         used_s = (self._cpu_ns() - self._idle_cpu_ns) / 1e9
         left_s = self._limits.cpu_s - used_s
         if left_s <= 0:
@@ -370,9 +374,9 @@ class StickyWorker:
             return 0
 
     async def _look_for(self, answer: asyncio.Future[RunEnding], seconds: float) -> None:
-        """Look for the answer instead of letting the event loop sleep.
+        """Poll for the answer instead of letting the event loop sleep.
 
-        In short turns, each after everything else that is ready: of many calls at once, the next
+        In short turns, each after everything else that is ready: with many calls at once, the next
         ones are prepared while this one runs.
         """
         now = time.monotonic()

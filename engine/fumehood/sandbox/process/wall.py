@@ -33,12 +33,12 @@ from fumehood.sandbox.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
-"""Pauses before a new guest, by how many guests in a row did not last a second."""
+"""Seconds before a new guest, by how many guests in a row did not last a second."""
 
 STABLE_S = 1.0
 GUEST_PATIENCE_S = 10.0
 STICKY_PATIENCE_S = 0.02
-"""How long a call waits for its domain's sticky worker before it takes a fresh process instead."""
+"""Seconds that a call waits for its domain's sticky worker before it takes a fresh process."""
 
 ENGINE = str(Path(__file__).parents[3])
 """The import path of the engine."""
@@ -69,7 +69,7 @@ class ProcessWall:
         self.limits = limits
         self.slots = Slots(self.max_running, f"the {self.name}")
         self.faults: tuple[str, ...] = ()
-        """Why the last guest could not serve, in its own words. For the operator."""
+        """The last guest's own reasons why it could not serve, for the operator."""
         self._command = list(command)
         self._on_event = on_event
         self._sticky = sticky
@@ -94,7 +94,7 @@ class ProcessWall:
 
     @property
     def status(self) -> WallStatus:
-        """What the running guest was seen to enforce; during a start, the required limits."""
+        """The limits that held in the running guest; during a start, the required ones."""
         if self._guest is not None:
             held = self._guest.enforced
         else:
@@ -122,12 +122,12 @@ class ProcessWall:
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> ProcessLease:
-        """A slot, and the domain's sticky worker if the wall has any and it is free soon."""
+        """Lease a slot, and the domain's sticky worker if the wall has any and it is free soon."""
         key = domain.key if self.is_sticky and not fresh else None
         return ProcessLease(self, domain.principal_id, key)
 
     async def running(self) -> GuestProcess:
-        """The guest that serves now; waits, bounded, for one that is being started.
+        """The running guest. Waits, bounded, for one that is starting.
 
         Raises:
             SandboxUnavailable: there is none, or it lacks a required limit.
@@ -176,7 +176,7 @@ class ProcessWall:
         return self._guest is not None and not self._guest.dead.is_set()
 
     async def _keep_a_guest(self) -> None:
-        """Start a guest, wait for its end, start the next; slower if they do not last."""
+        """Start a guest, wait for its end, start the next; more slowly if guests do not last."""
         short_lives = 0
         while True:
             await anyio.sleep(RESTART_PAUSE_S[min(short_lives, len(RESTART_PAUSE_S) - 1)])
@@ -228,7 +228,7 @@ class _Turn:
 
 
 class ProcessLease:
-    """One slot. A class and not a generator: every expression uses it."""
+    """A slot in the guest. A class and not a generator, because every expression uses it."""
 
     __slots__ = ("_guest", "_key", "_principal_id", "_turn", "_wall", "queue_ms")
 
@@ -277,11 +277,12 @@ class ProcessLease:
 # -- the interpreter: expressions and short programs behind a filter -----------------------
 
 INTERPRETER_LIMITS = InterpreterSettings().limits
-"""Unless others are configured."""
+"""Limits of the wall unless others are configured."""
 
 INTERPRETER_SPARES = 2
-"""Children that are ready. One is too few if programs come one after the other: each
-needs a new child, and making one takes longer than running a short program."""
+"""Number of ready children. One is too few for consecutive programs: each needs a new child, and
+making one takes longer than running a short program.
+"""
 
 INTERPRETER_LIBRARIES = ("asteval", "RestrictedPython")
 """Modules that the guest needs beyond the standard library."""
@@ -306,7 +307,7 @@ class InterpreterWall(ProcessWall):
 
 
 def interpreter_command() -> list[str]:
-    """How to start the interpreter's guest, with the import paths that it needs."""
+    """The command that starts the interpreter's guest, with its import paths."""
     paths = [ENGINE, *map(_directory_of, INTERPRETER_LIBRARIES)]
     return guest_command({"import_paths": list(dict.fromkeys(paths)), "spares": INTERPRETER_SPARES})
 
@@ -320,7 +321,7 @@ JAIL_SPARES = 1
 
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache",
                     "/usr/share/zoneinfo")  # fmt: skip
-"""What extension modules are linked with, and the world's time zones (not the host's own)."""
+"""Libraries that extension modules are linked with, and the world's time zones."""
 
 LIBRARY_DIRECTORIES = ("site-packages", "dist-packages")
 
@@ -328,10 +329,10 @@ LIBRARY_DIRECTORIES = ("site-packages", "dist-packages")
 class JailWall(ProcessWall):
     """Slots for sandboxed functions, each in a fresh child.
 
-    The files that a child may read are decided before it runs a line of a tool: the interpreter,
-    its libraries, and the import path of the function. `tool_paths` are the import paths of all
-    functions that will ever be asked for; a pickled function has none. Without
-    Landlock there is no jail, and these tools alone are refused.
+    The files that a child may read are fixed before it runs a line of a tool: the interpreter, its
+    libraries, and the import path of the function. `tool_paths` are the import paths of all
+    functions that may be called; a pickled function has none. Without Landlock there is no jail,
+    and only these tools are refused.
     """
 
     name = "jail"
@@ -353,7 +354,9 @@ class JailWall(ProcessWall):
 
 
 def jail_command(tool_paths: Iterable[str]) -> list[str]:
-    """How to start the jail's guest: what it may import, and what its children may see."""
+    """The command that starts the jail's guest: its import paths, and the files that its children
+    may see.
+    """
     packages = library_directories()
     libraries = [
         *SYSTEM_LIBRARIES,
@@ -374,7 +377,7 @@ def jail_command(tool_paths: Iterable[str]) -> list[str]:
 
 
 def library_directories() -> list[str]:
-    """Where installed packages lie, in the order in which this process looks for them."""
+    """Directories of installed packages, in the order in which this process searches them."""
     paths = map(Path, sys.path)
     named = [str(path) for path in paths if path.name in LIBRARY_DIRECTORIES]
     directories = [ENGINE, _directory_of("pydantic"), *named]

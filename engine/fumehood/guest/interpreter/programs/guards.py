@@ -150,7 +150,7 @@ ATTRIBUTES: Mapping[type, frozenset[str]] = types.MappingProxyType(
 WRITABLE: Mapping[type, frozenset[str]] = types.MappingProxyType(
     {decimal.Context: _words("prec rounding Emin Emax capitals clamp")}
 )
-"""Attributes of ours that a program may set; of its own objects it may set any."""
+"""Attributes of library objects that a program may set; of its own objects it may set any."""
 
 CONTAINERS = frozenset(
     {
@@ -163,7 +163,7 @@ CONTAINERS = frozenset(
 
 @functools.cache
 def allowed_on(kind: type) -> frozenset[str]:
-    """The names that the table allows on this type, with those of its bases."""
+    """The names that the table allows for this type and its bases."""
     return frozenset().union(*(ATTRIBUTES.get(base, frozenset()) for base in kind.__mro__))
 
 
@@ -179,7 +179,7 @@ IN_PLACE: Mapping[str, Callable[[Any, Any], Any]] = types.MappingProxyType(
 _UNCHANGEABLE = (
     bool, int, float, complex, str, bytes, tuple, range, frozenset, set, slice, type(None),
 )  # fmt: skip
-"""Python itself refuses to change parts of these, in the words that everybody knows."""
+"""Types whose parts Python itself refuses to change, with its usual messages."""
 
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
@@ -219,7 +219,7 @@ class Guards(Uncopied):
         }
 
     def refused(self, why: str) -> Refused:
-        """The refusal to raise. It counts even where the program swallows it."""
+        """Make the refusal to raise. It counts even if the program swallows it."""
         self.refusal = self.refusal or Refused(why)
         return self.refusal
 
@@ -250,7 +250,7 @@ class Guards(Uncopied):
         raise AttributeError(f"{what} has no attribute {name!r}")
 
     def changeable(self, holder: Any) -> Any:
-        """What an item or attribute may be set on or deleted from."""
+        """The object on which an item or attribute may be set or deleted. Raises Refused."""
         kind = type(holder)
         if kind in CONTAINERS or kind in self.classes or kind in _UNCHANGEABLE:
             return holder
@@ -261,17 +261,17 @@ class Guards(Uncopied):
         raise self.refused(f"a {kind.__name__[:40]} cannot be changed from a program")
 
     def change_item(self, sign: str, holder: Any, place: Any, value: Any) -> None:
-        """`holder[place] += value` and its like."""
+        """Evaluate `holder[place] += value` and similar statements."""
         target = self.changeable(holder)
         target[place] = IN_PLACE[sign](holder[place], value)
 
     def change_attribute(self, sign: str, holder: Any, name: str, value: Any) -> None:
-        """`holder.name += value` and its like."""
+        """Evaluate `holder.name += value` and similar statements."""
         target = self.changeable(holder)
         setattr(target, name, IN_PLACE[sign](self.get_attribute(holder, name), value))
 
     def make_class(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """A class of the program."""
+        """Create a class of the program."""
         try:
             return self.classes.make(name, bases, namespace)
         except Refused as refusal:
@@ -290,7 +290,7 @@ class Guards(Uncopied):
         return holder.__init__  # type: ignore[misc]
 
     def type_of(self, *values: Any, **keywords: Any) -> type:
-        """`type(value)`, where it is a type that a program may hold."""
+        """`type(value)`, if it is a type that a program may hold."""
         if len(values) != 1 or keywords:
             given = len(values) + len(keywords)
             raise TypeError(f"type() takes 1 argument here, and {given} were given")
@@ -317,7 +317,7 @@ class Guards(Uncopied):
 
 
 class _Writer:
-    """Lets a program set the named attributes of one object of ours, and nothing else."""
+    """Lets a program set only the named attributes of one object."""
 
     __slots__ = ("_guards", "_holder", "_names")
     _guards: Guards
@@ -377,7 +377,7 @@ class ProgramClasses(Uncopied):
         return kind in self._made
 
     def make(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """What `class` statements call instead of a metaclass.
+        """Create a class; `class` statements call it instead of a metaclass.
 
         Raises:
             Refused: a base or a member that no class here may have.
@@ -398,7 +398,7 @@ class ProgramClasses(Uncopied):
         return made
 
     def named_tuple(self, *values: Any, **keywords: Any) -> type:
-        """`collections.namedtuple` without the `eval` and the frames of the library's own.
+        """`collections.namedtuple` without the library's use of `eval` and frames.
 
         Raises:
             ValueError: a field that is no identifier, begins with an underscore or is repeated.
@@ -443,10 +443,11 @@ class ProgramClasses(Uncopied):
         return made
 
     def defines(self, order: Iterable[type], name: str) -> bool | None:
-        """Whether the first of these classes that has this member is the program's.
+        """Whether the first of these classes with this member is the program's, or None if no class
+        has it.
 
-        None where no class has it. `order` is that in which Python looks for it: a member of
-        a library's class that comes first is what Python would take.
+        `order` is the method resolution order: if a library's class with the member comes first,
+        Python would use that one.
         """
         for kind in order:
             if name in vars(kind):

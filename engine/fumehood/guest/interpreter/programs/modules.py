@@ -38,7 +38,7 @@ OWN_FILENAME = "<code>"
 
 
 class Module(Uncopied):
-    """What an import gives a program."""
+    """A module as a program imports it."""
 
     __slots__ = ("members", "name")
 
@@ -47,7 +47,7 @@ class Module(Uncopied):
         self.members = members
 
     def __getattr__(self, name: str) -> Any:
-        """Handles `from m import a`; the import table has checked the name."""
+        """Supports `from m import a`; the import table has checked the name."""
         try:
             return self.members[name]
         except KeyError:
@@ -61,7 +61,7 @@ Module.__name__ = Module.__qualname__ = "module"  # as Python's errors call it
 
 
 class Hint:
-    """A name of `typing`: annotations are not evaluated, so it only has to be there."""
+    """A placeholder for a name of `typing`: annotations are not evaluated, so it is never used."""
 
     __slots__ = ("_name",)
 
@@ -87,12 +87,12 @@ class Hint:
 
 
 def _members(module: Any, words: str) -> dict[str, Any]:
-    """The named members, as far as this version of Python has them."""
+    """The named members that exist in this version of Python."""
     return {name: getattr(module, name) for name in words.split() if hasattr(module, name)}
 
 
 def named(**functions: Any) -> dict[str, Any]:
-    """Functions of ours in the place of Python's: errors about their arguments say these names."""
+    """Replacements for Python's functions; errors about their arguments show the original names."""
     for name, function in functions.items():
         function.__name__ = function.__qualname__ = name
     return functions
@@ -135,7 +135,9 @@ def _loads(
 
 
 def _wraps(wrapped: Any) -> Callable[[Any], Any]:
-    """`functools.wraps`, which copies attributes that its caller may name, in three names."""
+    """`functools.wraps`, restricted to three attributes: the original copies any that its caller
+    names.
+    """
 
     def decorate(function: Any) -> Any:
         if _is_own_function(function) and _is_own_function(wrapped):
@@ -258,7 +260,7 @@ MADE_FOR_EACH: Mapping[str, frozenset[str]] = types.MappingProxyType(
         "functools": frozenset({"total_ordering"}),
     }
 )
-"""Members that belong to one program, because they make or change its classes."""
+"""Members created for each program, because they make or change its classes."""
 
 MODULES: Mapping[str, frozenset[str]] = types.MappingProxyType(
     {
@@ -266,17 +268,17 @@ MODULES: Mapping[str, frozenset[str]] = types.MappingProxyType(
         for name, members in sorted(_STATIC.items())
     }
 )
-"""Every module and its members by name: the table that each import statement is held to."""
+"""Every module and its members: the table against which import statements are checked."""
 
 
 FINDER = "_find_module_"
-"""Under which name a program's globals keep their `ModuleFinder`."""
+"""The name of the `ModuleFinder` in a program's globals."""
 
 
 class ModuleFinder:
     """The modules of one program, made when they are imported.
 
-    Made ahead, they would count one reference more to each of some hundred objects, and so
+    Created at import: made in advance, they would add a reference to hundreds of objects, and so
     copy as many pages into every child.
     """
 
@@ -297,8 +299,8 @@ class ModuleFinder:
 def import_module(name: Any, namespace: Any = None, *_: Any, **__: Any) -> Module:
     """`__import__` for programs. It looks up and never imports.
 
-    C code asks it too, for modules that a function of its own needs (`_strptime`), and then
-    takes what it needs from where all modules are kept; an empty module satisfies it.
+    C code also calls it for modules that its own functions need (`_strptime`), and then takes them
+    from `sys.modules`; an empty module satisfies it.
     """
     finder = namespace.get(FINDER) if type(namespace) is dict else None
     if type(finder) is not ModuleFinder or type(name) is not str:

@@ -35,7 +35,7 @@ EXCEPTIONS = (
 )  # fmt: skip
 
 MADE_FOR_EACH = ("print", "type")
-"""`print` belongs to one program's output, `type` to its guards; both are in its globals."""
+"""Names created for each program: `print` belongs to its output, `type` to its guards."""
 
 STATIC: Mapping[str, Any] = types.MappingProxyType(
     {name: getattr(builtins, name) for name in (*CONSTANTS, *FUNCTIONS, *EXCEPTIONS)}
@@ -48,16 +48,17 @@ BUILT_INS: Any = {
     "__import__": import_module,
     "__build_class__": builtins.__build_class__,
 }
-"""The `__builtins__` of every program. Python wants a plain dictionary here; no program can
-reach it, and it is never changed."""
+"""The `__builtins__` of every program. Python requires a plain dictionary; no program can reach it,
+and it is never changed.
+"""
 
 
 def check(nodes: list[ast.AST]) -> None:
-    """Refuse names of Python's that are not in the table, unless the program makes them its own.
+    """Refuse built-in names that are not in the table, unless the program binds them itself.
 
-    `nodes` are all of the program's.
+    `nodes` are all nodes of the program.
 
-    A name that nobody knows is the program's mistake, and an error when it is reached.
+    An unknown name is the program's mistake, and raises NameError when it is reached.
 
     Raises:
         Refused: the first such name, with what to do instead where there is something.

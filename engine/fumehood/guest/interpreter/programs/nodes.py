@@ -26,7 +26,7 @@ from fumehood.guest.interpreter.programs.modules import MODULES
 from fumehood.guest.interpreter.programs.refusal import Refused
 
 MAX_DEPTH = 200
-"""Levels of nested nodes. The policy below walks recursively, four Python frames a level."""
+"""Levels of nested nodes. The policy below walks recursively with four Python frames per level."""
 
 ALLOWED = frozenset(
     {
@@ -86,11 +86,12 @@ MAGIC_METHODS = frozenset(
         "__lshift__", "__rshift__", "__int__", "__float__", "__round__",
     }
 )  # fmt: skip
-"""What a class may define: methods that are called with the program's own values. Not those
-that take part in attribute access, class creation, copying, or see a traceback or buffer."""
+"""Methods that a class may define: those called with the program's own values. Excluded are methods
+for attribute access, class creation and copying, and those that receive a traceback or buffer.
+"""
 
 RESERVED_NAMES = frozenset({"printed", "builtins", "breakpoint", "exec", "eval"})
-"""`printed` means something of its own to RestrictedPython; the others are refused there too."""
+"""Names that RestrictedPython refuses too, or gives a meaning of its own (`printed`)."""
 
 _SAID = {
     "With": "with statements", "AsyncFunctionDef": "coroutines", "Await": "coroutines",
@@ -102,9 +103,9 @@ _SAID = {
 
 
 def check(tree: ast.Module) -> list[ast.AST]:
-    """Walk the whole tree; its nodes, for the table that follows.
+    """Check the whole tree. Returns its nodes, for the table that follows.
 
-    Iterative: the depth was chosen by whoever wrote the text.
+    Iterative, because the text decides the depth.
 
     Raises:
         Refused: a refused or unknown node, a forbidden identifier or import, or too deep.
@@ -131,7 +132,7 @@ def check(tree: ast.Module) -> list[ast.AST]:
 
 
 def _parts(node: ast.AST) -> tuple[list[ast.AST], list[str]]:
-    """The nodes below a node, and what it keeps as text."""
+    """The child nodes of a node, and the texts that it stores."""
     children: list[ast.AST] = []
     texts: list[str] = []
     for value in vars(node).values():
@@ -171,9 +172,9 @@ def _check_comprehension(node: ast.comprehension) -> None:
 
 
 def _check_texts(node: ast.AST, texts: list[str]) -> None:
-    """Whatever a node keeps as text is a name: of a variable, parameter, keyword, import.
+    """Check the names that a node stores as text: of a variable, parameter, keyword or import.
 
-    Not so the text of a constant; and an attribute's name has rules of its own.
+    The text of a constant is not a name, and attribute names have rules of their own.
     """
     if not isinstance(node, ast.Constant | ast.Attribute):
         for text in texts:
@@ -232,7 +233,7 @@ def _check_targets(node: ast.Assign) -> None:
 
 
 def _check_no_methods(children: list[ast.AST]) -> None:
-    """A name like `__init__` is a method's, directly in a class, and nobody else's."""
+    """Whether a name like `__init__` is used as a method directly in a class."""
     for node in children:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("__"):
             raise _at(node, "methods with underscores can only be defined in a class")
@@ -273,11 +274,11 @@ def _shown(name: str) -> str:
 
 FILENAME = "<code>"
 VALUE = "_value_"
-"""Where the value of the last expression is kept; no program can write this name."""
+"""The name for the value of the last expression; no program can write it."""
 
 
 def compile_program(tree: ast.Module) -> CodeType:
-    """Code that reaches everything through guards.
+    """Compile to code that accesses everything through guards.
 
     Raises:
         Refused: RestrictedPython refused it.
@@ -290,16 +291,18 @@ def compile_program(tree: ast.Module) -> CodeType:
 
 
 class ProgramPolicy(RestrictingNodeTransformer):
-    """The stock policy with the widenings of this language."""
+    """RestrictedPython's policy, which accepts more where a method below says so. `check` has
+    accepted the tree before.
+    """
 
     def check_name(self, node: Any, name: str | None, allow_magic_methods: bool = False) -> None:
-        """More methods than the stock eight: our table names them and their positions."""
+        """Allow the magic methods of our table, in addition to the policy's eight."""
         if allow_magic_methods and isinstance(node, ast.FunctionDef) and name in MAGIC_METHODS:
             return
         super().check_name(node, name, allow_magic_methods)
 
     def visit_Module(self, node: ast.Module) -> Any:
-        """Keep the value of a last expression, under a name that only we can write."""
+        """Store the value of a last expression under a name that only this code can write."""
         visited: ast.Module = super().visit_Module(node)  # type: ignore[assignment]
         last = visited.body[-1] if visited.body else None
         if isinstance(last, ast.Expr):
@@ -315,14 +318,14 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return super().visit_Name(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        """Two underscored attributes, read through guards that know only them."""
+        """Allow two underscored attributes, read through guards that know only them."""
         guard = {"__name__": "_name_of_", "__init__": "_super_init_"}.get(node.attr)
         if guard is None or not isinstance(node.ctx, ast.Load):
             return super().visit_Attribute(node)
         return _guarded(node, guard, self.visit(node.value))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        """Items and attributes too: read, computed and written through the same guards."""
+        """Also allow items and attributes, read, computed and written through the same guards."""
         target, operation = node.target, ast.Constant(IOPERATOR_TO_STR[type(node.op)])
         if isinstance(target, ast.Name):
             return super().visit_AugAssign(node)
@@ -339,11 +342,11 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return statement
 
     def visit_Nonlocal(self, node: ast.Nonlocal) -> Any:
-        """Binds names of enclosing functions, all of which the name check has seen."""
+        """Allow `nonlocal`, which binds names that the name check has seen."""
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        """Unchanged, with the class's real position for tracebacks."""
+        """Keep the policy's result, with the class's real position for tracebacks."""
         visited: ast.ClassDef = super().visit_ClassDef(node)  # type: ignore[assignment]
         copy_locations(visited, node)
         for keyword in visited.keywords:

@@ -18,19 +18,19 @@ from fumehood.guest.interpreter.programs.nodes import FILENAME
 from fumehood.guest.interpreter.programs.refusal import OutputFull
 
 JSON_SAFE_INTEGER = 2**53 - 1
-"""Readers that keep numbers as doubles change anything beyond it."""
+"""Integers beyond this are changed by readers that store numbers as doubles."""
 
 MAX_DEPTH = 16
 MAX_REPR_CHARACTERS = 4000
 LEAST_BYTES = 2
-"""What an element takes in JSON at least: a digit and a comma."""
+"""Minimum size of an element in JSON: a digit and a comma."""
 
 MAX_TEXT_CHARACTERS = 500
 MAX_FRAMES = 10
 
 
 class Printed:
-    """What one program has printed so far."""
+    """The text that a program has printed so far."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -39,7 +39,7 @@ class Printed:
         self.is_full = False
 
     def text(self) -> str:
-        """All of it, with what UTF-8 cannot hold shown by escapes."""
+        """The whole text, with characters that UTF-8 cannot hold escaped."""
         return "".join(self._parts)
 
     def write(
@@ -79,7 +79,7 @@ def _text_or(value: Any, default: str, name: str) -> str:
 
 
 class PrintDoor:
-    """What RestrictedPython's code takes for its print collector: one for all functions."""
+    """The print collector that RestrictedPython's code uses; one for all functions."""
 
     __slots__ = ("_call_print",)
 
@@ -94,7 +94,7 @@ class PrintDoor:
 
 
 class _NoJson(Exception):
-    """JSON has no form for it."""
+    """JSON cannot represent the value."""
 
 
 def json_value(value: Any, max_bytes: int) -> Any:
@@ -110,7 +110,7 @@ def json_value(value: Any, max_bytes: int) -> Any:
 
 
 def short_repr(value: Any) -> str:
-    """`repr(value)`, cut after 4,000 characters; long containers are not walked to their end."""
+    """`repr(value)`, cut after 4,000 characters without walking long containers to their end."""
     text = _repr(value, MAX_REPR_CHARACTERS + 1, MAX_DEPTH)
     if len(text) > MAX_REPR_CHARACTERS:
         text = text[:MAX_REPR_CHARACTERS] + "…"
@@ -118,7 +118,7 @@ def short_repr(value: Any) -> str:
 
 
 def utf8(text: str) -> str:
-    """The text with lone surrogates shown by escapes: the channel refuses them."""
+    """Escape lone surrogates, which the channel refuses."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -221,13 +221,13 @@ def describe(fault: BaseException, code: str) -> dict[str, Any]:
 
 
 def last_line(fault: BaseException) -> str:
-    """Where in the program, in brackets; nothing where that is not known."""
+    """The position in the program, in brackets, or nothing if it is unknown."""
     lines = [line for frame, line in traceback.walk_tb(fault.__traceback__) if _is_programs(frame)]
     return f" (line {lines[-1]})" if lines else ""
 
 
 def describe_syntax(error: SyntaxError) -> dict[str, Any]:
-    """The same for text that is no program."""
+    """The same for text that is not a valid program."""
     message = utf8(str(error.msg or "invalid syntax"))[:MAX_TEXT_CHARACTERS]
     where = f'  File "{FILENAME}", line {error.lineno}\n' if error.lineno else ""
     text = utf8(error.text.strip())[:120] if isinstance(error.text, str) else ""
