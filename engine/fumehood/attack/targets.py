@@ -17,9 +17,8 @@ from typing import Any
 
 from fumehood.attack.attack import JAILED, Language
 from fumehood.attack.scorecard import Verdict, WallCard
-from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
-from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError, why_unfit
+from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
 from fumehood.sandbox.container.spec import GUEST_COMMAND, GUEST_PROCESSES, LABEL_ENGINE
 from fumehood.sandbox.container.supply import FindImage, Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
@@ -210,7 +209,6 @@ def container_target(
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
-        await _require_docker(docker, runtime, find_image)
         engine_id = secrets.token_hex(16)
         # None in advance, so that Docker reports only containers made for attacks.
         settings = ContainerSettings(
@@ -234,20 +232,6 @@ def container_target(
             )
 
     return Target("container", runtime, is_gvisor, opened)
-
-
-async def _require_docker(docker: Docker, runtime: str, find_image: FindImage) -> None:
-    """Check that Docker, its runtime and the image are usable. Raises CannotTry."""
-    try:
-        unfit = why_unfit(await docker.info(), runtime=runtime, has_swap=False)
-        if unfit is None:
-            await find_image(docker, IMAGE)
-            return
-    except DockerError as error:
-        raise CannotTry(error.message, error.remedy) from None
-    except SandboxUnavailable as error:
-        raise CannotTry(error.message, "") from None  # it says how to build it
-    raise CannotTry(unfit.message, unfit.remedy)
 
 
 def _sees_everybody() -> bool:

@@ -31,7 +31,7 @@ def digest_of(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Encode a text like `rfc8785`, which takes seconds for a few MB with many line breaks."""
+    """Encode like `rfc8785`, which takes seconds for texts of a few MB with many line breaks."""
     if isinstance(value, str):
         return encode_basestring(value)
     if isinstance(value, int) and not isinstance(value, bool):
