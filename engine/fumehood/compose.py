@@ -11,19 +11,18 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 from sqlalchemy import Connection
 
-from fumehood.approvals.channels import CHANNELS, open_channels
-from fumehood.approvals.channels.base import ApprovalChannel, ChannelContext
+from fumehood.approvals.channels import ApprovalChannel, ChannelContext
 from fumehood.approvals.channels.webhook import WebhookChannel, owe_document, owe_newest
 from fumehood.approvals.eligibility import Eligibility
 from fumehood.approvals.remembered import RememberedRules
@@ -90,6 +89,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 CURSOR_KEY_BYTES = 32
+
+CHANNELS: Mapping[str, Callable[[Any, ChannelContext], ApprovalChannel]] = {
+    WebhookChannel.name: WebhookChannel,
+}
+"""Section of the configuration, which is also the channel's name → channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +254,12 @@ def compose(
     policy = CurrentPolicy(
         config.policy_file, config.environment, registry, facts_of, database, log, clock.now
     )
-    chosen = {name: getattr(config, name) for name in CHANNELS}
-    channels = open_channels(chosen, ChannelContext(database, clock.now, log))
+    context = ChannelContext(database, clock.now, log)
+    channels = tuple(
+        channel(settings, context)
+        for name, channel in CHANNELS.items()
+        if (settings := getattr(config, name)) is not None
+    )
     for channel in channels:
         if isinstance(channel, WebhookChannel):  # it reports the anchors, too
             audit.connect(_owe_anchor, channel.wake)

@@ -11,6 +11,7 @@ stops.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,14 +22,15 @@ import anyio
 
 from fumehood.approvals import refusals
 from fumehood.approvals import store as steps
-from fumehood.approvals.channels.base import ApprovalChannel
+from fumehood.approvals.channels import ApprovalChannel
 from fumehood.approvals.eligibility import Eligibility
 from fumehood.approvals.model import OPEN_STATES, Approval, ApprovalState, StoredApproval
 from fumehood.approvals.remembered import RememberedRules
 from fumehood.approvals.settings import ApprovalSettings
-from fumehood.approvals.store import ApprovalTable, PendingOf, Step, size_of
+from fumehood.approvals.store import ApprovalTable, Step, size_of
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ApprovalExpired, IdempotencyConflict, ResourceNotFound
+from fumehood.core.fair_share import FairShare
 from fumehood.core.names import EXTERNAL
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.log import Logger
@@ -78,7 +80,7 @@ class ApprovalRequests:
         """Set when a call begins to wait."""
         self._changed = anyio.Event()
         self._channels = channels
-        self._quota = ApprovalQuota(table, settings)
+        self._quota = PendingQuota(settings)
         self._now = now
         self._latest = now()
         self._untold: set[str] = set()
@@ -118,7 +120,8 @@ class ApprovalRequests:
 
     async def count_pending(self) -> None:
         """Count the calls that wait already. Called at start."""
-        await self._quota.count()
+        for pending in await self.table.pending():
+            self._quota.add(*pending)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
         """The approval of the call that a new one repeats.
@@ -154,10 +157,17 @@ class ApprovalRequests:
             RateLimited: too many calls wait.
             WriteFailed: it is not stored.
         """
-        await self._quota.take(stored)
-        since = self._repeated_since(stored.approval.tool)
-        approval_id = await self.table.create(stored, since)
-        if approval_id == stored.approval.id:
+        own_id = stored.approval.id
+        self._quota.take(stored)
+        try:
+            since = self._repeated_since(stored.approval.tool)
+            approval_id = await self.table.create(stored, since)
+        except BaseException:
+            self._quota.release(own_id)
+            raise
+        if approval_id != own_id:
+            self._quota.release(own_id)
+        else:
             self._untold.add(stored.approval.call_id)
             self._tell(stored.approval)
             self.new_call.set()
@@ -267,6 +277,8 @@ class ApprovalRequests:
             state=approval.state.value,
             tool=approval.tool,
         )
+        if approval.state is not ApprovalState.PENDING:
+            self._quota.release(approval.id)
         if approval.state not in OPEN_STATES:
             self._untold.discard(approval.call_id)
         for channel in self._channels:
@@ -352,41 +364,35 @@ class ApprovedRuns:
                 self._followers.pop(approval_id, None)
 
 
-class ApprovalQuota:
-    """How many calls may wait, of all callers and of each.
+class PendingQuota:
+    """How many calls may wait, of all callers and of each, and the disk space of each caller's."""
 
-    Decided calls are taken off only when the quota seems full; then the database is counted again.
-    """
+    def __init__(self, settings: ApprovalSettings) -> None:
+        self._places = FairShare(settings.max_pending, settings.max_pending_per_principal)
+        self._bytes = FairShare(sys.maxsize, settings.max_pending_mb_per_principal << 20)
+        self._held: dict[str, tuple[str, int]] = {}
+        """Approval id → principal and bytes."""
 
-    def __init__(self, table: ApprovalTable, settings: ApprovalSettings) -> None:
-        self._table = table
-        self._settings = settings
-        self._pending: dict[str, PendingOf] = {}
+    def add(self, approval_id: str, principal_id: str, size: int) -> None:
+        """Count a call that waits already, even over the quota."""
+        self._places.add(principal_id)
+        self._bytes.add(principal_id, size)
+        self._held[approval_id] = principal_id, size
 
-    async def count(self) -> None:
-        """Count the pending approvals in the database."""
-        self._pending = await self._table.pending()
-
-    async def take(self, stored: StoredApproval) -> None:
+    def take(self, stored: StoredApproval) -> None:
         """Count a new call. Raises RateLimited if the quota is full."""
-        principal_id, size = stored.approval.principal_id, size_of(stored)
-        if self._is_full(principal_id, size):
-            await self.count()
-        if self._is_full(principal_id, size):
-            raise refusals.too_many_wait(self._of(principal_id).count)
-        own = self._of(principal_id)
-        self._pending[principal_id] = PendingOf(own.count + 1, own.size_bytes + size)
+        approval, size = stored.approval, size_of(stored)
+        who = approval.principal_id
+        if self._places.lacks(who) or self._bytes.lacks(who, size):
+            raise refusals.too_many_wait(self._places.of(who))
+        self.add(approval.id, who, size)
 
-    def _is_full(self, principal_id: str, size: int) -> bool:
-        settings, own = self._settings, self._of(principal_id)
-        return (
-            sum(one.count for one in self._pending.values()) >= settings.max_pending
-            or own.count >= settings.max_pending_per_principal
-            or own.size_bytes + size > settings.max_pending_mb_per_principal << 20
-        )
-
-    def _of(self, principal_id: str) -> PendingOf:
-        return self._pending.get(principal_id, PendingOf())
+    def release(self, approval_id: str) -> None:
+        """Stop counting a call, if it is counted."""
+        if approval_id in self._held:
+            principal_id, size = self._held.pop(approval_id)
+            self._places.give_back(principal_id)
+            self._bytes.give_back(principal_id, size)
 
 
 def _handle_for(followers: Sequence[CallHandle]) -> CallHandle:

@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 
 from fumehood.approvals import refusals
-from fumehood.approvals.channels.base import ApprovalChannel
+from fumehood.approvals.channels import ApprovalChannel
 from fumehood.approvals.model import (
     OPEN_STATES,
     SESSION,
@@ -238,15 +238,6 @@ def _details(decision: DecisionRecord) -> JsonObject:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingOf:
-    """The pending approvals of one principal."""
-
-    count: int = 0
-    size_bytes: int = 0
-    """Approximate size on disk."""
-
-
-@dataclass(frozen=True, slots=True)
 class Waiting:
     """What the scheduler needs of a row, as the database has it: it may be damaged."""
 
@@ -407,17 +398,12 @@ class ApprovalTable:
         counted = select(func.count()).where(APPROVALS.c.state == state.value)
         return await self._database.read(lambda c: c.execute(counted).scalar_one())
 
-    async def pending(self) -> dict[str, PendingOf]:
-        """The pending approvals, by principal."""
-        size = func.sum(func.length(cast(APPROVALS.c.document, LargeBinary)))
-        counts = (
-            select(APPROVALS.c.principal_id, func.count(), size)
-            .where(APPROVALS.c.state == ApprovalState.PENDING.value)
-            .group_by(APPROVALS.c.principal_id)
-        )
-        return await self._database.read(
-            lambda c: {row[0]: PendingOf(row[1], row[2]) for row in c.execute(counts).all()}
-        )
+    async def pending(self) -> list[tuple[str, str, int]]:
+        """The pending approvals: id, principal, and approximate size on disk."""
+        size = func.length(cast(APPROVALS.c.document, LargeBinary))
+        rows = select(APPROVALS.c.id, APPROVALS.c.principal_id, size)
+        pending = rows.where(APPROVALS.c.state == ApprovalState.PENDING.value)
+        return await self._database.read(lambda c: [tuple(row) for row in c.execute(pending)])
 
     async def _newest(self, *which: ColumnElement[bool]) -> StoredApproval | None:
         ids = select(APPROVALS.c.id).where(*which).order_by(APPROVALS.c.seq.desc()).limit(1)

@@ -34,12 +34,16 @@ class FairShare:
 
     def take(self, principal_id: str, amount: int = 1) -> Lack | None:
         """Take an amount, or nothing; returns what is lacking."""
+        lack = self.lacks(principal_id, amount)
+        if lack is None:
+            self.add(principal_id, amount)
+        return lack
+
+    def lacks(self, principal_id: str, amount: int = 1) -> Lack | None:
+        """What is lacking to take an amount, or None. Takes nothing."""
         if self.of(principal_id) + amount > self.most_of_one:
             return Lack.SHARE
-        if self.total + amount > self.most:
-            return Lack.TOTAL
-        self.add(principal_id, amount)
-        return None
+        return Lack.TOTAL if self.total + amount > self.most else None
 
     def add(self, principal_id: str, amount: int = 1) -> None:
         """Take an amount even if it is too much."""

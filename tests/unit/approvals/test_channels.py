@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from fumehood.approvals.channels import CHANNELS, open_channels
-from fumehood.approvals.channels.base import ApprovalChannel, ChannelContext, Show
+from fumehood.approvals.channels import ApprovalChannel, ChannelContext, Show
 from fumehood.approvals.model import ApprovalState
+from fumehood.compose import CHANNELS
 from fumehood.config import Config
 from fumehood.core.identity import Principal, Scope
-from fumehood.observe.log import quiet_logger
-from fumehood.storage.database import open_database
-from fumehood.testing import ManualClock
 from support.asking import YES, asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A6")]
@@ -60,12 +57,8 @@ def boards(monkeypatch: pytest.MonkeyPatch) -> list[Noticeboard]:
         made.append(Noticeboard(settings, context))
         return made[-1]
 
-    def configured(settings: Any, context: ChannelContext) -> tuple[ApprovalChannel, ...]:
-        table = {**CHANNELS, "noticeboard": make}
-        monkeypatch.setattr("fumehood.approvals.channels.CHANNELS", table)
-        return open_channels({**settings, "noticeboard": True}, context)
-
-    monkeypatch.setattr("fumehood.compose.open_channels", configured)
+    monkeypatch.setattr(Config, "noticeboard", True, raising=False)
+    monkeypatch.setattr("fumehood.compose.CHANNELS", {**CHANNELS, "noticeboard": make})
     return made
 
 
@@ -106,13 +99,3 @@ async def test_failed_notification_rolls_back_the_decision(
 
 def test_each_channel_has_a_configuration_section() -> None:
     assert set(CHANNELS) <= set(Config.model_fields)
-
-
-def test_channel_without_settings_is_not_opened() -> None:
-    database = open_database(None)
-    try:
-        context = ChannelContext(database, ManualClock().now, quiet_logger())
-        assert open_channels(dict.fromkeys(CHANNELS), context) == ()
-        assert open_channels({}, context) == ()
-    finally:
-        database.close()

@@ -15,8 +15,8 @@ import anyio.lowlevel
 import httpx2
 import pytest
 
+from fumehood.approvals.channels import ChannelContext
 from fumehood.approvals.channels import webhook as deliveries
-from fumehood.approvals.channels.base import ChannelContext
 from fumehood.approvals.channels.webhook import (
     AT_ONCE,
     HEADER,

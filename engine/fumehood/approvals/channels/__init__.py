@@ -1,33 +1,71 @@
-"""The approval channels that an operator can configure: one file each, one row each in `CHANNELS`.
+"""Approval channels: how people outside the engine are notified of approvals, and may decide them.
 
-Host side. To add one: write a subclass of `ApprovalChannel` (`base.py`) in a file of this folder,
-its settings in `approvals/settings.py` and `config.py`, and its row here.
+Host side. Each channel is one file in this folder and one row of `CHANNELS` in `compose.py`. Above
+it are the store, which calls `owe` in its transactions, and the engine's life, which enters
+`running`; below it is the database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
 
-from fumehood.approvals.channels.base import ApprovalChannel, ChannelContext
-from fumehood.approvals.channels.webhook import WebhookChannel
+from sqlalchemy import Connection
 
-CHANNELS: Mapping[str, Callable[[Any, ChannelContext], ApprovalChannel]] = {
-    WebhookChannel.name: WebhookChannel,
-}
-"""Section of the configuration, which is also the channel's name → channel."""
+from fumehood.approvals.model import Approval
+from fumehood.observe.log import Logger
+from fumehood.storage.database import Database
+
+Show = Callable[[str], Awaitable[Approval]]
+"""Returns an approval as approvers see it now. Raises ResourceNotFound, ReadFailed."""
 
 
-def open_channels(
-    settings: Mapping[str, Any], context: ChannelContext
-) -> tuple[ApprovalChannel, ...]:
-    """Make the channels whose settings are not None.
+@dataclass(frozen=True, slots=True)
+class ChannelContext:
+    """What an engine gives to each channel."""
 
-    Raises:
-        ConfigError: the settings of one cannot be used.
+    database: Database
+    now: Callable[[], datetime]
+    log: Logger
+
+
+class ApprovalChannel(ABC):
+    """A way to tell people about approvals. It may also bring their decisions.
+
+    An implementer guarantees:
+
+    - `owe` only writes rows. It runs in the transaction of the change that it reports, so the
+      message exists if and only if the change does, also after a crash.
+    - Sending happens in `running` and nowhere else. No call, decision or transaction waits for
+      it, and no failure of it leaves `running`.
+    - A message is sent at least once, or given up after a bounded number of attempts. Receivers
+      may see one twice.
+    - No message contains `Approval.binding` or a secret.
+    - A decision is authenticated before its content is looked at, and is made only through
+      `ApprovalService.decide(…, channel=name)`, as the principal `decides_as`. The service checks
+      scope, quorum and self-approval as for any approver. Without `decides_as` there are none.
     """
-    return tuple(
-        make(settings[name], context)
-        for name, make in CHANNELS.items()
-        if settings.get(name) is not None
-    )
+
+    name: ClassVar[str]
+    """Its section in the configuration, and `channel` of the decisions that it brings."""
+    decides_as: str | None = None
+    """The principal of its decisions, which then counts as an approver."""
+
+    @abstractmethod
+    def owe(self, connection: Connection, approval_id: str, event: str, at: datetime) -> None:
+        """Store a message about `event` (such as `approval.created`), without sending it."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Note that messages were stored. Returns at once; may be called when nothing runs."""
+
+    @abstractmethod
+    def running(self, show: Show) -> AbstractAsyncContextManager[None]:
+        """Send stored messages, those of an earlier engine included, while the context lasts.
+
+        A message says what `show` returns when it is sent, which may be newer than the event.
+        """

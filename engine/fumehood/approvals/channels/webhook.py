@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
-from fumehood.approvals.channels.base import ApprovalChannel, ChannelContext, Show
+from fumehood.approvals.channels import ApprovalChannel, ChannelContext, Show
 from fumehood.approvals.model import Approval
 from fumehood.approvals.settings import WebhookSettings
 from fumehood.core.errors import RateLimited, ResourceNotFound, Unauthorized
