@@ -40,7 +40,6 @@ from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, config_file, load_config
 from fumehood.core.errors import EngineNotRunning, ShuttingDown
-from fumehood.core.idempotency import KEY_LIFETIME
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
@@ -81,6 +80,7 @@ from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import StoreError, understood
+from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
 from fumehood.storage.sessions import SessionTable

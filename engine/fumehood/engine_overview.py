@@ -19,7 +19,16 @@ from fumehood.answers import CallDetails
 from fumehood.approvals.model import ApprovalState
 from fumehood.compose import Composition
 from fumehood.core.call import CallBody, CallOptions
-from fumehood.core.call_log import MAX_PAGE, CallPage
+from fumehood.core.call_log import (
+    MAX_PAGE,
+    AllCallsQuery,
+    CallPage,
+    MatchedCalls,
+    RulesToTry,
+    ToolFiguresList,
+    TriedRule,
+    TriedRules,
+)
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
     InvalidParams,
@@ -29,18 +38,8 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.names import EXTERNAL
-from fumehood.core.overview import (
-    AllCallsQuery,
-    EngineSummary,
-    MatchedCalls,
-    OwnedSession,
-    RulesToTry,
-    ToolFiguresList,
-    TriedRule,
-    TriedRules,
-)
-from fumehood.core.session import KeptSession, SessionStatus
-from fumehood.core.status import Readiness, engine_version
+from fumehood.core.session import KeptSession, OwnedSession, SessionStatus
+from fumehood.core.status import EngineSummary, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.metrics import Figure

@@ -11,10 +11,10 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT
 from fumehood.core.envelope import Envelope
-from fumehood.core.idempotency import KEY_LIFETIME
 from fumehood.pipeline.claim import Claim, Keys, Waiting
 from fumehood.storage import idempotency as rows
 from fumehood.storage.database import Database, open_database
+from fumehood.storage.idempotency import KEY_LIFETIME
 from support.keyed import NOW, Driver, answer, permitted
 from support.keyed_crash import ACTING, POINTS, REPEATABLE, killed_at_random, lines, result, run_to
 from support.keyed_crash import write as act

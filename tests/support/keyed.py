@@ -16,7 +16,6 @@ from fumehood.core.envelope import (
     UsageReport,
 )
 from fumehood.core.errors import EngineError
-from fumehood.core.idempotency import KeyedCall
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
@@ -24,6 +23,7 @@ from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import Claim, Keys, Replay, Waiting
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
+from fumehood.storage.idempotency import KeyedCall
 
 from .definitions import OWNER, by_default, function_definition, registered, request
 

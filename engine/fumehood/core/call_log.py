@@ -1,7 +1,7 @@
-"""The call log as its readers see it: one record a call, pages of them, and what to ask for.
+"""The call log as its readers see it: records, pages, queries, figures, and rules tried against it.
 
-Values only. The fields bear the names that they have in the envelope. Argument values and
-results are not among them.
+Values only. The fields have the same names as in the envelope. Argument values and results are not
+among them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fumehood.core.call import Id
 
 MAX_PAGE = 100
 DEFAULT_PAGE = 10
+MAX_RULES_BYTES = 100_000
 
 
 class CallRecord(BaseModel):
@@ -91,3 +92,100 @@ class CallQuery(BaseModel):
     limit: int = Field(default=DEFAULT_PAGE, ge=1, le=MAX_PAGE)
     cursor: Id | None = None
     """`next_cursor` of the page before."""
+
+
+# -- for administrators and approvers ------------------------------------------------------
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class AllCallsQuery(CallQuery):
+    """Which calls of all principals to list. Absent filters hold nothing back."""
+
+    principal: str | None = Field(default=None, min_length=1, max_length=200)
+    session: Id | None = None
+    trace: Id | None = None
+    parent: Id | None = None
+    """Only calls that this call's program made."""
+
+
+class FiguresQuery(_Value):
+    """The hours until now that are looked at."""
+
+    hours: int = Field(default=24, ge=1, le=24 * 31)
+
+
+class ToolFigures(_Value):
+    """How the calls of one tool went. `tool` may be a name that no tool has.
+
+    Times are in milliseconds, without the wait for a human's approval; half and 95 of 100 were not
+    slower.
+    """
+
+    tool: str
+    calls: int
+    succeeded: int
+    failed: int
+    """Calls that a program, the engine or a service failed; not refused, denied or invalid ones."""
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    last_at: str
+
+
+class ToolFiguresList(_Value):
+    """One entry for each name, the most called first.
+
+    `is_partial` says that only the newest calls of the time were looked at, or that there were
+    more names.
+    """
+
+    items: tuple[ToolFigures, ...]
+    is_partial: bool
+
+
+class RulesToTry(_Value):
+    """Rules as in a policy file."""
+
+    rules: str = Field(min_length=1, max_length=MAX_RULES_BYTES)
+    """TOML: one or more `[[rules]]`."""
+
+    days: int = Field(default=7, ge=1, le=31, strict=True)
+
+
+class MatchedCalls(_Value):
+    """Calls in the log that a rule is about."""
+
+    tool: str
+    principal_id: str
+    agent_id: str | None
+    calls: int
+
+
+class TriedRule(_Value):
+    """One rule and the past calls that it is about.
+
+    The log has no arguments: `unknown` names the conditions that were taken to hold.
+    """
+
+    id: str
+    decision: str
+    calls: int
+    groups: tuple[MatchedCalls, ...]
+    """The largest ones."""
+
+    unknown: tuple[str, ...]
+
+
+class TriedRules(_Value):
+    """Rules, and the calls of the log that they were tried against.
+
+    `skipped` calls named a tool that the engine does not have, or not in that version.
+    """
+
+    items: tuple[TriedRule, ...]
+    calls: int
+    skipped: int
+    is_partial: bool

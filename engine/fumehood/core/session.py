@@ -55,6 +55,12 @@ class SessionRecord(BaseModel):
     """Whether a call is in it now, or waits for it."""
 
 
+class OwnedSession(SessionRecord):
+    """A session with its owner."""
+
+    principal_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class KeptSession:
     """One session with what its owner knows already."""
@@ -63,9 +69,6 @@ class KeptSession:
     record: SessionRecord
     finished_at: datetime | None = None
     """When it ended or was lost."""
-
-
-__all__ = ["KeptSession", "SessionRecord", "SessionStatus"]
 
 
 class NewSession(BaseModel):

@@ -1,4 +1,4 @@
-"""Health, readiness and alerts of the daemon. Values only."""
+"""Health, readiness, alerts and a summary of the daemon. Values only."""
 
 from __future__ import annotations
 
@@ -103,6 +103,22 @@ class AlertList(_Value):
     window_seconds: float
     min_calls: int
     alerts: tuple[Alert, ...]
+
+
+class EngineSummary(_Value):
+    """How the engine is. `containers` and `sessions` are counts by state."""
+
+    version: str
+    started_at: AwareDatetime
+    mode: str
+    environment: str
+    is_draining: bool
+    running_calls: int
+    readiness: Readiness
+    containers: dict[str, int]
+    sessions: dict[str, int]
+    circuits: tuple[CircuitStatus, ...]
+    """Circuits of services called since the start, those that are not closed first."""
 
 
 def engine_version() -> str:

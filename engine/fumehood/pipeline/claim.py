@@ -34,14 +34,6 @@ from fumehood.core.errors import (
     OutcomeUnknown,
     RequiresHumanApproval,
 )
-from fumehood.core.idempotency import (
-    AUTO,
-    MAX_KEY_CHARACTERS,
-    PARAMETER,
-    KeptKey,
-    KeyedCall,
-    KeyState,
-)
 from fumehood.core.json_types import JsonObject
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol import strict_json
@@ -49,9 +41,17 @@ from fumehood.protocol.canonical import canonical, digest_of
 from fumehood.storage import idempotency as rows
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
-from fumehood.storage.idempotency import pack_answer, replay_of
+from fumehood.storage.idempotency import KeptKey, KeyedCall, KeyState, pack_answer, replay_of
 
 T = TypeVar("T")
+
+AUTO = "auto"
+"""The option's value that asks for a key made from the call itself."""
+
+PARAMETER = "idempotency_key"
+"""A tool's own parameter of this name is also the key."""
+
+MAX_KEY_CHARACTERS = 255
 
 RETRY_AFTER_MS = 500
 """Delay suggested to callers who repeat a call that is still running."""

@@ -19,9 +19,15 @@ from sqlalchemy import ColumnElement, Connection, Select, case, delete, func, in
 from sqlalchemy.engine import RowMapping
 
 from fumehood.audit.chain import AuditEntry, chain_of
-from fumehood.core.call_log import CallPage, CallQuery, CallRecord
+from fumehood.core.call_log import (
+    AllCallsQuery,
+    CallPage,
+    CallQuery,
+    CallRecord,
+    ToolFigures,
+    ToolFiguresList,
+)
 from fumehood.core.errors import NO_FAULT, ResourceNotFound
-from fumehood.core.overview import AllCallsQuery, ToolFigures, ToolFiguresList
 from fumehood.storage.database import DELETED_AT_ONCE, Database
 from fumehood.storage.schema import CALLS, MAX_INTEGER
 from fumehood.storage.writer import Job, Row

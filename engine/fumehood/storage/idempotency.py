@@ -3,6 +3,11 @@
 Host side. Above it are `pipeline/claim`, which claims and settles keys, and approvals, which own
 the key of a waiting call. Functions with a connection run inside their caller's transaction, on the
 writer's thread, so that a key changes owner in the same commit as the change that causes it.
+A key belongs to its principal; the same text from another principal is another key.
+
+    (no row) → running → done | unknown | (no row)      running → waiting → done | (no row)
+
+`done` has an answer, which repeated calls get; `unknown` has none, and may have had effects.
 Invariants: only one of two calls with the same key proceeds; a call that may have acted keeps its
 key; a stored answer is bounded, has no `debug_info`, and is marked when it is repeated.
 """
@@ -10,7 +15,9 @@ key; a stored answer is bounded, has no `debug_info`, and is marked when it is r
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
@@ -30,13 +37,53 @@ from sqlalchemy.sql.expression import ClauseElement
 
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import InternalError
-from fumehood.core.idempotency import KEY_LIFETIME, MAX_ANSWER_BYTES, KeptKey, KeyedCall, KeyState
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import DELETED_AT_ONCE
 from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import IDEMPOTENCY
+
+KEY_LIFETIME = timedelta(hours=24)
+"""How long a key is known (mission P3). One that is running or waiting is known until it ends."""
+
+MAX_ANSWER_BYTES = MB
+"""Size limit of a stored answer as JSON; a longer one is stored without its data."""
+
+
+class KeyState(StrEnum):
+    """What became of the call that a key was first used for."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    """Waiting for approval; the approval owns the key."""
+    DONE = "done"
+    UNKNOWN = "unknown"
+    """It may have taken effect, and its answer is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedCall:
+    """A call and the key that it came with."""
+
+    principal_id: str
+    key: str
+    fingerprint: str
+    call_id: str
+    may_repeat: bool
+    """Whether running it twice does no harm: its tool is `idempotent` or `read_only`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKey:
+    """A key as it is kept."""
+
+    call: KeyedCall
+    state: KeyState
+    approval_id: str | None
+    answer: str | None
+    """The envelope as JSON, where it is done."""
 
 
 class _Prepared:

@@ -23,7 +23,6 @@ from fumehood.core.errors import (
     InvalidParams,
     OutcomeUnknown,
 )
-from fumehood.core.idempotency import KEY_LIFETIME, KeyState
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import claim as claim_module
 from fumehood.pipeline.claim import (
@@ -41,6 +40,7 @@ from fumehood.sandbox.wall import RunEnding
 from fumehood.storage import idempotency as rows
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import WriteFailed
+from fumehood.storage.idempotency import KEY_LIFETIME, KeyState
 from fumehood.storage.schema import IDEMPOTENCY
 from fumehood.testing import FakeWall, ManualClock
 from support.definitions import OWNER, expression_document, function_definition

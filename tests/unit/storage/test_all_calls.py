@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from fumehood.core.call_log import AllCallsQuery
 from fumehood.core.errors import ResourceNotFound
-from fumehood.core.overview import AllCallsQuery
 from fumehood.storage import calls as module
 from fumehood.storage.calls import AllCalls, CallLog
 from fumehood.storage.database import Database

@@ -15,10 +15,19 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, func, select
 
 from fumehood.core.envelope import Envelope, ErrorInfo
-from fumehood.core.idempotency import KEY_LIFETIME, MAX_ANSWER_BYTES, KeptKey, KeyedCall, KeyState
 from fumehood.storage import idempotency as rows
 from fumehood.storage.database import Database, open_database
-from fumehood.storage.idempotency import MAX_NOTES, KeyLost, pack_answer, replay_of
+from fumehood.storage.idempotency import (
+    KEY_LIFETIME,
+    MAX_ANSWER_BYTES,
+    MAX_NOTES,
+    KeptKey,
+    KeyedCall,
+    KeyLost,
+    KeyState,
+    pack_answer,
+    replay_of,
+)
 from fumehood.storage.schema import IDEMPOTENCY
 from support.keyed import NOW, answer, failure, keyed
 

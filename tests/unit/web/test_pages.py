@@ -13,19 +13,24 @@ import pytest
 from fumehood.answers import CallDetails, Pagination, SessionFileList, ToolDetails
 from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
 from fumehood.client.api_request import address
-from fumehood.core.call_log import CallPage, CallRecord
-from fumehood.core.identity import Scope
-from fumehood.core.overview import (
-    EngineSummary,
+from fumehood.core.call_log import (
+    CallPage,
+    CallRecord,
     MatchedCalls,
-    OwnedSession,
     ToolFigures,
     ToolFiguresList,
     TriedRule,
     TriedRules,
 )
-from fumehood.core.session import SessionStatus, WorkspaceEntry
-from fumehood.core.status import CircuitState, CircuitStatus, Readiness, StateReadiness
+from fumehood.core.identity import Scope
+from fumehood.core.session import OwnedSession, SessionStatus, WorkspaceEntry
+from fumehood.core.status import (
+    CircuitState,
+    CircuitStatus,
+    EngineSummary,
+    Readiness,
+    StateReadiness,
+)
 from fumehood.identity.model import Agent, Binding, Change
 from fumehood.policy.model import Explanation, PolicyStatus, RuleStatus, Verdict
 from fumehood.protocol.messages import decode_envelope

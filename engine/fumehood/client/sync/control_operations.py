@@ -30,10 +30,10 @@ from fumehood.budgets.model import UsageTable
 from fumehood.cache.model import CacheStatus, ClearedCache
 from fumehood.client.api_request import ask, data_of, field_of, given, json_of, listed
 from fumehood.client.sync.transport import Transport
-from fumehood.core.call_log import CallPage
+from fumehood.core.call_log import CallPage, ToolFiguresList, TriedRules
 from fumehood.core.json_types import JsonObject
-from fumehood.core.overview import EngineSummary, OwnedSession, ToolFiguresList, TriedRules
-from fumehood.core.status import AlertList
+from fumehood.core.session import OwnedSession
+from fumehood.core.status import AlertList, EngineSummary
 from fumehood.identity.model import (
     Agent,
     ApproverInfo,

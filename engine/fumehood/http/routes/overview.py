@@ -17,6 +17,13 @@ from fumehood.answers import (
     Pagination,
     SessionFileList,
 )
+from fumehood.core.call_log import (
+    AllCallsQuery,
+    FiguresQuery,
+    RulesToTry,
+    ToolFiguresList,
+    TriedRules,
+)
 from fumehood.core.errors import (
     InvalidParams,
     PermissionDenied,
@@ -25,16 +32,8 @@ from fumehood.core.errors import (
     SandboxUnavailable,
 )
 from fumehood.core.identity import Principal
-from fumehood.core.overview import (
-    AllCallsQuery,
-    EngineSummary,
-    FiguresQuery,
-    OwnedSession,
-    RulesToTry,
-    ToolFiguresList,
-    TriedRules,
-)
-from fumehood.core.session import TURN_S
+from fumehood.core.session import TURN_S, OwnedSession
+from fumehood.core.status import EngineSummary
 from fumehood.engine import Engine
 from fumehood.executors.session_files import SessionFiles
 from fumehood.http.answers import engine_of, envelope_response

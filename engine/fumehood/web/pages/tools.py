@@ -6,8 +6,8 @@ import asyncio
 
 from starlette.responses import Response
 
+from fumehood.core.call_log import ToolFigures
 from fumehood.core.names import EXTERNAL
-from fumehood.core.overview import ToolFigures
 from fumehood.core.tool import ToolDefinition
 from fumehood.web.view import Page, Problem, View, get
 
