@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from fumehood import Config, Engine, tool
-from fumehood.approvals.model import Approval, ApprovalState, NewDecision
+from fumehood.approvals.model import Approval, ApprovalQuery, ApprovalState, NewDecision
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
@@ -70,6 +70,13 @@ class Asking:
             while (approval := await desk.show(approval_id)).state not in states:
                 seen = await desk.next_change(seen, within_s=1)
         return approval
+
+    async def waiting(self, count: int = 1) -> Sequence[Approval]:
+        """Wait until so many approvals are listed; the newest first."""
+        with anyio.fail_after(10):
+            while len(found := (await self.engine.approvals.list(ApprovalQuery())).items) < count:
+                await anyio.sleep(0.01)
+        return found
 
     async def ended(self, approval_id: str) -> Envelope:
         """Wait for the answer of a call that needed approval."""

@@ -23,7 +23,7 @@ from fumehood.core.call import BatchOptions, RawBatch
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.claim import repeat_key_of
 from fumehood.pipeline.incoming import parse_own_call
-from support.asking import ALICE, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking
+from support.asking import ALICE, CALLER, OTHER_CALLER, YES, Asking, Deeds, asking
 from support.keyed import permitted
 from support.policies import policy_of, rule
 
@@ -80,10 +80,7 @@ async def test_answer_received_while_waiting_counts_as_fetched() -> None:
                 assert answer.metadata.idempotent_replay is not True
 
             group.start_soon(call)
-            with anyio.fail_after(10):
-                while not (page := await desk.engine.approvals.list(ApprovalQuery())).items:
-                    await anyio.sleep(0.01)
-            await desk.decide(page.items[0].id)
+            await desk.decide((await desk.waiting())[0].id)
         await desk.parked("a")
         assert await waiting(desk) == 2
 
@@ -125,13 +122,7 @@ async def test_equal_sequential_batch_members_run_once() -> None:
 
             group.start_soon(run)
             for count in (1, 2):
-                with anyio.fail_after(10):
-                    while (
-                        len((page := await desk.engine.approvals.list(ApprovalQuery())).items)
-                        < count
-                    ):
-                        await anyio.sleep(0.01)
-                await desk.decide(page.items[0].id)
+                await desk.decide((await desk.waiting(count))[0].id)
         assert [one.success for one in answers] == [True] * 3
         assert desk.deeds.done == ["a", "b"]
         assert [one.metadata.idempotent_replay for one in answers[:2]] == [False, True]
@@ -147,10 +138,7 @@ async def test_cancelled_batch_leaves_its_answers_unfetched() -> None:
         batch = desk.engine.open_batch(RawBatch(calls=members), CALLER)
         async with anyio.create_task_group() as group:
             group.start_soon(batch.run)
-            with anyio.fail_after(10):
-                while len((page := await desk.engine.approvals.list(ApprovalQuery())).items) < 2:
-                    await anyio.sleep(0.01)
-            (first,) = [one.id for one in page.items if one.arguments == {"what": "a"}]
+            (first,) = [one.id for one in await desk.waiting(2) if one.arguments == {"what": "a"}]
             await desk.decide(first)
             await done(desk, first)
             batch.cancel()
@@ -193,20 +181,6 @@ async def test_dry_run_does_not_fetch_the_answer() -> None:
         await done(desk, approval_id)
         assert "approval" in (await desk.ask("a", dry_run=True)).data
         assert (await desk.ask("a")).data == {"erased": "a"}
-
-
-async def test_repeat_of_denied_call_is_denied_with_reason_for_a_day() -> None:
-    async with asking() as desk:
-        approval_id = await desk.parked("a")
-        await desk.decide(approval_id, NO)
-        for _ in range(2):
-            answer = await desk.ask("a")
-            assert answer.error is not None
-            assert answer.error.code == "APPROVAL_DENIED"
-            assert "needed tomorrow" in answer.error.message
-        assert await waiting(desk) == 1
-        desk.clock.advance(25 * 3600)
-        await desk.parked("a")
 
 
 @pytest.mark.parametrize("ending", ["expired", "cancelled"])
@@ -343,10 +317,7 @@ async def test_control_last_cancelled_caller_cancels_the_call() -> None:
 
             for handle in handles:
                 group.start_soon(call, handle)
-            with anyio.fail_after(10):
-                while not (page := await desk.engine.approvals.list(ApprovalQuery())).items:
-                    await anyio.sleep(0.01)
-            (approval,) = page.items
+            (approval,) = await desk.waiting()
             await followed(desk, approval.id, 2)
             for handle in handles:
                 handle.cancel()

@@ -20,7 +20,6 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity.model import Binding
 from fumehood.policy.model import CallFacts, Decision, Verdict
-from fumehood.policy.service import PolicyGate
 from fumehood.testing import ManualClock
 from support.asking import ALICE, CALLER, NO, YES, Asking, Deeds, asking
 
@@ -40,17 +39,6 @@ def _says(verdict: Verdict, rule: str = "test") -> Callable[[Engine], None]:
         gate.decide = decide
 
     return prepare
-
-
-async def test_pending_approval_is_unchanged_after_restart(tmp_path: Path) -> None:
-    async with asking(tmp_path) as desk:
-        approval_id = await desk.parked("a")
-        before = await desk.engine.approvals.show(approval_id)
-    async with asking(tmp_path, deeds=desk.deeds) as desk:
-        assert await desk.engine.approvals.show(approval_id) == before
-        await desk.decide(approval_id)
-        assert (await desk.ended(approval_id)).success
-    assert desk.deeds.done == ["a"]
 
 
 async def test_approved_unstarted_call_runs_once_after_restart(
@@ -241,29 +229,6 @@ async def test_deny_rule_overrides_earlier_approval(tmp_path: Path) -> None:
         assert answer.error is not None
         assert answer.error.code == "PERMISSION_DENIED"
     assert deeds.done == []
-
-
-@pytest.mark.row("A3")
-async def test_edit_matching_deny_rule_is_refused_to_approver() -> None:
-    from fumehood.approvals.model import NewDecision
-    from fumehood.core.errors import PermissionDenied
-
-    async with asking() as desk:
-        approval_id = await desk.parked("a")
-        gate: Any = desk.engine.policy.gate
-        before: Callable[[CallFacts], Decision] = PolicyGate.decide.__get__(gate)
-
-        def decide(facts: CallFacts) -> Decision:
-            if facts.arguments.get("what") == "everything":
-                return Decision(Verdict.DENY, "never")
-            return before(facts)
-
-        gate.decide = decide
-        edited = NewDecision(decision="approve", arguments={"what": "everything"})
-        with pytest.raises(PermissionDenied):
-            await desk.decide(approval_id, edited)
-        assert (await desk.decide(approval_id, YES)).state is ApprovalState.APPROVED
-        assert (await desk.ended(approval_id)).success
 
 
 @pytest.mark.row("D4")

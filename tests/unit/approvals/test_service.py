@@ -16,7 +16,6 @@ from fumehood.approvals.model import (
     NewDecision,
     OneOfSeveral,
     RememberWish,
-    Resolution,
 )
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.budgets.settings import BudgetRule
@@ -46,15 +45,6 @@ from support.asking import (
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.row("A1", "A2")
-async def test_dangerous_call_is_pending_and_does_not_run() -> None:
-    async with asking() as desk:
-        approval = await desk.engine.approvals.show(await desk.parked("a"))
-        assert approval.state is ApprovalState.PENDING
-        assert approval.arguments == {"what": "a"}
-        assert desk.deeds.done == []
-
-
 @pytest.mark.row("A1")
 async def test_harmless_call_runs_without_approval() -> None:
     async with asking(dangerous=False) as desk:
@@ -75,19 +65,6 @@ async def test_approved_call_runs_once_and_keeps_its_answer() -> None:
         assert answer.metadata.call_id == approval.call_id
         rows = await desk.engine.call_log.page(CALLER.id, CallQuery())
         assert [row.code for row in rows.items] == ["OK"]
-
-
-@pytest.mark.row("A3")
-async def test_denied_call_never_runs_and_error_has_the_reason() -> None:
-    async with asking() as desk:
-        approval_id = await desk.parked("a")
-        await desk.decide(approval_id, NO)
-        answer = await desk.ended(approval_id)
-        assert answer.error is not None
-        assert answer.error.code == "APPROVAL_DENIED"
-        assert "It is needed tomorrow." in answer.error.message
-        assert "Do not retry" in answer.error.message
-        assert desk.deeds.done == []
 
 
 @pytest.mark.row("A3")
@@ -301,10 +278,7 @@ async def test_every_answer_to_an_edited_call_has_an_edit_warning() -> None:
 
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
-            with anyio.fail_after(10):
-                while not (found := await desk.engine.approvals.list(ApprovalQuery())).items:
-                    await anyio.sleep(0.01)
-            approval_id = found.items[0].id
+            approval_id = (await desk.waiting())[0].id
             edited = NewDecision(decision="approve", arguments={"what": "b"})
             await desk.decide(approval_id, edited)
         answers.append(await desk.ended(approval_id))
@@ -545,44 +519,12 @@ async def test_cancel_by_call_id_cancels_call_waiting_for_approval() -> None:
 
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
-            with anyio.fail_after(10):
-                while not (found := await desk.engine.approvals.list(ApprovalQuery())).items:
-                    await anyio.sleep(0.01)
-            await desk.engine.cancel_call(found.items[0].call_id, CALLER)
+            (found,) = await desk.waiting()
+            await desk.engine.cancel_call(found.call_id, CALLER)
         assert [answer.error.code for answer in answers] == ["CANCELLED"]
-        approval = await desk.engine.approvals.show(found.items[0].id)
+        approval = await desk.engine.approvals.show(found.id)
         assert approval.state is ApprovalState.CANCELLED
         assert desk.deeds.done == []
-
-
-@pytest.mark.row("A5")
-async def test_waiting_caller_gets_the_answer_after_approval() -> None:
-    async with asking() as desk:
-        answers = []
-
-        async def wait() -> None:
-            answers.append(await desk.ask("a", wait_for_approval=5))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait)
-            with anyio.fail_after(10):
-                while not (found := await desk.engine.approvals.list(ApprovalQuery())).items:
-                    await anyio.sleep(0.01)
-            await desk.decide(found.items[0].id)
-        assert answers[0].data == {"erased": "a"}
-        assert answers[0].metadata.call_id == found.items[0].call_id
-        assert desk.deeds.done == ["a"]
-
-
-@pytest.mark.row("A5")
-async def test_wait_timeout_reports_that_approval_is_still_pending() -> None:
-    async with asking() as desk:
-        answer = await desk.ask("a", wait_for_approval=0.05)
-        assert answer.error is not None
-        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
-        assert answer.error.approval_id is not None
-        await desk.decide(answer.error.approval_id)
-        assert (await desk.ended(answer.error.approval_id)).success
 
 
 @pytest.mark.row("A5", "P3")
@@ -793,23 +735,6 @@ async def test_remembered_rule_allows_equal_calls_up_to_its_uses() -> None:
 
 
 @pytest.mark.row("A3")
-async def test_forgotten_rule_no_longer_allows_calls() -> None:
-    async with asking() as desk:
-        until = desk.clock.now() + timedelta(hours=1)
-        wish = RememberWish(scope="until", until=until)
-        approval_id = await desk.parked("a")
-        await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
-        await desk.ended(approval_id)
-        assert (await desk.ask("a")).success
-        (rule,) = await desk.engine.approvals.remembered()
-        assert rule.created_by == ALICE.id
-        await desk.engine.approvals.forget(rule.id, ALICE)
-        await desk.parked("a")
-        with pytest.raises(ResourceNotFound):
-            await desk.engine.approvals.forget(rule.id, ALICE)
-
-
-@pytest.mark.row("A3")
 async def test_invalid_remember_wish_is_refused_without_a_decision() -> None:
     async with asking() as desk:
         approval_id = await desk.parked("a")
@@ -878,13 +803,6 @@ async def test_approvals_are_listed_in_pages_newest_first() -> None:
         assert seen == made[::-1]
         pending = ApprovalQuery(state=ApprovalState.DENIED)
         assert (await desk.engine.approvals.list(pending)).items == ()
-
-
-async def test_resolving_uninterrupted_call_is_refused() -> None:
-    async with asking() as desk:
-        approval_id = await desk.parked("a")
-        with pytest.raises(IdempotencyConflict):
-            await desk.engine.approvals.resolve(approval_id, Resolution(outcome="done"), ALICE)
 
 
 async def _audited(desk: Asking) -> list[_Row]:

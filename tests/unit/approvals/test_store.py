@@ -14,7 +14,6 @@ from fumehood.core.errors import (
     ApprovalExpired,
     EngineError,
     IdempotencyConflict,
-    ResourceNotFound,
 )
 from fumehood.testing import ManualClock
 from support.asking import NO, YES, Asking, Deeds, asking
@@ -59,19 +58,6 @@ async def test_unresolved_interrupted_approval_is_never_pruned(tmp_path: Path) -
         assert (await desk.engine.approvals.show(approval_id)).state is ApprovalState.INTERRUPTED
         later = desk.clock.now() + timedelta(days=3650)
         assert await desk.engine._made.approvals.requests.table.prune(later) == 0
-
-
-async def test_change_of_several_approvals_is_atomic() -> None:
-    async with asking() as desk:
-        first, second = await desk.parked("a"), await desk.parked("b")
-        table = desk.engine._made.approvals.requests.table
-        step = _step(desk, ApprovalState.PENDING, ApprovalState.CANCELLED)
-        wrong = _step(desk, ApprovalState.APPROVED, ApprovalState.CANCELLED)
-        with pytest.raises(IdempotencyConflict):
-            await table.change([(first, step), (second, wrong)])
-        with pytest.raises(ResourceNotFound):
-            await table.change([(first, step), ("apr_0", step)])
-        assert (await desk.engine.approvals.show(first)).version == 1
 
 
 @pytest.mark.parametrize(
