@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from fumehood.approvals.channels.webhook import (
     HEADER,
     Callbacks,
     WebhookChannel,
-    WebhookSender,
     read_secret,
 )
 from fumehood.approvals.model import Approval
@@ -83,11 +81,11 @@ def make_channel(database: Database, secret_file: Path, **config: Any) -> Webhoo
 
 def make(
     database: Database, secret_file: Path, *, desk: FakeDesk | None = None, **config: Any
-) -> WebhookSender:
+) -> WebhookChannel:
     desk = desk or FakeDesk({approval(number).id: approval(number) for number in range(1, 20)})
-    context = ChannelContext(database, lambda: NOW, quiet_logger())
-    chosen = settings(secret_file, **config)
-    return WebhookSender(chosen, SECRET, context, desk.show, asyncio.Event())
+    channel = make_channel(database, secret_file, **config)
+    channel.show = desk.show
+    return channel
 
 
 def owe(database: Database, number: int = 1, event: str = "approval.created") -> None:

@@ -83,12 +83,18 @@ class WebhookChannel(ApprovalChannel):
     """
 
     name = NAME
+    show: Show
 
     def __init__(self, settings: WebhookSettings, context: ChannelContext) -> None:
         self._settings = settings
         self._secret = read_secret(settings.secret_file)
-        self._context = context
+        self._database = context.database
+        self._now = context.now
+        self._log = context.log
         self._woken = asyncio.Event()
+        """Ends the pause after a round without failures."""
+        self._failed_rounds = 0
+        self._forgot_at: datetime | None = None
         self.decides_as = NAME if settings.may_decide else None
         self.callbacks = (
             Callbacks(self._secret, window_s=settings.replay_window_seconds)
@@ -104,38 +110,14 @@ class WebhookChannel(ApprovalChannel):
 
     @asynccontextmanager
     async def running(self, show: Show, *, send: Send | None = None) -> AsyncIterator[None]:
-        sender = WebhookSender(self._settings, self._secret, self._context, show, self._woken)
+        """Send owed messages in rounds, by HTTP unless another way is given."""
+        self.show = show
         async with anyio.create_task_group() as group:
-            group.start_soon(sender.run, send)
+            group.start_soon(self._send_by_http if send is None else partial(self._rounds, send))
             yield
             group.cancel_scope.cancel()
 
-
-class WebhookSender:
-    """Sends owed messages in rounds. `woken` ends the pause after a round without failures."""
-
-    def __init__(
-        self,
-        settings: WebhookSettings,
-        secret: bytes,
-        context: ChannelContext,
-        show: Show,
-        woken: asyncio.Event,
-    ) -> None:
-        self._settings = settings
-        self._secret = secret
-        self._database = context.database
-        self._now = context.now
-        self._log = context.log
-        self._show = show
-        self._woken = woken
-        self._failed_rounds = 0
-        self._forgot_at: datetime | None = None
-
-    async def run(self, send: Send | None = None) -> None:
-        """Send until cancelled; by HTTP where no other way is given."""
-        if send is not None:
-            await self._rounds(send)
+    async def _send_by_http(self) -> None:
         import httpx2  # most engines have no webhook and need no HTTP client
 
         no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # else they would pile up
@@ -226,7 +208,7 @@ class WebhookSender:
         """
         import httpx2
 
-        told = owed.document or told_of(await self._show(owed.approval_id))
+        told = owed.document or told_of(await self.show(owed.approval_id))
         now = self._now()
         body = strict_json.dumps({"event": owed.event, **told, "delivery": owed.seq,
                                   "sent_at": timestamp(now)})  # fmt: skip
