@@ -1,8 +1,8 @@
 """Eligibility: who can approve now, whose approval counts, and what authority a caller has left.
 
-Host side, above `identity`. The quorum, the approval that people are shown, new calls that ask and
-approved calls that start use these answers. Invariants: an approval counts only while its approver
-may still approve; no call waits for approvers who do not exist.
+Host side, above `identity`. Used to count the quorum, to show an approval, and when a call asks or
+starts. Invariants: an approval counts only while its approver may still approve; no call waits for
+approvers who do not exist.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Eligibility:
         return principal_id in self.approver_ids()
 
     def remedy_without_approvers(self) -> str | None:
-        """What the operator has to do without approvers, or None if there are some."""
+        """How the operator can add an approver, or None if there is one."""
         return None if self.approver_ids() else self._approvers.cure
 
     def require_enough(self, tool: str, decision: Decision, principal_id: str) -> None:
@@ -78,7 +78,8 @@ class Eligibility:
         return approval.model_copy(update={"counted": counted, "stuck": stuck})
 
     def caller_of(self, stored: StoredApproval) -> Principal | None:
-        """The caller of a stored call with its present authority, or None if it has lost it."""
+        """The caller of a stored call with its current authority, or None if its token is no longer
+        valid."""
         request = stored.request
         return self.present_authority(
             stored.approval.principal_id, request.token_id, is_program=request.is_program
@@ -87,7 +88,7 @@ class Eligibility:
     def present_authority(
         self, principal_id: str, token_id: str | None, *, is_program: bool
     ) -> Principal | None:
-        """A caller with its present authority, or None if it has lost it."""
+        """A caller with its current authority, or None if its token is no longer valid."""
         if token_id is not None:
             return self._tokens.principal_of_id(token_id, self._now())
         agents = self._agents.spoken_for_by(principal_id)
@@ -95,7 +96,7 @@ class Eligibility:
         return Principal(principal_id, scopes, agents, is_program=is_program)
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
-        """Which approvers the quorum lacks, or None."""
+        """Why the quorum cannot be reached, as a clause, or None."""
         able = {
             one
             for one in self.approver_ids()

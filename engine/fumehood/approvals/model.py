@@ -25,14 +25,14 @@ SESSION = "session"
 
 
 class ApprovalState(StrEnum):
-    """What became of an approval."""
+    """The state of an approval."""
 
     PENDING = "pending"
     APPROVED = "approved"
     """The call has not started yet."""
     DENIED = "denied"
     EXPIRED = "expired"
-    """There was no decision in time, or the call had become another one, or lost its session."""
+    """Not decided in time, or the call changed, or its session ended."""
     CANCELLED = "cancelled"
     STARTED = "started"
     """The approval is used up; the call runs."""
@@ -44,7 +44,7 @@ class ApprovalState(StrEnum):
 
 
 OPEN_STATES = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED, ApprovalState.STARTED})
-"""States in which the call is not over."""
+"""States in which the call has not ended."""
 
 
 class _Value(BaseModel):
@@ -115,12 +115,11 @@ class Approval(_Value):
     code: str | None = None
     """The error code of the call's answer, `OK` if it succeeded; null without an answer."""
     changed: tuple[str, ...] = ()
-    """The parts of the action that differed from the approved ones at the start; `session` where
-    its end came before a decision."""
+    """The parts of the action that changed before the start; `session` if it ended undecided."""
     counted: tuple[str, ...] = ()
-    """The approvers of the present action; while pending, only those who still may approve."""
+    """Approvers of the current action; while pending, only those who may still approve."""
     stuck: str | None = None
-    """Why the quorum cannot be reached at present."""
+    """Why the quorum cannot be reached now."""
     has_answer: bool = False
     """Whether the call's envelope is stored."""
 
@@ -131,7 +130,7 @@ class Approval(_Value):
 
     @property
     def yes_votes(self) -> frozenset[str]:
-        """The approvers of the present action."""
+        """The approvers of the current action."""
         return yes_votes(self.decisions, self.action_digest)
 
 
@@ -247,12 +246,12 @@ class RememberedRule(_Value):
     arguments: JsonObject
     """The arguments that must be equal."""
     any_others: bool = False
-    """Whether a matching call may have any other arguments; if not, it has none."""
+    """Whether a matching call may have additional arguments."""
     rule: str
-    """The policy rules that it answers, separated by `, `. It answers no other rules."""
+    """The policy rules that it satisfies, separated by `, `, and no others."""
     definition: str
-    """The hash of the tool's definition, the call's context, and the options that decide how it
-    runs: others ask again."""
+    """Hash of the tool's definition, the call's context, and the options that affect how it runs.
+    If any of them changes, the call asks again."""
     approval_id: str
     created_by: str
     created_at: AwareDatetime
@@ -267,7 +266,7 @@ class StoredRequest:
     """A call as it was made, to be run later."""
 
     arguments: JsonObject
-    """The caller's own arguments, without the agent's defaults and fixed ones."""
+    """The arguments that the caller sent, without the agent's defaults and fixed ones."""
     options: JsonObject
     token_id: str | None
     expected: str | None = None
@@ -282,7 +281,7 @@ class StoredRequest:
     context: JsonObject | None = None
     """The context of a call of an `external:` tool."""
     traceparent: str | None = None
-    """The span of its caller's that it belongs to."""
+    """The caller's span that it belongs to."""
 
     @property
     def document(self) -> JsonObject:
@@ -301,7 +300,7 @@ class StoredApproval:
     answer: str | None = None
     """The call's envelope, as JSON."""
     repeat_key: str | None = None
-    """A call with the same key is this call; null if it cannot be repeated."""
+    """A call with the same key is a repeat of this call; null if it cannot be repeated."""
 
 
 def own_view(stored: StoredApproval) -> Approval:

@@ -1,11 +1,11 @@
-"""Preview: what a call is about to do, for the people who approve it and for the check afterwards.
+"""Preview: the action that a call will perform, as approvers see it and as its start is checked.
 
 Host side, used by `approve` and `scheduler`. An approval is bound to the *action*: one document
-with everything that decides what the call will do, and its hash. If the document differs when the
-call starts, the approval is worthless. What only describes the call (a trace id, a reason) is not
-in it. Approvers also see the call's effect on the workspace, and the budget that it would exceed.
-A call with edited arguments is another action. Invariant: an edit never lowers the quorum, and
-never admits approvers whom the original call did not admit.
+with everything that affects the call's execution, and its hash. If the document differs when the
+call starts, the approval is invalid. Descriptive fields (a trace id, a reason) are not in it.
+Approvers also see the call's effect on the workspace, and the budget that it would exceed. A call
+with edited arguments is another action. Invariant: an edit never lowers the quorum, and never
+admits approvers whom the original call did not admit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Action:
 
 
 def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Action:
-    """The action of a call under present conditions."""
+    """The action that a call would perform now."""
     tool, options = permitted.tool.definition, permitted.request.options
     binding = permitted.validated.binding
     document: JsonObject = {
@@ -84,7 +84,7 @@ def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
 
 
 def definition_digest(tool: RegisteredTool, context: JsonObject | None = None) -> str:
-    """The hash of the whole definition, of the source of its function, and of a call's context."""
+    """Hash of the whole definition, the source of its function, and the call's context."""
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
     if context is not None:
         document["context"] = context
@@ -169,7 +169,7 @@ def _place(plan: Plan) -> JsonObject | None:
 
 
 def _source_of_module(address: FunctionAddress) -> str:
-    """The hash of the file that another process would import, or of the started program."""
+    """Hash of the file that another process would import, or of the started program."""
     if address.pickled:
         return address.digest
     base = Path(address.import_path).joinpath(*address.module.split("."))
@@ -180,7 +180,7 @@ def _source_of_module(address: FunctionAddress) -> str:
 
 
 def _source_of_function(function: Any) -> str:
-    """The hash of the function's source, or of its code if there is no source."""
+    """Hash of the function's source, or of its bytecode if the source is missing."""
     own = getattr(function, "__self__", function)
     target = inspect.unwrap(getattr(own, "function", function))
     try:
@@ -204,9 +204,9 @@ def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
 
 
 def edited(stored: StoredApproval, new: StoredApproval, *, is_asked: bool) -> StoredApproval:
-    """An approval for the call `new`, which replaces the arguments of the stored one.
+    """The stored approval with the arguments and the action of `new`.
 
-    `is_asked` tells whether rules also ask about the new call.
+    `is_asked`: whether the policy also asks about the new call.
 
     Raises:
         PermissionDenied: too few approvers are admitted by the rules of both calls.
@@ -238,7 +238,7 @@ def _taking(stored: StoredApproval, new: StoredApproval, names: Sequence[str]) -
 def edit_warning(stored: StoredApproval) -> str | None:
     """The warning for the caller of an edited call, or None if it was not edited.
 
-    It names the changed arguments but not their values, and omits the agent's fixed ones.
+    It names the changed arguments without their values, and omits those that the agent fixes.
     """
     approval = stored.approval
     asked, done = approval.asked_arguments, approval.arguments
@@ -252,7 +252,7 @@ def edit_warning(stored: StoredApproval) -> str | None:
 
 
 def _is_same(asked: JsonObject, done: JsonObject, name: str) -> bool:
-    """Whether an argument is equal, its type included, as in the digest."""
+    """Whether an argument has the same value and type, as in the digest."""
     if name not in asked or name not in done:
         return False
     return canonical(asked[name]) == canonical(done[name])

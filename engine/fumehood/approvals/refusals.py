@@ -23,7 +23,7 @@ from fumehood.core.errors import (
 
 
 def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
-    """The engine has no approvers; `remedy` tells the operator how to add one."""
+    """The engine has no approvers. `remedy` is how the operator can add one."""
     return RequiresHumanApproval(
         f"{tool} needs approval, and this engine has no approvers. The operator has to add one "
         f"({remedy}). The call was not stored. Do not retry; tell the user what you wanted to do."
@@ -87,14 +87,14 @@ def session_over(approval: Approval) -> ApprovalExpired:
 
 
 def unusable_approval() -> ApprovalExpired:
-    """The call was about to start, and its approval is no longer valid."""
+    """The approval became invalid just before the call started."""
     return ApprovalExpired(
         "The approval of this call is no longer valid. Ask again if the call is still needed."
     )
 
 
 def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
-    """The call would now do something other than what was approved."""
+    """The call's action differs from the approved one."""
     return ApprovalExpired(
         f"The call is no longer what was approved: {', '.join(changed)} changed since. "
         "Nothing was done. Ask again if it is still needed.",
@@ -103,7 +103,7 @@ def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
 
 
 def used_decision() -> ApprovalExpired:
-    """The yes for a tool that its caller runs itself was told to another, equal call."""
+    """An equal call has already used this approval of an `external:` tool."""
     return ApprovalExpired(
         "This approval was used for an equal call. Ask again if this call is needed as well."
     )
@@ -122,12 +122,12 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
 
 
 def unknown() -> ResourceNotFound:
-    """There is no such approval, or it is not visible to this principal."""
+    """The approval does not exist, or this principal may not see it."""
     return ResourceNotFound("There is no such approval. Do not retry.")
 
 
 def nothing_to_decide(approval_id: str) -> ResourceNotFound:
-    """One of several ids, which are untrusted but bounded text, is unknown; nothing was decided."""
+    """One id of a batch is unknown, so nothing was decided. Ids are untrusted but bounded text."""
     shown = ascii(approval_id)
     return ResourceNotFound(
         f"There is no such approval: {shown}. Nothing was decided. Do not retry.",
@@ -136,7 +136,7 @@ def nothing_to_decide(approval_id: str) -> ResourceNotFound:
 
 
 def too_late(approval: Approval) -> ApprovalExpired:
-    """The decision came after expiry, or after the end of the call's session."""
+    """The decision came after the approval expired or the call's session ended."""
     at = approval.ended_at or approval.expires_at
     is_of_session = approval.has_lost_session
     what = "the session of this call ended" if is_of_session else "this approval expired"
@@ -147,7 +147,7 @@ def too_late(approval: Approval) -> ApprovalExpired:
 
 
 def conflict(approval: Approval) -> IdempotencyConflict:
-    """The approval has changed meanwhile. `approval` is its present state."""
+    """The approval has changed since it was read. `approval` is its current state."""
     is_open = approval.state in OPEN_STATES
     words = "It has changed since you looked" if is_open else f"It is {approval.state} already"
     return IdempotencyConflict(

@@ -1,11 +1,10 @@
 """Remembered rules: calls that an approver has allowed in advance, together with an approval.
 
-Host side, used by the stage `approve` once the policy asks. Invariants: a remembered rule answers
+Host side, used by the stage `approve` once the policy asks. Invariants: a remembered rule satisfies
 exactly the policy rules that asked when it was made, for the same caller, tool, definition and
-options that decide how it runs, and only where its approver alone could approve; an argument that
-the approver did not free is equal or absent as in the approved call; deny rules come first; a use
-of a limited rule is counted in the database before the call starts, so that a crash can only lose
-uses.
+execution options, and only if one approval suffices; every argument that the approver did not free
+is equal to the approved one, or absent as it was; deny rules come first; a use of a limited rule is
+counted in the database before the call starts, so a crash can only lose uses.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
 
 
 def _with_options(definition: str, options: JsonObject) -> str:
-    """The hash of the definition and of the options that decide how a call runs, if it has any."""
+    """Hash of the definition and of the options that affect how a call runs, if any are given."""
     given = {name: options[name] for name in _DECIDING if options.get(name) is not None}
     return digest_of({"definition": definition, "options": given}) if given else definition
 
@@ -183,7 +182,7 @@ def _asking(rule: str, asked_by: Sequence[str]) -> str:
 
 
 def _same(arguments: JsonObject, name: str, value: object) -> bool:
-    """Whether an argument is there and reads the same: neither true nor 1.0 is 1 here."""
+    """Whether an argument exists and has the same value and type: true and 1.0 differ from 1."""
     return name in arguments and _written(arguments[name]) == _written(value)
 
 
@@ -211,7 +210,7 @@ def all_rules(connection: Connection) -> list[RememberedRule]:
 
 
 def count_use(connection: Connection, rule_id: str) -> bool:
-    """Count one use; False if none is left or the rule was removed."""
+    """Count one use. Returns False if the rule is used up or was removed."""
     used = (
         update(REMEMBERED)
         .where(

@@ -1,11 +1,10 @@
 """Requests: calls that ask for approval, as the pipeline sees them: ask, wait, start, end.
 
-Host side, below the pipeline; it starts no call and builds no envelope. `scheduler.py` and
-`service.py` are above the pipeline and use the same object. Invariants: a
-change is durable before anybody is told of it; a change that has begun is completed and told, even
-if its maker is cancelled; a call is counted against the quota before it is stored, so that two
-calls never share the last place; an ending is retried until the disk accepts it or the engine
-stops.
+Host side, below the pipeline; it neither starts calls nor builds envelopes. `scheduler.py` and
+`service.py`, above the pipeline, use the same object. Invariants: a change is durable before it is
+reported; a change that has begun is completed and reported, even if its caller is cancelled; a call
+is counted against the quota before it is stored, so two calls never share the last place; an ending
+is retried until the disk accepts it or the engine stops.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ STOP_S = 15.0
 
 
 class ApprovalRequests:
-    """All approvals of one engine. `is_draining` tells whether the engine takes no calls."""
+    """All approvals of one engine. `is_draining`: whether the engine refuses new calls."""
 
     def __init__(
         self,
@@ -84,17 +83,18 @@ class ApprovalRequests:
         self._now = now
         self._latest = now()
         self._untold: set[str] = set()
-        """The calls that wait, and of which their callers have not been told so."""
+        """Waiting calls whose callers have not received the approval's id yet."""
         self._fetched: dict[str, asyncio.Future[None]] = {}
         """Call id → a future, until the ending is stored."""
 
     def now(self) -> datetime:
-        """The time, which never goes back: a clock that is set back revives nothing."""
+        """The current time. It never goes back, so setting the clock back cannot revive an
+        approval."""
         self._latest = max(self._latest, self._now())
         return self._latest
 
     def expiry(self) -> datetime:
-        """When an approval that is created now expires."""
+        """The expiry of an approval that is created now."""
         return self.now() + timedelta(seconds=self.settings.expire_seconds)
 
     def url_of(self, approval_id: str) -> str | None:
@@ -119,27 +119,27 @@ class ApprovalRequests:
         return await self.table.denied_before(approval, self.now() - DENIED_FOR)
 
     async def count_pending(self) -> None:
-        """Count the calls that wait already. Called at start."""
+        """Count the calls that are already waiting. Called at start."""
         for pending in await self.table.pending():
             self._quota.add(*pending)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """The approval of the call that a new one repeats.
+        """The approval of the call that a new call repeats, or None.
 
-        That call waits or runs, or it ended a short time ago and nobody has fetched its answer.
+        The repeated call waits or runs, or ended recently and its answer has not been fetched.
         """
         found = await self.table.of_repeat(repeat_key, self._repeated_since(tool))
         return found[0] if found is not None and found[1] not in self._fetched else None
 
     def fetched(self, call_id: str) -> None:
-        """Note that the caller has the answer of its call; a call like it is a new one again.
+        """Note that the caller has the answer of its call: an equal call is a new call from now on.
 
-        It is stored after the caller has gone on: a crash in between gives the answer once more.
+        Stored in the background: after a crash in between, the answer is delivered again.
         """
         self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
 
     async def use_decision(self, call_id: str) -> None:
-        """Use up the yes to a call that its caller runs itself, before the caller hears of it.
+        """Consume the approval of an `external:` call before its caller receives it.
 
         Raises:
             ApprovalExpired: it was told before, to an equal call.
@@ -149,7 +149,7 @@ class ApprovalRequests:
             raise refusals.used_decision()
 
     async def create(self, stored: StoredApproval) -> str:
-        """Store a call that waits; return the id of its approval, or that of the same call's.
+        """Store a call that waits. Returns the id of its approval, or of the call that it repeats.
 
         Must not be cancelled: a commit cannot be rolled back half-way.
 
@@ -174,13 +174,13 @@ class ApprovalRequests:
         return approval_id
 
     def told(self, call_id: str) -> None:
-        """Note that a caller was told that this call continues without it."""
+        """Note that a caller knows that this call continues without it."""
         self._untold.discard(call_id)
 
     def is_wanted(self, approval: Approval, *, by_program: bool) -> bool:
-        """Whether a call continues when a caller that waited for it gives up.
+        """Whether a call continues after a caller that waited for it gives up.
 
-        A program takes back only a call that nobody was told of.
+        A program only takes back a call whose approval no caller knows.
         """
         if self.runs.followers(approval.id):
             return True
@@ -189,9 +189,9 @@ class ApprovalRequests:
     async def wait(
         self, approval_id: str, seconds: float, handle: CallHandle | None
     ) -> Envelope | None:
-        """The call's answer, or None if it did not come in time.
+        """The call's answer, or None after `seconds`.
 
-        `handle` gets the output and progress of the call if it runs meanwhile.
+        `handle` receives the call's output and progress.
         """
         with anyio.move_on_after(seconds), self.runs.followed_by(handle, approval_id):
             while True:
@@ -203,7 +203,7 @@ class ApprovalRequests:
         return None
 
     async def begin(self, stored: StoredApproval) -> None:
-        """Use the approval up: from now on the call counts as started, and never starts again.
+        """Consume the approval: the call counts as started and never starts again.
 
         Raises:
             ApprovalExpired: it has expired, or was decided otherwise meanwhile.
@@ -268,7 +268,7 @@ class ApprovalRequests:
         return after
 
     def _tell(self, approval: Approval) -> None:
-        """Tell a durable change to the log, the channels and everything that waits for one."""
+        """Report a durable change to the log, the channels and all waiting tasks."""
         self.log.info(
             "approval.changed",
             approval_id=approval.id,
@@ -340,7 +340,7 @@ class ApprovedRuns:
         return True
 
     async def drained(self) -> None:
-        """Wait until none runs."""
+        """Wait until all runs have ended."""
         while self.running:
             await next(iter(self.running.values())).over.wait()
 
@@ -374,7 +374,7 @@ class PendingQuota:
         """Approval id → principal and bytes."""
 
     def add(self, approval_id: str, principal_id: str, size: int) -> None:
-        """Count a call that waits already, even over the quota."""
+        """Count a call that is already waiting, even over the quota."""
         self._places.add(principal_id)
         self._bytes.add(principal_id, size)
         self._held[approval_id] = principal_id, size
@@ -411,7 +411,7 @@ def _handle_for(followers: Sequence[CallHandle]) -> CallHandle:
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Do the work in a task of its own, and pass a cancellation on only when it is done.
+    """Run the work in its own task, and raise a cancellation only after it is done.
 
     A shielded scope is not enough: a call is cancelled through its task (`executors/handle`),
     which no scope delays.

@@ -1,10 +1,10 @@
-"""The scheduler: a yes starts its call, through every gate again; a loop recovers, expires, warns.
+"""The scheduler: an approval starts its call; a loop recovers, expires and warns.
 
-Host side, above the pipeline and `requests`. The stored request passes the gates under present
-conditions: a disabled tool, a revoked identity or a new deny rule ends the call. A new rule that
-asks does not, because a human has approved. The action must be the approved one; otherwise the call
-ends with `APPROVAL_EXPIRED` and the names of the differences. The loop works from the database, so
-what a crash or a full disk has left undone is done in a later round.
+Host side, above the pipeline and `requests`. The stored request passes every gate again, as they
+are now: a disabled tool, a revoked identity or a new deny rule ends the call. A new rule that asks
+does not, because a human has approved. If the action is not the approved one, the call ends with
+`APPROVAL_EXPIRED` and the names of the differences. The loop works from the database, so a later
+round completes the work that a crash or a full disk interrupted.
 
 Invariants: the approval is used up at the moment when the call starts, with its place already held,
 and only once; a running call does not expire; no call starts while the engine stops; a call that a
@@ -98,7 +98,7 @@ class ApprovalScheduler:
         self._tasks.start_soon(self._run, approval_id, runs.enter(approval_id))
 
     async def catch_up(self) -> bool:
-        """Do what is due by now; whether any calls wait."""
+        """Do the work that is due. Returns whether any calls wait."""
         requests, now = self._requests, self._requests.now()
         waiting, any_waits = await requests.table.waiting(now + self._warn_before)
         for one in waiting:
@@ -113,7 +113,7 @@ class ApprovalScheduler:
         return any_waits
 
     def permit_again(self, call: CallContext) -> PermittedCall:
-        """Let a stored call pass the gates that it passed before it asked, as they are now.
+        """Pass a stored call through all gates before approval, as they are now.
 
         Raises:
             PermissionDenied: the caller has no authority any more.
@@ -147,10 +147,10 @@ class ApprovalScheduler:
         return edited(stored, new, is_asked=permitted.decision.verdict is Verdict.ASK)
 
     async def previewed(self, stored: StoredApproval) -> StoredApproval | None:
-        """The approval with the effect that the waiting call would have now.
+        """The approval with the effect that the waiting call would have now, or None.
 
-        None if its tool has no preview, if its session is busy, or if more than its files has
-        changed: its start then reports that.
+        None if its tool has no preview, its session is busy, or more than its files changed; the
+        start of the call then reports the change.
 
         Raises:
             EngineError: there is no preview now.
@@ -182,7 +182,7 @@ class ApprovalScheduler:
                 await requests.new_call.wait()
 
     async def _attend(self, one: Waiting, now: datetime) -> None:
-        """Expire a waiting call, warn of its expiry, or start it if its start was missed."""
+        """Expire a waiting call, warn about its expiry, or start it if its start was missed."""
         requests, calls = self._requests, self.calls
         session = one.own_session
         if one.expires_at <= stamp(now):
@@ -279,7 +279,7 @@ class ApprovalScheduler:
         record_ending(call, envelope, services)
 
     async def _asking_now(self, permitted: PermittedCall) -> tuple[StoredApproval, Effect | None]:
-        """The approval that the call would ask for now, and its effect."""
+        """The approval that the call would request now, and its effect."""
         services = self._services
         plan = await plan_now(permitted, services.walls, services.sessions)
         return await new_approval(permitted, plan, services)
@@ -287,7 +287,7 @@ class ApprovalScheduler:
     async def _require_as_approved(
         self, stored: StoredApproval, call: CallContext, plan: Plan
     ) -> None:
-        """Check the call once it has its place, for which it may have waited long.
+        """Check the call again when it has its place, because it may have waited long for it.
 
         The executor compares the workspace when it changes it.
 

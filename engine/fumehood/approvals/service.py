@@ -1,8 +1,8 @@
-"""The service: approvals as people see and decide them, and callers find and cancel their own.
+"""The service: approvers see and decide approvals, callers find and cancel their own.
 
 Host side, the engine's interface to approvals, used by every face and every channel. Above the
 pipeline, `requests` and `scheduler`. Invariants: a principal decides its own call only if the
-operator permits that, and then it is recorded; of several decisions at once all are made or none;
+operator permits that, and it is recorded; a batch of decisions is made completely or not at all;
 attempts without authority are in the audit chain; an approved call starts only after its approval
 is durable.
 """
@@ -69,7 +69,7 @@ class ApprovalService:
     async def list(
         self, query: ApprovalQuery, *, principal: Principal | None = None
     ) -> ApprovalPage:
-        """The newest first: a caller's own, or all, for approvers (None).
+        """List approvals, newest first: those of a caller, or all of them (None).
 
         Raises:
             ResourceNotFound: the cursor is unknown.
@@ -82,7 +82,7 @@ class ApprovalService:
         return page.model_copy(update={"items": shown})
 
     async def show(self, approval_id: str, *, principal: Principal | None = None) -> Approval:
-        """One approval: a caller's own, or any, for approvers (None). Raises ResourceNotFound."""
+        """One approval of a caller, or any approval (None). Raises ResourceNotFound."""
         stored = await self.requests.table.get(approval_id)
         if principal is None:
             return self._eligibility.shown(stored.approval)
@@ -90,10 +90,10 @@ class ApprovalService:
         return own_view(stored)
 
     async def opened(self, approval_id: str) -> Approval:
-        """One approval as an approver opens it, with the changes that the call would make now.
+        """One approval for an approver, with the changes that the call would make now.
 
-        They are stored if they differ from the earlier ones, as a new version. If they cannot be
-        computed now, the approval keeps the earlier preview and its time.
+        Changed previews are stored as a new version. If the preview cannot be computed, the earlier
+        one and its time stay.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -113,7 +113,7 @@ class ApprovalService:
     ) -> Envelope | None:
         """The envelope of a caller's own call that had to wait, once there is one.
 
-        The caller has fetched it by that, unless `is_fetched` leaves saying so to the face.
+        This marks the answer as fetched, unless the face does that later (`is_fetched=False`).
         """
         stored = await self._own_call(call_id, principal)
         if stored is None or stored.answer is None:
@@ -123,7 +123,8 @@ class ApprovalService:
         return decode_envelope(stored.answer.encode())
 
     def fetched(self, call_id: str) -> None:
-        """Note that a caller has the answer of its call; a call like it is a new one again."""
+        """Note that a caller has the answer of its call: an equal call is a new call from now
+        on."""
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
@@ -138,11 +139,11 @@ class ApprovalService:
         return requests.changes
 
     async def count_pending(self) -> int:
-        """How many approvals wait for a decision."""
+        """The number of pending approvals."""
         return await self.requests.table.count(ApprovalState.PENDING)
 
     def remedy_without_approvers(self) -> str | None:
-        """What the operator has to do without approvers, or None if there are some."""
+        """How the operator can add an approver, or None if there is one."""
         return self._eligibility.remedy_without_approvers()
 
     # -- deciding ------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class ApprovalService:
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        """Record that somebody without authority tried to decide; None: several at once."""
+        """Record an attempt to decide without authority. The id is None for a batch."""
         about = None if approval_id is None else approval_id[:MAX_ID_CHARACTERS]
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
         self.requests.log.warning("approval.refused", **values)
@@ -320,7 +321,7 @@ class ApprovalService:
         *,
         is_self_approval: bool,
     ) -> tuple[Step, Envelope | None]:
-        """The change that a decision makes, and the call's answer if the decision ends it."""
+        """The state change of a decision, and the call's answer if the decision ends the call."""
         approval, decision, now = stored.approval, one.decision, self.requests.now()
         _require_open(approval)
         digest, edited = approval.action_digest, None
@@ -377,7 +378,8 @@ class ApprovalService:
     def _refused(
         self, approval: Approval, by: Principal, peer: str | None
     ) -> tuple[str, PermissionDenied] | None:
-        """Why this principal may not decide: the audit chain's reason, and the error."""
+        """Why this principal may not decide: the reason for the audit chain, and the error; else
+        None."""
         if Scope.APPROVE not in by.scopes:
             return "no scope", refusals.no_scope()
         is_own = approval.principal_id in (by.id, peer)

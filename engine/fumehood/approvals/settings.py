@@ -26,7 +26,7 @@ class ApprovalSettings(BaseModel):
     """The disk space that the records of one principal's waiting calls may take."""
     kept_days: int = Field(default=90, ge=1, le=3650)
     repeat_seconds: float = Field(default=86_400, ge=0, le=30 * 86_400)
-    """How long after its end an answer that nobody has fetched is that of a repeated call."""
+    """How long after the call's end a repeat gets its unfetched answer."""
     allow_self_approval: bool = False
     """A principal may approve its own call, which is recorded as such."""
     url: str | None = Field(default=None, max_length=500)

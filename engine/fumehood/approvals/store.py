@@ -1,11 +1,10 @@
-"""Approvals in the database, and every change of their state, each as one value, a `Step`.
+"""Approvals in the database, and every state change as one value, a `Step`.
 
 Host side, used by the other files of this package. One `Step` is one transaction: the state, an
 approver's decision, the remembered rule, the call's answer, its idempotency key, the audit row and
-the messages of the channels are written together or not at all. Invariants: the states that a
-change may leave, its other conditions, and its entries for the audit chain and the channels are
-defined here and nowhere else; `version` grows with each change that people can see, so that of two
-simultaneous decisions one is refused.
+the channels' messages are written together or not at all. Invariants: only this file defines the
+conditions of each change and its entries for the audit chain and the channels; `version` grows with
+each visible change, so one of two simultaneous decisions is refused.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ class Step:
     """The approval must not have expired."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     becomes: StoredApproval | None = None
-    """What the call becomes: an edit, or a new preview."""
+    """The call after the change: edited, or with a new preview."""
     changed: tuple[str, ...] = ()
-    """The parts of the action that are no longer as approved."""
+    """The parts of the action that differ from the approved ones."""
     decision: DecisionRecord | None = None
     remember: RememberedRule | None = None
     answer: Envelope | None = None
@@ -92,9 +91,9 @@ class Step:
     details: JsonObject = field(default_factory=dict)
     """Details for the audit chain."""
     counts: Callable[[str], bool] = lambda approver: True
-    """Tells whose earlier approvals count. The present approver is authenticated."""
+    """Whether an approver's earlier approvals count. The current approver is authenticated."""
     is_seen: bool = True
-    """Whether people can see the change, so that it makes a new version."""
+    """Whether the change is visible, so that it creates a new version."""
 
 
 PENDING = frozenset({ApprovalState.PENDING})
@@ -169,7 +168,8 @@ def started(approval: Approval, now: datetime) -> Step:
 
 
 def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: datetime) -> Step:
-    """The call is over. `changed`: the parts of its action that differed from the approved ones."""
+    """The call has ended. `changed`: the parts of its action that differed from the approved
+    ones."""
     code = envelope.error.code if envelope.error is not None else "OK"
     return Step(
         f"approval.{to.value}", "engine", now, AFTER_APPROVAL, to,
@@ -182,7 +182,7 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
 
 
 def expiring(now: datetime) -> Step:
-    """The approval expires soon, and channels warn of it. It is no change that people see."""
+    """The approval expires soon, and channels send a warning. The version stays."""
     return Step(
         "approval.expiring", "engine", now, PENDING,
         columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
@@ -190,7 +190,7 @@ def expiring(now: datetime) -> Step:
 
 
 def previewed(before: Approval, becomes: StoredApproval, now: datetime) -> Step:
-    """The call would change other files by now. Earlier decisions do not count for that."""
+    """The call would change other files now. Earlier decisions do not count for the new action."""
     return Step(
         "approval.previewed", "engine", now, PENDING, digest=before.action_digest, becomes=becomes
     )
@@ -239,7 +239,7 @@ def _details(decision: DecisionRecord) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What the scheduler needs of a row, as the database has it: it may be damaged."""
+    """The columns that the scheduler needs, unparsed, because the row may be damaged."""
 
     id: str
     state: str
@@ -270,9 +270,9 @@ class ApprovalTable:
         self._kept = timedelta(days=kept_days)
 
     async def create(self, stored: StoredApproval, since: datetime) -> str:
-        """Store a new one, which takes over the idempotency key of its call; return its id.
+        """Store a new approval, which takes over its call's idempotency key. Returns its id.
 
-        If another one is for the same call (see `of_repeat`), nothing is stored; return its id.
+        If the call is a repeat (see `of_repeat`), stores nothing and returns the existing id.
 
         Raises:
             WriteFailed: nothing was stored.
@@ -292,15 +292,15 @@ class ApprovalTable:
     async def of_repeat(self, repeat_key: str, since: datetime) -> tuple[str, str] | None:
         """The ids of the approval and of the call that a call with this key repeats.
 
-        That call has not ended, or after `since`, and its answer was not fetched.
+        The repeated call has not ended, or ended after `since` and was not fetched.
         """
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
     async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
-        """Note that the caller has the answer: the next such call is a new one.
+        """Note that the caller has the answer: the next equal call is a new call.
 
-        False: somebody has fetched it before. Until a human has resolved it, an interrupted call
-        has no final answer. Who looks at a yes for an `external:` tool has not used it: only
+        Returns False if it was already fetched. An interrupted call has no final answer until a
+        human resolves it. Reading the approval of an `external:` tool does not use it; only
         `is_decision` does.
 
         Raises:
@@ -467,7 +467,7 @@ class ApprovalTable:
 
 
 def _forget(connection: Connection, before: str) -> int:
-    """Delete some that ended before a time. Unresolved ones stay."""
+    """Delete a batch that ended before a time. Unresolved approvals stay."""
     over = [state.value for state in ApprovalState if state not in STAYING]
     old = (
         select(APPROVALS.c.id)
@@ -488,14 +488,14 @@ def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tupl
 
 
 def _undecided(to: ApprovalState, tool: str) -> bool:
-    """Whether nobody has decided, or, of a decision, nobody can have heard of the yes."""
+    """Whether the call ended undecided, or its approval cannot have reached the caller."""
     if to is ApprovalState.INTERRUPTED:
         return tool.startswith(EXTERNAL)
     return to in (ApprovalState.EXPIRED, ApprovalState.CANCELLED)
 
 
 def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> int:
-    """Let no call repeat these any more; returns their number."""
+    """Make equal calls new calls; returns the number of changed rows."""
     return connection.execute(update(APPROVALS).where(which).values(repeat_key=None)).rowcount
 
 
@@ -512,7 +512,7 @@ def _require(approval: Approval, step: Step) -> None:
 
 
 def _after_decision(connection: Connection, approval: Approval, step: Step) -> ApprovalState | None:
-    """Store the step's decision, if it has one. Returns the next state; None: it stays.
+    """Store the step's decision, if any. Returns the next state, or None if it stays.
 
     Raises:
         IdempotencyConflict: the approver has made this decision before, and it changes nothing.
@@ -533,8 +533,8 @@ def _after_decision(connection: Connection, approval: Approval, step: Step) -> A
 
 
 def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
-    """Whether it equals this approver's previous decision. It can still complete the quorum, if
-    the approver's vote counts now and did not count when the last decision was made."""
+    """Whether it equals this approver's previous decision. It can still complete the quorum if the
+    approver's vote did not count before."""
     made = [one for one in approval.decisions if one.approver == decision.approver]
     return bool(made) and (made[-1].action_digest, made[-1].decision) == (
         decision.action_digest,
@@ -690,7 +690,7 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def _audited(approval: Approval, *, by: str) -> JsonObject:
-    """The audit chain's view of an approval: no argument values, but the hash of all."""
+    """An approval in the audit chain: the hash of its arguments, not their values."""
     return {
         "by": by,
         "approval_id": approval.id,

@@ -1,4 +1,4 @@
-"""Stored calls: the request that an approval keeps, and how it ends if the call does not run.
+"""Stored calls: the request that an approval keeps, and the ending of a call that does not run.
 
 Host side, above the pipeline's services and below `pipeline/run`, `scheduler` and `service`. A
 call that is denied, cancelled, expired, interrupted or resolved has an envelope and a row in the
@@ -48,9 +48,9 @@ class StoredCalls:
     def request_of(
         self, stored: StoredApproval, arguments: JsonObject | None = None
     ) -> CallRequest:
-        """The call as it was made, by its caller with the authority that the caller has now.
+        """The call as it was made, with the caller's current authority.
 
-        `arguments` replace its own. The principal is None if the caller may not call any more.
+        `arguments` replace the stored ones. The principal is None if the caller may no longer call.
         """
         approval, request = stored.approval, stored.request
         return CallRequest(
@@ -71,7 +71,7 @@ class StoredCalls:
         handle: CallHandle | None = None,
         arguments: JsonObject | None = None,
     ) -> CallContext:
-        """A context for the rest of the call. `arguments` replace its own."""
+        """A context for the rest of the call. `arguments` replace the stored ones."""
         approval = stored.approval
         clock, log = self.services.clock, self.services.log
         trace = CallTrace(approval.tool, approval.call_id, approval.trace_id, clock, log)
@@ -139,7 +139,8 @@ class StoredCalls:
         return await self.end(stored, cancelled(), partial(steps.cancelled, by))
 
     async def take_back(self, approval_id: str, by: str, *, by_program: bool) -> None:
-        """Cancel a call whose caller was cancelled while it waited, unless another one wants it."""
+        """Cancel a call whose caller was cancelled while waiting, unless another caller waits for
+        it."""
         with (
             anyio.move_on_after(TAKE_BACK_S, shield=True),
             suppress(IdempotencyConflict, ResourceNotFound),

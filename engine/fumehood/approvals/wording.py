@@ -1,8 +1,8 @@
 """An approval in words, for the people who decide on it; used by every face that shows one.
 
 The text comes from a model or its prompt, so it is untrusted. Invariant: untrusted text in a
-sentence is escaped (`core/escaping.py`); a preview of unknown form is never passed over in silence
-(`is_shown`, `rest_of`).
+sentence is escaped (`core/escaping.py`); unknown parts of a preview are always shown (`is_shown`,
+`rest_of`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def is_outside(approval: Approval) -> bool:
 
 
 def ending_in_words(approval: Approval) -> str:
-    """Say how a call ended that was not done as it was decided; nothing of any other."""
+    """Describe the ending of a call that was not carried out as decided; empty for any other."""
     was_approved = approval.decided_at is not None
     match approval.state:
         case ApprovalState.EXPIRED:
@@ -126,7 +126,7 @@ def _expiry_in_words(approval: Approval, was_approved: bool) -> str:
 
 
 def _code_in_words(code: str | None) -> str:
-    """The code, and its meaning where it is the engine's and not a tool's own."""
+    """The code, with its meaning if it is one of the engine's."""
     if code is None:
         return ""
     error = ERROR_CODES.get(code)
@@ -172,14 +172,14 @@ def context_in(preview: JsonObject | None) -> JsonObject | None:
 
 
 def effect_heading(approval: Approval) -> str:
-    """Head an effect: what will change, what changed, or what would have."""
+    """The heading of an effect, such as `What will change` or `What changed`."""
     return _HEADINGS.get(approval.state, "What will change")
 
 
 def preview_in_words(preview: JsonObject) -> str:
     """Summarise what is added, changed and removed, such as `removes 1 file, 7 bytes`.
 
-    Empty where the effect is not known.
+    Empty if the effect is unknown.
     """
     if KNOWN_OF_ALL.isdisjoint(preview):
         return ""

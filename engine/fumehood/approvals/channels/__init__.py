@@ -26,7 +26,7 @@ Show = Callable[[str], Awaitable[Approval]]
 
 @dataclass(frozen=True, slots=True)
 class ChannelContext:
-    """What an engine gives to each channel."""
+    """The parts of the engine that a channel may use."""
 
     database: Database
     now: Callable[[], datetime]
@@ -34,7 +34,7 @@ class ChannelContext:
 
 
 class ApprovalChannel(ABC):
-    """A way to tell people about approvals. It may also bring their decisions.
+    """A way to notify people about approvals. It may also deliver their decisions.
 
     An implementer guarantees:
 
@@ -51,7 +51,7 @@ class ApprovalChannel(ABC):
     """
 
     name: ClassVar[str]
-    """Its section in the configuration, and `channel` of the decisions that it brings."""
+    """Its section in the configuration, and the `channel` of decisions made through it."""
     decides_as: str | None = None
     """The principal of its decisions, which then counts as an approver."""
 
@@ -67,5 +67,6 @@ class ApprovalChannel(ABC):
     def running(self, show: Show) -> AbstractAsyncContextManager[None]:
         """Send stored messages, those of an earlier engine included, while the context lasts.
 
-        A message says what `show` returns when it is sent, which may be newer than the event.
+        A message has the approval as `show` returns it when sent, which may be newer than the
+        event.
         """

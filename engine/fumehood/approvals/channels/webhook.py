@@ -1,15 +1,15 @@
 """The webhook: signed messages about approvals, anchors and alerts; signed decisions in return.
 
 Host side. A message is a row of the table `deliveries`, written in the transaction of its event
-(`owe`); `WebhookChannel.running` sends it. Each round of sending goes once through the owed
-messages, oldest first, a few at a time; failed ones wait for the next round, and rounds become
-rarer the more of them have failed. Invariants: no call or decision waits for a delivery; a message
-is sent at least once, or given up after a number of attempts that restarts do not reset; redirects
-are not followed, and of an answer only the status is read; the signed bytes are the sent bytes; a
-callback's body is not looked at before its signature holds, and a signature holds once.
+(`owe`); `WebhookChannel.running` sends it. Each round sends all pending messages once, oldest
+first, a few at a time; failed messages wait for the next round, and rounds become less frequent
+with each failure. Invariants: no call or decision waits for a delivery; a message is sent at least
+once, or dropped after a number of attempts that restarts do not reset; redirects are not followed,
+and only the status of a response is read; the signed bytes are the sent bytes; a callback's body is
+parsed only after its signature is verified, and a signature is valid once.
 
-By hand rather than with stamina: attempts are counted in the table, so that they outlive the
-process, and one silent address must delay all messages, not each of them separately.
+Retries do not use stamina: attempts are counted in the table, so that they survive a restart, and
+an unreachable address must delay all messages together, not each of them separately.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ NAME = "webhook"
 
 HEADER = "fumehood-signature"
 MAX_SEEN = 100_000
-"""Signatures that are remembered: 32 bytes each, and only valid ones."""
+"""Number of remembered signatures: 32 bytes each, valid ones only."""
 
 MIN_SECRET_BYTES = 32
 
 AT_ONCE = 4
 SUCCESS = (200, 300)
-"""From the first status up to the second. A redirect is a failure: it is not followed."""
+"""Range of the accepted statuses. A redirect is a failure, because it is not followed."""
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 300.0
 LOOK_S = 30.0
-"""How often it looks for messages without being woken."""
+"""Seconds between two checks for messages without a wake-up."""
 
 KEPT = timedelta(days=30)
-"""How long messages that arrived or were given up stay in the table."""
+"""How long delivered and dropped messages stay in the table."""
 
 Send = Callable[[bytes, dict[str, str]], Awaitable[int]]
 """Sends a body with headers; the status of the answer. Raises OSError or httpx2.HTTPError."""
 
 
 class WebhookChannel(ApprovalChannel):
-    """Tells one address of approvals. `callbacks` is None where callbacks may not decide.
+    """Notifies one address about approvals. `callbacks` is None if callbacks may not decide.
 
     Raises:
         ConfigError: the secret cannot be used.
@@ -137,7 +137,7 @@ class WebhookChannel(ApprovalChannel):
                 await anyio.sleep(self._pause_s())
 
     async def _round(self, send: Send) -> bool:
-        """Whether nothing is left to be tried again. No fault ends the rounds."""
+        """Send all pending messages once. Returns whether none has to be retried. Never raises."""
         is_clean = False
         try:
             await self._forget_old()
@@ -150,7 +150,7 @@ class WebhookChannel(ApprovalChannel):
         return is_clean
 
     async def send_owed(self, send: Send) -> bool:
-        """Go through the owed messages once; whether nothing is left to be tried again.
+        """Send each pending message once. Returns whether none has to be retried.
 
         If all messages sent at the same time fail, the later ones are not tried.
         """
@@ -177,7 +177,7 @@ class WebhookChannel(ApprovalChannel):
         return settled
 
     async def _deliver(self, owed: Owed, send: Send) -> bool:
-        """Make one attempt; whether the message is settled now."""
+        """Make one attempt. Returns whether the message needs no further attempt."""
         await self._database.write(partial(note_attempt, seq=owed.seq))
         try:
             is_taken = await self._attempt(owed, send)
@@ -201,7 +201,8 @@ class WebhookChannel(ApprovalChannel):
         return True
 
     async def _attempt(self, owed: Owed, send: Send) -> bool:
-        """Whether the message was accepted. The address and its answer stay out of the log.
+        """Send a message. Returns whether it was accepted. The log has neither address nor
+        response.
 
         Raises:
             ResourceNotFound: the approval was deleted.
@@ -240,7 +241,7 @@ class WebhookChannel(ApprovalChannel):
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that engines do not march
 
     def _note_round(self, is_clean: bool) -> None:
-        """Log once for each outage, which may last for days."""
+        """Log each outage once, because it may last for days."""
         if not is_clean:
             self._failed_rounds += 1
             if self._failed_rounds == 1:
@@ -251,7 +252,7 @@ class WebhookChannel(ApprovalChannel):
 
 
 def told_of(approval: Approval) -> JsonObject:
-    """The part of a message that is about an approval, as it is when it is sent."""
+    """The fields of a message about an approval, as it is when the message is sent."""
     return {"approval": approval.model_dump(mode="json", exclude={"binding"})}
 
 
@@ -264,7 +265,7 @@ async def _post(client: httpx2.AsyncClient, url: str, body: bytes, headers: dict
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret that signs in both directions, without the line end that editors leave.
+    """The secret that signs in both directions, without a trailing line end.
 
     Raises:
         ConfigError: it is missing or too short, or other users can read or change it.
@@ -360,7 +361,7 @@ _IS_OWED = DELIVERIES.c.delivered_at.is_(None) & DELIVERIES.c.given_up_at.is_(No
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """A message that has not arrived yet. `attempts` includes one that is being made."""
+    """A message that is not yet delivered. `attempts` includes the current one."""
 
     seq: int
     approval_id: str
@@ -404,7 +405,7 @@ def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
 
 
 def note_attempt(connection: Connection, seq: int) -> None:
-    """Count an attempt before it is made, so that one cut short by a crash counts."""
+    """Count an attempt before it is made, so that an attempt interrupted by a crash counts."""
     connection.execute(
         update(DELIVERIES).where(DELIVERIES.c.seq == seq).values(attempts=DELIVERIES.c.attempts + 1)
     )
