@@ -38,8 +38,8 @@ from fumehood.core.usage import TextKind, TokenCounter, money
 from fumehood.protocol import strict_json
 
 BLOCKS = 20
-"""A mark is one 20th of the limit ahead. A whole budget costs that many durable writes, and a crash
-can lose that share of it."""
+"""Blocks of one budget. A mark is one block ahead of the use, so a whole budget takes this many
+durable writes, and a crash can lose one or two blocks."""
 
 MICROS = 6
 """Decimal places of money, as in envelopes."""
@@ -106,7 +106,7 @@ class Account:
     writing: int = 0
     """Number of higher marks that are being written."""
     is_unsure: bool = False
-    """The disk may have a higher mark, because the wait for its write was abandoned."""
+    """The stored mark may be higher, because the write was cancelled."""
 
     @property
     def used(self) -> int:
@@ -137,7 +137,7 @@ class Account:
         return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
 
     def is_for(self, principal: Principal | None) -> bool:
-        """Whether it limits this principal; None means all principals."""
+        """Whether it limits this principal. None matches every account."""
         if principal is None:
             return True
         owner, agent, names = self.key.subject.principal, self.key.subject.agent, self.rule.rule
@@ -210,14 +210,14 @@ class Reservation:
             account.hold(held)
 
     def settle(self, actual: Amounts) -> None:
-        """Record the actual cost, whether more or less than was held."""
+        """Record the actual cost, which may be more or less than the held amount."""
         if self._is_open:
             self._is_open = False
             taken = figures_of(actual, ROUND_HALF_EVEN)
             self._budgets.spend(self._accounts, self._held, taken)
 
     def release(self) -> None:
-        """Give everything back: the call did not run."""
+        """Release the held amount, because the call did not run."""
         if self._is_open:
             self._is_open = False
             self._budgets.let_go(self._accounts, self._held)
@@ -313,7 +313,7 @@ class Budgets:
         return [account.standing() for account in ordered]
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
-        """Names of budgets that cover none of these tools, for example through a typo."""
+        """Names of budgets that cover no registered tool, for example because of a typo."""
         names = list(tools)
         return [
             rule.name
@@ -340,7 +340,7 @@ class Budgets:
         return await self._table.prune(now)
 
     async def close(self) -> None:
-        """Return the amounts reserved ahead. Otherwise they count as spent after the next start.
+        """Return unused reservations. Otherwise they count as spent after the next start.
 
         Raises:
             WriteFailed: they will.

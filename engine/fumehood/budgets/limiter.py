@@ -1,4 +1,4 @@
-"""The limiter: may a call start now, and if not, when?
+"""The limiter: whether a call may start now, and if not, when.
 
 Called by the pipeline; below it is `budgets/store`, whose rows are written behind the answers of
 calls, like the call log: a crash may lose those of the last second. Each count is one number
@@ -36,20 +36,20 @@ from fumehood.observe.clock import Clock
 SECOND_NS = 1_000_000_000
 MINUTE_S = 60
 DEFINITION = "definition:"
-"""Begins the id of a definition's limit; a rule's begins with `rule:`."""
+"""Prefix of the ids of definitions' limits. Those of rules begin with `rule:`."""
 
 PERIOD, UNIT = "rate", "free_at"
-"""Period and unit of stored counts: when they are free, in Unix nanoseconds."""
+"""Period and unit of stored counts: the time when they are free, in Unix nanoseconds."""
 
 MAX_SESSIONS = 10_000
-"""Sessions of one principal that one limit counts apart. Their names are free to make up, so those
-beyond it share one count."""
+"""Sessions of one principal that one limit counts separately. Callers can invent session names, so
+further sessions share one count."""
 
 FIRST_SWEEP = 1024
-"""Counts in memory before those that are free again are dropped for the first time."""
+"""Number of counts in memory at which free ones are dropped for the first time."""
 
 GATHER_S = 0.1
-"""How long taken places are gathered before they are stored; the database gathers once more."""
+"""Seconds for which new counts are gathered before they are passed to the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ class Limit:
 
     @classmethod
     def of_definition(cls, tool: str, per_minute: int) -> Limit:
-        """All versions of a tool share one count, each with its own rate."""
+        """The limit of a definition. All versions of a tool share one count, each with its own
+        rate."""
         interval_ns = _interval_ns(MINUTE_S, per_minute)
         return cls(
             f"{DEFINITION}{tool}", tool, "all", per_minute, MINUTE_S, per_minute, interval_ns,
@@ -99,14 +100,14 @@ class Limit:
 
     @property
     def in_words(self) -> str:
-        """The limit as a message says it."""
+        """The limit as a clause of a message."""
         each = "" if self.per == "all" else f" for each {self.per}"
         calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
         return f"{self.tool} allows {calls} in {self.period_s:.15g} s{each}"
 
     @property
     def details(self) -> JsonObject:
-        """The limit as an error's details and a dry run have it. It names no caller."""
+        """The limit in an error's details and in dry runs. It names no caller."""
         return {
             "limit": "definition" if self.is_of_definition else "configuration",
             "tool": self.tool,
@@ -121,7 +122,7 @@ EVERYBODY = Subject()
 
 
 class Exceeded(NamedTuple):
-    """The limit that keeps a call from starting now; of several, the last to be free."""
+    """The limit that prevents a call from starting now; of several, the one that is free last."""
 
     limit: Limit
     retry_after_ms: int
@@ -143,7 +144,7 @@ class Exceeded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A call that waits; the older ones go first."""
+    """A waiting call. Older ones start first."""
 
     number: int
     turn: asyncio.Event = field(default_factory=asyncio.Event)
@@ -159,7 +160,7 @@ class _Count:
     waiters: list[_Waiter] = field(default_factory=list)
 
     def allows_at(self, limit: Limit, now_ns: int, *, before: int | None = None) -> int:
-        """When one more call may start, after those that hold or wait, or wait since `before`."""
+        """When one more call may start, after those that hold a place or wait (before `before`)."""
         ahead_ns = self.held_ns
         if self.waiters:
             older = sum(before is None or one.number < before for one in self.waiters)
@@ -167,11 +168,11 @@ class _Count:
         return max(now_ns, self.free_ns) + ahead_ns - limit.tolerance_ns
 
     def is_idle(self, now_ns: int) -> bool:
-        """Whether it is as if it had never counted."""
+        """Whether dropping it changes nothing."""
         return self.free_ns <= now_ns and not self.held_ns and not self.waiters
 
     def wake(self) -> None:
-        """Let the first waiter look again."""
+        """Let the first waiter check again."""
         if self.waiters:
             self.waiters[0].turn.set()
 
@@ -198,7 +199,7 @@ class RateHold:
             self._limits.count(self._counts)
 
     def release(self) -> None:
-        """Give everything back: the call did not start."""
+        """Release the held places, because the call did not start."""
         if self._is_open:
             self._is_open = False
             for limit, count in self._counts:
@@ -270,7 +271,7 @@ class RateLimits:
             self._unwritten[count.key] = count
 
     def write(self) -> None:
-        """Hand what was counted to the database, without waiting."""
+        """Write new counts to the database without waiting."""
         ahead_ns = self._wall_ns() - self._now_ns()
         for count in self._unwritten.values():
             free_ns = count.free_ns + ahead_ns
@@ -279,7 +280,7 @@ class RateLimits:
         self._unwritten.clear()
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
-        """Tool patterns of limits that cover none of these tools, for example through a typo."""
+        """Patterns of limits that cover no registered tool, for example because of a typo."""
         names = list(tools)
         return [
             rule.tool
@@ -338,7 +339,7 @@ class RateLimits:
         return self._shared(key) if self._has_too_many(key) else key
 
     def _has_too_many(self, key: CounterKey) -> bool:
-        """Whether one more session of this principal gets no count of its own."""
+        """Whether another session of this principal has to use the shared count."""
         if self._sessions[_owner(key)] < MAX_SESSIONS:
             return False
         if self._now_ns() >= self._swept_ns + SECOND_NS:
@@ -380,7 +381,7 @@ class RateLimits:
 
 
 async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
-    """Wait in the queue of one count until its turn is due, or there is reason to look again."""
+    """Wait in the queue of one count until its turn is due or it is woken."""
     me.turn.clear()
     count.waiters.append(me)
     count.waiters.sort(key=lambda one: one.number)

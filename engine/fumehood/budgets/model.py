@@ -52,7 +52,7 @@ class Amounts:
 
 
 class Subject(NamedTuple):
-    """The owner of a counter: the keys of a spender that a budget counts by.
+    """The owner of a counter: the keys by which a budget or rate limit counts.
 
     A session includes its principal. A call without an agent or session is counted under its
     principal, so it neither escapes a limit nor uses another caller's.
@@ -109,7 +109,7 @@ class Exceeded:
     left: int | str
     needed: int | str
     resets_at: datetime | None
-    """None if it does not reset."""
+    """The time of its reset, or None if it does not reset."""
     subject: Subject
     """The owner of its counter."""
 
@@ -135,7 +135,7 @@ class BudgetStanding(BaseModel):
     resets_at: AwareDatetime | None
 
     def unit_in(self, currency: str) -> str:
-        """What it counts, as people read it: the currency where it is money."""
+        """The unit as shown to people: the currency if it is money."""
         return currency if self.unit is Unit.MONEY else self.unit.value
 
 

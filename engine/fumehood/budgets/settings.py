@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Per = Literal["principal", "agent", "session", "tool"]
-"""What a budget is counted for each of."""
+"""The keys by which a budget is counted."""
 
 
 class Period(StrEnum):
@@ -56,7 +56,7 @@ def _require_unique_names(value: tuple[BudgetRule, ...]) -> tuple[BudgetRule, ..
 AllBudgets = Annotated[tuple[BudgetRule, ...], AfterValidator(_require_unique_names)]
 
 RatePer = Literal["all", "principal", "agent", "session"]
-"""What a limit is counted for each of; `all` is one count for all callers."""
+"""The key by which a limit is counted; `all` is one count for all callers."""
 
 MAX_REFILL_S = 366 * 86_400
 MAX_WAIT_S = 300

@@ -1,4 +1,4 @@
-"""Rows of counters, for budgets and rate limits: what was used, and a durable mark ahead of it.
+"""Rows of counters, for budgets and rate limits: the used amount, and a durable mark ahead of it.
 
 Host side. `budgets/ledger` and `budgets/limiter` decide in memory; this is the part that must
 survive. Invariant: a mark, `reserved`, is at least the amount that any engine on this state has
@@ -83,7 +83,7 @@ class CounterTable:
         await self._database.write(_writing(_RAISE, rows, at))
 
     def reserve_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """The same for an amount already used: does not wait, and may fail silently."""
+        """Like `reserve` for an amount already used: does not wait, and may fail silently."""
         self._database.write_soon(_writing(_RAISE, rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
@@ -95,11 +95,11 @@ class CounterTable:
         await self._database.write(_writing(_PUT, rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """The same without waiting. No higher mark may be pending."""
+        """Like `give_back` without waiting. No higher mark may be pending."""
         self._database.write_soon(_writing(_PUT, rows, at))
 
     def note(self, row: CounterRow, until: datetime) -> None:
-        """Store a row that may be lost in a crash; it goes at `until`. Neither waits nor fails."""
+        """Store a row that a crash may lose, until `until`. Neither waits nor fails."""
         self._database.post(_put, _values(row, stamp(until)))
 
     def forget_soon(self, key: CounterKey) -> None:
@@ -109,7 +109,7 @@ class CounterTable:
         )
 
     async def prune(self, now: datetime) -> int:
-        """Delete rows whose time is over. Returns their number.
+        """Delete expired rows. Returns their number.
 
         Raises:
             WriteFailed: the rest stays until the next run.

@@ -92,7 +92,7 @@ def _summed(
 ) -> list[UsageRow]:
     """A row for each group, in the order of the group's keys.
 
-    Each currency is a row of its own here and joined later, so the limit never cuts a group apart.
+    Each currency has its own row here; they are joined later, so the limit never splits a group.
     """
     keys = [_GROUP_COLUMNS[group] for group in groups]
     chosen = (

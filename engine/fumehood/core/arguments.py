@@ -1,9 +1,8 @@
-"""What the executors of the engine's own kinds of tools take: one model for each.
+"""The arguments of the engine's own executors: one model for each.
 
-Values only. A model is said once and read three times: as the schema of the built-in tool, as the
-parameters that a definition may declare for the executor, and as the check of a call's arguments,
-because a tool's own schema may be weaker. Invariant: arguments without a fault name nothing outside
-the workspace.
+Values only. Each model has three uses: it is the schema of the built-in tool, it limits the
+parameters that a definition may declare for the executor, and it checks a call's arguments, because
+a tool's own schema may be weaker. Invariant: valid arguments name nothing outside the workspace.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fumehood.core.workspace_path import path_fault
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 8 * 1024 * 1024
-"""Code, standard input and files together: as much as a request over HTTP can hold."""
+"""Bytes of code, standard input and files together: the size limit of an HTTP request."""
 
 MAX_TOOLS = 64
 """Other tools that one program may call."""
@@ -117,27 +116,27 @@ Word = Annotated[str, AfterValidator(_utf8), AfterValidator(_word)]
 
 
 FOR_CLIENTS = "x-for-clients"
-"""Marks a parameter in a tool's schema that models do not see. Any caller can give it."""
+"""Marks a parameter in a tool's schema that is hidden from models. Any caller can set it."""
 
 _FOR_CLIENTS: dict[str, JsonValue] = {FOR_CLIENTS: True}
 
 
 class Arguments(BaseModel):
-    """The arguments of one executor. Others, which only a tool's own schema may allow, are never
-    read."""
+    """The arguments of one executor. Additional ones, if a tool's own schema allows them, are
+    ignored."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, json_schema_extra={"additionalProperties": False}
     )
     one_of: ClassVar[tuple[str, ...]] = ()
-    """Exactly one of these is required."""
+    """Alternatives, exactly one of which is required."""
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Pairs of which a call can give one. An empty one beside the other counts as left out."""
+    """Pairs of alternatives. An empty one beside the other counts as absent."""
     is_checked_here: ClassVar[bool] = True
-    """False where the sandbox's own program checks its arguments."""
+    """False if the program in the sandbox checks its arguments itself."""
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
-        """Faults that no argument has by itself, each as a dotted path and a clause."""
+        """Faults of combined arguments, each as a dotted path and a clause."""
         yield from ()
 
 
@@ -193,7 +192,7 @@ class Variable(BaseModel):
 
 
 class ProgramArguments(Arguments):
-    """What all languages take beside the program."""
+    """The arguments that all languages have in addition to the program."""
 
     source: ClassVar[str] = "code"
     """The argument that holds the program."""
@@ -376,7 +375,8 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
 
 
 def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
-    """Every fault of a call's arguments as a dotted path and a clause; none for other executors."""
+    """All faults of a call's arguments, each as a dotted path and a clause. Empty for other
+    executors."""
     model = ARGUMENTS.get(executor)
     if model is None or not model.is_checked_here:
         return []
@@ -416,9 +416,9 @@ def _without_empty(given: Any, exclusive: tuple[tuple[str, str], ...]) -> Any:
 
 
 def argument_schema(executor: str) -> JsonObject:
-    """The JSON Schema of all that an executor takes, for a tool that narrows nothing.
+    """The JSON Schema of all arguments of an executor, for a tool that does not narrow them.
 
-    Required arguments and those of which one is needed come first.
+    Required arguments and alternatives come first.
 
     Raises:
         KeyError: the executor's tools say by themselves what they take.

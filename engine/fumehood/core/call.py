@@ -1,4 +1,4 @@
-"""One call as it comes in, and what a tool hands back. The stages between are in `pipeline/`."""
+"""An incoming call, and the result that a tool returns. The stages between are in `pipeline/`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fumehood.core.limits import MIN_INTERPRETER_MB
 from fumehood.core.tool import Megabytes, Seconds
 
 MAX_COST = 10**12
-"""More money than one call can cost; beyond it the sixth decimal place would be lost."""
+"""The highest cost of one call. Beyond it the sixth decimal place would be lost."""
 
 MAX_KEYS = 1000
-"""Parameters of one call: each unknown one would become a message or a warning."""
+"""Arguments of one call. Each unknown one becomes a message or a warning."""
 
 MAX_TOOL_CHARACTERS = 256
 """Characters of a tool's name and version in a batch."""
@@ -40,7 +40,7 @@ class CallOptions(BaseModel):
     memory_limit_mb: Megabytes | None = Field(
         default=None, json_schema_extra={"minimum": MIN_INTERPRETER_MB}
     )
-    """At least what the wall of the tool needs."""
+    """At least the minimum of the tool's wall."""
     max_length: int | None = Field(default=None, gt=0)
     return_summary: bool = True
     wait_for_approval: bool | float | None = None
@@ -122,13 +122,13 @@ class CallRequest:
     call_id: str
     trace_id: str
     context: JsonObject | None = None
-    """What else decides what an `external:` tool will do."""
+    """Additional input of an `external:` tool, such as its working directory."""
     is_fallback: bool = False
-    """Whether it is made in place of a call of another tool that failed."""
+    """Whether it replaces a failed call of another tool."""
     parent_id: str | None = None
-    """The call whose program makes it."""
+    """The id of the call whose program makes this call."""
     traceparent: TraceParent | None = None
-    """The span of its caller's that it belongs to."""
+    """The caller's span that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,8 @@ class ToolResult:
 
     @classmethod
     def of(cls, returned: Any) -> ToolResult:
-        """What a function returned. Runs no code of the value, which may lie about its class."""
+        """Wrap a function's return value. Runs no code of the value, which may lie about its
+        class."""
         return returned if issubclass(type(returned), cls) else cls(returned)
 
     def __post_init__(self) -> None:
@@ -161,8 +162,8 @@ class ToolResult:
 class FunctionAddress:
     """Where another process finds a function: `module:name` beneath an import path.
 
-    A function of the started program is `pickled` instead, in base64, and its `import_path` is
-    empty. `digest` then stands for its source in approvals.
+    A function of the main program is `pickled` instead, in base64, with an empty `import_path`.
+    `digest` then represents its source in approvals.
     """
 
     module: str

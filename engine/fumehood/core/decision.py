@@ -1,4 +1,4 @@
-"""Decisions about calls of tools that are not this engine's: what is asked, and the answer. Values.
+"""Decisions about calls of external tools: the request and the answer. Values only.
 
 The caller runs such a tool itself, if the decision is `allow`. To the engine a decision is a call
 of the tool `external:NAME` that does nothing: `registry/external` makes the tool, and every gate
@@ -28,7 +28,7 @@ from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN
 ExternalName = Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)]
 
 ALLOWED: JsonObject = {"decision": "allow"}
-"""The data of a call that every gate let through."""
+"""The data of a call that passed every gate."""
 
 _PENDING = frozenset({RequiresHumanApproval.code, CallInProgress.code})
 DENIALS = frozenset(
@@ -41,7 +41,8 @@ DENIALS = frozenset(
         RequiresHumanApproval.code,  # without an approval: there is nobody to approve it
     }
 )
-"""Other errors are no decision: the engine could not decide, or the request is wrong."""
+"""Codes that mean a denial. Other errors mean that the engine could not decide, or that the request
+is invalid."""
 
 
 class DecisionOptions(BaseModel):
@@ -72,7 +73,7 @@ class DecisionBody(BaseModel):
 
     @property
     def reference(self) -> str:
-        """The tool as the engine names it."""
+        """The tool's name in the engine."""
         return EXTERNAL + self.tool
 
     @property
@@ -109,7 +110,7 @@ class Decision(BaseModel):
 
 
 def decided(envelope: Envelope, tool: str) -> Envelope:
-    """The answer to a decision, from that of the call; an error stays where nothing was decided."""
+    """Convert the call's answer to that of a decision. An error that decides nothing stays."""
     decision = _decision(envelope, tool)
     if decision is None:
         return envelope

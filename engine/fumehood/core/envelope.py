@@ -61,7 +61,7 @@ class Performance(_Value):
 
 
 class LimitsApplied(_Value):
-    """The limits that were enforced; null where this wall has no such limit."""
+    """The limits that were enforced; null if the wall lacks such a limit."""
 
     timeout_seconds: float
     memory_mb: int | None
@@ -164,7 +164,7 @@ class Envelope(_Value):
     debug_info: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def raise_for_error(self) -> Self:
-        """Return this envelope where the call succeeded.
+        """Return this envelope if the call succeeded.
 
         Raises:
             CallFailed: it did not.
@@ -175,12 +175,12 @@ class Envelope(_Value):
 
     @property
     def images(self) -> tuple[ReturnedFile, ...]:
-        """The figures that a program drew, also where it failed. A notebook shows each one."""
+        """The figures that a program drew, even if it failed. A notebook shows each one."""
         return returned_files(self._result.get("images"))
 
     @property
     def files(self) -> tuple[ReturnedFile, ...]:
-        """The files that a program wrote, also where it failed."""
+        """The files that a program wrote, even if it failed."""
         return returned_files(self._result.get("files"))
 
     def shortened(self, field: str) -> str | None:

@@ -64,7 +64,7 @@ class EngineError(FumehoodError):
     exit_code: ClassVar[int] = 1
     """Exit status of the command line: 1 tool failed, 3 waiting for approval, 4 unavailable."""
     was_sent = True
-    """Whether a byte may have reached another service. False only where certainly none did."""
+    """Whether a byte may have reached another service. False only if certainly none did."""
 
     def __init__(
         self,
@@ -352,7 +352,7 @@ class WorkspaceChanged(ApprovalExpired):
 TOOL_CODE = re.compile(r"^[A-Z][A-Z0-9_]{2,63}$")
 TOOL_CODE_HTTP_STATUS = 422
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
-"""The longest time that a tool or a service can ask to wait."""
+"""The longest delay that a tool or a service can request."""
 
 
 class ToolError(EngineError):
@@ -425,7 +425,7 @@ ENDING_ERRORS: Mapping[EndedBy, type[EngineError] | None] = MappingProxyType(
         EndedBy.SANDBOX_LOST: SandboxUnavailable,
     }
 )
-"""Maps each ending to the error that the caller sees; `ok` has none."""
+"""Ending → the error that the caller gets; None for `ok`."""
 
 
 class EnvelopeError(FumehoodError):

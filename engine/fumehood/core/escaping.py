@@ -54,7 +54,8 @@ def misleading_in(text: str) -> Counter[str]:
 
 
 def indented(text: str) -> str:
-    """Escape untrusted text and indent its further lines, so that none can pass for ours."""
+    """Escape untrusted text and indent all lines but the first, so that none imitates our own
+    output."""
     return printable(text).replace("\n", "\n    ")
 
 
@@ -113,7 +114,7 @@ def _is_seen(char: str) -> bool:
 
 
 def _one_style(document: str) -> str:
-    """Rewrite JSON's escapes of invisible characters in our form."""
+    """Rewrite JSON's escapes of invisible characters in the form that `visible` uses."""
 
     def ours(found: re.Match[str]) -> str:
         if found[2] is not None:

@@ -1,8 +1,8 @@
 """Events of a running call. The last one is its answer.
 
-Values, no I/O (mission D2). An event's id is `SEQUENCE:OFFSET`: its number in the call, from 0, and
-where it stands in the call's recording. The data on the wire is the event without its kind and id,
-which have fields of their own there.
+Values only (mission D2). An event's id is `SEQUENCE:OFFSET`: its number in the call, from 0, and
+its position in the call's recording. The data on the wire omits kind and id, which have their own
+fields there.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _LastEvent(_Event):
 
     @property
     def metadata(self) -> EventMetadata:
-        """As every event has it; from the envelope's own."""
+        """The metadata of the event, taken from the envelope."""
         told = self.envelope.metadata
         return EventMetadata(
             call_id=told.call_id or "", trace_id=told.trace_id, timestamp=told.timestamp
@@ -117,7 +117,7 @@ _WITH_ENVELOPE: dict[str, type[ResultEvent | ErrorEvent]] = {
 def event_of(kind: str, event_id: str, data: Any) -> Event | None:
     """Parse an event from its kind, its id and its data on the wire.
 
-    None if the kind is unknown: a later engine may send more kinds.
+    Returns None for an unknown kind, because a later engine may send more kinds.
 
     Raises:
         ValueError: the data are not those of such an event.
@@ -133,6 +133,6 @@ def event_of(kind: str, event_id: str, data: Any) -> Event | None:
 
 
 def last_event(envelope: Envelope, event_id: str = "0:0") -> Event:
-    """The event that a call's answer is."""
+    """The last event of a call, made from its answer."""
     kind = ResultEvent if envelope.success else ErrorEvent
     return kind(id=event_id, envelope=envelope)

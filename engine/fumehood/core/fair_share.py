@@ -1,7 +1,7 @@
-"""A fair share: so much for all principals together, and at most so much for each of them.
+"""A fair share: one limit for all principals together, and one for each of them.
 
-A count, no I/O: of slots, places in a queue, sessions or bytes. Who lacks what is refused, waits or
-makes room is the user's decision.
+A counter without I/O, of slots, queue places, sessions or bytes. Its user decides whether a
+principal over its limit is refused, waits or makes room.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Lack(Enum):
-    """Why there is not enough."""
+    """The limit that is reached."""
 
     SHARE = "share"
     """The principal has used up its share."""
@@ -20,7 +20,7 @@ class Lack(Enum):
 
 
 class FairShare:
-    """What is taken, in all and by principal. Not safe for threads."""
+    """Amounts taken, in total and by principal. Not thread-safe."""
 
     def __init__(self, most: int, most_of_one: int) -> None:
         self.most = most
@@ -29,18 +29,18 @@ class FairShare:
         self._taken: dict[str, int] = {}
 
     def of(self, principal_id: str) -> int:
-        """What one principal has taken."""
+        """The amount that one principal has taken."""
         return self._taken.get(principal_id, 0)
 
     def take(self, principal_id: str, amount: int = 1) -> Lack | None:
-        """Take an amount, or nothing; returns what is lacking."""
+        """Take an amount, or nothing if a limit is reached. Returns that limit, or None."""
         lack = self.lacks(principal_id, amount)
         if lack is None:
             self.add(principal_id, amount)
         return lack
 
     def lacks(self, principal_id: str, amount: int = 1) -> Lack | None:
-        """What is lacking to take an amount, or None. Takes nothing."""
+        """The limit that prevents taking an amount, or None. Takes nothing."""
         if self.of(principal_id) + amount > self.most_of_one:
             return Lack.SHARE
         return Lack.TOTAL if self.total + amount > self.most else None

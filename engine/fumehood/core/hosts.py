@@ -33,7 +33,8 @@ def host_of(url: str) -> str | None:
 
 
 def host_pattern_fault(pattern: str) -> str | None:
-    """What is wrong with a host that a rule names (`example.org`, `*.example.org`), or None."""
+    """The fault of a host pattern in a rule (`example.org`, `*.example.org`), as a clause, or
+    None."""
     host = pattern.removeprefix("*.")
     if "*" in host:
         return "may have '*' only in front, as '*.example.org'"

@@ -31,11 +31,11 @@ class Principal:
     token_id: str | None = None
     """The token that it presented, if any. Code that acts for it later checks the token again."""
     is_program: bool = False
-    """Whether it is the program that embeds the engine, and so its operator, rather than a peer."""
+    """Whether it is the program that embeds the engine, and therefore its operator."""
 
     @property
     def has_authenticated(self) -> bool:
-        """Whether more is known of it than the user that it runs as."""
+        """Whether it has presented a token or is the embedding program."""
         return self.token_id is not None or self.is_program
 
 

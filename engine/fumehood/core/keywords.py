@@ -1,4 +1,4 @@
-"""The keyword arguments of the public methods: a check of their names, and how they are shown.
+"""The keyword arguments of the public methods: a check of their names, and their signatures.
 
 The types are in `keyword_types.py`. Values are checked by the engine, as those of a request that
 came by a socket.
@@ -32,7 +32,7 @@ def checked(kind: type, method: str, given: Mapping[str, object]) -> JsonObject:
 
 
 class _Absent:
-    """Stands in a signature for the default of a keyword, which is the model's."""
+    """Placeholder in a signature for a default that the model defines."""
 
     def __repr__(self) -> str:
         return "..."

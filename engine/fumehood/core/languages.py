@@ -1,4 +1,4 @@
-"""The languages of programs in containers: one row each, for the host's side.
+"""The languages of programs in containers, on the host's side: one row each.
 
 Values only. The guest has its own table (`programs` in `guest/container/child.py`), because it
 imports nothing of the host; a test compares the two.

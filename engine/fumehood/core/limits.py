@@ -15,7 +15,7 @@ MIN_INTERPRETER_MB = 16
 """Memory that Python itself needs in the interpreter wall."""
 
 MIN_JAIL_MB = 32
-"""The same in the jail, where a function's own imports count too."""
+"""Memory that Python and a function's own imports need in the jail."""
 
 MIN_CONTAINER_MB = 128
 """The smallest size of container."""
@@ -30,16 +30,16 @@ CONTAINER_OPEN_FILES = 256
 """Open files of one process in a container."""
 
 CONTAINER_SIXTEENTHS = {"/workspace": 4, "/tmp": 3, "/dev/shm": 1}  # noqa: S108  # inside
-"""Of the size of a container, for each place that can be written: half of it together. A program
-that fills all of them still leaves memory for itself and for the guest."""
+"""Sixteenths of a container's size for each writable place, half of it together: a program that
+fills all of them still has memory for itself and for the guest."""
 
 CONTAINER_FILES_OUT = 100
 CONTAINER_FILES_OUT_MB = 64
-"""How many files of a program come back, and how large they may be together."""
+"""Number and total size of the files that are returned from a program."""
 
 
 def container_writable_mb(memory_mb: int) -> dict[str, int]:
-    """The sizes of what can be written in a container, by path. A file may fill `/workspace`."""
+    """The sizes of the writable places in a container, by path. A file may fill `/workspace`."""
     return {path: memory_mb * part // 16 for path, part in CONTAINER_SIXTEENTHS.items()}
 
 
@@ -59,13 +59,13 @@ class Limit(StrEnum):
 
 
 PROCESS_WALL_LIMITS = frozenset(Limit) - {Limit.OPEN_FILES, Limit.FILE_SIZE, Limit.DISK}
-"""What a wall made of processes enforces. Nothing is written there, so there is nothing to
-count of the others."""
+"""The limits that a process wall enforces. Programs cannot write there, so the others do not
+apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The effective limits of one call. `None` means that this wall has no such limit."""
+    """The effective limits of one call. `None` means that the wall lacks such a limit."""
 
     wall_s: float
     cpu_s: float
@@ -84,12 +84,12 @@ class WallLimits:
     min_memory_mb: int
     output_bytes: int
     cpu_s: float | None = None
-    """CPU seconds where they are limited below wall time × cores; None means they are not."""
+    """CPU seconds, if limited below wall time × cores, else None."""
     memory_classes: tuple[int, ...] = ()
-    """Megabytes, ascending, where a limit is rounded down to one of a few; else empty."""
+    """Megabytes, ascending, if limits are rounded down to fixed sizes, else empty."""
 
     def memory_class(self, memory_mb: int) -> int:
-        """The limit that is enforced where `memory_mb` was asked for, at least the minimum."""
+        """The enforced limit for a requested `memory_mb` of at least the minimum."""
         return max((size for size in self.memory_classes if size <= memory_mb), default=memory_mb)
 
 

@@ -6,19 +6,19 @@ INLINE_BYTES = 10 * 1024
 """The longest text that stays whole, in UTF-8 (mission E6)."""
 
 SIDE_BYTES = 5000
-"""The length of head and tail; the words between them fit in the rest."""
+"""Bytes of head and of tail. The note between them fits in the rest of `INLINE_BYTES`."""
 
 
 def head_and_tail(text: str, max_length: int | None = None) -> str:
     """Both ends of a long text, with the number of missing characters between them.
 
-    At most `max_length` characters in all; the head alone where the words between do not fit.
+    At most `max_length` characters in total; only the head if the note between does not fit.
     """
     return ends_of(text[:SIDE_BYTES], text[-SIDE_BYTES:], len(text), max_length)
 
 
 def ends_of(head: str, tail: str, length: int, max_length: int | None) -> str:
-    """The same of a text of which only both ends are at hand."""
+    """Like `head_and_tail`, for a text of which only the two ends are available."""
     if max_length is not None:
         side = (max_length - len(_left_out(length))) // 2
         if side < 1:

@@ -14,25 +14,25 @@ TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
 IMAGE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
 
 EXTERNAL = "external:"
-"""Begins the names of tools that are not this engine's, which no registered tool can have."""
+"""Prefix of the names of external tools. Registered tools cannot have it."""
 
 EXTERNAL_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}$"
-"""The rest of such a name. *Source*: the names that MCP allows."""
+"""The rest of an external tool's name. *Source*: the names that MCP allows."""
 
 MAX_COMPARED = 1000
-"""Names of similar length that are compared: each one takes tens of microseconds."""
+"""Number of names that are compared: each one takes tens of microseconds."""
 
 MAX_GIVEN_CHARACTERS = 80
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """A sentence that names similar names, with a space before it; else nothing."""
+    """A sentence with similar names, preceded by a space, or an empty text."""
     near = nearest(given, known)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """The same of one name and for the end of a sentence: `; did you mean 'x'?`."""
+    """Suggest one name at the end of a sentence: `; did you mean 'x'?`."""
     near = nearest(given, sorted(known), most=1)
     return f"; did you mean {near[0]!a}?" if near else ""
 
@@ -47,7 +47,7 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def compile_glob(pattern: str) -> Callable[[str], bool]:
-    """Make a test of whole texts: `*` is any text, even none; all else matches itself.
+    """Compile a pattern for whole texts: `*` matches any text, even an empty one.
 
     The test takes linear time.
     """
@@ -77,6 +77,6 @@ def any_matches(patterns: Iterable[str], name: str) -> bool:
 
 
 def _is_near_in_length(one: str, other: str) -> bool:
-    """Whether they could be near at all: three fifths of both together have to be common."""
+    """Whether two names can be similar at all: three fifths of their characters must be common."""
     shorter, longer = sorted((len(one), len(other)))
     return shorter * 7 >= longer * 3

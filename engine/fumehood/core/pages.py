@@ -1,4 +1,4 @@
-"""Pages of a tool's own results (mission E5): what one page says. Values only."""
+"""Pages of a tool's results (mission E5): the pagination of one answer. Values only."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class Pages:
         while not pages.is_over:
             pages.add(the data of a call with pages.arguments)
 
-    A tool is not trusted to end: a page without new items or with a cursor that was there before
-    ends the list.
+    A tool may never end, so a page without items or with a repeated cursor ends the list.
     """
 
     def __init__(self, arguments: JsonObject | None, max_items: int) -> None:
@@ -33,7 +32,7 @@ class Pages:
         """Arguments of the next page's call."""
         self.is_over = False
         self.is_cut = False
-        """Whether the tool said that there is more, and gave no way to it."""
+        """Whether the tool reported more items without a usable cursor."""
         self.items: list[Any] = []
         self._max_items = max_items
         self._seen: set[str] = set()

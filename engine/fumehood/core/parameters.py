@@ -1,8 +1,8 @@
-"""Parameters as a list: the plain way to declare what a tool takes, beside JSON Schema.
+"""Parameters as a list: a simple alternative to JSON Schema for a tool's parameters.
 
-Values only. A list of these becomes the schema that a definition holds; nothing later knows
-that it was a list. Invariant: what the list says and a schema of one plain type cannot
-promise (bounds on a boolean, a default that is not allowed) is a fault, never dropped.
+Values only. A list becomes the JSON Schema of a definition; nothing later knows that it was a list.
+Invariant: a property that the schema of one plain type cannot express (bounds on a boolean, an
+invalid default) is a fault, never dropped.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ToolParameter(BaseModel):
 
     @property
     def has_default(self) -> bool:
-        """Whether a default was given; null is one where it was written down."""
+        """Whether a default was given, which may be null."""
         return "default" in self.model_fields_set
 
     @property
@@ -133,8 +133,7 @@ class ToolParameter(BaseModel):
 def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]:
     """The JSON Schema that a list of parameters stands for, and every fault of the list.
 
-    The elements are `ToolParameter`s or documents of them. Where there are faults, the schema
-    holds the parameters without any.
+    The elements are `ToolParameter`s or their documents. The schema only has the valid parameters.
     """
     if len(listed) > MAX_PARAMETERS:
         return {"type": "object"}, [f"parameters: more than {MAX_PARAMETERS} in the list"]

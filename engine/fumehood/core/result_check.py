@@ -1,4 +1,4 @@
-"""Result checkers: what they see of a successful result, and what they say of it. Values only."""
+"""Result checkers: their input, a successful result, and their verdict on it. Values only."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ class ResultCheck:
 
 
 ResultChecker = Callable[[CheckedResult], Awaitable[ResultCheck | None]]
-"""An asynchronous function of the host. None means that it has nothing to say of this result."""
+"""An asynchronous function of the host. It returns None if it does not judge this result."""

@@ -1,6 +1,6 @@
-"""A file that came back in an answer: its name, its type, and its bytes where they are inline.
+"""A file in an answer: its name, its type, and its bytes if they are inline.
 
-Values only. Files under 1 MB stand in the answer itself, larger ones behind its `url`.
+Values only. Files under 1 MB are in the answer itself, larger ones at its `url`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE_CONTENT = "content_base64"
 
 @dataclass(frozen=True, slots=True)
 class ReturnedFile:
-    """One file. `data` is None where it is too large to be inline: fetch it by its `url`."""
+    """One file. `data` is None if it is too large to be inline: fetch it from its `url`."""
 
     filename: str
     content_type: str

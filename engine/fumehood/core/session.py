@@ -25,13 +25,13 @@ TURN_S = 60.0
 
 
 class SessionStatus(StrEnum):
-    """What became of a session."""
+    """The state of a session."""
 
     ACTIVE = "active"
     ENDED = "ended"
     """Ended by its owner, by its lifetime, or with the engine."""
     LOST = "lost"
-    """Its container went without anybody's asking, and its files and variables with it."""
+    """Its container was lost, with its files and variables."""
 
 
 class SessionRecord(BaseModel):
@@ -63,7 +63,7 @@ class OwnedSession(SessionRecord):
 
 @dataclass(frozen=True, slots=True)
 class KeptSession:
-    """One session with what its owner knows already."""
+    """One session with its owner."""
 
     principal_id: str
     record: SessionRecord
@@ -97,8 +97,8 @@ FileKind = Literal["file", "image"]
 """A file that a program wrote, or a picture that was taken of one of its figures."""
 
 SessionState = Literal["kept", "rolled_back", "reset"]
-"""Of a session's variables after a run: they are as the run left them; they are those from before
-it; they are gone. Files are none of this: they stay as they are in all three cases.
+"""The state of a session's variables after a run: kept as the run left them, restored to the state
+before it, or lost. Files stay as they are in all three cases.
 """
 
 EntryKind = Literal["file", "directory", "link", "other"]

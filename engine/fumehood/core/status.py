@@ -71,7 +71,7 @@ class Readiness(_Value):
     walls: dict[str, WallReadiness]
     state: StateReadiness
     broken_circuits: int = 0
-    """How many are not closed. Anyone may ask, so their services are not named."""
+    """Number of circuits that are not closed. Anyone may read this, so services are not named."""
 
 
 AlertName = Literal["success_rate", "mean_duration", "p99_duration", "error_rate", "retry_rate"]
@@ -82,12 +82,12 @@ class Alert(_Value):
 
     name: AlertName
     tool: str | None
-    """None for all tools together."""
+    """The tool, or None for all tools together."""
     firing: bool
     since: AwareDatetime | None
     """Since when it is firing."""
     value: float | None
-    """None without calls. A share of all calls, or milliseconds; of `p99_duration` the share of the
+    """A share of all calls, or milliseconds, or None without calls. For `p99_duration` the share of
     calls that took longer."""
     threshold: float
     calls: int
@@ -122,7 +122,7 @@ class EngineSummary(_Value):
 
 
 def engine_version() -> str:
-    """The version of the installed package; `0` where it runs from a checkout alone."""
+    """The version of the installed package; `0` if it runs from a checkout."""
     try:
         return version("fumehood")
     except PackageNotFoundError:

@@ -48,7 +48,7 @@ EXPRESSION_OUTPUT: JsonObject = {
         "text": {"type": "string", "description": "The result, exact."},
     },
 }
-"""What every tool with the executor `expression` answers; the executor itself checks it."""
+"""Output schema of tools with the executor `expression`, which checks it itself."""
 
 
 PROGRAM_OUTPUT: JsonObject = {
@@ -65,7 +65,7 @@ PROGRAM_OUTPUT: JsonObject = {
         "stdout": {"type": "string", "description": "What the program printed."},
     },
 }
-"""What every tool with the executor `restricted_python` answers; the executor checks it."""
+"""Output schema of tools with the executor `restricted_python`, which checks it itself."""
 
 
 _STREAMS: JsonObject = {
@@ -143,8 +143,8 @@ CODE_OUTPUT: JsonObject = {
         },
     },
 }  # fmt: skip
-"""What every tool with an executor `code:…` answers, but for the shell's; the executor itself
-makes it so."""
+"""Output schema of tools with an executor `code:…` except `code:shell`. The executor guarantees
+it."""
 
 
 SHELL_OUTPUT: JsonObject = {
@@ -157,11 +157,11 @@ SHELL_OUTPUT: JsonObject = {
         "session": SESSION_OUTPUT,
     },
 }
-"""What every tool with the executor `code:shell` answers: a command has no value."""
+"""Output schema of tools with the executor `code:shell`: a command has no value."""
 
 
 class ToolType(StrEnum):
-    """Where a tool comes from."""
+    """The source of a tool."""
 
     BUILTIN = "BUILTIN"
     NATIVE = "NATIVE"

@@ -30,7 +30,7 @@ CHARACTERS_PER_TOKEN = {
 
 
 class TokenCounter(Protocol):
-    """Counts the tokens of a text; `estimated` says whether its counts are guesses."""
+    """Counts the tokens of a text. `estimated`: whether its counts are estimates."""
 
     estimated: bool
 

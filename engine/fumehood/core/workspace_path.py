@@ -11,21 +11,21 @@ MAX_PATH_BYTES = 4096 - len("/workspace/") - 1
 """*Source*: PATH_MAX of limits.h counts the whole path and its ending NUL."""
 
 MAX_ANY_PATH_BYTES = 4095
-"""The same without the ending NUL, for a path that is not below the workspace."""
+"""PATH_MAX without the ending NUL, for a path that is not below the workspace."""
 
 MAX_NAME_BYTES = 255
 """*Source*: NAME_MAX of limits.h."""
 
 
 WORKSPACE = "/workspace"
-"""Where programs find it."""
+"""The path of the workspace for programs."""
 
 RESERVED_PREFIX = ".fumehood-upload-"
 """Name prefix of an unfinished upload."""
 
 
 def path_fault(path: str) -> str | None:
-    """What is wrong with a path as a clause ("is absolute"), or None."""
+    """The fault of a path as a clause ("is absolute"), or None."""
     if not path:
         return "is empty"
     if "\0" in path:
@@ -51,7 +51,7 @@ def path_fault(path: str) -> str | None:
 def absolute_path(path: str) -> tuple[str, ...] | None:
     """The parts of a path relative to the workspace, or None if the text is no valid path.
 
-    `.`, `..` and doubled slashes are resolved in the text. Links are not looked at.
+    `.`, `..` and doubled slashes are resolved in the text. Links are not followed.
     """
     if not path or "\0" in path or len(path) > MAX_ANY_PATH_BYTES:
         return None

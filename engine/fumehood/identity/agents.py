@@ -231,7 +231,7 @@ def _all_agents(connection: Connection) -> list[Agent]:
 
 
 def _all_bindings(connection: Connection) -> list[tuple[str, Binding]]:
-    """Every binding with its agent's id."""
+    """All bindings, each with its agent's id."""
     rows = connection.execute(select(BINDINGS)).mappings()
     return [
         (
@@ -263,7 +263,7 @@ def _delete_agent(connection: Connection, agent_id: str) -> None:
 
 
 def _put_binding(connection: Connection, agent_id: str, binding: Binding) -> None:
-    """Bind a tool, or replace its binding. One binding for each agent and tool name."""
+    """Bind a tool, or replace the agent's binding of the same tool name."""
     _unbind(connection, agent_id, binding.tool)
     connection.execute(insert(BINDINGS), {"agent_id": agent_id, **binding.model_dump()})
 

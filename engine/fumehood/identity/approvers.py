@@ -1,9 +1,9 @@
 """Approvers: people who have authority through a credential, not through their uid.
 
-Host side. The first approver is made while no engine serves the state directory, and only if none
-ever existed; an approver with `admin` makes all others. Invariants: no request over a socket makes
-the first approver; no request over a caller's socket makes, changes or removes any; there is always
-an approver with `admin`.
+Host side. The first approver is created while no engine uses the state directory, and only if no
+approver ever existed; an approver with `admin` creates all others. Invariants: no request over a
+socket creates the first approver; no request over a caller's socket creates, changes or removes an
+approver; there is always an approver with `admin`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ INIT = "`fumehood approvers init`, while no engine runs; then start it again"
 ADD = "`fumehood approvers add NAME`, with the credential of an approver who has admin"
 
 MAX_WAITING_CHECKS = 32
-"""Further parallel guesses are refused at once, so that they do not fill the daemon."""
+"""Number of waiting checks. Further parallel guesses are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Approvers:
 
 
 def cure_of_none(*, any_there: bool) -> str:
-    """How to add an approver with `approve`; if any approver exists, one has `admin`."""
+    """How to add an approver with `approve`. If an approver exists, one has `admin`."""
     return ADD if any_there else INIT
 
 

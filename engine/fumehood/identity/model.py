@@ -174,7 +174,7 @@ _DONE = {
     "tool.register": "registered tool {subject}",
     "tool.replace": "replaced tool {subject}",
 }
-"""An action → what its author did."""
+"""Action → description of the change."""
 
 
 class Change(_Value):
@@ -189,7 +189,7 @@ class Change(_Value):
 
     @property
     def in_words(self) -> str:
-        """What its author did, such as `gave agent clerk the tool calculator`. Untrusted text."""
+        """The change in words, such as `gave agent clerk the tool calculator`. Untrusted text."""
         try:
             return _DONE[self.action].format_map({**self.details, "subject": self.subject})
         except KeyError:  # of another version of the engine

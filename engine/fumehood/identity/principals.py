@@ -1,4 +1,4 @@
-"""What a principal may do: call tools at all, speak for an agent, use a tool of that agent.
+"""The rights of a principal: to call tools, to speak for an agent, to use a tool of that agent.
 
 Host side, used by `pipeline/authorize` and `pipeline/resolve`. Nothing configured grants nothing:
 without a principal, or without the scope `call`, there is no call. Invariant: an unknown agent, a
@@ -32,7 +32,7 @@ def require_caller(principal: Principal | None) -> Principal:
 
 
 def require_credential(principal: Principal, tool: ToolDefinition) -> None:
-    """Raises Unauthorized if the tool needs a token and the caller has presented none."""
+    """Raises Unauthorized if the tool needs a token and the caller has not presented one."""
     if tool.requires_auth and not principal.has_authenticated:
         raise Unauthorized(
             f"The tool {tool.name} needs a token, and this caller is known by its user only. Ask "

@@ -27,7 +27,7 @@ from fumehood.storage.schema import TOKENS
 KIND = "fht"
 AUTHORITY = frozenset({Scope.APPROVE, Scope.ADMIN})
 RESERVED_PRINCIPALS = "approver:"
-"""Prefix of approvers' principals: a token with such a principal would hide who decided."""
+"""Prefix of approvers' principals. A token with such a principal would hide the real approver."""
 
 
 @dataclass(frozen=True, slots=True)
