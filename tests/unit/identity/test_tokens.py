@@ -105,30 +105,6 @@ async def test_token_without_agents_acts_for_no_agent(tokens: Tokens) -> None:
     assert tokens.principal_of(text, NOW).agents == frozenset()
 
 
-def _of_another_kind(text: str) -> str:
-    return text.replace("fht_", "fha_")
-
-
-def _with_another_secret(text: str) -> str:
-    return text[:-43] + make_credential("fht")[1]
-
-
-def _with_another_id(text: str) -> str:
-    return make_credential("fht")[2][:-43] + text[-43:]
-
-
-@pytest.mark.row("D4")
-@pytest.mark.parametrize(
-    "forge",
-    [_of_another_kind, _with_another_secret, _with_another_id, str.upper, lambda text: text + "="],
-)
-async def test_forged_token_is_unauthorized(tokens: Tokens, forge: Any) -> None:
-    _, text = await new_token(tokens)
-    with pytest.raises(Unauthorized, match="not known"):
-        tokens.principal_of(forge(text), NOW)
-    assert tokens.principal_of(text, NOW).id == "token:ci"
-
-
 @pytest.mark.row("D4")
 async def test_token_expires_exactly_at_its_time(tokens: Tokens) -> None:
     end = NOW + timedelta(hours=1)
@@ -251,7 +227,7 @@ async def test_secrets_are_always_compared_in_constant_time(
     monkeypatch.setattr(hmac, "compare_digest", count)
     _, text = await new_token(tokens)
     tokens.principal_of(text, NOW)
-    for wrong in ("", "x" * 190, _with_another_secret(text), _with_another_id(text)):
+    for wrong in ("", "x" * 190, text[:-3] + "___", make_credential("fht")[2]):
         with pytest.raises(Unauthorized):
             tokens.principal_of(wrong, NOW)
     assert compared == [(32, 32)] * 5
