@@ -110,7 +110,7 @@ def remembered_rule(
             fields=["remember.scope"],
         )
     if wish.until is not None and wish.until <= now:
-        raise InvalidParams("This time is over already.", fields=["remember.until"])
+        raise InvalidParams("This time has already passed.", fields=["remember.until"])
     names = tuple(approval.arguments) if wish.arguments is None else wish.arguments
     unknown = [name for name in names if name not in approval.arguments]
     if unknown:

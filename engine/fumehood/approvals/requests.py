@@ -236,7 +236,7 @@ class ApprovalRequests:
             except WriteFailed as fault:
                 if self.is_draining():
                     raise
-                self.log.warning("approval.end_not_kept", reason=str(fault))
+                self.log.warning("approval.end_not_stored", reason=str(fault))
                 await anyio.sleep(RETRY_S)
             else:
                 return

@@ -177,7 +177,7 @@ class ApprovalScheduler:
                 if not await self.catch_up():
                     pause_s = math.inf
             except Exception as fault:  # the engine must not end with this task
-                requests.log.warning("approval.not_looked_after", reason=repr(fault)[:500])
+                requests.log.warning("approval.round_failed", reason=repr(fault)[:500])
             with anyio.move_on_after(pause_s):
                 await requests.new_call.wait()
 

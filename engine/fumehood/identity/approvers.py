@@ -157,7 +157,7 @@ class Approvers:
         _require_name(name)
         async with self._changing():
             if any(approver.name == name for approver in self._approvers.values()):
-                raise IdempotencyConflict(f"There already was an approver {name!r}.")
+                raise IdempotencyConflict(f"The name {name!r} was already used by an approver.")
             row, text = await anyio.to_thread.run_sync(_new_row, name, granted, by.id, now)
             await self._database.write(
                 recorded(

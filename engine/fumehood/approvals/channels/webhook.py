@@ -245,9 +245,9 @@ class WebhookChannel(ApprovalChannel):
         if not is_clean:
             self._failed_rounds += 1
             if self._failed_rounds == 1:
-                self._log.warning("webhook.does_not_take")
+                self._log.warning("webhook.failing")
         elif self._failed_rounds:
-            self._log.info("webhook.takes_again", failed_rounds=self._failed_rounds)
+            self._log.info("webhook.recovered", failed_rounds=self._failed_rounds)
             self._failed_rounds = 0
 
 
@@ -335,14 +335,14 @@ class Callbacks:
         if signed_at < self._latest - self._window_s or signed_at > now + self._window_s:
             raise Unauthorized(
                 f"The signature's time is more than {self._window_s:g} s from this engine's. "
-                "Sign anew."
+                "Sign the body again."
             )
 
     def _require_first(self, signature: bytes, signed_at: int) -> None:
         if len(self._seen) >= MAX_SEEN:
             self._seen = {s: end for s, end in self._seen.items() if end >= self._latest}
         if signature in self._seen:
-            raise Unauthorized("This signature was used before. Sign anew.")
+            raise Unauthorized("This signature was used before. Sign the body again.")
         if len(self._seen) >= MAX_SEEN:
             raise RateLimited(
                 "Too many callbacks in this time.", retry_after_ms=int(self._window_s * 1000)
