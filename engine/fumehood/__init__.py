@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fumehood.config import load_config as load_config
     from fumehood.core.arguments import argument_schema as argument_schema
     from fumehood.core.call import CallOptions as CallOptions
+    from fumehood.core.call import CheckedResult as CheckedResult
+    from fumehood.core.call import ResultCheck as ResultCheck
     from fumehood.core.call import ToolResult as ToolResult
     from fumehood.core.envelope import CallFailed as CallFailed
     from fumehood.core.envelope import Envelope as Envelope
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from fumehood.core.errors import FumehoodError as FumehoodError
     from fumehood.core.errors import ToolError as ToolError
     from fumehood.core.parameters import ToolParameter as ToolParameter
-    from fumehood.core.result_check import CheckedResult as CheckedResult
-    from fumehood.core.result_check import ResultCheck as ResultCheck
     from fumehood.core.returned_file import ReturnedFile as ReturnedFile
     from fumehood.core.tool import CODE_OUTPUT as CODE_OUTPUT
     from fumehood.core.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
@@ -54,7 +54,7 @@ _HOMES = {
     "CODE_OUTPUT": "fumehood.core.tool",
     "CallFailed": "fumehood.core.envelope",
     "CallOptions": "fumehood.core.call",
-    "CheckedResult": "fumehood.core.result_check",
+    "CheckedResult": "fumehood.core.call",
     "Client": "fumehood.client",
     "Config": "fumehood.config",
     "ConfigError": "fumehood.config",
@@ -67,7 +67,7 @@ _HOMES = {
     "FumehoodError": "fumehood.core.errors",
     "InvalidDefinition": "fumehood.registry.definitions",
     "Refused": "fumehood.client",
-    "ResultCheck": "fumehood.core.result_check",
+    "ResultCheck": "fumehood.core.call",
     "ReturnedFile": "fumehood.core.returned_file",
     "PROGRAM_OUTPUT": "fumehood.core.tool",
     "PAGINATION_OUTPUT": "fumehood.core.tool",

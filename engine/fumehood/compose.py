@@ -39,11 +39,11 @@ from fumehood.budgets.usage import UsageLog
 from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, config_file, load_config
+from fumehood.core.call import ResultChecker
 from fumehood.core.errors import EngineNotRunning, ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.core.result_check import ResultChecker
 from fumehood.core.status import Alert
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.executors.mcp_servers import McpServers

@@ -22,7 +22,7 @@ from fumehood.answers import ToolDetails
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
-from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch
+from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch, ResultChecker
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.decision import Decision, decided
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
@@ -46,7 +46,6 @@ from fumehood.core.keyword_types import (
 )
 from fumehood.core.keywords import checked, show_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
-from fumehood.core.result_check import ResultChecker
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.usage import TokenCounter

@@ -1,8 +1,11 @@
-"""An incoming call, and the result that a tool returns. The stages between are in `pipeline/`."""
+"""An incoming call, the result that a tool returns, and the verdicts of result checkers.
+
+Values only. The stages between call and result are in `pipeline/`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
@@ -156,6 +159,32 @@ class ToolResult:
         cost: object = self.cost
         if not isinstance(cost, Decimal) or not cost.is_finite() or not 0 <= cost <= MAX_COST:
             raise ValueError(f"cost must be a Decimal from 0 to {MAX_COST}")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedResult:
+    """A successful result, as its caller will get it, and the call that it answers."""
+
+    tool: str
+    arguments: JsonObject
+    """Without those that the agent's configuration fixes."""
+    data: JsonObject
+    principal: str | None
+    agent_id: str | None
+    session_id: str | None
+    trace_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCheck:
+    """A checker's opinion. `correction` says what to do about it, for the caller's model."""
+
+    needs_correction: bool = False
+    correction: str | None = None
+
+
+ResultChecker = Callable[[CheckedResult], Awaitable[ResultCheck | None]]
+"""An asynchronous function of the host. It returns None if it does not judge this result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import copy
 
 from fumehood.approvals.model import ApprovalState, StoredApproval
 from fumehood.approvals.preview import edit_warning
-from fumehood.core.call import CallRequest
+from fumehood.core.call import CallRequest, CheckedResult
 from fumehood.core.envelope import (
     CacheReport,
     Envelope,
@@ -24,7 +24,6 @@ from fumehood.core.envelope import (
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.core.result_check import CheckedResult
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp

@@ -16,8 +16,8 @@ from typing import Any
 
 import anyio
 
+from fumehood.core.call import CheckedResult, ResultCheck, ResultChecker
 from fumehood.core.envelope import Metacognition
-from fumehood.core.result_check import CheckedResult, ResultCheck, ResultChecker
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol.sockets import ConfigError
 

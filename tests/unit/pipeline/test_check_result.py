@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from fumehood import CheckedResult, Config, ConfigError, Engine, ResultCheck, tool
+from fumehood.core.call import ResultChecker
 from fumehood.core.envelope import Envelope
-from fumehood.core.result_check import ResultChecker
 from fumehood.pipeline import check_result
 from fumehood.pipeline.check_result import load_checkers
 from fumehood.testing import FakeWall
