@@ -41,22 +41,6 @@ def _says(verdict: Verdict, rule: str = "test") -> Callable[[Engine], None]:
     return prepare
 
 
-async def test_approved_unstarted_call_runs_once_after_restart(
-    tmp_path: Path,
-) -> None:
-    deeds = Deeds()
-    async with asking(tmp_path, deeds=deeds) as desk:
-        approval_id = await desk.parked("a")
-        desk.engine.drain()  # from here on nothing begins
-        approval = await desk.decide(approval_id)
-        assert approval.state is ApprovalState.APPROVED
-    assert deeds.done == []
-    for _ in range(2):
-        async with asking(tmp_path, deeds=deeds) as desk:
-            assert (await desk.ended(approval_id)).success
-    assert deeds.done == ["a"]
-
-
 async def test_approval_not_started_in_time_expires(tmp_path: Path) -> None:
     deeds, clock = Deeds(), ManualClock()
     rules = ApprovalSettings(start_within_seconds=60)
@@ -69,27 +53,6 @@ async def test_approval_not_started_in_time_expires(tmp_path: Path) -> None:
         answer = await desk.ended(approval_id)
         assert answer.error is not None
         assert answer.error.code == "APPROVAL_EXPIRED"
-    assert deeds.done == []
-
-
-async def test_running_call_is_interrupted_by_engine_end_and_never_rerun(
-    tmp_path: Path,
-) -> None:
-    deeds = Deeds(gate=anyio.Event())
-    async with asking(tmp_path, deeds=deeds) as desk:
-        approval_id = await desk.parked("a", idempotency_key="k")
-        await desk.decide(approval_id)
-        with anyio.fail_after(10):
-            await deeds.begun.wait()
-    deeds.gate = None
-    for _ in range(2):
-        async with asking(tmp_path, deeds=deeds) as desk:
-            approval = await desk.state(approval_id, ApprovalState.INTERRUPTED)
-            assert approval.code == "OUTCOME_UNKNOWN"
-            again = await desk.ask("a", idempotency_key="k")
-            assert again.error is not None
-            assert again.error.code == "OUTCOME_UNKNOWN"
-            assert again.error.human_review
     assert deeds.done == []
 
 
@@ -218,19 +181,6 @@ async def test_approved_call_is_refused_if_its_action_changed(tmp_path: Path, wh
     assert deeds.done == []
 
 
-@pytest.mark.row("A1")
-async def test_deny_rule_overrides_earlier_approval(tmp_path: Path) -> None:
-    deeds = Deeds()
-    async with asking(tmp_path, deeds=deeds) as desk:
-        approval_id = await desk.parked("a")
-    async with asking(tmp_path, deeds=deeds, prepare=_says(Verdict.DENY)) as desk:
-        await desk.decide(approval_id)
-        answer = await desk.ended(approval_id)
-        assert answer.error is not None
-        assert answer.error.code == "PERMISSION_DENIED"
-    assert deeds.done == []
-
-
 @pytest.mark.row("D4")
 async def test_approved_call_of_revoked_token_is_refused(tmp_path: Path) -> None:
     deeds = Deeds()
@@ -250,37 +200,6 @@ async def test_approved_call_of_revoked_token_is_refused(tmp_path: Path) -> None
         assert answer.error is not None
         assert answer.error.code == "PERMISSION_DENIED"
     assert deeds.done == ["a"]
-
-
-@pytest.mark.row("R3")
-async def test_fixed_arguments_are_shown_to_approver_but_not_to_caller() -> None:
-    async with asking() as desk:
-        await _bind(desk, Binding(tool="erase", fixed={"what": "the draft"}))
-        answer = await desk.engine.run(*_call({}, agent_id="writer"), _speaker())
-        assert answer.error is not None
-        assert answer.error.approval_id is not None
-        approval_id = answer.error.approval_id
-        whole = await desk.engine.approvals.show(approval_id)
-        assert whole.arguments == {"what": "the draft"}
-        own = await desk.engine.approvals.show(approval_id, principal=_speaker())
-        assert own.arguments == {}
-        cancelled = await desk.engine.approvals.cancel(approval_id, _speaker())
-        assert (cancelled.arguments, cancelled.binding) == ({}, None)
-
-
-@pytest.mark.row("R3")
-async def test_approved_call_is_refused_if_agent_binding_changed() -> None:
-    async with asking() as desk:
-        await _bind(desk, Binding(tool="erase", fixed={"what": "the draft"}))
-        answer = await desk.engine.run(*_call({}, agent_id="writer"), _speaker())
-        assert answer.error is not None
-        assert answer.error.approval_id is not None
-        await _bind(desk, Binding(tool="erase", fixed={"what": "the book"}))
-        await desk.decide(answer.error.approval_id)
-        ended = await desk.ended(answer.error.approval_id)
-        assert ended.error is not None
-        assert ended.error.code == "APPROVAL_EXPIRED"
-        assert desk.deeds.done == []
 
 
 @pytest.mark.row("R3")
