@@ -10,7 +10,6 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood import tool
 from fumehood.approvals import scheduler
 from fumehood.approvals.model import ApprovalState
 from fumehood.budgets.settings import BudgetRule, RateLimitRule
@@ -50,38 +49,6 @@ async def test_concurrent_calls_never_exceed_the_rate_limit(home: Path) -> None:
                 group.start_soon(one)
         assert sorted(codes) == ["OK"] * 7 + ["RATE_LIMITED"] * 23
         assert len(b.wall.runs) == 7
-
-
-async def test_rate_limit_of_a_definition_applies_to_its_tool_only(home: Path) -> None:
-    @tool(sandboxed=False, rate_limit=2, description="Act.")
-    async def act() -> int:
-        return 1
-
-    async with bench(home, [act]) as b:
-        answers = [await b.engine.call("act", {}) for _ in range(3)]
-        assert [code(one) for one in answers] == ["OK", "OK", "RATE_LIMITED"]
-        error = answers[2].error
-        assert error is not None
-        assert (error.retryable, error.retry_after_ms) == (True, 30_000)
-        assert await called(b) == "OK"
-        b.clock.advance(30)
-        assert code(await b.engine.call("act", {})) == "OK"
-
-
-async def test_dry_run_consumes_no_rate_and_predicts_the_refusal(
-    home: Path,
-) -> None:
-    async with bench(home, rate_limits=ONE) as b:
-        planned = await b.engine.call("calculator", SUM, dry_run=True)
-        assert planned.data["rate_limit"] is None
-        assert planned.data["would_run"]
-        assert await called(b) == "OK"
-        planned = await b.engine.call("calculator", SUM, dry_run=True)
-        assert (planned.data["would_run"], planned.data["refused_with"]) == (False, "RATE_LIMITED")
-        assert planned.data["rate_limit"] == {
-            "limit": "configuration", "tool": "calculator", "per": "all", "calls": 1,
-            "period_seconds": 60.0, "burst": 1, "retry_after_ms": 60_000,
-        }  # fmt: skip
 
 
 async def test_call_refused_before_starting_consumes_no_rate(home: Path) -> None:
