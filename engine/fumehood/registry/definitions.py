@@ -245,6 +245,9 @@ FIELDS_OF: Mapping[str, frozenset[str]] = {
     "REST": frozenset(FIELDS),
     "MCP": frozenset({"endpoint", "headers", "timeout"}),  # MCP defines the method itself
 }
+MAX_URL = 2048
+"""Characters of a URL. It also limits how much an agent can send out in one address."""
+
 MAX_HEADER_VALUE = 4096
 MAX_TIMEOUT_MS = 86_400_000
 """A day, as for `timeout_seconds`."""
@@ -415,6 +418,9 @@ def _placeholder_faults(
 
 def url_faults(url: str) -> Iterator[str]:
     """Every fault of a URL that the engine would send a request to."""
+    if len(url) > MAX_URL:
+        yield f"endpoint: longer than {MAX_URL} characters"
+        return
     if not _URL_TEXT.fullmatch(url) or _BAD_ESCAPE.search(url):
         yield (
             "endpoint: holds what a URL cannot (spaces, control characters, braces, a backslash, "

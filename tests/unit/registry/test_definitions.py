@@ -514,6 +514,7 @@ ENDPOINTS = {
     "letters beyond ASCII": ("https://bücher.example/", "what a URL cannot"),
     "full-width slash": ("https://example.org／evil", "what a URL cannot"),
     "empty": ("", "what a URL cannot"),
+    "too long": ("https://example.org/" + "a" * 2048, "longer than"),
     "reference that is none": ("https://example.org/${SECRET}", "what a URL cannot"),
     "secret as host": ("https://${secret:HOST}/x", "cannot decide which host"),
     "secret as part of a host": ("https://a.${secret:HOST}.example/x", "cannot decide which host"),
