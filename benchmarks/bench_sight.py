@@ -19,8 +19,7 @@ from pathlib import Path
 
 from benchmarks.bench_daemon import CALL_BODY, CALL_PATH, Running, bare_client, run_daemon
 from benchmarks.line import Line
-from fumehood.observe.alerts import Alerts
-from fumehood.observe.calls import CallObserver
+from fumehood.observe.alerts import Alerts, CallObserver
 from fumehood.observe.log import quiet_logger
 from fumehood.observe.metrics import EndedCall
 from fumehood.observe.settings import AlertSettings

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fumehood.core.usage import TextKind as TextKind
     from fumehood.core.usage import TokenCounter as TokenCounter
     from fumehood.engine import Engine as Engine
-    from fumehood.executors.progress import progress as progress
+    from fumehood.executors.parts import progress as progress
     from fumehood.formats.model import AgentRun as AgentRun
     from fumehood.registry.declare import tool as tool
     from fumehood.registry.definitions import InvalidDefinition as InvalidDefinition
@@ -83,7 +83,7 @@ _HOMES = {
     "argument_schema": "fumehood.core.arguments",
     "load_config": "fumehood.config",
     "parse_definition": "fumehood.registry.definitions",
-    "progress": "fumehood.executors.progress",
+    "progress": "fumehood.executors.parts",
     "tool": "fumehood.registry.declare",
 }
 

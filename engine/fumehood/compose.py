@@ -52,8 +52,7 @@ from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
 from fumehood.identity.principals import require_agent, require_caller
 from fumehood.identity.tokens import Tokens
-from fumehood.observe.alerts import Alerts
-from fumehood.observe.calls import CallObserver
+from fumehood.observe.alerts import Alerts, CallObserver
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
 from fumehood.observe.tracing import CallSpans
@@ -292,7 +291,7 @@ def compose(
         rates=state.rates,
         approvals=requests,
         redactor=redactor,
-        checkers=basis.checkers,
+        checkers=basis.checkers or None,
         circuits=circuits,
         retries=Retries(clock),
         observer=basis.observer,

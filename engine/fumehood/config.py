@@ -46,7 +46,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from fumehood.approvals.settings import ApprovalSettings, WebhookSettings
 from fumehood.audit.model import AuditSettings
 from fumehood.budgets.settings import AllBudgets, AllRateLimits
-from fumehood.cache.settings import CacheSettings
+from fumehood.cache.model import CacheSettings
 from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.usage import Prices
@@ -57,7 +57,7 @@ from fumehood.protocol.sockets import ConfigError as ConfigError
 from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
 from fumehood.protocol.sockets import SocketSettings, require_named_file
 from fumehood.protocol.sockets import config_file as config_file
-from fumehood.redaction.settings import RedactionSettings
+from fumehood.redaction.redactor import RedactionSettings
 from fumehood.registry.secrets import AllSecrets, RestSettings
 from fumehood.registry.settings import AllExternalTools, WebSettings
 from fumehood.sandbox.settings import (

@@ -68,7 +68,7 @@ EXPECTED_IN_THE_JAIL = {
     "fumehood.core.parameters", "fumehood.core.tool",
     "fumehood.core.workspace_path", "fumehood.executors",
     "fumehood.executors.inside",
-    "fumehood.executors.parts", "fumehood.executors.progress", "fumehood.protocol",
+    "fumehood.executors.parts", "fumehood.protocol",
     "fumehood.protocol.framing", "fumehood.protocol.strict_json", "fumehood.registry",
     "fumehood.registry.declare", "fumehood.registry.definitions", "fumehood.registry.json_schema",
 }  # fmt: skip

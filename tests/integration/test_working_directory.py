@@ -111,7 +111,7 @@ async def test_health_page_checks_import_nothing_from_the_working_directory(
     monkeypatch.setenv("FUMEHOOD_HOME", str(home))
     shown: dict[str, Any] = {}
     view = SimpleNamespace(render=lambda _, **values: shown.update(values))
-    await health.check(cast(Any, view))
+    await health.check(cast("Any", view))
     assert imported(canary) == set()
     assert shown["error"] == ""
     assert {"platform", "python"} <= {one["check"] for one in shown["findings"]}

@@ -14,8 +14,8 @@ import pytest
 
 from fumehood.core.errors import EndedBy, EngineError, NetworkError
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors import kinds
 from fumehood.executors.base import Executor, Placement, ToolRun
+from fumehood.executors.kinds import EXECUTORS
 from fumehood.executors.outcome import Outcome
 from support.definitions import rest_document
 from support.recording import Bench, bench
@@ -85,7 +85,8 @@ async def upstream_bench(
 ) -> AsyncIterator[UpstreamBench]:
     """A running engine; retries are immediate unless the service asks for a delay."""
     played = ScriptedUpstream()
-    monkeypatch.setattr(kinds, "EXECUTORS", MappingProxyType({**kinds.EXECUTORS, "http": played}))
+    table = MappingProxyType({**EXECUTORS, "http": played})
+    monkeypatch.setattr("fumehood.pipeline.plan.EXECUTORS", table)
     monkeypatch.setattr("fumehood.pipeline.retry.BASE_S", 0)
     async with bench(home, tools, **config) as made:
         yield UpstreamBench(made, played)

@@ -25,10 +25,9 @@ from fumehood.core.errors import PermissionDenied
 from fumehood.core.json_types import JsonObject
 from fumehood.core.usage import money
 from fumehood.executors.effects import Effect
-from fumehood.executors.kinds import executor_of
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import context_of
-from fumehood.pipeline.plan import Plan, image_of
+from fumehood.pipeline.plan import Plan
 from fumehood.policy.model import Decision
 from fumehood.protocol.canonical import canonical, digest_of
 from fumehood.registry.index import RegisteredTool
@@ -106,13 +105,12 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
             over, lost or too busy, or there are too many files.
     """
     tool = permitted.tool.definition
-    executor = executor_of(tool)
-    if not executor.has_preview or plan.session is None:
+    if not plan.executor.has_preview or plan.session is None:
         return None
     # Like the owner's own access to the files: this is no call of the session.
     turn = await sessions.files(permitted.principal, plan.session.id)
     async with turn as lease:
-        return await executor.preview(tool, permitted.arguments, plan.limits, lease)
+        return await plan.executor.preview(tool, permitted.arguments, plan.limits, lease)
 
 
 def reason_with_budget(decision: Decision, exceeded: Exceeded | None) -> str | None:
@@ -162,10 +160,9 @@ def _network(plan: Plan) -> str | None:
 
 def _place(plan: Plan) -> JsonObject | None:
     """The image and the runtime, if the place has an image."""
-    image = image_of(plan)
-    if image is None or not isinstance(plan.wall, HasImages):
+    if plan.image is None or not isinstance(plan.wall, HasImages):
         return None
-    return {"image": image, **plan.wall.facts_of(image)}
+    return {"image": plan.image, **plan.wall.facts_of(plan.image)}
 
 
 def _source_of_module(address: FunctionAddress) -> str:

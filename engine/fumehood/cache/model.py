@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class CacheStatus(BaseModel):
@@ -27,3 +27,15 @@ class ClearedCache(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     cleared: int
+
+
+class CacheSettings(BaseModel):
+    """How long answers are kept, and how much of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ttl_seconds: int = Field(default=300, ge=1, le=30 * 86_400)
+    """Seconds for tools whose definition has no `cache_ttl`."""
+    max_mb: int = Field(default=64, ge=0, le=1_000_000)
+    """Total size of all answers; 0 disables the cache."""
+    max_entry_kb: int = Field(default=1024, ge=1, le=1_000_000)

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Self
 from urllib.parse import urlsplit
 
-from fumehood.circuits.recent import RecentCounts
 from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.errors import CircuitOpen, EngineError, Fault, Timeout
 from fumehood.core.status import CircuitState, CircuitStatus
 from fumehood.core.tool import ToolDefinition
 from fumehood.observe.log import Logger
+from fumehood.observe.window import Window
 
 TRIAL_WAIT_MS = 1000
 """Delay suggested to callers while all trial requests are pending."""
@@ -103,7 +103,7 @@ class Circuit:
         self._state = CircuitState.CLOSED
         self._generation = 0
         """Counts the changes of state. A permit of an earlier one says nothing about this one."""
-        self._recent = RecentCounts(settings.window_seconds)
+        self._recent = Window(settings.window_seconds)
         self._open_s = settings.open_seconds
         self._opens_until = 0.0
         self._trials_out = 0
@@ -165,11 +165,11 @@ class Circuit:
 
     def _counts(self) -> tuple[int, int]:
         """Requests and failures in the window."""
-        healthy, failures = self._recent.totals(self._now())
+        healthy, failures = map(int, self._recent.totals(self._now()))
         return healthy + failures, failures
 
     def _count(self, health: int) -> None:
-        self._recent.add(health, self._now())
+        self._recent.add(self._now(), health == HEALTHY, health == FAILING)
         if health is not FAILING:
             return
         settings = self._settings
@@ -180,7 +180,7 @@ class Circuit:
     def _end_trial(self, health: int | None) -> None:
         self._trials_out -= 1
         if health is FAILING:
-            self._recent.add(health, self._now())
+            self._recent.add(self._now(), 0, 1)
             self._open(min(self._open_s * 2, self._settings.max_open_seconds))
         elif health is HEALTHY:
             self._trials_ok += 1

@@ -277,8 +277,6 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
 
 def left_out_words(count: int) -> tuple[str, ...]:
     """A sentence if files were left out."""
-    if not count:
-        return ()
     how_many = "1 file was" if count == 1 else f"{count} files were"
     words = (
         f"files_left_out: {how_many} not returned; the limits are {CONTAINER_FILES_OUT} "

@@ -48,8 +48,7 @@ from fumehood.executors.endings import (
     sandbox_lost,
 )
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.parts import Parts, TooManyParts, Unfit
-from fumehood.executors.progress import reports_to
+from fumehood.executors.parts import Parts, TooManyParts, Unfit, reports_to
 from fumehood.redaction.redactor import Redactor
 from fumehood.sandbox.wall import OnOutput, RunEnding
 

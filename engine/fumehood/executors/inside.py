@@ -20,8 +20,7 @@ from typing import Any, Protocol
 from fumehood.core.call import ToolResult
 from fumehood.core.errors import ArgumentsRefused, ToolError
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.parts import Parts, TooManyParts, Unfit, plain
-from fumehood.executors.progress import Report, reports_to
+from fumehood.executors.parts import Parts, Report, TooManyParts, Unfit, plain, reports_to
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_FRAMES = 20

@@ -5,25 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.decision import ALLOWED
+from fumehood.core.errors import EndedBy
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.tool import DECISION, ToolDefinition
-from fumehood.executors.base import Executor, Placement
-from fumehood.executors.decision import DecisionExecutor
+from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
 from fumehood.executors.fetch import FetchExecutor
 from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.mcp import McpExecutor
+from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import ProgramExecutor
 from fumehood.executors.rest import RestExecutor
 from fumehood.executors.workspace import WorkspaceExecutor
+
+_PLACEMENT = Placement(
+    "external", "host", "the caller runs this tool itself; the engine decides", is_outside=True
+)
+
+
+class _DecisionExecutor(Executor):
+    """Tools that are not this engine's."""
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _PLACEMENT
+
+    async def run(self, run: ToolRun) -> Outcome:
+        return Outcome(EndedBy.OK, "none", data=ALLOWED)
+
 
 EXECUTORS: Mapping[str, Executor] = MappingProxyType(
     {
         "expression": ExpressionExecutor(),
         "restricted_python": RestrictedPythonExecutor(),
         "function": FunctionExecutor(),
-        DECISION: DecisionExecutor(),
+        DECISION: _DecisionExecutor(),
         "http": RestExecutor(),
         "http:fetch": FetchExecutor(),
         "mcp": McpExecutor(),
@@ -35,28 +51,3 @@ EXECUTORS: Mapping[str, Executor] = MappingProxyType(
     }
 )
 """`executor` of a definition → its implementation."""
-
-
-def executor_of(tool: ToolDefinition) -> Executor:
-    """The executor of a tool.
-
-    Raises:
-        SandboxUnavailable: this version has none.
-    """
-    executor = EXECUTORS.get(tool.executor)
-    if executor is not None:
-        return executor
-    raise SandboxUnavailable(
-        f"This version has no sandbox for the executor {tool.executor!r}, and never falls back "
-        "to a weaker one.",
-        retryable=False,
-    )
-
-
-def place(tool: ToolDefinition, *, in_session: bool = False) -> Placement:
-    """Where a tool runs, in a call that names a session or none.
-
-    Raises:
-        SandboxUnavailable: this version has no executor for it.
-    """
-    return executor_of(tool).placement(tool, in_session=in_session)

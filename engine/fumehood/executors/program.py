@@ -20,7 +20,7 @@ from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import Limits
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
-from fumehood.executors.claims import NO_VALUE, FailureClaim, read_failure, read_value
+from fumehood.executors.claims import NO_VALUE, FailureClaim, ValueClaim, read_failure, read_value
 from fumehood.executors.endings import (
     Subject,
     container_lost,
@@ -147,16 +147,19 @@ def _outcome(run: ToolRun, ending: RunEnding, kept: Mapping[str, KeptText], left
     language = LANGUAGES[tool.executor.removeprefix("code:")]
     if kept:  # else its wall does not report output while a program runs
         ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
-    failure = read_failure(ending.claimed_error)
+    failure = read_failure(ending.claimed_error) if ending.claimed_error is not None else None
+    value = read_value(ending.result) if ending.result is not None else NO_VALUE
     ending = _as_claimed(ending, failure)
     left_out = ending.files_left_out + left.left_out
     subject = Subject(language, in_session=session_id is not None)
-    fields = _fields(language, ending, left.files, left.pictures, left_out)
+    fields = _fields(language, ending, value, left.files, left.pictures, left_out)
     if session_id is not None:
         fields["session"] = session_fields(session_id, ending)
     if run.calls is not None:
         fields["tool_calls"] = run.calls.report
-    error = _error(tool, ending, failure, limits, fields, subject)
+    error = None
+    if ending.ended_by is not EndedBy.OK:
+        error = _error(tool, ending, failure, limits, fields, subject)
     return Outcome(
         ended_by=ending.ended_by,
         isolation=ending.isolation,
@@ -166,9 +169,9 @@ def _outcome(run: ToolRun, ending: RunEnding, kept: Mapping[str, KeptText], left
         peak_memory_bytes=ending.peak_memory_bytes,
         output_bytes=_output_bytes(ending),
         warnings=(
-            refused_by(ending.limits_hit, limits, subject)
-            + left_out_words(left_out)
-            + tuple(read_value(ending.result).notes)
+            (refused_by(ending.limits_hit, limits, subject) if ending.limits_hit else ())
+            + (left_out_words(left_out) if left_out else ())
+            + tuple(value.notes)
             + (state_words(ending.state) if session_id is not None else ())
         ),
         max_data_bytes=MAX_DATA_BYTES,
@@ -194,12 +197,14 @@ def session_fields(session_id: str, ending: RunEnding) -> JsonObject:
 def _fields(
     language: Language,
     ending: RunEnding,
+    value: ValueClaim,
     files: list[JsonObject],
     pictures: list[JsonObject],
     left_out: int,
 ) -> JsonObject:
     """The common fields of `data` and `error.details`. A command has no value and no images."""
-    value = read_value(ending.result) if ending.ended_by is EndedBy.OK else NO_VALUE
+    if ending.ended_by is not EndedBy.OK:
+        value = NO_VALUE
     fields: JsonObject = {
         "stdout": ending.stdout,
         "stderr": ending.stderr,
@@ -227,8 +232,6 @@ def _error(
     fields: JsonObject,
     subject: Subject,
 ) -> EngineError | None:
-    if ending.ended_by is EndedBy.OK:
-        return None
     exception = failure.exception if failure is not None else None
     details = dict(fields)
     if subject.language.has_value:

@@ -9,21 +9,21 @@ number of tools with one is bounded.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
+from typing import NamedTuple
 
 import anyio
 
+from fumehood.core.names import EXTERNAL
 from fumehood.core.status import Alert, AlertList, AlertName
 from fumehood.observe.log import Logger, log_fault
-from fumehood.observe.metrics import MAX_TOOLS, EndedCall
+from fumehood.observe.metrics import MAX_TOOLS, CallMetrics, EndedCall
 from fumehood.observe.settings import AlertSettings
-
-SLOTS = 12
-"""Slots of one window. A call is forgotten up to one slot early."""
+from fumehood.observe.tracing import CallSpans
+from fumehood.observe.window import Window
 
 BAND = 0.1
 """How far a value must come back behind its threshold: a tenth of what the threshold allows."""
@@ -35,55 +35,15 @@ LOOK_S = 5.0
 """How often the thresholds are looked at."""
 
 
-@dataclass(slots=True)
-class Totals:
+class Totals(NamedTuple):
     """Sums over calls."""
 
-    calls: int = 0
-    successes: int = 0
-    faults: int = 0
-    retries: int = 0
-    slow: int = 0
-    total_s: float = 0.0
-
-    def add(self, call: EndedCall, slow_s: float) -> None:
-        self.calls += 1
-        self.successes += call.code == "OK"
-        self.faults += call.is_fault
-        self.retries += call.retries
-        self.slow += call.duration_s > slow_s
-        self.total_s += call.duration_s
-
-
-class Window:
-    """The calls of the last `window_s` seconds, in slots."""
-
-    __slots__ = ("_slot_s", "_slots")
-
-    def __init__(self, window_s: float) -> None:
-        self._slot_s = window_s / SLOTS
-        self._slots: deque[tuple[int, Totals]] = deque()
-
-    def add(self, call: EndedCall, now: float, slow_s: float) -> None:
-        """Count one call; `now` never goes back."""
-        number = int(now // self._slot_s)
-        if not self._slots or self._slots[-1][0] != number:
-            self._forget(number)
-            self._slots.append((number, Totals()))
-        self._slots[-1][1].add(call, slow_s)
-
-    def totals(self, now: float) -> Totals:
-        """The sums of the current slot and those before it."""
-        self._forget(int(now // self._slot_s))
-        found = Totals()
-        for _, slot in self._slots:
-            for name in Totals.__slots__:
-                setattr(found, name, getattr(found, name) + getattr(slot, name))
-        return found
-
-    def _forget(self, number: int) -> None:
-        while self._slots and self._slots[0][0] <= number - SLOTS:
-            self._slots.popleft()
+    calls: float
+    successes: float
+    faults: float
+    retries: float
+    slow: float
+    total_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +120,7 @@ class Alerts:
         self._monotonic = monotonic
         self._now = now
         self._log = log
-        self._windows: dict[str | None, Window] = {None: Window(settings.window_seconds)}
+        self._windows: dict[str | None, Window] = {None: self._window()}
         self._firing: dict[tuple[str | None, AlertName], datetime] = {}
         self._owed: list[Alert] = []
 
@@ -168,22 +128,26 @@ class Alerts:
         """Count one call."""
         if not self._settings.enabled:
             return
-        now = self._monotonic()
-        self._windows[None].add(call, now, self._slow_s)
+        now, is_slow = self._monotonic(), call.duration_s > self._slow_s
+        values = 1, call.code == "OK", call.is_fault, call.retries, is_slow, call.duration_s
+        self._windows[None].add(now, *values)
         if call.tool is None or not self._settings.per_tool:
             return
         window = self._windows.get(call.tool)
         if window is None:
             if len(self._windows) > MAX_TOOLS:
                 return
-            window = self._windows[call.tool] = Window(self._settings.window_seconds)
-        window.add(call, now, self._slow_s)
+            window = self._windows[call.tool] = self._window()
+        window.add(now, *values)
+
+    def _window(self) -> Window:
+        return Window(self._settings.window_seconds, len(Totals._fields))
 
     def look(self) -> AlertList:
         """Look at all thresholds now, and note which alerts fire or are resolved."""
         settings, now, shown = self._settings, self._monotonic(), []
         for tool, window in list(self._windows.items()):
-            totals = window.totals(now)
+            totals = Totals(*window.totals(now))
             for name, rule in self._rules.items():
                 alert = self._judge(tool, name, rule, totals)
                 if tool is None or alert.firing:
@@ -229,7 +193,7 @@ class Alerts:
             since=since,
             value=None if value is None or not math.isfinite(value) else round(value, 4),
             threshold=rule.threshold,
-            calls=totals.calls,
+            calls=int(totals.calls),
             least_calls=least_calls,
             message="There were no calls."
             if value is None
@@ -253,4 +217,31 @@ class Alerts:
         self._owed.append(alert)
 
 
-__all__ = ["Alerts"]
+UNDECLARED = f"{EXTERNAL}(undeclared)"
+"""Counts for all tools of others that the configuration does not name: callers make up those names,
+and a few hundred would take the places of the engine's own tools."""
+
+
+class CallObserver:
+    """The observers of one engine. `spans` is None where none are sent.
+
+    `declared` has the names of the tools of others in the configuration, without `external:`.
+    """
+
+    __slots__ = ("_declared", "alerts", "metrics", "spans")
+
+    def __init__(
+        self, alerts: Alerts, spans: CallSpans | None, declared: Iterable[str] = ()
+    ) -> None:
+        self.metrics = CallMetrics()
+        self.alerts = alerts
+        self.spans = spans
+        self._declared = frozenset(EXTERNAL + name for name in declared)
+
+    def ended(self, call: EndedCall) -> None:
+        """Count one call that has ended."""
+        tool = call.tool
+        if tool is not None and tool.startswith(EXTERNAL) and tool not in self._declared:
+            call = replace(call, tool=UNDECLARED)
+        self.metrics.add(call)
+        self.alerts.add(call)

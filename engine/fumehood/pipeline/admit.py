@@ -52,9 +52,11 @@ async def plan_admission(
             "The engine is stopping or not started. Repeat the call when it runs again.",
             retry_after_ms=2000,
         )
+    plan = await plan_now(approved.permitted, walls, sessions)
+    if plan.upstream is None:
+        circuits = None
     if circuits is not None:  # before the call waits for a place, and again with it
         circuits.require_passable(approved.permitted.tool.definition)
-    plan = await plan_now(approved.permitted, walls, sessions)
     return admit(approved, plan, sessions, circuits)
 
 
@@ -110,12 +112,12 @@ def _lease(
             permitted.principal,
             options.agent_id,
             plan.session.id,
-            language=plan.language,
+            language=plan.executor.language,
             memory_mb=memory_mb,
         )
     return plan.wall.lease(
         permitted.trust_domain,
         fresh=plan.placement.needs_fresh_place(options.isolation),
         memory_mb=memory_mb,
-        language=plan.language,
+        language=plan.executor.language,
     )

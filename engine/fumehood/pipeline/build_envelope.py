@@ -27,7 +27,7 @@ from fumehood.core.limits import MB
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
-from fumehood.pipeline.check_result import CheckedData
+from fumehood.pipeline.check_result import CheckedData, ResultCheckers
 from fumehood.pipeline.child_calls import MAX_RESULT_BYTES
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.fallback import with_fallback
@@ -72,16 +72,14 @@ async def build_envelope(
     if shaped is not None:
         redacted = shaped.outcome.redacted
     checked = NOT_CHECKED
-    if services.checkers and shaped is not None and error is None:
-        checked = await _check(call, shaped, services)
+    if services.checkers is not None and shaped is not None and error is None:
+        checked = await _check(call, shaped, services.checkers)
     envelope = _envelope(call, shaped, error, services, redacted, checked)
     return with_fallback(envelope, call.fallback) if call.fallback is not None else envelope
 
 
-async def _check(
-    call: CallContext, shaped: ShapedOutcome, services: PipelineServices
-) -> CheckedData:
-    """Ask the checkers of results. The data of a dry run is none."""
+async def _check(call: CallContext, shaped: ShapedOutcome, checkers: ResultCheckers) -> CheckedData:
+    """Run the result checkers, except on the data of a dry run."""
     request, validated = call.request, call.validated
     if shaped.outcome.is_dry_run or validated is None:
         return NOT_CHECKED
@@ -94,7 +92,7 @@ async def _check(
         session_id=request.options.session_id,
         trace_id=request.trace_id,
     )
-    return await services.checkers.check(result)
+    return await checkers.check(result)
 
 
 async def _shorten(

@@ -18,6 +18,7 @@ from fumehood.budgets.limiter import RateHold
 from fumehood.cache.store import Flight
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
+from fumehood.core.json_types import JsonObject
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger, log_fault
@@ -51,6 +52,8 @@ class CallContext:
     """The approval of a call that waited for a human and continues or ends now."""
     resolved: ResolvedCall | None = None
     validated: ValidatedCall | None = None
+    tools: list[JsonObject] | None = None
+    """The tools that a program may call, as its guest gets them."""
     claim: Claim | None = None
     """Held on its idempotency key until `settle`."""
     repeat_key: str | None = None

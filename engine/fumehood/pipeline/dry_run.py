@@ -27,7 +27,7 @@ from fumehood.core.usage import money
 from fumehood.executors.outcome import Outcome
 from fumehood.identity.agents import Agents
 from fumehood.pipeline.authorize import PermittedCall, facts_of
-from fumehood.pipeline.plan import Plan, image_of, plan_now
+from fumehood.pipeline.plan import Plan, plan_now
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.result import shortened
 from fumehood.pipeline.validate import validate
@@ -81,12 +81,11 @@ async def dry_run(
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
         made = await plan_now(permitted, walls, sessions)
-        image = image_of(made)
         plan = {
             "placement": {
                 "kind": made.placement.kind,
                 "why": made.placement.why,
-                **({"image": image} if image is not None else {}),
+                **({"image": made.image} if made.image is not None else {}),
             },
             "limits": {
                 "timeout_seconds": made.limits.wall_s,
@@ -96,7 +95,7 @@ async def dry_run(
             },
             "session": _session(made),
         }
-        if circuits is not None:
+        if circuits is not None and made.upstream is not None:
             circuits.require_passable(tool)
     except EngineError as error:
         refusal = refusal or error.code

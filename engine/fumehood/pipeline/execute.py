@@ -14,10 +14,9 @@ from fumehood.circuits.breaker import Permit
 from fumehood.core.errors import CircuitOpen, EngineError, code_of
 from fumehood.core.limits import WallLimits, smallest
 from fumehood.executors.base import ToolRun
-from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.admit import AdmittedCall
-from fumehood.pipeline.child_calls import ChildCalls, RunCall, tools_of
+from fumehood.pipeline.child_calls import ChildCalls, RunCall
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.retry import CIRCUIT_OPENED, may_retry, most_retries
@@ -31,8 +30,7 @@ async def execute(
 
     `run_call` is the pipeline itself, for the calls that a program makes.
     """
-    permitted = admitted.permitted
-    tools = tools_of(permitted, services)
+    permitted, tools = admitted.permitted, call.tools
     run = ToolRun(
         tool=permitted.tool,
         arguments=permitted.arguments,
@@ -48,7 +46,8 @@ async def execute(
         expected=admitted.expected,
         calls=ChildCalls(call, tools, services, run_call) if tools is not None else None,
     )
-    if not may_retry(permitted.tool.definition, permitted.request.options):
+    tool = permitted.tool.definition
+    if tool.retry_count == 0 or not may_retry(tool, permitted.request.options):
         return await _attempt(run, admitted.permit, admitted.plan)
     return await _attempts(run, admitted, call, services)
 
@@ -92,7 +91,7 @@ def _stop(error: EngineError, suspended_ms: int, call: CallContext) -> None:
 
 
 async def _attempt(run: ToolRun, permit: Permit | None, plan: Plan) -> Outcome:
-    executor = executor_of(run.tool.definition)
+    executor = plan.executor
     if permit is None:
         return await executor.run(run)
     was_hurried = _is_hurried(run, plan.wall.limits)

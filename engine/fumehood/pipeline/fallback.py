@@ -25,9 +25,9 @@ from fumehood.policy.model import Verdict
 ID_SUFFIX = "_fallback"
 
 
-def has_fallback(call: CallContext, error: EngineError | None) -> bool:
+def has_fallback(call: CallContext, error: EngineError) -> bool:
     """Whether another tool is tried in place of a call that ended like this."""
-    if error is None or call.resolved is None or call.handle.is_cancelled:
+    if call.resolved is None or call.handle.is_cancelled:
         return False
     if call.handle.has_output:  # its followers have read a part of another tool's result
         return False

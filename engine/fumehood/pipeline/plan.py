@@ -15,8 +15,8 @@ from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
 from fumehood.core.tool import DECISION, ToolDefinition
-from fumehood.executors.base import Placement
-from fumehood.executors.kinds import executor_of, place
+from fumehood.executors.base import Executor, Placement
+from fumehood.executors.kinds import EXECUTORS
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.sessions import SessionKeeper
@@ -32,11 +32,14 @@ class Plan:
     placement: Placement
     limits: Limits
     wall: Wall
+    executor: Executor
     warnings: tuple[str, ...] = ()
     session: SessionRecord | None = None
     """The call's session, even if its tool runs outside of the session's container."""
-    language: str | None = None
-    """The language that the place must support, or None for any place."""
+    image: str | None = None
+    """The image of the place, or None if the wall has no images."""
+    upstream: str | None = None
+    """The service that the tool calls, or None."""
 
 
 class WallDown(SandboxUnavailable):
@@ -46,27 +49,33 @@ class WallDown(SandboxUnavailable):
 async def plan_now(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """As `make_plan`, after a second look if the wall is down or the call's image is missing.
-
-    Raises, besides:
-        ImageMissing: the image that the call needs is not there.
-    """
+    """As `make_plan`, after a second look if the wall is down or the call's image is missing."""
     try:
-        return _plan_with_image(permitted, walls, sessions)
+        return make_plan(permitted, walls, sessions)
     except (WallDown, ImageMissing):
-        wall = walls.get(_placement(permitted).wall)
+        tool, options = permitted.tool.definition, permitted.request.options
+        in_session = options.session_id is not None
+        wall = walls.get(executor_of(tool).placement(tool, in_session=in_session).wall)
         if not isinstance(wall, HasImages):
             raise
         await wall.look_again()
-    return _plan_with_image(permitted, walls, sessions)
+    return make_plan(permitted, walls, sessions)
 
 
-def _plan_with_image(
-    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None
-) -> Plan:
-    plan = make_plan(permitted, walls, sessions)
-    image_of(plan)
-    return plan
+def executor_of(tool: ToolDefinition) -> Executor:
+    """The executor of a tool.
+
+    Raises:
+        SandboxUnavailable: this version has none.
+    """
+    executor = EXECUTORS.get(tool.executor)
+    if executor is None:
+        raise SandboxUnavailable(
+            f"This version has no sandbox for the executor {tool.executor!r}, and never falls back "
+            "to a weaker one.",
+            retryable=False,
+        )
+    return executor
 
 
 def make_plan(
@@ -76,7 +85,8 @@ def make_plan(
 
     Raises:
         WallDown: the wall enforces nothing now.
-        SandboxUnavailable: the wall cannot enforce what it must.
+        ImageMissing: the image that the call needs is missing.
+        SandboxUnavailable: the wall cannot enforce what it must, or has no image for the language.
         InvalidParams: a limit that makes no sense on this wall, or in this session.
         ResourceNotFound: no such session of this caller and agent, or it is over.
     """
@@ -84,7 +94,7 @@ def make_plan(
     executor = executor_of(tool)
     placement = executor.placement(tool, in_session=options.session_id is not None)
     wall = walls.get(placement.wall)
-    upstream = upstream_of(tool)
+    upstream = upstream_of(tool) if isinstance(wall, Host) else None
     if upstream is not None and isinstance(wall, Host):
         wall = wall.for_upstream(upstream)
     required = _require_enforcing(wall, placement)
@@ -94,8 +104,7 @@ def make_plan(
             fields=["options.memory_limit_mb"],
         )
     _check_isolation(placement, options)
-    offered = wall.limits
-    language = executor.language
+    offered, language = wall.limits, executor.language
     session = _session(permitted, placement, language, offered, sessions)
     sizes_mb: tuple[int | None, ...] = (tool.memory_limit_mb, options.memory_limit_mb)
     if session is not None and placement.is_of_session:
@@ -121,7 +130,12 @@ def make_plan(
     cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
     limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes)
     warnings = _lowered(options, limits, allowed_mb)
-    return Plan(placement, limits, wall, warnings, session, language)
+    image = None
+    if session is not None and placement.is_of_session:
+        image = session.image
+    elif language is not None and isinstance(wall, HasImages):
+        image = wall.image_for(language)
+    return Plan(placement, limits, wall, executor, warnings, session, image, upstream)
 
 
 def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
@@ -162,34 +176,14 @@ def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
     return status.required
 
 
-def _placement(permitted: PermittedCall) -> Placement:
-    in_session = permitted.request.options.session_id is not None
-    return place(permitted.tool.definition, in_session=in_session)
-
-
-def image_of(plan: Plan) -> str | None:
-    """The image of the place, or None if the wall has no images.
-
-    Raises:
-        ImageMissing: it is missing.
-        SandboxUnavailable: there is none for the call's language.
-    """
-    if plan.placement.is_of_session:
-        return plan.session.image if plan.session is not None else None
-    if plan.language is None or not isinstance(plan.wall, HasImages):
-        return None
-    return plan.wall.image_for(plan.language)
-
-
 async def until_place_is_known(plan: Plan) -> None:
     """Wait until the identity of the place's image is known, because an approval is bound to it.
 
     Raises:
         SandboxUnavailable: the image is missing, or its identity is unknown now.
     """
-    image = image_of(plan)
-    if image is not None and isinstance(plan.wall, HasImages):
-        await plan.wall.until_known(image)
+    if plan.image is not None and isinstance(plan.wall, HasImages):
+        await plan.wall.until_known(plan.image)
 
 
 def _session(

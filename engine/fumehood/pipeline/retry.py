@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 import anyio
 
-from fumehood.circuits.recent import RecentCounts
 from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.call import CallOptions
 from fumehood.core.errors import (
@@ -27,6 +26,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.tool import ToolDefinition
 from fumehood.observe.clock import Clock
+from fumehood.observe.window import Window
 
 MOST_RETRIES: Mapping[type[EngineError], int] = MappingProxyType(
     {NetworkError: 3, UpstreamTimeout: 2, RateLimited: 3, ToolError: 3}
@@ -51,8 +51,6 @@ BUDGET_SPENT = (
     "retries: stopped, because too many calls of this tool were repeated in the last minute"
 )
 CIRCUIT_OPENED = "retries: stopped, because calls to this service are suspended"
-
-_CALLS, _RETRIES = 0, 1
 
 
 @dataclass(slots=True)
@@ -121,11 +119,11 @@ class Retries:
         self.sleep = sleep
         self._clock = clock
         self._uniform = uniform
-        self._recent: dict[str, RecentCounts] = {}
+        self._recent: dict[str, Window] = {}
 
     def begin(self, tool: ToolDefinition) -> None:
         """Count a call of a tool that has retries."""
-        self._of(tool).add(_CALLS, self._clock.monotonic())
+        self._of(tool).add(self._clock.monotonic(), 1, 0)
 
     def next_delay_s(
         self, tool: ToolDefinition, error: EngineError, attempts: Attempts, left_s: float
@@ -146,8 +144,8 @@ class Retries:
         if retries >= FREE_RETRIES + RETRIED_SHARE * calls:
             attempts.warning = BUDGET_SPENT
             return None
-        recent.add(_RETRIES, now)
+        recent.add(now, 0, 1)
         return delay
 
-    def _of(self, tool: ToolDefinition) -> RecentCounts:
-        return self._recent.setdefault(tool.name, RecentCounts(WINDOW_S))
+    def _of(self, tool: ToolDefinition) -> Window:
+        return self._recent.setdefault(tool.name, Window(WINDOW_S))

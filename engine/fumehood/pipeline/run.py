@@ -151,7 +151,8 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
     call.validated = validated = trace.passed("validate", validate(resolved))
     is_over_budget = partial(services.is_over_budget, validated, call.reservation)
     permitted = trace.passed("authorize", authorize(validated, services.policy, is_over_budget))
-    tools_of(permitted, services)
+    if "tools" in validated.arguments:
+        call.tools = tools_of(permitted, services)
     return permitted
 
 
@@ -178,7 +179,7 @@ async def _run_or_fall_back(
     except CircuitOpen as refused:
         ending = refused
     error = ending.error if isinstance(ending, Outcome) else ending
-    if has_fallback(call, error):
+    if error is not None and has_fallback(call, error):
         await fall_back(call, services, _run)
         if call.handle.close():  # it could not be cancelled, either
             call.fallback = None
@@ -209,7 +210,7 @@ async def run_approved(
             await services.approvals.remembered.use(approved.remembered)
         call.begin()
         outcome = await execute(admitted, call=call, services=services, run_call=run_call)
-        is_over = not has_fallback(call, outcome.error)
+        is_over = outcome.error is None or not has_fallback(call, outcome.error)
         if is_over and call.handle.close():  # the tool could not be cancelled, and has ended now
             outcome = Outcome.cancelled(outcome.isolation)
         return call.trace.passed("execute", outcome)
@@ -274,7 +275,9 @@ def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> N
 async def _reserve(approved: ApprovedCall, call: CallContext, services: PipelineServices) -> None:
     """Hold a place in the call's rate limits, then its expected cost in its budgets."""
     validated = approved.permitted.validated
-    call.rate = await services.hold_rates(validated)
+    per_minute = validated.tool.definition.rate_limit
+    if per_minute is not None or services.rates.has_rules:
+        call.rate = await services.rates.hold(spender_of(validated), per_minute)
     if services.budgets.is_empty:
         return
     force = approved.approval is not None and approved.approval.request.may_exceed_budget

@@ -21,10 +21,9 @@ from fumehood.core.identity import Principal
 from fumehood.executors.handle import CallHandle
 from fumehood.observe.clock import Clock, IdSource, timestamp
 from fumehood.observe.tracing import INCOMING, read_traceparent
-from fumehood.pipeline.lost import answer_of_unrun, lost_answer
 from fumehood.pipeline.run import run_call
 from fumehood.pipeline.services import PipelineServices
-from fumehood.pipeline.stream import StreamedCall, last_record
+from fumehood.pipeline.stream import StreamedCall, answer_of_unrun, last_record, lost_answer
 from fumehood.storage.recordings import RecordingReader, RecordingStore
 
 END_PATIENCE_S = 15.0

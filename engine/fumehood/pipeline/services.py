@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.ledger import Budgets, Reservation, estimate_of
 from fumehood.budgets.limiter import Exceeded as RateExceeded
-from fumehood.budgets.limiter import RateHold, RateLimits
+from fumehood.budgets.limiter import RateLimits
 from fumehood.budgets.model import Amounts, Exceeded, Spender
 from fumehood.cache.store import ResultCache
 from fumehood.circuits.breaker import Circuits
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
-from fumehood.observe.calls import CallObserver
+from fumehood.observe.alerts import CallObserver
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
 from fumehood.pipeline.authorize import PermittedCall, Policy
@@ -57,7 +57,7 @@ class PipelineServices:
     rates: RateLimits
     approvals: ApprovalRequests
     redactor: Redactor
-    checkers: ResultCheckers
+    checkers: ResultCheckers | None
     circuits: Circuits
     retries: Retries
     observer: CallObserver
@@ -77,13 +77,6 @@ class PipelineServices:
         """The rate limit that would refuse a call now, or None."""
         per_minute = validated.tool.definition.rate_limit
         return self.rates.exceeded(spender_of(validated), per_minute)
-
-    async def hold_rates(self, validated: ValidatedCall) -> RateHold | None:
-        """Hold a place in the call's rate limits; None without limits. Raises RateLimited."""
-        per_minute = validated.tool.definition.rate_limit
-        if per_minute is None and not self.rates.has_rules:
-            return None
-        return await self.rates.hold(spender_of(validated), per_minute)
 
     def exceeded_if_approved(self, permitted: PermittedCall) -> Exceeded | None:
         """The budget that a call would exceed if its approval lets it, or None."""

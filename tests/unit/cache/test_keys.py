@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.approvals.preview import definition_digest
-from fumehood.cache.keys import MAX_ARGUMENT_BYTES, MAX_REMEMBERED, CacheKeys
+from fumehood.cache.store import MAX_ARGUMENT_BYTES, MAX_REMEMBERED, CacheKeys
 from fumehood.core.call import CallOptions
 from fumehood.protocol.canonical import canonical
 from fumehood.registry.index import RegisteredTool

@@ -13,7 +13,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from pydantic import ValidationError
 
 from fumehood.circuits.breaker import Circuit, Circuits, Permit, health_of, upstream_of
-from fumehood.circuits.recent import SLOTS
 from fumehood.circuits.settings import CircuitSettings
 from fumehood.core.errors import (
     ERROR_CODES,
@@ -26,6 +25,7 @@ from fumehood.core.errors import (
 from fumehood.core.status import CircuitState
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
+from fumehood.observe.window import SLOTS
 from fumehood.testing import ManualClock
 from support.definitions import rest_document
 from support.recording import RecordingLog

@@ -21,13 +21,13 @@ from fumehood.core.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.executors.claims import MAX_VALUE_DEPTH, NO_VALUE, read_failure, read_value
 from fumehood.executors.handle import CallHandle
-from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import (
     SentFile,
     program_arguments,
     sent_files,
 )
+from fumehood.pipeline.plan import executor_of
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool, Source
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks

@@ -32,9 +32,8 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors import effect_diff, effects
-from fumehood.executors.effect_diff import MAX_DIFF_BYTES, unified
-from fumehood.executors.effects import Effect, effect_of
+from fumehood.executors import effects
+from fumehood.executors.effects import MAX_DIFF_BYTES, Effect, effect_of, unified
 from fumehood.executors.workspace import run_workspace
 from fumehood.guest.container import survey
 from fumehood.protocol import strict_json
@@ -523,7 +522,7 @@ def test_applying_a_diff_gives_the_new_text(before: str, after: str) -> None:
 @given(TEXTS.map("".join), TEXTS.map("".join))
 def test_coarse_diff_is_correct(before: str, after: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(effect_diff, "MAX_STEPS", 3)
+        patch.setattr(effects, "MAX_STEPS", 3)
         diff = unified(before, after)
     assert applied(before, diff.text) == after
     if diff.is_coarse:
@@ -591,7 +590,7 @@ def test_adversarial_texts_get_a_coarse_diff(slow: Slow) -> None:
 def test_diff_cost_estimate_is_an_upper_bound(before: list[str], after: list[str]) -> None:
     looked_at = 0
 
-    class Counted(effect_diff._Middle):
+    class Counted(effects._Middle):
         def find_longest_match(
             self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None
         ) -> Match:

@@ -16,7 +16,7 @@ from fumehood.executors.claims import Unreadable, read_error, read_raised, read_
 from fumehood.executors.expression import is_program_result, program_details
 from fumehood.executors.function import without_paths
 from fumehood.executors.inside import MAX_FRAMES, MAX_MESSAGE_CHARACTERS, answer
-from fumehood.executors.progress import reports_to
+from fumehood.executors.parts import reports_to
 from fumehood.sandbox.wall import RunEnding, ending_of_reply
 from fumehood.testing import FakeWall
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from fumehood.core.errors import ERROR_CODES
-from fumehood.observe.alerts import Alerts
-from fumehood.observe.calls import UNDECLARED, CallObserver
+from fumehood.observe.alerts import UNDECLARED, Alerts, CallObserver
 from fumehood.observe.log import quiet_logger
 from fumehood.observe.metrics import (
     MAX_CODES,

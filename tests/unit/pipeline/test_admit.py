@@ -472,7 +472,7 @@ async def test_workspace_tool_without_session_is_refused(bench: Bench, executor:
     plan = bench.plan_of(tool, session_id=session.id)
     assert plan.placement.is_of_session
     assert plan.session == session
-    assert plan.language is None
+    assert plan.executor.language is None
 
 
 @pytest.mark.row("S6", "S1")

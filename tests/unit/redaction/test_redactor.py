@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fumehood.observe.log import flush, make_logger, redact_events
-from fumehood.redaction.redactor import MAX_HELD, REDACTED, Redactor
-from fumehood.redaction.settings import RedactionSettings
+from fumehood.redaction.redactor import MAX_HELD, REDACTED, RedactionSettings, Redactor
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEow/+=\n" * 20 + "-----END RSA PRIVATE KEY-----"
 # Made up, and in parts: none of them stands in this file as a whole.
