@@ -23,8 +23,6 @@ from fumehood.core.errors import NetworkError, PermissionDenied
 from fumehood.registry.secrets import Origin
 from fumehood.sandbox.bounded_threads import BoundedThreads
 
-MAX_ADDRESSES = 16
-"""Addresses of one name; they are tried one after the other."""
 RESOLVED_AT_ONCE = 8
 RESOLVE_S = 60.0
 """Resolvers give up sooner."""
@@ -119,7 +117,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
             raise NetworkError(
                 "The name of the tool's service could not be resolved. Repeat the call later."
             )
-        return list(found)[:MAX_ADDRESSES]
+        return list(found)
 
 
 class _Connection(httpcore2.AsyncNetworkStream):

@@ -30,6 +30,7 @@ from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.workspace_guest import (
     FAULT_WORDS,
+    MAX_LISTED,
     MAX_SIZE,
     Claim,
     Deletion,
@@ -52,18 +53,8 @@ NEW_FILE_MODE = 0o644
 NEW_DIRECTORY_MODE = 0o755
 """The modes that the guest gives new files and directories."""
 
-MAX_COMPARED_BYTES = MAX_READ_BYTES
-"""The largest text in a diff, since a file is read in one piece."""
-
 SURVEY_FORMAT = b"fumehood.survey.1\n"
 """The first line of the guest's manifest."""
-
-MAX_SHOWN = 1000
-"""The most entries in one answer; the guest's own bound is the same."""
-
-MAX_COUNT = 200_000
-MAX_TEXT = 4 * 4096
-"""The length of the longest path if every byte is escaped."""
 
 MAX_FILE_MODE = 0o7777
 
@@ -116,10 +107,10 @@ class _Place:
     async def read(self, path: str, seen: Seen) -> bytes:
         """The content of a small file, checked against the survey."""
         size = seen.size or 0
-        request = {"do": "read", "path": path, "offset": 0, "length": MAX_COMPARED_BYTES}
+        request = {"do": "read", "path": path, "offset": 0, "length": MAX_READ_BYTES}
         piece = (await ask(self.lease, request, self.limits, Piece)).required
         try:
-            content = fitting_piece(piece, 0, MAX_COMPARED_BYTES)
+            content = fitting_piece(piece, 0, MAX_READ_BYTES)
         except NotAsAgreed:
             raise not_as_agreed() from None
         if len(content) != size or hashlib.sha256(content).hexdigest() != seen.sha256:
@@ -182,7 +173,7 @@ async def _effect_of_change(
         changed["other_names"] = (target.links or 1) - 1
     if target.sha256 is None:
         changed["unread"] = True
-    elif max(size, after["size"]) > MAX_COMPARED_BYTES:
+    elif max(size, after["size"]) > MAX_READ_BYTES:
         changed["too_large"] = True
     else:
         before = await place.read(path, target)
@@ -207,7 +198,7 @@ def _lacking_above(path: str, survey: Survey) -> list[str]:
 
 async def _diff(before: bytes, after: bytes) -> JsonObject:
     """A diff, or the reason for its absence. Runs in a thread: its cost depends on the texts."""
-    if max(len(before), len(after)) > MAX_COMPARED_BYTES:
+    if max(len(before), len(after)) > MAX_READ_BYTES:
         return {"too_large": True}
     old, new = text_of(before), text_of(after)
     if old is None or new is None:
@@ -330,8 +321,8 @@ PREVIEWS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[Effect]]] = Mapp
 class Seen(Claim):
     """One path in the workspace and what was found there; `absent` if nothing was."""
 
-    path: str = Field(min_length=1, max_length=MAX_TEXT)
-    path_base64: str | None = Field(default=None, max_length=MAX_TEXT)
+    path: str = Field(min_length=1)
+    path_base64: str | None = None
     """The bytes of a path that is not UTF-8; `path` shows it escaped."""
     kind: Literal["absent", "file", "directory", "link", "other"]
     mode: int | None = Field(default=None, ge=0, le=MAX_FILE_MODE)
@@ -341,8 +332,8 @@ class Seen(Claim):
     sha256: Sha256 | None = None
     version: str | None = Field(default=None, min_length=1, max_length=200)
     """Replaces the hash of an unreadable file."""
-    target: str | None = Field(default=None, max_length=MAX_TEXT)
-    target_base64: str | None = Field(default=None, max_length=MAX_TEXT)
+    target: str | None = None
+    target_base64: str | None = None
     special: Literal["pipe", "socket", "device", "unknown"] | None = None
 
     @model_validator(mode="after")
@@ -384,12 +375,12 @@ class SurveyClaim(Claim):
     """Everything that a call reads or changes, by path; `base` is the hash of all of it."""
 
     base: Sha256
-    entries: list[Seen] = Field(max_length=MAX_SHOWN)
+    entries: list[Seen] = Field(max_length=MAX_LISTED)
     has_more: bool
     faults: list[FaultKind | None] = Field(max_length=MAX_PATHS)
     """The reason why each requested path would be refused, in order; null if it would not."""
     appended: Appended | None
-    count: int = Field(ge=0, le=MAX_COUNT)
+    count: int = Field(ge=0, le=MAX_SIZE)
     """The number of entries at or below paths that are not refused."""
     size: int = Field(ge=0, le=MAX_SIZE * 1024)
     """The bytes of these files."""

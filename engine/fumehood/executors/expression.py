@@ -16,11 +16,9 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
-from fumehood.executors.endings import Messages, error_of, sandbox_lost
+from fumehood.executors.endings import MAX_MESSAGE_CHARACTERS, Messages, error_of, sandbox_lost
 from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import RunEnding
-
-MAX_MESSAGE_CHARACTERS = 500
 
 
 def _messages(what: str, **own: str) -> Messages:

@@ -25,8 +25,9 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
+from fumehood.executors.claims import MAX_VALUE_DEPTH
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.rest import MAX_TYPE_SHOWN, Read, is_json, perform
+from fumehood.executors.rest import Read, is_json, perform
 from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest
 from fumehood.protocol import strict_json
 from fumehood.redaction.secret_values import SecretValues
@@ -39,9 +40,6 @@ HEADERS = (
 )
 MAX_JSON_BYTES = 10 * 1024
 """Longer JSON is handed back as text, which is shortened like any other (mission E6)."""
-
-MAX_JSON_DEPTH = 50
-"""A little less than answers may have. Deeper JSON is handed back as text."""
 
 # *Source*: the WHATWG's Encoding Standard, its names of encodings. Python's other codecs are not
 # for pages: some of them take very long, or unpack.
@@ -113,11 +111,11 @@ def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
     data: JsonObject = {
         "url": answer.url,
         "status": answer.status,
-        "content_type": answer.headers.get("content-type", "")[:MAX_TYPE_SHOWN] or None,
+        "content_type": answer.headers.get("content-type", "") or None,
     }
     if is_json(answer) and not raw and len(answer.body) <= MAX_JSON_BYTES:
         try:
-            return {**data, "json": strict_json.loads(answer.body, max_depth=MAX_JSON_DEPTH)}
+            return {**data, "json": strict_json.loads(answer.body, max_depth=MAX_VALUE_DEPTH)}
         except strict_json.StrictJsonError:
             pass
     text = _text(answer)
@@ -128,8 +126,7 @@ def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
             "files": [
                 {
                     "filename": file_name(answer.url),
-                    "content_type": answer.content_type[:MAX_TYPE_SHOWN]
-                    or "application/octet-stream",
+                    "content_type": answer.content_type or "application/octet-stream",
                     "size": len(answer.body),
                     FILE_CONTENT: content,
                 }

@@ -32,12 +32,9 @@ from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.mcp_servers import McpServer
 from fumehood.executors.mcp_wire import Request, RpcError
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.rest import concluded
+from fumehood.executors.rest import MAX_BODY_SHOWN, concluded
 from fumehood.executors.upstreams import BodyTooLarge
 from fumehood.registry.index import Source
-
-MAX_TEXT_SHOWN = 4096
-"""Characters of a failed tool's own text in `error.message`."""
 
 FRAME_BYTES = 64 * 1024
 """Of a message around its result."""
@@ -116,7 +113,7 @@ async def _ask(
             details={"ended_by": "output", "limit": {"output_bytes": limits.output_bytes}},
         ) from None
     except RpcError as error:
-        shown = error.message[:MAX_TEXT_SHOWN]
+        shown = error.message[:MAX_BODY_SHOWN]
         raise ExecutionError(f"The MCP server refused the call: {shown}") from None
 
 
@@ -134,7 +131,7 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> JsonObject:
     texts = [b["text"] for b in content if b.get("type") == "text" and _is_text(b.get("text"))]
     text = "\n".join(texts)
     if result.get("isError") is True:
-        shown = text[:MAX_TEXT_SHOWN] or "no reason given"
+        shown = text[:MAX_BODY_SHOWN] or "no reason given"
         raise ExecutionError(f"The tool failed: {shown}")
     structured = result.get("structuredContent")
     if tool.output_schema is not None and not isinstance(structured, dict):

@@ -60,7 +60,7 @@ from fumehood.registry.definitions import (
 )
 
 MAX_BODY_SHOWN = 4096
-"""Characters of an error's body in `details.body`."""
+"""Characters of a service's own account of an error."""
 
 MAX_ADDRESS = 16 * 1024
 """Characters of an address with its arguments. Services cut the connection at longer ones, which
@@ -71,9 +71,6 @@ DRAINED_BYTES = 1 << 20
 
 MAX_TEXT_BYTES = 6 * SPILL_CHARACTERS + 1024
 """Size limit of a relayed answer as JSON: an escape makes six characters of one."""
-
-MAX_TYPE_SHOWN = 200
-"""Characters of a content type."""
 
 _PLACEMENT = Placement(
     "host",
@@ -276,7 +273,7 @@ class RelayedText:
         """Pass the next bytes on."""
         if self._secrets is None:  # every value is known from here on
             self._secrets = self._values.stream()
-            self.content_type = self._values.text(content_type)[:MAX_TYPE_SHOWN] or None
+            self.content_type = self._values.text(content_type) or None
         self.size += len(piece)
         self._pieces.add(self._secrets.feed(self._decoder.decode(piece)))
         self._undrained += len(piece)
@@ -526,7 +523,7 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
     if is_json(answer):
         value = values.value(_document(answer, values, redactor))
         return value if isinstance(value, dict) else {"value": value}
-    kind = values.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN] or None
+    kind = values.text(answer.headers.get("content-type", "")) or None
     try:
         return {"text": values.text(answer.body.decode("utf-8")), "content_type": kind}
     except UnicodeDecodeError:
@@ -581,7 +578,7 @@ def _error(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> 
 
 def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
     """Status, type and a bounded part of the body."""
-    kind = values.text(answer.headers.get("content-type", ""))[:MAX_TYPE_SHOWN]
+    kind = values.text(answer.headers.get("content-type", ""))
     details: JsonObject = {"status": answer.status, "content_type": kind or None}
     if not answer.body:
         return details

@@ -9,7 +9,6 @@ its progress and then one reply of `inside`.
 
 import ctypes
 import importlib
-import itertools
 import os
 import signal
 import socket
@@ -22,9 +21,6 @@ from typing import Any
 MAX_FRAME_BYTES = 16 << 20
 MAX_RESULT_DEPTH = 58
 """Slightly below the host's limit: a result is nested in a reply."""
-
-MAX_REPORTS = 1000
-"""Progress reports of one call; later ones are dropped."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -76,11 +72,10 @@ def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> 
     from fumehood.executors.inside import answer
     from fumehood.executors.parts import Parts
 
-    left = itertools.count(MAX_REPORTS, -1)
     is_over = False
 
     def report(percent: float, words: str) -> None:
-        if not is_over and next(left) > 0:  # a thread that is left over reports to nobody
+        if not is_over:  # a thread that is left over reports to nobody
             send({"percent": percent, "message": words})
 
     stream = message.get("stream")

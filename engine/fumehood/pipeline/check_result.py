@@ -25,8 +25,6 @@ GROUP = "fumehood.result_checkers"
 CHECK_S = 5.0
 """Seconds for all checkers of one call together."""
 
-MAX_CORRECTION_CHARACTERS = 2000
-
 
 @dataclass(frozen=True, slots=True)
 class CheckedData:
@@ -110,7 +108,7 @@ def _together(opinions: Sequence[ResultCheck], *, is_whole: bool) -> Metacogniti
     return Metacognition(
         checked=is_whole,
         needs_correction=any(opinion.needs_correction for opinion in opinions),
-        correction="\n".join(corrections)[:MAX_CORRECTION_CHARACTERS] or None,
+        correction="\n".join(corrections) or None,
     )
 
 

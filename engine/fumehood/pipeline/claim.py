@@ -23,6 +23,7 @@ import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 
+from fumehood.cache.store import MAX_ARGUMENT_BYTES
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
@@ -55,9 +56,6 @@ MAX_KEY_CHARACTERS = 255
 
 RETRY_AFTER_MS = 500
 """Delay suggested to callers who repeat a call that is still running."""
-
-MAX_INLINE_BYTES = 64 * 1024
-"""Arguments up to this size are hashed on the event loop (about 5 ms), longer ones in a thread."""
 
 NOT_KEPT = (
     "idempotency_key: the answer could not be stored, so a repeat with this key will not "
@@ -340,7 +338,7 @@ async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCal
 
 async def _hashed(permitted: PermittedCall, make: Callable[[], T]) -> T:
     """Make what needs a hash of the arguments, in a thread if they are long."""
-    if len(strict_json.dumps(permitted.arguments)) <= MAX_INLINE_BYTES:
+    if len(strict_json.dumps(permitted.arguments)) <= MAX_ARGUMENT_BYTES:
         return make()
     return await anyio.to_thread.run_sync(make)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fumehood.core.call import CallRequest
+from fumehood.core.call import MAX_TOOL_CHARACTERS, CallRequest
 from fumehood.core.envelope import Envelope, Metadata, Resources, UsageReport
 from fumehood.core.errors import NO_FAULT
 from fumehood.observe.metrics import UNKNOWN, EndedCall
@@ -19,9 +19,6 @@ from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.fallback import ID_SUFFIX
 from fumehood.pipeline.services import PipelineServices
 from fumehood.storage.calls import APPROVAL_WAIT, CallRow
-
-MAX_NAME_CHARACTERS = 140
-"""Characters of a name or version that may not be a tool's."""
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
@@ -188,7 +185,7 @@ def _row(
     tool, version = metadata.tool_name, metadata.tool_version
     if version is None:  # nothing was found under what was asked for
         tool, _, version = request.tool.partition("@")
-        version = version[:MAX_NAME_CHARACTERS] or None
+        version = version[:MAX_TOOL_CHARACTERS] or None
     usage = metadata.usage
     return {
         "id": request.call_id,
@@ -197,7 +194,7 @@ def _row(
         "agent_id": options.agent_id,
         "session_id": options.session_id,
         "trace_id": request.trace_id,
-        "tool": (tool or "")[:MAX_NAME_CHARACTERS],
+        "tool": (tool or "")[:MAX_TOOL_CHARACTERS],
         "version": version,
         "code": code,
         "ended_by": ended_by,

@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import re2
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import to_json
 
 from fumehood.core.returned_file import FILE_CONTENT
-
-MAX_PATTERN_CHARACTERS = 1000
 
 
 def _pattern(text: str) -> str:
@@ -43,9 +41,7 @@ class RedactionSettings(BaseModel):
     common_keys: bool = True
     """Keys and tokens that are known by their form: of clouds, code hosts and model providers,
     JSON Web Tokens, and private keys."""
-    patterns: tuple[
-        Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS), AfterValidator(_pattern)], ...
-    ] = ()
+    patterns: tuple[Annotated[str, AfterValidator(_pattern)], ...] = ()
     """More patterns, in RE2's syntax. In a stream a match cannot reach beyond its line."""
 
 

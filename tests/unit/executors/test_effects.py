@@ -135,7 +135,7 @@ async def test_preview_of_binary_or_long_content_has_sizes_and_hashes(files: Fak
         (changed,) = (await shown("write", files, path="f", mode="replace", **content))["changed"]
         assert changed["binary"] is True
         assert "diff" not in changed
-    long = "x" * (effects.MAX_COMPARED_BYTES + 1)
+    long = "x" * (effects.MAX_READ_BYTES + 1)
     (changed,) = (await shown("write", files, path="f", mode="replace", content=long))["changed"]
     assert (changed["too_large"], "diff" in changed) == (True, False)
     (added,) = (await shown("write", files, path="new", content=long))["added"]
@@ -469,7 +469,7 @@ def test_guest_and_host_serialize_manifests_identically() -> None:
     value = {"b": "é\u202e\n", "a": None, "mode": 0o644}
     assert survey._line(value) == effects.manifest_line(value)
     assert survey.FORMAT == effects.SURVEY_FORMAT
-    assert survey.MAX_SHOWN == effects.MAX_SHOWN
+    assert survey.MAX_SHOWN == effects.MAX_LISTED
 
 
 # -- Diffs ---------------------------------------------------------------------------------

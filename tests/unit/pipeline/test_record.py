@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from fumehood import Envelope, tool
-from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody, CallOptions
 from fumehood.core.call_log import CallQuery, CallRecord
 from fumehood.core.errors import EndedBy, InvalidParams, ResourceNotFound
 from fumehood.core.identity import Principal, Scope
@@ -53,7 +53,7 @@ REFUSED = {
     "unknown tool": (("nothing", {}), "TOOL_NOT_FOUND", ("nothing", None)),
     "unknown version": (("calculator@9.9.9", {}), "TOOL_NOT_FOUND", ("calculator", "9.9.9")),
     "wrong arguments": (("calculator", {}), "INVALID_PARAMS", ("calculator", "1.0.0")),
-    "a name that is long": (("n" * 500, {}), "TOOL_NOT_FOUND", ("n" * 140, None)),
+    "a name that is long": (("n" * 500, {}), "TOOL_NOT_FOUND", ("n" * MAX_TOOL_CHARACTERS, None)),
 }
 
 
