@@ -1,4 +1,4 @@
-"""What administrators see of the result cache. Values only: no key and no answer is among them."""
+"""The result cache's status for administrators, without keys and answers, and its settings."""
 
 from __future__ import annotations
 

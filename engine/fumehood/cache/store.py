@@ -25,7 +25,8 @@ from fumehood.protocol.canonical import digest_of
 from fumehood.registry.index import RegisteredTool
 
 MAX_ARGUMENT_BYTES = 64 * 1024
-"""Hashing takes about 5 ms for so much, on the event loop; calls with more are not cached."""
+"""Arguments that are hashed on the event loop, which takes about 5 ms. Calls with more are not
+cached."""
 
 MAX_REMEMBERED = 2048
 """Keys, and digests of definitions."""
@@ -142,7 +143,7 @@ class Flight:
         redacted: int = 0,
         metacognition: Metacognition | None = None,
     ) -> None:
-        """End with an answer for those who wait, and, if `is_kept`, for later calls."""
+        """End with an answer for waiting calls and, if `is_kept`, for later ones."""
         if not self.over.is_set():
             self.answer = self._cache.answer(
                 data, warnings, at, ttl_seconds, redacted, metacognition
@@ -150,7 +151,7 @@ class Flight:
             self._cache.end(self, self._key, is_kept=is_kept)
 
     def close(self) -> None:
-        """End without an answer, if it has not ended yet: one of those who wait runs instead."""
+        """End without an answer, if it has not ended yet. A waiting call then runs instead."""
         if not self.over.is_set():
             self._cache.end(self, self._key, is_kept=False)
 
@@ -201,7 +202,7 @@ class ResultCache:
         return flight
 
     def status(self) -> CacheStatus:
-        """The present content, and counters since the start."""
+        """The current content, and counters since the start."""
         now = self._monotonic()
         for key in [key for key, answer in self._entries.items() if answer.expires <= now]:
             self._drop(key)

@@ -40,7 +40,7 @@ def upstream_of(tool: ToolDefinition) -> str | None:
 
 
 def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:
-    """What the ending of a request says about the service, or None if nothing.
+    """Whether the end of a request shows a healthy or a failing service, or None for neither.
 
     Timeouts, broken connections and 5xx count against it; an answer, also a refusal of the
     caller's arguments, counts for it. A call that never reached it, was cancelled, or came too
@@ -58,7 +58,7 @@ def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | 
 
 
 class Permit:
-    """Leave to send one request. `conclude` or `give_back` ends it, whichever comes first.
+    """Permission to send one request. The first `conclude` or `give_back` ends it.
 
     Also a context manager; leaving it gives the permit back if it was not concluded.
     """
@@ -142,7 +142,7 @@ class Circuit:
             self._count(health)
 
     def status(self) -> CircuitStatus:
-        """The present state, for people."""
+        """The current state, for administrators."""
         calls, failures = self._counts()
         wait_ms = self.wait_ms()
         is_due = self._state is CircuitState.OPEN and not wait_ms
@@ -208,7 +208,7 @@ class Circuit:
 
 
 class Circuits:
-    """The circuits to all services. They come into being with the first call of their tools."""
+    """The circuits to all services, each created with the first call of its tools."""
 
     def __init__(self, settings: CircuitSettings, now: Callable[[], float], log: Logger) -> None:
         self._settings = settings
@@ -242,7 +242,7 @@ class Circuits:
         return circuit.status() if circuit is not None else None
 
     def statuses(self) -> list[CircuitStatus]:
-        """Every circuit that has come into being; those that are not closed first."""
+        """The status of every circuit; those that are not closed come first."""
         found = [circuit.status() for circuit in self._circuits.values()]
         return sorted(found, key=lambda one: (one.state is CircuitState.CLOSED, one.upstream))
 

@@ -28,7 +28,7 @@ RESOLVE_S = 60.0
 """Resolvers give up sooner."""
 
 TURNS = 2
-"""Turns of the event loop, in which a read gets data that has already arrived."""
+"""Turns of the event loop after which a read has returned any data that has arrived."""
 
 # *Source*: IANA's registries of special-purpose addresses, as `ipaddress` knows them
 # (`is_global`), with these beside them.
@@ -174,7 +174,7 @@ class _Connection(httpcore2.AsyncNetworkStream):
 
 
 async def _cancel_soon(scope: anyio.CancelScope) -> None:
-    """End a read that would wait, after the event loop has gone round often enough for another."""
+    """Cancel a read that would block, once the event loop has had time to deliver data."""
     for _ in range(TURNS):
         await anyio.lowlevel.checkpoint()
     scope.cancel()

@@ -97,7 +97,7 @@ def fetch_request(arguments: JsonObject) -> UpstreamRequest:
     """The request for an address; a fragment is not sent.
 
     Raises:
-        ArgumentsRefused: it is no address that can be asked.
+        ArgumentsRefused: the address cannot be fetched.
     """
     url = str(arguments.get("url", "")).partition("#")[0]
     faults = [fault.removeprefix("endpoint: ") for fault in url_faults(url)]
@@ -107,7 +107,7 @@ def fetch_request(arguments: JsonObject) -> UpstreamRequest:
 
 
 def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
-    """What the tool answers: JSON, a text from the character `start` on, or a file."""
+    """The tool's result: JSON, the text from the character `start` on, or a file."""
     data: JsonObject = {
         "url": answer.url,
         "status": answer.status,

@@ -129,7 +129,7 @@ async def _run_followed(run: ToolRun) -> Outcome:
 async def _ending_of(
     run: ToolRun, address: FunctionAddress, where: JsonObject, parts: FollowedParts | None
 ) -> RunEnding:
-    """Call the function in another process, which is told how to give its result in parts."""
+    """Call the function in another process; with `parts`, its result is streamed in parts."""
     call: JsonObject = {
         "module": address.module,
         "name": address.name,
@@ -147,7 +147,7 @@ async def _ending_of(
 
 
 class HostFunctionFailed(ExecutionError):
-    """A host function raised something that is not for the caller. `cause` is for the log."""
+    """A host function raised an exception that the caller must not see. `cause` is for the log."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(

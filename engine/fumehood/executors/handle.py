@@ -64,7 +64,7 @@ class CallHandle:
 
     @property
     def over(self) -> asyncio.Event:
-        """Set when nothing of the call runs any more. Made for the few who wait for it."""
+        """Set when nothing of the call runs any more. Created on first use."""
         if self._over is None:
             self._over = asyncio.Event()
             if self._is_over:

@@ -37,7 +37,7 @@ from fumehood.executors.upstreams import BodyTooLarge
 from fumehood.registry.index import Source
 
 FRAME_BYTES = 64 * 1024
-"""Of a message around its result."""
+"""Bytes of a message around its result."""
 
 _HOST = Placement(
     "host", "host", "the executor 'mcp' asks a server that runs on the host, as the operator's "
@@ -118,7 +118,7 @@ async def _ask(
 
 
 def result_data(result: JsonObject, tool: ToolDefinition) -> JsonObject:
-    """What the tool answers: structured content, else its texts; files beside it.
+    """The tool's result: structured content or else its texts, plus files.
 
     Raises:
         ExecutionError: it failed, asks for input, or is not understood.

@@ -23,7 +23,7 @@ from fumehood.core.call import ToolResult
 from fumehood.protocol import strict_json
 
 PROMPT_PIECES = 1000
-"""So many pieces of one call are passed on one by one. Later ones may wait for each other."""
+"""Number of pieces of one call that are passed on one by one. Later ones may be combined."""
 
 PAUSE_S = 0.05
 MAX_HELD_CHARACTERS = 4096
@@ -32,7 +32,7 @@ Hear = Callable[[str], None]
 
 
 class Unfit(Exception):
-    """JSON cannot hold it."""
+    """A value cannot be represented in JSON."""
 
 
 class TooManyParts(Exception):
@@ -59,7 +59,7 @@ class Pieces:
         self._last_s = 0.0
 
     def add(self, text: str) -> None:
-        """Pass a piece on, or hold it back where many came within a moment."""
+        """Pass a piece on, or hold it back if many came in quick succession."""
         self._held.append(text)
         self._size += len(text)
         is_soon = time.monotonic() - self._last_s < PAUSE_S
@@ -67,7 +67,7 @@ class Pieces:
             self.flush()
 
     def flush(self) -> None:
-        """Pass on what is held back."""
+        """Pass on the pieces that are held back."""
         text = "".join(self._held)
         self._held, self._size = [], 0
         if text:
@@ -152,7 +152,7 @@ _listener: ContextVar[Report | None] = ContextVar("fumehood_progress", default=N
 
 
 def progress(percent: float, message: str = "") -> None:
-    """Report from inside a tool's function that `percent` (0 to 100) of the work is done.
+    """Report that `percent` (0 to 100) of a tool's work is done. For use inside its function.
 
     Numbers beyond are moved to the nearer end, longer messages than 200 characters are cut,
     and after 1 000 reports of one call further ones are dropped.

@@ -110,7 +110,7 @@ class _Stream:
         self._draft: Draft | None = None
 
     def add(self, text: str) -> str:
-        """Returns the part that was within the limit."""
+        """Add text. Returns the part within the limit."""
         kept = text if len(text) <= self._left else text[: self._left]
         if not kept:
             return ""
@@ -219,7 +219,7 @@ class ProgramFiles:
         self._names: set[tuple[FileKind, str]] = set()
         self._inline_total = 0
         self.pictures: list[JsonObject] = []
-        """What the answer says of each picture, once `entries` came back."""
+        """The answer's entry for each picture, once `entries` has returned."""
         self.left_out = 0
         """Files left out: too many, cut short, or with invalid names."""
 
@@ -267,7 +267,7 @@ class ProgramFiles:
         return [entry for coming, entry in entries if coming.kind == "file"]
 
     def discard(self) -> None:
-        """Drop everything, for a run without an answer."""
+        """Discard everything, for a run without an answer."""
         self._end_file()
         for coming in self._done:
             if coming.draft is not None:

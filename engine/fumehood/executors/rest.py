@@ -67,7 +67,7 @@ MAX_ADDRESS = 16 * 1024
 looks like a failure: a few such calls of one caller would open the circuit for everybody."""
 
 DRAINED_BYTES = 1 << 20
-"""So many bytes of a relayed answer may wait for the disk."""
+"""Bytes of a relayed answer that may wait for the disk."""
 
 MAX_TEXT_BYTES = 6 * SPILL_CHARACTERS + 1024
 """Size limit of a relayed answer as JSON: an escape makes six characters of one."""
@@ -130,7 +130,7 @@ async def run_request(
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What an answer says: the result, and its fields that are never shortened."""
+    """The result in an answer, and its fields that are never shortened."""
 
     data: JsonObject
     whole_fields: frozenset[str] = frozenset()
@@ -169,7 +169,7 @@ def concluded(
 
 
 def _advise(error: NetworkError | UpstreamTimeout, tool: ToolDefinition) -> None:
-    """Say whether to repeat a request that was sent. A 503 says itself that it may be."""
+    """Add advice on repeating a request that was sent. After a 503 it may be repeated."""
     turned_away = (error.details or {}).get("status") == 503
     error.may_retry = error.may_retry and (tool.idempotent or turned_away)
     advice = "Repeat the call later." if error.may_retry else "It may or may not have taken effect."
@@ -548,12 +548,12 @@ def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) 
 
 
 def is_json(answer: UpstreamAnswer) -> bool:
-    """Whether its type promises JSON."""
+    """Whether the answer's content type is JSON."""
     return answer.content_type == "application/json" or answer.content_type.endswith("+json")
 
 
 def _error(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> EngineError:
-    """The error for a status that is no success."""
+    """The error for an unsuccessful status."""
     status, details = answer.status, _details(answer, values, redactor)
     said = f"The tool's service answered with status {status}"
     if status == 429:

@@ -79,7 +79,7 @@ class SessionFiles:
 
     @property
     def most_bytes(self) -> int:
-        """What the workspace holds: no file is larger."""
+        """The workspace's size in bytes, which no file can exceed."""
         record = self._sessions.find(self._principal, self._session_id)
         return container_writable_mb(record.memory_mb)["/workspace"] * MB
 
@@ -160,7 +160,7 @@ class SessionFiles:
             )
 
     async def ask(self, request: JsonObject, model: type[M]) -> M:
-        """One request in a turn of its own."""
+        """Send one request to the guest in its own turn at the session."""
         turn = await self._sessions.files(self._principal, self._session_id)
         async with turn as lease:
             said = await ask(lease, request, REQUEST_LIMITS, model)
@@ -168,7 +168,7 @@ class SessionFiles:
 
 
 class Download:
-    """A file on its way out. `size` is that of its whole, which every piece has to agree to."""
+    """A file being downloaded. `size` is its total size, which every piece has to match."""
 
     def __init__(self, files: SessionFiles, path: str) -> None:
         self.path = path
@@ -212,7 +212,7 @@ class Download:
 
 
 class Upload:
-    """A file on its way in, under a token until it is whole. Leaving it unfinished drops it."""
+    """A file being uploaded, under a token until it is complete. If unfinished, it is dropped."""
 
     def __init__(self, files: SessionFiles, path: str, mode: Mode) -> None:
         self._files = files
@@ -235,7 +235,7 @@ class Upload:
             await self._files.ask({"do": "drop", "token": self._token}, Dropped)
 
     async def feed(self, data: bytes) -> None:
-        """The next bytes, as many as there are.
+        """Send the next bytes.
 
         Raises:
             RequestTooLarge: over what the workspace holds.
@@ -246,7 +246,7 @@ class Upload:
             await self._put(data[start : start + MAX_PUT_BYTES])
 
     async def finish(self) -> int:
-        """Put the file into its place, whole; its size."""
+        """Move the complete file into place. Returns its size."""
         if not self._has_begun:
             await self._put(b"")
         request: JsonObject = {
@@ -279,7 +279,7 @@ class Upload:
 
 
 def too_large(most: int) -> RequestTooLarge:
-    """A file that no workspace of this size holds."""
+    """The error for a file that is larger than the workspace."""
     return RequestTooLarge(
         f"The file is larger than what this session's workspace holds ({most // MB} MB). Send "
         "less, or start a session with more memory."

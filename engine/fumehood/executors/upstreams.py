@@ -46,9 +46,9 @@ MAX_REDIRECTS = 5
 MAX_ERROR_BYTES = 64 * 1024
 """Bytes read of an error's body."""
 PIECE_BYTES = 64 * 1024
-"""Unpacked at once. A packed byte can become a thousand."""
+"""Bytes decompressed at a time. One compressed byte can become a thousand."""
 PACKED_OVERHEAD_BYTES = 64 * 1024
-"""What an honest packed body may be larger than the limit for the unpacked one."""
+"""Bytes by which a compressed body may exceed the limit for the decompressed one."""
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REDIRECTED = "The tool's service redirected the request to another host."
@@ -115,7 +115,7 @@ class Attempt:
 
 
 class Upstreams:
-    """Connections to other services, and the secrets for them. Nothing is made before it is used.
+    """Connections to other services, and the secrets for them. Everything is created on first use.
 
     `tls` replaces the host's certificate authorities.
     """
@@ -258,9 +258,9 @@ class Upstreams:
 
 
 def _drop_what_follows(answer: httpcore2.Response) -> None:
-    """Keep no connection on which more came than one answer: the rest would answer another call.
+    """Close a connection that received more than one answer: the rest would answer another call.
 
-    The library has no word for this; it looks only at what has not been read yet.
+    The library has no function for this; it checks only data that it has not read yet.
     """
     stream: Any = answer.stream
     state = stream._stream._connection._h11_state
@@ -342,7 +342,7 @@ async def _unpacked(
     encoding = encoding.strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise ExecutionError(
-            "The tool's service packed its answer in a way that was not asked for. Do not retry."
+            "The tool's service used an unsupported Content-Encoding. Do not retry."
         )
     unpacker = zlib.decompressobj(wbits=31) if "gzip" in encoding else None
     left, received = most, 0

@@ -65,17 +65,17 @@ FaultKind = Literal[
 
 
 class NotAsAgreed(Exception):
-    """The answer has not the form that this engine's own guest gives it."""
+    """The answer does not have the form that this engine's own guest uses."""
 
 
 class Claim(BaseModel):
-    """A form that an answer, or a part of it, may have."""
+    """Base class of answers and their parts, validated strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Fault(Claim):
-    """Why it was not done. Its message is the guest's word."""
+    """Why a request was refused. The message is untrusted text from the guest."""
 
     kind: FaultKind
     message: str = Field(max_length=1000)
@@ -102,14 +102,14 @@ class Entry(Claim):
 
 
 class Listing(Claim):
-    """Entries in the order of their paths; `has_more` where there are more than were asked for."""
+    """Entries in the order of their paths; `has_more` if there are more than requested."""
 
     entries: list[Entry] = Field(max_length=MAX_LISTED)
     has_more: bool
 
 
 class Piece(Claim):
-    """A part of a file. `version` is another one where the file has changed."""
+    """A part of a file. `version` differs if the file has changed."""
 
     content_base64: str = Field(max_length=MAX_READ_BYTES * 4 // 3 + 4)
     size: int = Field(ge=0, le=MAX_SIZE)
@@ -131,7 +131,7 @@ class Piece(Claim):
 
 
 class Written(Claim):
-    """The size of a file, or of what has come of an upload, after a write."""
+    """The size of a file, or of an upload so far, after a write."""
 
     size: int = Field(ge=0, le=MAX_SIZE)
 
@@ -148,14 +148,14 @@ class NotDeleted(Claim):
 
 
 class Deletion(Claim):
-    """What became of each path."""
+    """The result of a deletion for each path."""
 
     deleted: list[str] = Field(max_length=MAX_LISTED)
     missing: list[str] = Field(max_length=MAX_LISTED)
     failed: list[NotDeleted] = Field(max_length=MAX_LISTED)
 
     def is_of(self, paths: list[str]) -> bool:
-        """Whether it speaks of these paths and no others."""
+        """Whether it covers exactly these paths."""
         said = [*self.deleted, *self.missing, *(entry.path for entry in self.failed)]
         return set(said) == set(paths) and len(said) == len(set(paths))
 
@@ -181,7 +181,7 @@ def read_answer(model: type[Any], result: JsonObject | None) -> Any:
 
 
 def fitting_piece(piece: Piece, offset: int, length: int) -> bytes:
-    """The bytes of a piece that was asked for: all that are there of it.
+    """The bytes of a requested piece, checked against the file's size.
 
     Raises:
         NotAsAgreed: more or fewer bytes than the file has there.

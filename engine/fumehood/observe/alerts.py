@@ -32,7 +32,7 @@ LEAST_CALLS_OF_P99 = 100
 """Minimum number of calls for a 99th percentile."""
 
 LOOK_S = 5.0
-"""How often the thresholds are looked at."""
+"""Seconds between two checks of the thresholds."""
 
 
 class Totals(NamedTuple):
@@ -144,7 +144,7 @@ class Alerts:
         return Window(self._settings.window_seconds, len(Totals._fields))
 
     def look(self) -> AlertList:
-        """Look at all thresholds now, and note which alerts fire or are resolved."""
+        """Check all thresholds now, and record which alerts fire or are resolved."""
         settings, now, shown = self._settings, self._monotonic(), []
         for tool, window in list(self._windows.items()):
             totals = Totals(*window.totals(now))
@@ -162,7 +162,7 @@ class Alerts:
         )
 
     async def watch(self, tell: Callable[[Alert], Awaitable[None]]) -> None:
-        """Look again and again, and tell of what has changed. No fault ends it."""
+        """Check the thresholds periodically and report changes. No fault ends the loop."""
         while True:
             try:
                 self.look()
@@ -204,7 +204,7 @@ class Alerts:
         return alert
 
     def _note(self, alert: Alert) -> None:
-        """Log a change, and keep it to be told."""
+        """Log a change, and queue it for notification."""
         key = (alert.tool, alert.name)
         if alert.since is not None:
             self._firing[key] = alert.since
@@ -223,7 +223,7 @@ and a few hundred would take the places of the engine's own tools."""
 
 
 class CallObserver:
-    """The observers of one engine. `spans` is None where none are sent.
+    """The observers of one engine. `spans` is None if no traces are sent.
 
     `declared` has the names of the tools of others in the configuration, without `external:`.
     """

@@ -24,7 +24,7 @@ BUCKETS_S = (
 APPROVAL_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 86_400.0)
 
 UNKNOWN = "(unknown)"
-"""The label for names that are no tool's. The parentheses cannot be in a tool's name."""
+"""The label for unknown names. The parentheses cannot occur in a tool's name."""
 OTHER = "(other)"
 """The label for the rest."""
 MAX_TOOLS = 200
@@ -34,7 +34,7 @@ MAX_CODES = 60
 
 @dataclass(frozen=True, slots=True)
 class EndedCall:
-    """What is counted of a call. `tool` is None if no tool was found."""
+    """The counted facts of a call. `tool` is None if no tool was found."""
 
     tool: str | None
     code: str

@@ -42,7 +42,7 @@ BURST_S = 0.05
 """How much of that time may be spent at once."""
 
 SHUTDOWN_S = 2.0
-"""How long the end of the engine waits for spans that are still to be sent."""
+"""Seconds that a stopping engine waits for unsent spans."""
 
 HEADER = "traceparent"
 VARIABLE = "TRACEPARENT"
@@ -50,7 +50,7 @@ VARIABLE = "TRACEPARENT"
 propagation carriers"."""
 
 INCOMING: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""What the request that is being answered says, as it came. Set by the faces."""
+"""The `traceparent` of the current request, unparsed. Set by the faces."""
 
 _FORM = re.compile(
     r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
@@ -104,7 +104,7 @@ class EndedStage:
 
 @dataclass(frozen=True, slots=True)
 class EndedTrace:
-    """What the spans of one call are made from. `parent` is the span that it belongs to."""
+    """The data for the spans of one call. `parent_id` is the span that it belongs to."""
 
     tool: str
     call_id: str
@@ -259,7 +259,7 @@ def otlp_provider(environment: Mapping[str, str], log: Logger) -> TracerProvider
 
 
 def close_provider(provider: Any) -> None:
-    """Send the spans that are still there, for a bounded time, and end it."""
+    """Send the remaining spans, for a bounded time, and shut the provider down."""
     ending = threading.Thread(target=provider.shutdown, daemon=True)
     ending.start()
     ending.join(SHUTDOWN_S)

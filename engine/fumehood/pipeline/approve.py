@@ -36,7 +36,7 @@ from fumehood.policy.model import Verdict
 from fumehood.protocol.messages import decode_envelope
 
 MAX_READ_VALUES = 20_000
-"""In a call that a human reads. More would hold other calls up as well: each is hashed often."""
+"""Values in a call that a human has to read. Hashing more would delay other calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +148,11 @@ async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalReque
 async def _answered(answer: Envelope, call: CallContext, approvals: ApprovalRequests) -> Envelope:
     """The stored answer for this caller, marked if it is that of the call which it repeats.
 
-    An action is done once, however often its answer is told. A yes for a tool that its caller runs
-    itself is told once, or it would be run more often.
+    An action runs once, however often its answer is fetched. An approval of a tool that the caller
+    runs itself can be fetched once only, because each fetch could lead to another run.
 
     Raises:
-        ApprovalExpired: such a yes was told before.
+        ApprovalExpired: such an approval was fetched before.
     """
     first, own = answer.metadata.call_id or "", call.request.call_id
     if answer.success and call.repeat_key is not None and call.request.tool.startswith(EXTERNAL):

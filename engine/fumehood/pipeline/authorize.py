@@ -88,7 +88,7 @@ def authorize(
 def facts_of(
     validated: ValidatedCall, principal_id: str, is_over_budget: Callable[[], bool]
 ) -> CallFacts:
-    """The facts of a call that rules may use, also for explanations."""
+    """The facts of a call that policy rules and explanations use."""
     resolved = validated.resolved
     options = resolved.request.options
     return CallFacts(

@@ -29,7 +29,7 @@ from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol.messages import encode_envelope
 
 MAX_ANSWER_BYTES = 16 * MB
-"""Answers of one batch, which are held until its end. After that no member is begun."""
+"""Total size of the answers of one batch. Once it is reached, no further member starts."""
 
 NOT_BEGUN = "This call was not begun, so it can be sent again."
 
@@ -100,7 +100,7 @@ class Batch:
         return [self._texts[place] for place in range(len(self._members))]
 
     def cancel(self) -> None:
-        """Cancel the members that run, and begin no other."""
+        """Cancel the running members, and start no others."""
         self._end(Cancelled(f"The batch was cancelled. {NOT_BEGUN}", retryable=True))
 
     def _end(self, error: EngineError) -> None:

@@ -101,7 +101,7 @@ async def _shorten(
     resolved: ResolvedCall,
     services: PipelineServices,
 ) -> ShapedOutcome:
-    """Shorten long texts. A dry run keeps none of them as blobs; a program gets longer ones."""
+    """Shorten long texts. Dry runs store no blobs, and programs get longer texts."""
     is_whole = len(shaped.text) <= MAX_RESULT_BYTES and not shaped.outcome.cuts
     if request.parent_id is not None and is_whole:
         return shaped
@@ -280,7 +280,7 @@ def _warnings(
 
 
 def _has_run(call: CallContext) -> bool:
-    """Whether an approved call ran, as far as is known."""
+    """Whether an approved call is known to have run."""
     approval = call.approval
     return approval is not None and (call.is_approved or approval.approval.state in HAS_BEGUN)
 

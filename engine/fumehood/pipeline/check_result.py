@@ -1,9 +1,9 @@
-"""Check result: ask the operator's checkers what they think of a successful result.
+"""Check result: run the operator's checkers on a successful result.
 
-After `result`, before the envelope. The tool has acted, so a checker can add to the answer and
-change nothing of it: one that fails, takes too long, or answers with anything else is named in a
-warning. Only an embedding program, or an installed package that the configuration names, brings
-checkers; they run in the engine's process.
+After `result`, before the envelope. The tool has acted, so a checker can add to the answer but not
+change it. A checker that fails, times out, or returns anything else is named in a warning.
+Checkers come from an embedding program or from an installed package that the configuration names,
+and run in the engine's process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHECK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CheckedData:
-    """What the checkers of one call said."""
+    """The results of the checkers of one call."""
 
     metacognition: Metacognition | None = None
     warnings: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class ResultCheckers:
     """The checkers of one engine."""
 
     def __init__(self, checkers: Sequence[ResultChecker], log: Logger) -> None:
-        """Ask these, in this order.
+        """Use these checkers, in this order.
 
         Raises:
             TypeError: a checker is not an asynchronous function.
@@ -53,7 +53,7 @@ class ResultCheckers:
         return bool(self._checkers)
 
     async def check(self, result: CheckedResult) -> CheckedData:
-        """Ask every checker, one after the other. A cancellation waits for them."""
+        """Run the checkers one after the other. A cancellation waits for them."""
         opinions: list[ResultCheck] = []
         warnings: list[str] = []
         with anyio.CancelScope(shield=True), anyio.move_on_after(CHECK_S):
@@ -101,7 +101,7 @@ def load_checkers(
 
 
 def _together(opinions: Sequence[ResultCheck], *, is_whole: bool) -> Metacognition | None:
-    """The combined opinion: correction is needed if one checker says so."""
+    """The combined result: correction is needed if any checker asks for it."""
     if not opinions and is_whole:
         return None
     corrections = [o.correction for o in opinions if o.needs_correction and o.correction]

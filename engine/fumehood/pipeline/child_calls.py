@@ -46,10 +46,10 @@ from fumehood.protocol import strict_json
 from fumehood.sandbox.wall import CallPort
 
 MAX_CALLS = 1000
-"""Calls of one program. The guest ends one that continues long after that."""
+"""Calls of one program. The guest ends a program that continues long after that."""
 
 MAX_OPEN = 8
-"""Calls of one program at once. Its own module lets further threads wait."""
+"""Concurrent calls of one program. Further threads wait inside the program."""
 
 MAX_RESULT_BYTES = MB
 """Size of the largest result that a program gets whole. Longer texts are shortened."""
@@ -58,7 +58,7 @@ ANSWER_BYTES = 1024
 """Bytes of an answer around its result."""
 
 _TAKEN = frozenset({"ToolError", "ABSENT"})
-"""Names in the module `tools` that are no tools."""
+"""Names in the module `tools` that are not tools."""
 
 RunCall = Callable[[CallRequest, PipelineServices, CallHandle], Awaitable[Envelope]]
 
@@ -80,7 +80,7 @@ def require_for_program(tool: ToolDefinition) -> None:
 
 
 def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonObject] | None:
-    """The tools that a program may call, as its guest gets them, or None if it requests none.
+    """The tools that a program may call, as its guest receives them, or None if it requests none.
 
     Raises:
         InvalidParams: its caller cannot use one of them, or two would have one name.
@@ -229,7 +229,7 @@ class ChildCalls:
         )
 
     def _patience_s(self) -> float:
-        """How long the program may still wait for humans, of what its own call was given."""
+        """The seconds of its own call that the program may still spend waiting for humans."""
         approvals, options = self._services.approvals, self._parent.request.options
         waited_s = self._waited_s
         if self._waiting:
@@ -263,7 +263,7 @@ class ChildCalls:
         self._answer(number, ended, port)
 
     def _answer(self, number: int, ended: Envelope | EngineError, port: CallPort) -> None:
-        """Send what the program gets: the data, or the error."""
+        """Send the data or the error to the program."""
         data: JsonObject = {}
         if isinstance(ended, EngineError):
             error: ErrorInfo | None = shape_error(ended)

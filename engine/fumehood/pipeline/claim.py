@@ -74,7 +74,7 @@ SHOWING_OPTIONS = frozenset(
 """Options that change only the form of the answer, or how hard the engine tries."""
 
 _NO_ENDINGS = frozenset({Cancelled.code, InternalError.code})
-"""Errors that do not tell how far the call came."""
+"""Errors that do not tell whether the call had an effect."""
 
 _LATER = frozenset({RequiresHumanApproval.code})
 """Errors that a human can resolve."""
@@ -249,8 +249,8 @@ class Keys:
     def _last(
         self, call: KeyedCall, job: Callable[[Connection], None]
     ) -> Callable[[Connection], None]:
-        """The job that ends a call. From its turn on the call is held no more: who comes after
-        it sees what it wrote, or, where it failed, a lost call."""
+        """The job that ends a call. Afterwards the call is no longer held: later jobs see what it
+        wrote, or a lost call if it failed."""
 
         def run(connection: Connection) -> None:
             try:
@@ -269,8 +269,8 @@ def claimed(permitted: PermittedCall, claim: Claim | None) -> ClaimedCall:
 def key_of(permitted: PermittedCall) -> str | None:
     """The key as it was given: by the option, or by the tool's own parameter.
 
-    What an agent's configuration or a schema's default says is nobody's key. A parameter that
-    is null or empty is none.
+    Values from an agent's configuration or a schema's default do not count as keys, and neither
+    do null and empty values.
 
     Raises:
         InvalidParams: both are given and differ, or the parameter is too long for a key.
@@ -295,10 +295,10 @@ def key_of(permitted: PermittedCall) -> str | None:
 def ending_of(
     error: ErrorInfo | None, *, acted: bool, may_repeat: bool
 ) -> Literal["keep", "free", "lose"]:
-    """What becomes of the key of a call that ended like this.
+    """Whether the key of an ended call keeps its answer, is freed, or loses its outcome.
 
-    A failure before anything was done frees it where the same call may work later; what acted
-    is free again only where acting twice does no harm.
+    A failure before any effect frees the key if the same call may succeed later. After an effect
+    the key is freed only if repeating the call does no harm.
     """
     if error is None:
         return "keep"
@@ -408,7 +408,7 @@ def key_made_of(permitted: PermittedCall) -> str:
 async def repeat_key_of(permitted: PermittedCall) -> str | None:
     """The key by which a call without an idempotency key is recognized as a repeat.
 
-    None where its caller says that it is no repeat, or sends a key, which then alone decides.
+    None if the caller marks the call as new, or sends a key, which then decides alone.
     """
     if permitted.request.options.new_call or key_of(permitted) is not None:
         return None

@@ -75,7 +75,7 @@ class CallContext:
     """Whether it may have acted."""
     attempts: Attempts = field(default_factory=Attempts)
     fallback: FallbackAnswer | None = None
-    """Set where its tool failed and another one was tried."""
+    """Set if its tool failed and its fallback was called."""
 
     def begin(self) -> None:
         """Note that the call may act from now on, and count it in the rate limits."""
@@ -84,14 +84,14 @@ class CallContext:
             self.rate.take()
 
     def release(self) -> None:
-        """Give back what is held in budgets and rate limits: nothing was used."""
+        """Release what is held in budgets and rate limits, because nothing was used."""
         if self.rate is not None:
             self.rate.release()
         if self.reservation is not None:
             self.reservation.release()
 
     def close_flight(self) -> None:
-        """Let an equal call that waits run instead, unless it has the answer already."""
+        """Let a waiting equal call run instead, unless the answer is already there."""
         if self.flight is not None:
             self.flight.close()
 
@@ -135,24 +135,24 @@ class CallTrace:
         return value
 
     def note(self, event: str, **values: Any) -> None:
-        """An event between stages, at the level `debug`."""
+        """Log an event between stages at the level `debug`."""
         self._log.debug(event, **self._ids, **values)
 
     def tell(self, event: str, **values: Any) -> None:
-        """An event between stages that operators want to know, at the level `info`."""
+        """Log an event between stages at the level `info`, for operators."""
         self._log.info(event, **self._ids, **values)
 
     def conclude(self, event: str, **values: Any) -> None:
-        """The call's last event, at the level `info`, with the time of every stage."""
+        """Log the call's last event at the level `info`, with the time of every stage."""
         self._log.info(event, **self._ids, **values, stages_ms=self.stages_ms())
 
     def fault(self, event: str, error: BaseException) -> None:
-        """A fault that the caller must not see."""
+        """Log a fault that the caller must not see."""
         log_fault(self._log, event, error, **self._ids)
 
     def stages(self) -> list[tuple[str, float, float]]:
-        """Each passed stage, the last one included that is not over, with its begin and end in
-        seconds before now."""
+        """Each stage with its start and end, in seconds relative to now. The last stage,
+        `record`, has not ended yet."""
         now = self._clock.monotonic()
         found, at = [], self._started - now
         for stage, seconds in self._stages_s.items():
@@ -162,7 +162,7 @@ class CallTrace:
 
     @property
     def total_ms(self) -> float:
-        """Milliseconds since the call came in."""
+        """Milliseconds since the call arrived."""
         return (self._clock.monotonic() - self._started) * 1e3
 
     def stage_ms(self, stage: str) -> float | None:

@@ -1,6 +1,6 @@
-"""A dry run: what a call would do, without using anything up (mission P12).
+"""A dry run: what a call would do, without consuming anything (mission P12).
 
-Takes a `PermittedCall`, returns an `Outcome` that says what would happen and why. Faults in
+Takes a `PermittedCall`, returns an `Outcome` that describes what would happen and why. Faults in
 the request itself are refused as in a real call before this is reached.
 """
 

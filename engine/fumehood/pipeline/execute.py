@@ -85,7 +85,7 @@ async def _attempts(
 
 
 def _stop(error: EngineError, suspended_ms: int, call: CallContext) -> None:
-    """Note that the service is suspended, and for how long a repeat would be refused."""
+    """Record that the service is suspended, and how long repeats will be refused."""
     call.attempts.warning = CIRCUIT_OPENED
     error.retry_after_ms = max(error.retry_after_ms or 0, suspended_ms)
 
@@ -106,7 +106,7 @@ async def _attempt(run: ToolRun, permit: Permit | None, plan: Plan) -> Outcome:
 
 
 def _is_hurried(run: ToolRun, offered: WallLimits) -> bool:
-    """Whether a run has less time than its tool gives: its caller, or earlier attempts, took it."""
+    """Whether the caller or earlier attempts left a run less time than its tool normally has."""
     tool = run.tool.definition
     request_s = tool.timeout / 1000 if tool.timeout is not None else math.inf
     given_s = smallest(offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds)
@@ -122,13 +122,13 @@ def _tell(error: EngineError, delay_s: float, max_retries: int, call: CallContex
 
 
 def _with_time(run: ToolRun, left_s: float) -> ToolRun:
-    """The run with what is left of the call's time. An executor ends a run that has none."""
+    """The run with the rest of the call's time. If no time is left, its executor ends it."""
     wall_s = max(left_s, 0.001)
     limits = replace(run.limits, wall_s=wall_s, cpu_s=min(run.limits.cpu_s, wall_s))
     return replace(run, limits=limits)
 
 
 def _summed(before: Outcome, last: Outcome) -> Outcome:
-    """The last outcome with the resources of all attempts."""
+    """The last outcome, with the resources of all attempts added up."""
     cpu_ms = last.cpu_ms if before.cpu_ms is None else before.cpu_ms + (last.cpu_ms or 0.0)
     return replace(last, cpu_ms=cpu_ms, network_ms=before.network_ms + last.network_ms)

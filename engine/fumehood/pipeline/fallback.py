@@ -3,7 +3,7 @@
 Called by `run` after the last attempt, with the pipeline itself as `run`: the other call passes
 every gate for the same caller and agent, with the same arguments, and is recorded under an id of
 its own. Invariants: no fallback where the first tool may have acted and is not idempotent; none
-that a human would have to approve, and none for a call that a human approved, because the approval
+that needs a human's approval, and none for a call that a human approved, because the approval
 is for that tool; a fallback's own fallback is not followed; a call whose fallback may have acted is
 never reported as retryable, unless repeating it is harmless.
 """
@@ -26,7 +26,7 @@ ID_SUFFIX = "_fallback"
 
 
 def has_fallback(call: CallContext, error: EngineError) -> bool:
-    """Whether another tool is tried in place of a call that ended like this."""
+    """Whether the tool's fallback is called after this error."""
     if call.resolved is None or call.handle.is_cancelled:
         return False
     if call.handle.has_output:  # its followers have read a part of another tool's result
@@ -47,7 +47,7 @@ async def fall_back(
     services: PipelineServices,
     run: Callable[[CallContext, PipelineServices], Awaitable[Envelope]],
 ) -> None:
-    """Call the other tool, and note its answer in `call.fallback`."""
+    """Call the fallback and store its answer in `call.fallback`."""
     if call.resolved is None or call.resolved.tool.definition.fallback is None:
         return
     name = call.resolved.tool.definition.fallback
@@ -68,7 +68,7 @@ async def fall_back(
 
 
 def require_no_approval(permitted: PermittedCall) -> None:
-    """Raises RequiresHumanApproval: a fallback waits for nobody, and uses up no remembered rule."""
+    """Raises RequiresHumanApproval: fallbacks never wait for approval or use a remembered rule."""
     if permitted.decision.verdict is Verdict.ASK:
         raise RequiresHumanApproval(
             "The fallback needs approval, and a fallback waits for nobody. It was not called."
@@ -110,7 +110,7 @@ def with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
 
 
 def _request(request: CallRequest, name: str) -> CallRequest:
-    """The same call of another tool. It is protected by the first one's key, and has none."""
+    """The same call of another tool, without an idempotency key: the first call's key covers it."""
     return replace(
         request,
         tool=name,

@@ -49,7 +49,7 @@ class WallDown(SandboxUnavailable):
 async def plan_now(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """As `make_plan`, after a second look if the wall is down or the call's image is missing."""
+    """As `make_plan`, but checks the wall again if it is down or the call's image is missing."""
     try:
         return make_plan(permitted, walls, sessions)
     except (WallDown, ImageMissing):
@@ -81,7 +81,7 @@ def executor_of(tool: ToolDefinition) -> Executor:
 def make_plan(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """Placement, wall and effective limits of a call. Without `sessions` there are none.
+    """The placement, wall and effective limits of a call. Without `sessions`, sessions are refused.
 
     Raises:
         WallDown: the wall enforces nothing now.
@@ -139,7 +139,7 @@ def make_plan(
 
 
 def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
-    """Whether the wall and the image of a call outside a session are there, as far as is known."""
+    """Whether the wall and the image for a call outside a session are known to be available."""
     try:
         executor = executor_of(tool)
         placement = executor.placement(tool, in_session=False)

@@ -22,7 +22,7 @@ from fumehood.storage.calls import APPROVAL_WAIT, CallRow
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
-    """Say what is about to run. If this fails, nothing runs."""
+    """Log the action before it runs. If this fails, nothing runs."""
     placement, limits = admitted.plan.placement, admitted.plan.limits
     call.trace.note(
         "call.intent",
@@ -34,9 +34,9 @@ def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
 
 
 def record_ending(call: CallContext, envelope: Envelope, services: PipelineServices) -> None:
-    """Record an ending with the time that each stage took; also that of a refused call.
+    """Record the end of a call, refused or run, with the time of each stage.
 
-    It is done when the event loop comes round again, after the answer is out. Dry runs, calls
+    Runs in the next turn of the event loop, after the answer has been sent. Dry runs, calls
     without a principal, and calls that still wait for a human are in the log only.
     """
     asyncio.get_running_loop().call_soon(_write_down, call, envelope, services)
@@ -100,7 +100,7 @@ def record_replay(
 
 
 def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
-    """Count a call that has ended, and make its spans."""
+    """Count an ended call and create its trace spans."""
     tool = metadata.tool_name if call.resolved is not None or call.approval is not None else None
     waited_s = _waited_s(call, services)
     services.observer.ended(
@@ -132,12 +132,12 @@ def _waited_s(call: CallContext, services: PipelineServices) -> float | None:
 def _trace(
     call: CallContext, metadata: Metadata, code: str, tool: str, services: PipelineServices
 ) -> EndedTrace:
-    """What the spans of a call are made from. A child's span belongs to its parent's."""
+    """The data for a call's trace spans. The span of a child call belongs to its parent's span."""
     request, now = call.request, services.clock.now().timestamp()
     stages = [
         EndedStage(name, now + began, now + ended, _placement(metadata, name))
         for name, began, ended in call.trace.stages()
-        if name != "approve"  # it waits for nobody; below is the time that a human took
+        if name != "approve"  # it does not wait; the human's time is added below
     ]
     if call.approval is not None:
         approval = call.approval.approval
@@ -167,7 +167,7 @@ def _trace(
 
 
 def _placement(metadata: Metadata, stage: str) -> dict[str, str] | None:
-    """Where a tool ran, for its stage."""
+    """The placement attributes of the stage `execute`, or None for other stages."""
     sandbox = metadata.sandbox
     if stage != "execute" or sandbox is None:
         return None

@@ -34,12 +34,12 @@ class ResolvedCall:
 def resolve(
     request: CallRequest, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> ResolvedCall:
-    """Find the tool. `now` is asked only about a tool that has a sunset date.
+    """Find the tool. `now` is called only if the tool has a sunset date.
 
     Raises:
         ResourceNotFound: no such agent, or not this principal's to speak for.
         PermissionDenied: the agent does not have this tool, or not in this version.
-        ToolNotFound: no such name or version, or a tool to be decided about only.
+        ToolNotFound: no such name or version, or a tool that only its caller runs.
         ToolDisabled: disabled, or host code that the operator did not allow.
         ToolDeprecated: the sunset date has passed.
     """
@@ -47,7 +47,9 @@ def resolve(
     reference = request.tool
     agent_id = request.options.agent_id
     is_external = reference.startswith(EXTERNAL)
-    if is_external and request.context is None:  # by a key or a look a yes would be told again
+    if (
+        is_external and request.context is None
+    ):  # a key or the call log could return the decision again
         raise ToolNotFound(f"{reference[:80]} is called by nobody here. Ask POST /v1/decisions.")
     if agent_id is not None and is_external:
         require_agent(request.principal, agent_id, agents.find(agent_id))
@@ -73,7 +75,7 @@ def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:
 
 
 def _bound_reference(request: CallRequest, binding: Binding) -> str:
-    """The version that the agent is bound to, where it is bound to one."""
+    """The tool reference, with the version that the agent is bound to, if any."""
     if "@" not in binding.tool:
         return request.tool
     if "@" in request.tool and request.tool != binding.tool:

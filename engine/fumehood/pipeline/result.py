@@ -72,7 +72,7 @@ class ShapedOutcome:
 def shape(
     outcome: Outcome, tool: RegisteredTool, max_bytes: int, redactor: Redactor
 ) -> ShapedOutcome:
-    """Redact the data and make it fit, or turn the outcome into an error that gives the reason."""
+    """Redact and check the data. If it does not fit, the outcome becomes an error."""
     max_bytes = outcome.max_data_bytes or max_bytes
     if isinstance(outcome.error, ToolError):
         # Before the message is cut: half a key is not found any more.
@@ -129,7 +129,7 @@ def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorI
 
 
 def redact_error(error: EngineError, redactor: Redactor) -> int:
-    """Redact all that an error says, a tool's own code included; the number of matches."""
+    """Redact an error's texts, including a tool's own code. Returns the number of matches."""
     error.message, total = redactor.text(error.message)
     if isinstance(error, ToolError):
         error.tool_code, in_code = redactor.text(error.tool_code)
@@ -171,7 +171,7 @@ def _shape_tool_error(error: ToolError) -> EngineError:
 
 
 class _Unfit(Exception):
-    """JSON cannot hold a value."""
+    """A value cannot be represented in JSON."""
 
 
 def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
@@ -239,8 +239,8 @@ async def shorten(
     with_summary: bool = True,
     max_length: int | None = None,
 ) -> ShapedOutcome:
-    """Shorten long texts and keep the whole ones as blobs, of the session if there is one. Without
-    a principal nothing is kept.
+    """Shorten long texts, and store the whole texts as blobs of the caller, or of its session.
+    Without a principal nothing is stored.
 
     `with_value` also replaces a long `value` of any other type by null. `max_length` is the
     caller's own limit, in characters; the smaller one counts.
@@ -274,7 +274,7 @@ async def shorten(
 
 
 def shortened(data: JsonObject) -> JsonObject:
-    """The data with long texts cut and none kept, for data that the caller already has."""
+    """The data with long texts shortened and no blobs, for data that the caller already has."""
     found = {long.path: long.shown for long in _long_values(data, with_value=False)}
     short: JsonObject = _put(data, found) if found else data
     return short
@@ -296,7 +296,7 @@ def _long_values(
 
 
 def _long_of(cut: CutText, max_length: int | None) -> _Long:
-    """A text that was too long for memory and is already kept."""
+    """A text that was too long for memory and is already stored."""
     shown = ends_of(cut.head, cut.tail, cut.length, max_length)
     return _Long((cut.field,), "", shown, PLAIN_TEXT, cut.length)
 

@@ -34,12 +34,12 @@ MOST_RETRIES: Mapping[type[EngineError], int] = MappingProxyType(
 """Retryable error of an attempt → maximum number of retries (mission P6)."""
 
 BASE_S = 0.2
-"""The longest delay before the first retry; it doubles with each one."""
+"""Maximum delay in seconds before the first retry. It doubles with each retry."""
 CAP_S = 10.0
-"""The longest delay of all, unless the service asks for more."""
+"""Maximum delay in seconds, unless the service asks for a longer one."""
 
 LEAST_ATTEMPT_S = 0.05
-"""No attempt is begun with less time than this."""
+"""Seconds that must be left for another attempt to start."""
 
 WINDOW_S = 60.0
 FREE_RETRIES = 10
@@ -55,13 +55,13 @@ CIRCUIT_OPENED = "retries: stopped, because calls to this service are suspended"
 
 @dataclass(slots=True)
 class Attempts:
-    """What is known of the attempts of one call."""
+    """The retries of one call so far."""
 
     retry_count: int = 0
     max_retries: int | None = None
-    """How many there could be, where they are used up."""
+    """The maximum number of retries, set once all are used."""
     warning: str | None = None
-    """Why there were fewer."""
+    """The reason why retries stopped early, or None."""
 
 
 def is_of_service(tool: ToolDefinition) -> bool:
@@ -75,17 +75,17 @@ def may_retry(tool: ToolDefinition, options: CallOptions) -> bool:
 
 
 def is_passing(error: EngineError) -> bool:
-    """Whether it is a failure of another service that may be over at the next attempt."""
+    """Whether the error is a temporary failure of another service."""
     return error.may_retry and isinstance(error, tuple(MOST_RETRIES))
 
 
 def is_harmless(tool: ToolDefinition, error: EngineError) -> bool:
-    """Whether the action may be done again after an attempt that ended like this."""
+    """Whether repeating the action after this error is safe."""
     return tool.idempotent or not error.was_sent
 
 
 def most_retries(tool: ToolDefinition, error: EngineError) -> int:
-    """How many retries a call may have whose last attempt ended like this."""
+    """The maximum number of retries after this error."""
     if not is_passing(error) or not is_harmless(tool, error):
         return 0
     by_error = next(most for kind, most in MOST_RETRIES.items() if isinstance(error, kind))
@@ -128,9 +128,9 @@ class Retries:
     def next_delay_s(
         self, tool: ToolDefinition, error: EngineError, attempts: Attempts, left_s: float
     ) -> float | None:
-        """Seconds until the next attempt, which is then counted, or None after the last one.
+        """Seconds until the next attempt, or None if there is no further attempt.
 
-        Notes in `attempts` why.
+        Counts the retry, or stores in `attempts` why there is none.
         """
         most = most_retries(tool, error)
         if attempts.retry_count >= most:

@@ -114,9 +114,10 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
 async def _claim(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Claim | Replay | Waiting | None:
-    """Claim the call's key, or find the call that this one repeats: one that needs approval too.
+    """Claim the call's key, or find the call that this one repeats.
 
-    A fallback has no key: the first tool's call holds one for both.
+    Also finds repeats of calls that need approval and have no key. A fallback has no key, because
+    the first tool's call holds one for both.
     """
     if permitted.request.is_fallback:
         require_no_approval(permitted)
@@ -173,7 +174,7 @@ def _log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
 async def _run_or_fall_back(
     approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome | EngineError:
-    """Run a call; where its service failed, also its tool's fallback."""
+    """Run a call, and its tool's fallback if its service failed."""
     try:
         ending: Outcome | EngineError = await run_approved(approved, call, services)
     except CircuitOpen as refused:
@@ -248,7 +249,7 @@ async def _answer_of_another(
 
 
 async def _take_back(approval_id: str, call: CallContext, services: PipelineServices) -> None:
-    """Cancel the stored call as well if it was its caller who cancelled, and nobody else waits."""
+    """Also cancel the stored call if its own caller cancelled and no other caller waits for it."""
     if call.handle.is_cancelled:
         by = call.request.principal.id if call.request.principal is not None else ""
         by_program = call.request.parent_id is not None
@@ -256,7 +257,7 @@ async def _take_back(approval_id: str, call: CallContext, services: PipelineServ
 
 
 def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Ask no human to approve a call that rate limits or budgets would refuse afterwards.
+    """Refuse a call before approval if rate limits or budgets would refuse it afterwards.
 
     Raises:
         RateLimited: a rate limit is exceeded now.

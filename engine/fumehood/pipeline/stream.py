@@ -48,7 +48,7 @@ OVERHEAD_BYTES = 32 * MB
 """Bytes of one recording beyond output: the answer with files, and JSON around events."""
 
 MIN_EVENT_BYTES = 300
-"""What a small event takes with its metadata."""
+"""Size of a small event with its metadata."""
 
 STARTED = "started"
 STOPPED = "From here on events are missing, because {}. The call goes on; its answer comes last."
@@ -192,7 +192,7 @@ T = TypeVar("T")
 async def lost_answer(
     call: RecordedCall, services: PipelineServices, made: Callable[[Envelope], T]
 ) -> T:
-    """The answer of a call that ran when the engine before ended, made into something."""
+    """`made` of the answer to a call that was running when the previous engine ended."""
     # Only to name the caller in the log: it has no rights.
     principal = Principal(call.principal_id, frozenset(), frozenset())
     request = CallRequest(call.tool, {}, CallOptions(), principal, call.call_id, call.trace_id)
@@ -214,7 +214,7 @@ async def lost_answer(
 async def answer_of_unrun(
     request: CallRequest, error: EngineError, services: PipelineServices
 ) -> Envelope:
-    """The answer of a call of which nothing is known but the error."""
+    """The answer to a call of which only the error is known."""
     return await build_envelope(_context(request, services), error, services)
 
 
@@ -237,7 +237,7 @@ async def _of_key(call: RecordedCall, services: PipelineServices) -> Envelope | 
 
 
 async def _logged(call: RecordedCall, services: PipelineServices) -> str | None:
-    """How the call ended by the call log, which has no answers."""
+    """The call's code in the call log, which does not store answers."""
     try:
         return (await services.calls.get(call.principal_id, call.call_id)).code
     except ResourceNotFound:
@@ -262,7 +262,7 @@ def _lost(call: RecordedCall, code: str | None, services: PipelineServices) -> E
 
 
 def _may_repeat(call: RecordedCall, services: PipelineServices) -> bool:
-    """Whether acting twice does no harm, as for idempotency keys."""
+    """Whether repeating the call does no harm."""
     try:
         tool = services.registry.get(call.tool).definition
     except ToolNotFound:

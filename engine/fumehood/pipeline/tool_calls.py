@@ -102,7 +102,7 @@ class MessageCalls:
         return HandledCalls.model_construct(messages=tuple(messages), envelopes=envelopes)
 
     def cancel(self) -> None:
-        """Cancel the calls that run, and begin no other."""
+        """Cancel the running calls, and start no others."""
         self._batch.cancel()
 
     def _parse(self, member: JsonObject) -> tuple[str, CallBody]:
@@ -142,7 +142,7 @@ class MessageCalls:
         return given
 
     async def _repair_all(self, repair: Callable[[str], Any]) -> None:
-        """Guess what broken JSON meant, where it may be guessed: never for a dangerous tool."""
+        """Repair broken JSON arguments, except those of dangerous tools."""
         left = MAX_REPAIRED_CHARACTERS
         for place, call in enumerate(self._calls):
             tool = self._find(call.name)
@@ -159,7 +159,7 @@ class MessageCalls:
 
 
 def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
-    """What a text means by the library; empty where it means no object."""
+    """The text as the library repairs it, or {} if the result is not an object."""
     try:
         found = strict_json.loads(strict_json.dumps(repair(text)))
     except Exception:  # the library is given any text whatsoever

@@ -22,7 +22,7 @@ from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
 
 MAX_NAMED = 8
-"""Parameters that a refusal names, at most."""
+"""Maximum number of parameters that an error message names."""
 MAX_NAME_CHARACTERS = 80
 
 MISFIT = (

@@ -194,8 +194,8 @@ class Redactor:
         return "".join([*parts, text[at:end]]), count
 
     def settled(self, text: str, start: int) -> int:
-        """Where the part of a stream's text ends that can be redacted without the rest of it. The
-        text before `start` is passed on already."""
+        """The end of the text that can be redacted without the rest of the stream. The text before
+        `start` has been passed on already."""
         if self._pattern is None:
             return len(text)
         if self._settings.patterns:
@@ -249,12 +249,12 @@ class StreamRedactor:
         """The last character that was passed on: a key begins only where a word does."""
 
     def feed(self, piece: str) -> str:
-        """What of the stream is ready now."""
+        """The part of the stream that is ready now."""
         text = self._before + self._held + piece
         return self._pass_on(text, self._redactor.settled(text, len(self._before)))
 
     def finish(self) -> str:
-        """The rest."""
+        """The rest of the stream."""
         text = self._before + self._held
         return self._pass_on(text, len(text))
 

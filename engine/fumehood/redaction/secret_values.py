@@ -100,7 +100,7 @@ class SecretStream:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """What of the text is ready now."""
+        """The part of the text that is ready now."""
         text = self._held + piece
         return self._pass_on(text, min((begun(text, f) for f in self._forms), default=len(text)))
 
@@ -109,7 +109,7 @@ class SecretStream:
         return self._pass_on(self._held, len(self._held))
 
     def _pass_on(self, text: str, cut: int) -> str:
-        """Nothing that begins before `cut` is unfinished, so the longest form is found there."""
+        """Pass on the text up to `cut`. All matches that begin before it are complete."""
         parts, at = [], 0
         for match in self._pattern.finditer(text) if self._forms else ():
             if match.start() >= cut:
