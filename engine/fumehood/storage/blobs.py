@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio.to_thread
-from sqlalchemy import ColumnElement, delete, insert, select, true
+from sqlalchemy import ColumnElement, insert, select, true
 
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.session import SessionStatus
 from fumehood.storage.changes import stamp
-from fumehood.storage.database import DELETED_AT_ONCE, Database
+from fumehood.storage.database import Database
 from fumehood.storage.directory import random_file
 from fumehood.storage.errors import StoreError
 from fumehood.storage.file_room import DISK_FAILED, TOO_SLOW, FileRoom, NoRoom
@@ -267,8 +267,10 @@ class BlobStore:
             | BLOBS.c.id.in_(replaced)
         )
         rows = await self._database.read(_matching(has_ended))
-        for start in range(0, len(rows), DELETED_AT_ONCE):
-            await self._delete(rows[start : start + DELETED_AT_ONCE])
+        for row in rows:  # files first: a row without a file is pruned again
+            self.room.submit(partial(self.room.remove, row["principal_id"], row["id"]))
+        await self.room.drained()
+        await self._database.delete(BLOBS.c.id, [row["id"] for row in rows])
         return len(rows)
 
     # -- for drafts ----------------------------------------------------------------------
@@ -308,11 +310,9 @@ class BlobStore:
         """Remove leftovers of a crash: files without a row, rows without a file, and drafts."""
         rows = {row["id"]: row for row in await self._database.read(_matching(true()))}
         found = await anyio.to_thread.run_sync(_files_below, self.room.directory)
-        lost = [row for row in rows.values() if found.get(row["id"]) != row["size"]]
-        for start in range(0, len(lost), DELETED_AT_ONCE):
-            batch = [row["id"] for row in lost[start : start + DELETED_AT_ONCE]]
-            await self._database.write(_deletion(batch))
-        kept = rows.keys() - {row["id"] for row in lost}
+        lost = [row["id"] for row in rows.values() if found.get(row["id"]) != row["size"]]
+        await self._database.delete(BLOBS.c.id, lost)
+        kept = rows.keys() - set(lost)
         await anyio.to_thread.run_sync(self._unlink, found.keys() - kept)
         for row in sorted((rows[blob_id] for blob_id in kept), key=lambda row: row["created_at"]):
             self.room.restore(row["principal_id"], row["id"], row["size"])
@@ -320,12 +320,6 @@ class BlobStore:
     def _unlink(self, names: Iterable[str]) -> None:
         for name in names:
             self.room.unlink(name)
-
-    async def _delete(self, rows: list[dict[str, Any]]) -> None:
-        await self._database.write(_deletion([row["id"] for row in rows]))
-        for row in rows:
-            self.room.submit(partial(self.room.remove, row["principal_id"], row["id"]))
-        await self.room.drained()
 
     def _blob(self, row: dict[str, Any]) -> Blob:
         return Blob(
@@ -345,11 +339,6 @@ def _matching(wanted: ColumnElement[bool]) -> Job[list[dict[str, Any]]]:
 
 def _insertion(row: dict[str, Any]) -> Job[int]:
     return lambda connection: connection.execute(insert(BLOBS), row).rowcount
-
-
-def _deletion(ids: list[str]) -> Job[int]:
-    chosen = delete(BLOBS).where(BLOBS.c.id.in_(ids))
-    return lambda connection: connection.execute(chosen).rowcount
 
 
 def _files_below(directory: Path) -> dict[str, int]:

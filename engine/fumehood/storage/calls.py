@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, NotRequired, TypedDict
 
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Select, case, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Select, case, func, insert, select
 from sqlalchemy.engine import RowMapping
 
 from fumehood.audit.chain import AuditEntry, chain_of
@@ -28,9 +28,9 @@ from fumehood.core.call_log import (
     ToolFiguresList,
 )
 from fumehood.core.errors import NO_FAULT, ResourceNotFound
-from fumehood.storage.database import DELETED_AT_ONCE, Database
+from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS, MAX_INTEGER
-from fumehood.storage.writer import Job, Row
+from fumehood.storage.writer import Row
 
 IN_MEMORY_KEPT = 10_000
 """Calls kept for one principal if the log is in memory only (about 5 MB)."""
@@ -139,9 +139,7 @@ class CallLog:
         gone: list[int] = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
-        for start in range(0, len(gone), DELETED_AT_ONCE):
-            batch = gone[start : start + DELETED_AT_ONCE]
-            await self._database.write(_deletion(batch))
+        await self._database.delete(CALLS.c.seq, gone)
         return len(gone)
 
 
@@ -247,11 +245,6 @@ def _outdated(connection: Connection, oldest_kept: str, kept: int) -> list[int]:
             own = select(CALLS.c.seq).where(CALLS.c.principal_id == principal_id)
             gone.update(connection.execute(own.order_by(CALLS.c.seq).limit(count - kept)).scalars())
     return sorted(gone - {newest})
-
-
-def _deletion(batch: Sequence[int]) -> Job[int]:
-    chosen = delete(CALLS).where(CALLS.c.seq.in_(batch))
-    return lambda connection: connection.execute(chosen).rowcount
 
 
 def as_kept(moment: datetime) -> str:

@@ -12,14 +12,24 @@ import asyncio
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import anyio.to_thread
-from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event
+from sqlalchemy import (
+    Column,
+    Connection,
+    Delete,
+    Engine,
+    QueuePool,
+    StaticPool,
+    create_engine,
+    delete,
+    event,
+)
 from sqlalchemy.exc import DatabaseError
 
 from fumehood.audit.chain import (
@@ -330,6 +340,16 @@ class Database:
             total += count
         return total
 
+    async def delete(self, column: Column[T], values: Sequence[T]) -> None:
+        """Delete the rows with these values of a column, a batch in each transaction.
+
+        Raises:
+            WriteFailed: the rest stays.
+        """
+        for start in range(0, len(values), DELETED_AT_ONCE):
+            batch = values[start : start + DELETED_AT_ONCE]
+            await self.write(_executing(delete(column.table).where(column.in_(batch))))
+
     def write_soon(self, job: Job[Any]) -> None:
         """Run a job without waiting, in order with those of `write`."""
         self._writer.submit(job, durable=True)
@@ -399,6 +419,10 @@ class Database:
             raise ReadFailed(reason) from error
         self._cannot_read = False
         return result
+
+
+def _executing(statement: Delete) -> Job[object]:
+    return lambda connection: connection.execute(statement)
 
 
 def open_database(

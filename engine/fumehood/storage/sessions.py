@@ -8,13 +8,14 @@ few, and each accompanies the start of a container, which takes a hundred times 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.engine import RowMapping
 
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import SESSIONS
 
@@ -67,10 +68,10 @@ def _row(kept: KeptSession) -> dict[str, Any]:
         "principal_id": kept.principal_id,
         "state": record.state.value,
         "languages": list(record.languages),
-        "created_at": _written(record.created_at),
-        "last_used_at": _written(record.last_used_at),
-        "expires_at": _written(record.expires_at),
-        "finished_at": _written(finished_at) if finished_at is not None else None,
+        "created_at": stamp(record.created_at),
+        "last_used_at": stamp(record.last_used_at),
+        "expires_at": stamp(record.expires_at),
+        "finished_at": stamp(finished_at) if finished_at is not None else None,
     }
 
 
@@ -87,7 +88,3 @@ def _kept(row: RowMapping) -> KeptSession:
     )
     when = datetime.fromisoformat(finished_at) if finished_at is not None else None
     return KeptSession(row["principal_id"], record, when)
-
-
-def _written(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")

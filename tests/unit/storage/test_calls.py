@@ -13,6 +13,7 @@ from fumehood.core.call_log import CallPage, CallQuery
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.storage import calls as calls_module
+from fumehood.storage import database as database_module
 from fumehood.storage import retention as retention_module
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
@@ -182,7 +183,7 @@ async def test_calls_older_than_retention_are_pruned(log: CallLog) -> None:
 async def test_calls_over_the_maximum_are_pruned_oldest_first(
     log: CallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls_module, "DELETED_AT_ONCE", 7)
+    monkeypatch.setattr(database_module, "DELETED_AT_ONCE", 7)
     for number in range(130):
         log.record(call_row(number, at=stamp(NOON)))
     assert await log.prune(NOON) == 30
