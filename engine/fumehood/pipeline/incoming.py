@@ -42,13 +42,21 @@ def parse_own_call(
     tool: str, arguments: JsonObject | None, options: JsonObject
 ) -> tuple[str, CallBody]:
     """Parse a call of this process as strictly as one over a socket."""
-    try:
-        # What a daemon's client could not send, an embedding program cannot either.
-        call = {"arguments": arguments if arguments is not None else {}, "options": options}
-        raw = strict_json.loads(strict_json.dumps({"tool": str(tool), "call": call}), max_depth=65)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise NotJson(f"The call is not JSON: {error}.") from None
+    call = {"arguments": arguments if arguments is not None else {}, "options": options}
+    raw = _as_sent({"tool": str(tool), "call": call}, "call")
     return raw["tool"], parse_call_body(raw["call"])
+
+
+def _as_sent(value: Any, part: str) -> Any:
+    """A value of an embedding program, as a client of the daemon would have to send it.
+
+    Raises:
+        NotJson: no client could send it.
+    """
+    try:
+        return strict_json.loads(strict_json.dumps(value), max_depth=65)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotJson(f"The {part} is not JSON: {error}.") from None
 
 
 def validated(model: type[M], document: JsonObject) -> M:
@@ -91,16 +99,7 @@ def parse_call_body(document: Any) -> CallBody:
     for where in (document, document.get("options"), arguments):
         if isinstance(where, dict) and len(where) > MAX_KEYS:
             raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
-    try:
-        return validated(CallBody, document)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults[:20]]
-        words = "; ".join(
-            f"{field}: {fault['msg']}{_meant(fault)}"
-            for field, fault in zip(fields, faults, strict=False)
-        )
-        raise InvalidParams(f"The call is wrong: {words}.", fields=fields) from None
+    return _parsed(CallBody, document, "call")
 
 
 def parse_batch(document: Any) -> RawBatch:
@@ -126,13 +125,9 @@ def parse_message(document: Any) -> HandleBody:
 
 
 def parse_own_message(message: Any, name: str, options: JsonObject) -> HandleBody:
-    """The same for a message of this process."""
-    try:
-        body = {"format": name, "message": message, "options": options}
-        document = strict_json.loads(strict_json.dumps(body), max_depth=65)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise NotJson(f"The message is not JSON: {error}.") from None
-    return parse_message(document)
+    """Parse a message of this process as strictly as one over a socket."""
+    body = {"format": name, "message": message, "options": options}
+    return parse_message(_as_sent(body, "message"))
 
 
 def parse_batch_call(document: Any) -> tuple[str, CallBody]:
@@ -153,12 +148,8 @@ def parse_batch_call(document: Any) -> tuple[str, CallBody]:
 
 
 def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
-    """The same for a call of this process, which is no JSON yet."""
-    try:
-        document = strict_json.loads(strict_json.dumps(call))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise NotJson(f"The call is not JSON: {error}.") from None
-    return parse_batch_call(document)
+    """Parse one call of a batch of this process as strictly as one over a socket."""
+    return parse_batch_call(_as_sent([call], "call")[0])  # as deep as a call in a request
 
 
 def _meant(fault: ErrorDetails) -> str:
@@ -170,12 +161,8 @@ def _meant(fault: ErrorDetails) -> str:
 
 
 def parse_own_decision(document: JsonObject) -> DecisionBody:
-    """The body of a decision of this process, which is no JSON yet. Raises InvalidParams."""
-    try:
-        raw = strict_json.loads(strict_json.dumps(document), max_depth=65)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise NotJson(f"The decision is not JSON: {error}.") from None
-    return _parsed(DecisionBody, raw, "decision")
+    """Parse a decision of this process as strictly as one over a socket. Raises InvalidParams."""
+    return _parsed(DecisionBody, _as_sent(document, "decision"), "decision")
 
 
 def parse_call_query(query: JsonObject) -> CallQuery:
@@ -202,5 +189,8 @@ def _parsed(model: type[M], document: JsonObject, part: str) -> M:
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)[:20]
         fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
-        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
+        words = "; ".join(
+            f"{field}: {fault['msg']}{_meant(fault) if model is CallBody else ''}"
+            for field, fault in zip(fields, faults, strict=True)
+        )
         raise InvalidParams(f"The {part} is wrong: {words}.", fields=fields) from None
