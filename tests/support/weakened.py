@@ -23,8 +23,8 @@ CONTENT_IN_PROCESS = """
 from fumehood.guest.process import run
 
 for rows in ('INTERPRETER', 'JAIL'):
-    told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in getattr(selftest, rows))
-    setattr(selftest, rows, told)
+    told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in getattr(run, rows))
+    setattr(run, rows, told)
 from fumehood.guest.process import supervisor
 """
 WITHOUT_FILTER = """
