@@ -1,6 +1,6 @@
-"""Blocking calls in threads, each with a deadline, and a fixed maximum number at a time.
+"""Run blocking calls in threads, with a deadline for each call and a limit on their number.
 
-Host side. A call that hangs keeps its thread until it ends by itself, and the other calls share the
+Host side. A call that hangs keeps its thread until it ends by itself, and other calls share the
 remaining threads. `anyio.to_thread` cannot do this: an abandoned call frees its slot while its
 thread still runs, and such threads keep the process alive.
 """
@@ -20,7 +20,10 @@ Answer = TypeVar("Answer")
 
 
 class BoundedThreads:
-    """At most `most` daemon threads at a time, one per call, even past their deadlines."""
+    """Runs each call in a daemon thread of its own, at most `most` at a time.
+
+    A call that has passed its deadline still counts until its thread ends.
+    """
 
     def __init__(self, most: int, name: str) -> None:
         self._free = anyio.Semaphore(most, max_value=most)
@@ -47,7 +50,7 @@ class BoundedThreads:
                 outcome.set_result(call())
             except BaseException as error:  # raised again in the awaiting task
                 outcome.set_exception(error)
-            with suppress(RuntimeError):  # the loop is closed: no task is waiting any more
+            with suppress(RuntimeError):  # the loop is closed, so no task waits
                 loop.call_soon_threadsafe(finish)
 
         def finish() -> None:
@@ -69,6 +72,6 @@ class BoundedThreads:
             try:
                 await ended
             except BaseException:
-                outcome.add_done_callback(throw_away)  # called at once if it has come
+                outcome.add_done_callback(throw_away)  # called at once if it has ended
                 raise
         return outcome.result()

@@ -1,19 +1,19 @@
 """The channel to the guest of one container: its attached stream, decoded to frames.
 
-Host side. Above it is `container`, below it untrusted input: sizes are capped before anything is
-kept, frames are parsed strictly and accepted only in the protocol's order, and the first wrong one
-ends the container. The guest's clock reports, the host's clock decides.
+Host side, used by `container`. Its input is untrusted: sizes are checked before anything is kept,
+frames are parsed strictly and accepted only in the protocol's order, and the first invalid frame
+ends the container. Times that the guest measures are only reported; deadlines use the host's clock.
 
-During a run the guest sends output, files, its ending, and afterwards whether it is clean again.
-The caller waits only until the ending.
+During a run the guest sends output and files, then the run's ending, then whether the container is
+clean again. The caller waits only until the ending.
 
 Docker multiplexes two streams into one, in records with a header of eight bytes. No more than one
 header is buffered; the bytes of a record are passed on as they come, whatever its length.
 
 A Python program that imports nothing but the standard library runs in a process without the image's
-preloaded modules. Both processes behave alike: a wrong "not needed" costs the program an import, a
-wrong "needed" a slower start. So the text is only searched, never parsed, and any doubt means
-"needed".
+preloaded modules. The choice affects only speed: a wrong "not needed" costs the program an import,
+a wrong "needed" a slower start. So the program's text is searched with regular expressions instead
+of parsed, and any doubt means "needed".
 """
 
 from __future__ import annotations
@@ -52,52 +52,52 @@ from fumehood.sandbox.container.received import ReceivedRun
 from fumehood.sandbox.wall import MAX_FRAME_BYTES, RunEnding, RunSinks
 
 PRELOAD_GRACE_S = 30.0
-"""Extra time for a program that needs the image's modules, while a new container loads them."""
+"""Extra seconds for a program that needs the image's modules, while a new container loads them."""
 
 ANSWER_GRACE_S = 5.0
-"""Extra time after the guest's own deadline: on a busy host, starting and stopping a program can
-take a while."""
+"""Extra seconds after the guest's own deadline: on a busy host, starting and stopping a program
+takes time."""
 
 COLLECT_DEADLINE_S = 30.0
-"""Seconds for handing over the files of one run. They take at most a quarter of the memory."""
+"""Seconds to transfer the files of one run, whose size is at most a quarter of its memory."""
 
 CANCEL_GRACE_S = 3.0
 RESET_DEADLINE_S = 10.0
-"""Seconds for a reset. The guest itself takes a few, and then reports that it is not clean."""
+"""Seconds for a reset. The guest's own deadline is shorter, after which it reports a failure."""
 
 MAX_UNSENT_BYTES = 32 << 20
 """Bytes of unread answers to a program's calls. A guest over it is treated as hostile."""
 
 STREAM_ENDED = "its stream ended"
-"""The reason if neither side ended the channel on purpose."""
+"""Why the channel ended, if neither side ended it on purpose."""
 
 DIRTY = "it is not clean: "
-"""Prefix of the guest's own reason."""
+"""Prefix of the guest's reason why it could not clean up."""
 
 NOT_CLEAN_IN_TIME = "it was not clean in time"
 NOT_ENDED_IN_TIME = "it did not end a run in time"
 
 MAX_COMPLAINT_BYTES = 4096
-"""Bytes of stderr kept for the log."""
+"""Bytes of the guest's stderr kept for the log."""
 
 RECORD_HEADER = struct.Struct("!BxxxI")
 """*Source*: Docker Engine API, ContainerAttach, "Stream format"."""
 
 STDOUT, STDERR = 1, 2
 MAX_SEARCHED_CHARACTERS = 64 * 1024
-"""Length of the longest program that is searched. For longer ones the start time matters less."""
+"""Longest program that is searched for imports. A longer one counts as needing the modules."""
 
 _IMPORT = re.compile(r"\bfrom[ \t]+([\w.]+)[ \t]+import\b|\bimport\b[ \t]*([^\n;#]*)")
 _DOUBT = re.compile(
     r"__import__|importlib|__builtins__|__loader__|__spec__|sys\.modules|\bmodules\b|\brunpy\b"
     r"|\bpkgutil\b|\bzipimport\b|pickle|\bexec\b|\beval\b|(?<![.\w])compile\b"
 )
-"""Signs of other ways to load a module."""
+"""Text that may load a module without an import statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The host's deadlines."""
+    """The host's deadlines, in seconds."""
 
     answer_grace_s: float = ANSWER_GRACE_S
     collect_s: float = COLLECT_DEADLINE_S
@@ -112,10 +112,10 @@ class ChannelListener(Protocol):
     """Receives a channel's events in the event loop. Must not block."""
 
     def on_clean(self) -> None:
-        """The container is clean again: the next run may be sent."""
+        """Handle the end of the cleanup: the next run may be sent."""
 
     def on_end(self, why: str) -> None:
-        """The channel has ended. Called once, as the last event."""
+        """Handle the end of the channel. Called once, as the last event."""
 
 
 class Lost(Exception):
@@ -133,18 +133,18 @@ class Channel(asyncio.Protocol):
         self, listener: ChannelListener | None = None, clocks: Clocks = USUAL_CLOCKS
     ) -> None:
         self.listener = listener
-        """The present holder of the container."""
+        """The current user of the container: the pool, or a session."""
         self.dead = asyncio.Event()
         self.ready = asyncio.Event()
-        """Set by the guest's first message, and by the end."""
+        """Set by the guest's first message, or by the end of the channel."""
         self.why = ""
-        """The reason for its end."""
+        """Why the channel ended, or empty."""
         self.enforced: frozenset[Limit] = frozenset()
         self.faults: tuple[str, ...] = ()
         self.complaint = b""
         """The beginning of the guest's stderr. Logged, never trusted."""
         self.is_dirty = False
-        """Whether the guest reported, or showed, that it could not clean up."""
+        """Whether the guest reported that it could not clean up, or did not finish in time."""
         self._clocks = clocks
         self._demultiplexer = Demultiplexer()
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
@@ -153,18 +153,18 @@ class Channel(asyncio.Protocol):
         self._run: ReceivedRun | None = None
         self._answer: asyncio.Future[RunEnding] | None = None
         self._resetting: int | None = None
-        """The run after which the guest has not yet reported whether it is clean."""
+        """Id of the run whose cleanup the guest has not yet reported, or None."""
         self._overdue: asyncio.TimerHandle | None = None
         self._paused_at: float | None = None
 
     @property
     def is_resetting(self) -> bool:
-        """A run has ended, and the container is not yet clean."""
+        """Whether a run has ended and the container is not yet clean."""
         return self._resetting is not None
 
     @property
     def is_free(self) -> bool:
-        """The next run may be sent."""
+        """Whether the next run may be sent."""
         return not (self.dead.is_set() or self._run is not None or self.is_resetting)
 
     async def run(
@@ -206,7 +206,7 @@ class Channel(asyncio.Protocol):
         try:
             return await answer
         except asyncio.CancelledError:
-            # The answer may have come in the same moment; then there is nothing to end.
+            # The ending may have arrived at the same moment; then there is nothing to cancel.
             if not answer.done() or answer.cancelled():
                 received.mute()
                 with anyio.CancelScope(shield=True):
@@ -260,7 +260,7 @@ class Channel(asyncio.Protocol):
     # -- inside -------------------------------------------------------------------
 
     def _on_frame(self, frame: ContainerFrame) -> None:
-        """Raises FrameError if the frame is out of order."""
+        """Handle one frame. Raises FrameError if it is out of order."""
         if isinstance(frame, GuestReady):
             if self.ready.is_set():
                 raise FrameError("it was ready before")
@@ -308,7 +308,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(framing.encode(frame))
 
     def pause(self, run_id: int, *, is_paused: bool) -> None:
-        """Pause or resume the clocks of this run on both sides, if it still runs."""
+        """Pause or resume this run's deadlines on host and guest, if it still runs."""
         run, overdue = self._run, self._overdue
         if run is None or run.id != run_id or run.is_collecting or self._transport is None:
             return
@@ -376,7 +376,7 @@ class Channel(asyncio.Protocol):
 
 
 class _CallPort:
-    """The channel for answers to the program of one run."""
+    """Sends answers to the program of one run."""
 
     __slots__ = ("_channel", "_run_id")
 
@@ -407,10 +407,10 @@ class Demultiplexer:
         self._left = 0
 
     def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        """The stream's number and its next bytes, in order.
+        """Yield the number of a stream and its next bytes, in order of arrival.
 
         Raises:
-            NotMultiplexed: a header that Docker never sends.
+            NotMultiplexed: the chunk has a header that Docker never sends.
         """
         rest = memoryview(chunk)
         while rest:
@@ -438,7 +438,7 @@ class Demultiplexer:
 def needs_preloaded(code: str, *, has_tools: bool = False) -> bool:
     """Whether a Python program may import a module outside the standard library.
 
-    With `has_tools` the module `tools` is made for it.
+    With `has_tools`, the guest provides the module `tools`, which then does not count.
     """
     if len(code) > MAX_SEARCHED_CHARACTERS or _DOUBT.search(code):
         return True
@@ -451,8 +451,9 @@ def needs_preloaded(code: str, *, has_tools: bool = False) -> bool:
 
 
 def _modules_of(clause: re.Match[str]) -> list[str]:
-    """The modules of one import. Anything that is not a name counts as outside the standard
-    library.
+    """Return the module names in one import statement.
+
+    Text that is not a module name is returned too: it matches no module of the standard library.
     """
     source, imported = clause.groups()
     if source is not None:

@@ -1,12 +1,12 @@
 """One container from its start to its end, and the runs in it.
 
-Host side. Above it the pool and the wall, below it Docker and the channel. Invariant: a container
-serves only after its guest has tried its own limits and every required one held, and after Docker
-has confirmed that it applies everything that was requested.
+Host side, between the pool or the wall and Docker. Invariant: a container serves only after Docker
+has created it without a warning and its guest has tested every required limit.
 
-`ContainerProgram` is a program that the operator configured, an MCP server, in a container of its
-own. It has no guest and serves all callers, so nothing of a call may stay secret from the next.
-Its container has every limit of `spec`, no network and no capability, and ends with its streams.
+`ContainerProgram` is a program that the operator configured (an MCP server) in a container of its
+own. It has no guest, and one process serves all callers, so what one call leaves in it may be
+visible to the next. Its container has every limit of `spec`, no network and no capability, and
+ends with its streams.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec, create
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
-"""Seconds until the guest is ready, on a host that starts several at once."""
+"""Seconds for a guest to become ready, on a host that starts several at once."""
 
 LOSS_DEADLINE_S = 5.0
-"""Seconds to find the reason of a container's end."""
+"""Seconds to find out why a container ended."""
 
 OOM_EXIT_CODE = 137
 LOOKS = 4
 LOOK_PAUSE_S = 0.05
-"""Seconds between queries: Docker learns of the end and its reason separately, in any order."""
+"""Seconds between queries: Docker records a container's end and its reason at different times."""
 
 
 class ContainerFailed(Exception):
-    """The container was made and does not work. The text is for the operator."""
+    """The container was created but does not work. The text is for the operator."""
 
     message = "Containers start, but the guest in them does not."
     """For the caller."""
@@ -57,7 +57,7 @@ class ContainerFailed(Exception):
 
 
 class LimitsNotEnforced(ContainerFailed):
-    """The container works but lacks a required limit; another one would lack it too."""
+    """The container lacks a required limit. A retry would fail in the same way."""
 
     message = "Containers on this host lack a required limit."
     remedy = "Run `fumehood doctor` to see why."
@@ -68,7 +68,10 @@ class LimitsNotEnforced(ContainerFailed):
 
 
 class Container:
-    """A running container. Made by `start`; its starter removes it, also after a failed start."""
+    """A running container, created by `start`.
+
+    The caller of `start` must remove the container, even if `start` fails.
+    """
 
     def __init__(self, docker: Docker, spec: ContainerSpec, channel: Channel) -> None:
         self._docker = docker
@@ -78,8 +81,8 @@ class Container:
         self._examined.set()
         self.spec = spec
         self.ran_out_of_memory = False
-        """Whether memory ran out in any of its runs. Docker's own flag stays for the container's
-        life.
+        """Whether memory ran out in any run. If so, Docker's flag no longer says anything about
+        later runs, because it is never cleared.
         """
 
     @classmethod
@@ -92,7 +95,7 @@ class Container:
         command: tuple[str, ...] = GUEST_COMMAND,
         ready_s: float = START_DEADLINE_S,
     ) -> Container:
-        """Make a container, attach to its streams, start it, and wait until it is ready.
+        """Create a container, attach to its streams, start it, and wait until it is ready.
 
         Raises:
             DockerError: Docker failed.
@@ -152,22 +155,22 @@ class Container:
 
     @property
     def is_dead(self) -> bool:
-        """It has ended."""
+        """Whether it has ended."""
         return self._channel.dead.is_set()
 
     @property
     def is_free(self) -> bool:
-        """It is clean, and nothing runs in it."""
+        """Whether it is clean and nothing runs in it."""
         return self._channel.is_free
 
     @property
     def is_resetting(self) -> bool:
-        """Its last run has ended, and it is being cleaned."""
+        """Whether its last run has ended and it is being cleaned."""
         return self._channel.is_resetting
 
     @property
     def is_dirty(self) -> bool:
-        """It could not be cleaned."""
+        """Whether it could not be cleaned."""
         return self._channel.is_dirty
 
     @property
@@ -184,7 +187,7 @@ class Container:
         self._channel.listener = listener
 
     def end(self, why: str) -> None:
-        """Close its channel. Its guest ends itself; the pool removes it."""
+        """Close its channel, so that its guest ends itself. The owner removes the container."""
         self._channel.end(why)
 
     async def run(
@@ -197,11 +200,11 @@ class Container:
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program to its end. Cancelling it ends the program, then raises.
+        """Run a program until its ending. Cancelling it ends the program, then raises.
 
         `keep` leaves its files, and a Python program's variables, for the next run.
         """
-        if self.is_dead:  # since it was leased
+        if self.is_dead:  # it ended after it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
         self._examined.clear()
         try:
@@ -211,7 +214,7 @@ class Container:
         except Lost as lost:
             by_memory = (
                 self._channel.why == STREAM_ENDED
-                and not self.ran_out_of_memory  # Docker's mark would be of that run
+                and not self.ran_out_of_memory  # else Docker's flag may be from the earlier run
                 and await self._was_killed_for_memory()
             )
             ending = lost.run.cut_off(EndedBy.MEMORY if by_memory else EndedBy.SANDBOX_LOST)
@@ -223,15 +226,15 @@ class Container:
         return ending
 
     async def until_examined(self) -> None:
-        """Wait until the reason of its end is known. It must not be removed earlier."""
+        """Wait until the reason for its end is known. Removing it earlier would lose the reason."""
         await self._examined.wait()
 
     async def _was_killed_for_memory(self) -> bool:
-        """Query Docker for how the guest itself ended. An unknown reason does not count as memory.
+        """Whether the guest was killed because memory ran out; False if Docker does not tell.
 
         Neither the exit code nor Docker's flag is sufficient alone: other processes may kill the
         guest, and the flag is also set if a child was killed. The container is not used again in
-        either case.
+        any case.
         """
         looks = 0
         with anyio.move_on_after(LOSS_DEADLINE_S), suppress(DockerError):
@@ -276,10 +279,10 @@ class ContainerProgram:
         env: Mapping[str, str],
         remove: Callable[[], Awaitable[None]],
     ) -> ContainerProgram:
-        """Make the container, attach to it, start it.
+        """Create the container, attach to it, and start it.
 
         Raises:
-            SandboxUnavailable: Docker refused, or lacks a limit.
+            SandboxUnavailable: Docker failed, or does not enforce a limit.
         """
         try:
             _, stream = await docker.launch(program_body(spec, command, env), spec.name)
@@ -295,7 +298,7 @@ class ContainerProgram:
         return cls(reader, writer, remove)
 
     async def read(self) -> bytes:
-        """The next bytes of its standard output; none at the end."""
+        """Return the next bytes of its standard output; empty at the end."""
         while chunk := await self._reader.read(CHUNK):
             found = b""
             try:
@@ -311,14 +314,14 @@ class ContainerProgram:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Raises OSError."""
+        """Write to its standard input. Raises OSError."""
         if self._writer.transport.get_write_buffer_size() > len(data) + CHUNK * 64:
             raise BlockingIOError("it reads nothing")
         self._writer.write(data)
         await self._writer.drain()
 
     async def stop(self) -> None:
-        """Remove the container. One that Docker does not remove now is removed later."""
+        """Remove the container. If Docker does not answer in time, the reaper removes it later."""
         with anyio.CancelScope(shield=True):
             self._writer.close()
             with contextlib.suppress(OSError), anyio.move_on_after(REMOVE_S):

@@ -1,20 +1,20 @@
-"""Docker: how it is reached, the wall's few requests to it, and the errors of both.
+"""The connection to Docker, the container wall's requests to it, and their errors.
 
 Host side, and dangerous: access to Docker is root access to its host. Invariants: input of a
-caller, a tool or a guest reaches a request only through a `ContainerSpec`; no host file is named,
-no command is run in a container, nothing is pulled or pushed. The event loop never blocks; every
-caller is answered by its deadline, and there is never more than a fixed number of threads.
+caller, a tool or a guest reaches a request only through a `ContainerSpec`; no request mounts a
+host file, runs a command in an existing container, or pulls or pushes an image. The event loop
+never blocks; every request has a deadline, and the number of threads is limited.
 
 The package `docker` (its low-level client) blocks, so its requests run in threads. It is imported
 with the first request to a Docker that is listening; an engine without Docker never loads it. A
 call that hangs keeps its thread until the client's own time limit ends it, and the other calls
-share the rest (`bounded_threads`).
+share the remaining threads (`bounded_threads`).
 
-Commands and tests may block: `open_docker` gives them the client itself. Only a daemon that
-answers counts; a `docker` program in the path may be a client alone.
+Commands and tests may block, so they use the client itself, from `open_docker`. It checks that a
+daemon answers: an installed `docker` program does not prove that there is a daemon.
 
-The second half has the requirements on Docker and its host. Docker ignores limits that its kernel
-lacks and only warns, so they are checked first; a fact that Docker does not report counts as
+The second half checks the requirements on Docker and its host. Docker only warns about limits that
+its kernel lacks, so they are checked first; a property that Docker does not report counts as
 missing.
 
 `DOCKER_HOST` may be `unix://…` or `tcp://…`. The engine refuses encrypted connections: the channel
@@ -43,7 +43,7 @@ Answer = TypeVar("Answer")
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 THREADS = 16
 CLIENT_TIMEOUT_S = 30
-"""The client's time limit for a silent socket, after which an abandoned thread ends."""
+"""Seconds without an answer after which the client gives up and the call's thread ends."""
 
 QUICK_S = 5.0
 """Seconds for queries."""
@@ -54,14 +54,14 @@ LAUNCH_S = 25.0
 
 CONNECT_S = 2.0
 OPEN_S = 10.0
-"""Seconds for the first answer to a blocking client."""
+"""Seconds that a blocking client waits for each answer, unless its caller chooses otherwise."""
 
 DAEMONS = ("dockerd", "dockerd-rootless.sh", "podman")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Directories searched for a daemon in addition to the caller's path."""
+"""Directories searched for a Docker daemon in addition to the caller's PATH."""
 
 SNAP = Path("/snap/bin/docker")
-"""A client that comes with a daemon."""
+"""Docker's client as a snap. If it exists, the snap's daemon is also installed."""
 
 ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 
@@ -73,14 +73,14 @@ class DockerError(Exception):
     """
 
     message = "Docker did not do what it was asked for."
-    """For the caller."""
+    """The text for callers, without paths of the host."""
     remedy = "Its log and the engine's say more."
     heals = True
-    """Whether it may pass without help, for example after a restart."""
+    """Whether the error may disappear without an operator, for example after a restart."""
 
 
 class DockerUnreachable(DockerError):
-    """No daemon that this engine may use is listening. Detected at once, at no cost."""
+    """No daemon that this engine may use is listening. Detected without waiting."""
 
 
 class DockerNotInstalled(DockerUnreachable):
@@ -172,12 +172,14 @@ class Docker:
         return self.host.startswith("unix://")
 
     async def info(self) -> JsonObject:
-        """The daemon's description of itself and its host."""
+        """Return the daemon's description of itself and its host."""
         return await self.ask(lambda client: client.info(), QUICK_S)
 
     async def launch(self, body: JsonObject, name: str) -> tuple[str, socket.socket]:
-        """Create a container, attach to its streams and start it; its id, and the three streams as
-        one socket, which the caller closes. One that is left half-made can be found by its name.
+        """Create a container, attach to its streams and start it.
+
+        Returns its id, and its three streams as one socket, which the caller closes. If this
+        fails, a created container may remain, under `name`.
 
         Raises:
             DockerWarned: Docker could not apply a setting; the container was not started.
@@ -189,7 +191,7 @@ class Docker:
         )
 
     async def state(self, container_id: str) -> JsonObject:
-        """The `State` of a container. Raises DockerNotFound."""
+        """Return the `State` of a container. Raises DockerNotFound."""
         answer = await self.ask(lambda client: client.inspect_container(container_id), QUICK_S)
         state: JsonObject = answer["State"]
         return state
@@ -202,7 +204,7 @@ class Docker:
             )
 
     async def list(self, label: str) -> list[Listed]:
-        """All containers with a label (`name` or `name=value`), running or not."""
+        """Return all containers with a label (`name` or `name=value`), including stopped ones."""
         found = await self.ask(
             lambda client: client.containers(all=True, filters={"label": [label]}), QUICK_S
         )
@@ -226,7 +228,7 @@ class Docker:
         """Run a call of the low-level client in a thread.
 
         Raises:
-            DockerError: Docker cannot be used, or refused.
+            DockerError: Docker cannot be used, or the request failed.
             EngineError: raised by the call itself.
         """
 
@@ -249,7 +251,7 @@ class Docker:
             self.failure = failure
 
     def _connected(self) -> Any:
-        """The client, created again after every failure to connect. Runs in a thread."""
+        """Return the client, a new one after a failure to connect. Runs in a thread."""
         if self._wants_tls or self.host.startswith("https://"):
             raise DockerNotSupported("Docker over TLS is not supported.")
         # Check each time: the package leaks a socket if it cannot connect.
@@ -257,7 +259,7 @@ class Docker:
         with self._making:
             if self._client is None:
                 self._client = _make_client(self.host, CLIENT_TIMEOUT_S)
-                # The client keeps a connection for each address, and ours contain container ids.
+                # The client keeps a connection for each URL, and our URLs contain container ids.
                 self._client.headers["Connection"] = "close"
             return self._client
 
@@ -266,12 +268,12 @@ class Docker:
 
 
 def docker_host(environment: Mapping[str, str] = os.environ) -> str:
-    """The daemon's address: `DOCKER_HOST`, or the usual socket."""
+    """Return the daemon's address: `DOCKER_HOST`, or Docker's default socket."""
     return environment.get("DOCKER_HOST") or DEFAULT_HOST
 
 
 def open_docker(environment: Mapping[str, str] = os.environ, *, timeout_s: float = OPEN_S) -> Any:
-    """A blocking client of a daemon that has just answered. `timeout_s` holds for each answer.
+    """Return a blocking client, after the daemon has answered. `timeout_s` limits each answer.
 
     Raises:
         DockerError: Docker cannot be used.
@@ -342,7 +344,7 @@ def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, socket.socke
 
 
 def _typed(error: Exception, host: str) -> DockerError:
-    """The error for an exception of the client or of the libraries below it."""
+    """Convert an exception of the client, or of the libraries below it, to a DockerError."""
     if isinstance(error, DockerError):
         return error
     number = next(
@@ -401,22 +403,22 @@ def _is_installed() -> bool:
 
 
 LIMITS = {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}
-"""Field of Docker's description → the controller that the limit needs."""
+"""Field of Docker's description → the cgroup controller that the limit needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """The reason why a host cannot have this wall, and the remedy. For callers."""
+    """Why a host cannot run containers with all limits, and the remedy. For callers."""
 
     message: str
     remedy: str
     heals: bool = False
-    """Whether it may pass without an operator, so that repeating a call makes sense."""
+    """Whether the problem may disappear without an operator, so that calls may be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """One requirement: what was found, and what is wrong with it."""
+    """One requirement on the host: what was found, and the fault, if any."""
 
     name: str
     found: str
@@ -426,7 +428,7 @@ class HostCheck:
 def host_checks(
     info: JsonObject, *, runtime: str | None, has_swap: bool | None
 ) -> tuple[HostCheck, ...]:
-    """All requirements. `has_swap` is None if that is unknown.
+    """Check all requirements on Docker's host. `has_swap` is None if that is unknown.
 
     *Source*: Docker Engine API 1.41, SystemInfo.
     """
@@ -441,13 +443,13 @@ def host_checks(
 
 
 def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -> Unfit | None:
-    """The first missing requirement, or None."""
+    """Return the first requirement that is not met, or None."""
     checks = host_checks(info, runtime=runtime, has_swap=has_swap)
     return next((check.unfit for check in checks if check.unfit is not None), None)
 
 
 def may_swap(*, is_local: bool) -> bool | None:
-    """Whether Docker's host has swap space, or None for a remote host, which is not queried."""
+    """Whether Docker's host has swap space; None for a remote host, where this is unknown."""
     try:
         swaps = Path("/proc/swaps").read_text(encoding="ascii") if is_local else None
     except (OSError, UnicodeDecodeError):

@@ -1,11 +1,11 @@
-"""The pool: warm containers, their trust domains, and the order in which waiting calls get them.
+"""The pool of containers: which trust domain owns each, and which waiting call is served next.
 
 Host side, between the wall and `container`. Runs only in the event loop, so each change of
 `PoolState` is atomic. Invariants: a container serves one trust domain for its whole life. It is
-reset between that domain's calls, and destroyed if it would change domains, was left in the middle
-of a run, is not clean, or has reached its limit of uses or age. There are never more than `most`
-containers, including those that are being created or removed. A container taken for a session
-leaves the pool.
+reset between that domain's calls, and destroyed instead of passing to another domain, if a run in
+it did not end, if it is not clean, or if it has reached its limit of uses or age. There are never
+more than `pool_max` containers, including those that are being created or removed. A container
+taken for a session leaves the pool.
 
 The queue is bounded in total, for each principal, and for each trust domain. Turns alternate
 between principals, then between the domains of one principal; within a domain, requests are served
@@ -36,8 +36,8 @@ from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import MAX_WAITING
 
 TURN_S = 1.0
-"""Seconds that a trust domain keeps an idle container that others wait for: twice a creation's
-time.
+"""Seconds for which a trust domain may keep a container that others need, if its own calls wait for
+one: twice the time that a new container takes.
 """
 
 
@@ -53,11 +53,11 @@ class EntryFactory(Protocol):
     """Makes and removes containers."""
 
     async def make(self, kind: Kind) -> Container:
-        """Make a container. Raises EngineError if that fails; then none is left behind."""
+        """Create a container. If that fails, nothing remains, and EngineError is raised."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Return when the container is gone; retry as often as necessary."""
+        """Remove a container by name. Retries until it is gone."""
         ...
 
 
@@ -65,19 +65,19 @@ class State(Enum):
     """The state of an entry's container."""
 
     WARM = auto()
-    """It has run nothing, and belongs to no domain."""
+    """The container has run nothing and belongs to no domain."""
     BUSY = auto()
-    """A lease uses it."""
+    """A lease uses the container."""
     RESETTING = auto()
     IDLE = auto()
-    """It is clean, and waits for the next call of its domain."""
+    """The container is clean and waits for the next call of its domain."""
 
 
 UNUSED = (State.WARM, State.IDLE)
 
 
 class EventsListener(Protocol):
-    """The pool, as its containers see it."""
+    """Receives the events of the pool's containers."""
 
     def on_clean(self, entry: PoolEntry) -> None: ...
     def on_end(self, entry: PoolEntry, why: str) -> None: ...
@@ -96,20 +96,24 @@ class PoolEntry:
     uses: int = 0
     last_used: float = 0.0
     given_at: float = 0.0
-    """When its domain received it."""
+    """When its domain received it, by the monotonic clock."""
 
     def on_clean(self) -> None:
-        """The container has been reset."""
+        """Tell the pool that the container has been reset."""
         self.pool.on_clean(self)
 
     def on_end(self, why: str) -> None:
-        """The container has ended."""
+        """Tell the pool that the container has ended."""
         self.pool.on_end(self, why)
 
     def why_not_again(
         self, settings: ContainerSettings, now: float, *, once: bool, is_spared: bool = False
     ) -> str | None:
-        """The reason why its container is not used again, if there is one."""
+        """Return why its container must not be used again, or None if it may be.
+
+        `once` is for a container that was requested for a single call; `is_spared` ignores how
+        long it was idle.
+        """
         container = self.container
         reasons = {
             "it was for one call": once,
@@ -126,7 +130,7 @@ class PoolEntry:
 
 
 class QueueFull(Exception):
-    """Too many requests wait already."""
+    """Too many calls already wait for a container."""
 
 
 @dataclass(eq=False, slots=True)
@@ -142,7 +146,7 @@ class PoolRequest:
 
 
 class FairQueue:
-    """The waiting requests of all principals."""
+    """The waiting requests of all principals, by principal and trust domain, in turn order."""
 
     def __init__(self) -> None:
         self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[PoolRequest]]] = (
@@ -158,7 +162,7 @@ class FairQueue:
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
     def join(self, request: PoolRequest) -> None:
-        """Add a request at the end of its domain's. Raises QueueFull."""
+        """Add a request after the others of its domain. Raises QueueFull."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
@@ -169,7 +173,7 @@ class FairQueue:
         self._principals.setdefault(principal_id, domains)
 
     def leave(self, request: PoolRequest) -> None:
-        """Remove a request. Harmless if it is not here."""
+        """Remove a request. Does nothing if it is not queued."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
@@ -182,7 +186,7 @@ class FairQueue:
                 del self._principals[principal_id]
 
     def pass_on(self, request: PoolRequest) -> None:
-        """End the turn of its principal and its domain, whether or not it still waits."""
+        """Move the request's principal and domain to the end of the turn order."""
         principal_id = request.domain.principal_id
         if principal_id in self._principals:
             self._principals.move_to_end(principal_id)
@@ -190,7 +194,7 @@ class FairQueue:
                 self._principals[principal_id].move_to_end(request.domain)
 
     def in_turn(self) -> Iterator[list[PoolRequest]]:
-        """The requests of each domain, in the order of the turns. Safe against changes."""
+        """Yield the requests of each domain in turn order. The queue may change meanwhile."""
         columns = [list(domains.values()) for domains in self._principals.values()]
         for row in zip_longest(*columns, fillvalue=()):
             for mine in row:
@@ -208,7 +212,7 @@ class PoolState:
         self.leaving: dict[str, asyncio.Event] = {}
         self.making = 0
         self.warming = 0
-        """The number of containers in `making` that are for no particular call."""
+        """How many of the containers in `making` are not for a waiting call."""
 
     @property
     def total(self) -> int:
@@ -217,7 +221,7 @@ class PoolState:
 
     @property
     def has_unused(self) -> bool:
-        """Whether any container is without a call."""
+        """Whether any container is warm or idle."""
         return any(entry.state in UNUSED for entry in self.entries.values())
 
     def coming(self) -> Counter[tuple[TrustDomain | None, Kind]]:
@@ -236,8 +240,9 @@ class PoolState:
         return shares
 
     def find(self, request: PoolRequest, state: State) -> PoolEntry | None:
-        """A container in this state that may serve the request: the most recently used one, so that
-        the others reach their age limit.
+        """Return a container in this state that may serve the request, or None.
+
+        It is the most recently used one, so that surplus containers stay idle and expire.
         """
         domain = None if state is State.WARM else request.domain
         if request.fresh and state is not State.WARM:
@@ -250,10 +255,11 @@ class PoolState:
         return max(fitting, key=lambda entry: entry.last_used, default=None)
 
     def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
-        """The least recently used idle container; those ready for any domain go last.
+        """Return the container to destroy if another needs its place, or None.
 
-        A container that its own domain waits for stays for one turn: a new container for every call
-        of every domain would cost all of them more than waiting.
+        It is the least recently used one without a call; warm containers come last. A container
+        that its own domain waits for stays for `TURN_S` seconds: a new container for every call of
+        every domain would cost all of them more than waiting.
         """
         wanted = {(request.domain, request.kind) for request in requests if not request.fresh}
         idle = (
@@ -310,7 +316,7 @@ class Pool:
         self._refusal: EngineError | None = None
         """The error for all calls, once the pool is closed."""
         self.dirty = 0
-        """Containers that could not be cleaned."""
+        """How many containers could not be cleaned, since the start."""
 
     # -- for the wall ---------------------------------------------------------------
 
@@ -340,7 +346,7 @@ class Pool:
             raise
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """Return a container after its lease. One left in the middle of a run is destroyed."""
+        """Return a container after its lease. It is destroyed if a run in it did not end."""
         if entry.container.name not in self._state.entries:
             return
         entry.last_used = self._monotonic()
@@ -356,8 +362,9 @@ class Pool:
         self._dispatch()
 
     def let_go(self, entry: PoolEntry, listener: ChannelListener) -> bool:
-        """Take a leased, unused container out of the pool. It belongs to `listener`, which ends and
-        removes it. False if it has ended in the meantime.
+        """Take a leased, unused container out of the pool; False if it has ended meanwhile.
+
+        From then on `listener` receives its events, and must end and remove it.
         """
         assert entry.uses == 0
         if self._state.entries.pop(entry.container.name, None) is None:
@@ -372,7 +379,7 @@ class Pool:
             self._refuse(request, refusal)
 
     def close(self, refusal: EngineError, why: str) -> None:
-        """Refuse all calls from now on, and destroy the containers for that reason."""
+        """Refuse all calls from now on and destroy all containers; `why` is logged."""
         self._refusal = refusal
         self.refuse_waiting(refusal)
         for entry in list(self._state.entries.values()):
@@ -398,7 +405,10 @@ class Pool:
         self._keep_warm(least_warm)
 
     def retire(self, is_outdated: Callable[[Container], bool]) -> None:
-        """Destroy idle containers of an outdated image now, and the others when they are idle."""
+        """Destroy the containers of outdated images that no call uses.
+
+        The others stay: the caller repeats this from time to time.
+        """
         for entry in list(self._state.entries.values()):
             if entry.state in UNUSED and is_outdated(entry.container):
                 self._destroy(entry, "its image is not the newest")
@@ -406,7 +416,7 @@ class Pool:
 
     @property
     def names(self) -> list[str]:
-        """All containers, including those that are being removed."""
+        """The names of all containers, including those that are being removed."""
         return [*self._state.entries, *self._state.leaving]
 
     def counts(self) -> JsonObject:
@@ -416,13 +426,13 @@ class Pool:
     # -- events of containers -------------------------------------------------------
 
     def on_clean(self, entry: PoolEntry) -> None:
-        """A container has been reset."""
+        """Mark a container as idle after its reset, and offer it to waiting calls."""
         if entry.state is State.RESETTING:
             entry.state = State.IDLE
             self._dispatch()
 
     def on_end(self, entry: PoolEntry, why: str) -> None:
-        """A container has ended: by itself, by its channel, or by `_destroy`."""
+        """Remove a container that has ended: by itself, by its channel, or by `_destroy`."""
         if self._state.entries.pop(entry.container.name, None) is None:
             return
         if entry.container.is_dirty:
@@ -456,11 +466,11 @@ class Pool:
 
     @property
     def _can_change(self) -> bool:
-        """Whether a container could be granted or created; else a call only joins the queue."""
+        """Whether a container could be granted or created now."""
         return self._state.has_unused or self._state.total < self._settings.pool_max
 
     def _serve_queue(self) -> None:
-        """Give each waiting trust domain one turn."""
+        """Grant or create at most one container for each waiting trust domain."""
         coming = self._state.coming()
         shares = self._state.shares(self._queue)
         can_make = True
@@ -470,10 +480,10 @@ class Pool:
                 if request.granted.done():  # cancelled, and not yet out of the queue
                     continue
                 if shares[request.domain.principal_id] >= self._most_of_one:
-                    break  # all calls of this principal wait for one of its own to end
+                    break  # its calls wait until one of its own ends
                 entry = self._state.find(request, State.IDLE)
                 if entry is None and not request.fresh and coming[key]:
-                    coming[key] -= 1  # its own will be clean in a moment
+                    coming[key] -= 1  # a container of this domain is being cleaned
                     continue
                 entry = entry or self._state.find(request, State.WARM)
                 if entry is not None:
@@ -504,7 +514,10 @@ class Pool:
         request.granted.set_result(entry)
 
     def _start_making(self, request: PoolRequest) -> bool:
-        """Start creating a container for it, in place of an idle one if the pool is full."""
+        """Start creating a container for a request; False if the pool is full of needed ones.
+
+        If the pool is full, an idle container is destroyed to make room.
+        """
         instead_of = None
         if self._state.total >= self._settings.pool_max:
             victim = self._state.dispensable(self._queue, self._monotonic())
@@ -553,7 +566,7 @@ class Pool:
         container.listen(entry)
         entry.last_used = entry.made_at
         self._state.entries[container.name] = entry
-        if container.is_dead:  # since it was ready
+        if container.is_dead:  # it ended after it became ready
             self.on_end(entry, "it ended")
         elif self._refusal is not None:
             self._destroy(entry, "the engine stops")
@@ -570,12 +583,12 @@ class Pool:
         self._dispatch()
 
     def _destroy(self, entry: PoolEntry, why: str) -> None:
-        entry.container.end(why)  # comes back as `on_end`
+        entry.container.end(why)  # calls `on_end`, unless the container had already ended
         if entry.container.name in self._state.entries:
             self.on_end(entry, why)
 
     def _forget(self, request: PoolRequest) -> None:
-        """Remove a waiting call; a container granted at the same moment is returned."""
+        """Remove a waiting call, and return a container that was granted at the same moment."""
         self._queue.leave(request)
         granted = request.granted
         if granted.done() and not granted.cancelled():
@@ -598,7 +611,7 @@ class Pool:
 
 
 def _another(error: EngineError) -> EngineError:
-    """A copy of the exception: one that is raised twice would collect both tracebacks."""
+    """Copy the exception, because raising one twice would mix the tracebacks."""
     return copy.copy(error)
 
 

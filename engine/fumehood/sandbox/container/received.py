@@ -1,8 +1,8 @@
 """The output, files and ending of one run, collected as they arrive.
 
 Host side, pure. Every frame was parsed strictly; here its order is also checked. Invariant:
-whatever a guest sends, no more is kept than the output limit of each stream, and no more is
-forwarded than the files that fit the workspace, under paths that stay inside it.
+whatever a guest sends, at most the output limit of each stream is kept, and only files that fit
+the workspace are forwarded, with relative paths that stay inside it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ MAX_NAME_BYTES = 255
 """*Source*: NAME_MAX of Linux."""
 
 MAX_FILES = 4096
-"""Files of one run. The guest hands over far fewer and counts the rest as left out."""
+"""Files accepted from one run. A correct guest sends far fewer and reports how many it left out."""
 
 BEGINNING_CHARACTERS = 64 * 1024
-"""The kept part of a stream if a sink gets all of it."""
+"""Characters of each stream that are kept if a sink receives all of it."""
 
 MAX_CALLS = 1200
-"""Tool calls of one run. The guest ends a program that makes as many."""
+"""Tool calls accepted from one run. The guest ends a program before it exceeds this."""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
-"""The failures that a program may claim, never a success (ADR 0010). Its output is counted outside,
-so it cannot claim that its output was too large.
+"""Failures that a program may report about itself (ADR 0010): a report never turns failure into
+success. Excess output is not among them, because output is counted outside the program.
 """
 
 
 class _KeptText:
-    """The beginning of a stream, up to a number of characters (never more than bytes)."""
+    """The beginning of a stream, up to `most` characters."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -53,7 +53,7 @@ class _KeptText:
             kept = text[: self._left]
             self._left -= len(kept)
             self._parts.append(kept)
-            if len(self._parts) > 1024:  # many small pieces take more room than their text
+            if len(self._parts) > 1024:  # many small strings need more memory than their text
                 self._parts = ["".join(self._parts)]
 
     @property
@@ -62,7 +62,7 @@ class _KeptText:
 
 
 class ReceivedRun:
-    """One run as the host sees it. Frames in any other order than the protocol's raise."""
+    """One run as the host sees it. A frame that breaks the protocol's order raises FrameError."""
 
     def __init__(self, run_id: int, limits: Limits, sinks: RunSinks, isolation: str) -> None:
         self.id = run_id
@@ -84,7 +84,7 @@ class ReceivedRun:
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """Drop its files, progress and calls from now on. Its output is still passed on."""
+        """Drop files, progress and tool calls from now on. Output is still passed on."""
         self._sink = self._on_progress = self._on_call = None
 
     def on_output(self, frame: ContainerOutput) -> None:
@@ -94,7 +94,7 @@ class ReceivedRun:
         if self._on_output is not None:
             try:
                 self._on_output(frame.stream, frame.text)
-            except Exception:  # a sink that fails is not called again; the run goes on
+            except Exception:  # a failing sink is not called again; the run continues
                 self._on_output = None
 
     def on_progress(self, frame: ContainerProgress) -> None:
@@ -139,7 +139,7 @@ class ReceivedRun:
         self._hand_on(lambda sink: sink.write(content))
 
     def on_ended(self, frame: ContainerEnding) -> RunEnding:
-        """The run's ending. Raises FrameError."""
+        """Convert the guest's last message to the run's ending. Raises FrameError."""
         self._must_be_mine(frame.id)
         claim = frame.claim or {}
         result, claims = claim.get("result"), claims_of(claim.get("error"))
@@ -168,7 +168,7 @@ class ReceivedRun:
         )
 
     def cut_off(self, ended_by: EndedBy) -> RunEnding:
-        """The ending of a run whose guest did not report one, with the output so far."""
+        """Return the ending of a run whose guest did not report one, with the output so far."""
         stdout, stderr = self._texts["stdout"].text, self._texts["stderr"].text
         sizes = [len(text.encode("utf-8", "replace")) for text in (stdout, stderr)]
         return RunEnding(
@@ -190,7 +190,7 @@ class ReceivedRun:
             return
         try:
             say(self._sink)
-        except Exception:  # a sink that fails is not called again; the run goes on
+        except Exception:  # a failing sink is not called again; the run continues
             self._sink = None
 
 

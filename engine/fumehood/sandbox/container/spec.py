@@ -1,12 +1,11 @@
-"""The specification of a container: every defence that Docker gives, in one readable place.
+"""The specification of a container: every Docker setting that protects the host, in one place.
 
-Host side, pure. From it comes the body of the one call that makes a container, whole: no
-default of a library or of the Docker client's configuration is mixed in. Invariant: a value
-here may be smaller for a smaller container, and nothing in it can be chosen by a call or a
-tool but its memory class.
+Host side, pure. It builds the complete body of the request that creates a container, so no default
+of a library or of the Docker client's configuration is mixed in. Invariant: a call or a tool
+chooses only the image and the memory class; the rest is fixed, derived or the operator's.
 
-What Docker itself adds is meant: its default seccomp profile (so no `seccomp=` option), its
-masked and read-only paths below /proc and /sys, its AppArmor profile where there is one.
+Docker's own defaults are used on purpose: its seccomp profile (so there is no `seccomp=` option),
+its masked and read-only paths below /proc and /sys, and its AppArmor profile if the host has one.
 """
 
 from __future__ import annotations
@@ -27,33 +26,32 @@ from fumehood.sandbox.settings import GUEST_MB
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)
 CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
-"""Capabilities of the guest, to change a child's user and to kill it. The child keeps none. SETPCAP
-empties the bounding set, and is given up before anything else.
+"""Capabilities of the guest, to change a child's user and to kill it. A child keeps none. The guest
+uses SETPCAP only at its start, to empty the bounding set, and then drops it.
 """
 
 GUEST_MEMORY_MB = GUEST_MB
-"""The memory of the guest itself beside a program, on top of the memory class, where the image
-preloads nothing.
-"""
+"""MB of memory for the guest of an image that preloads nothing, in addition to the memory class."""
 
 GUEST_PROCESSES = 12
-"""Processes of the guest: the supervisor, the zygotes, and the children that are ready."""
+"""Processes that the guest needs: the supervisor, the zygotes, and the children that are ready."""
 
 SPARES = 2
-"""Children of the thin zygote that are ready: one for the next call, one for the call after it,
-which comes while the next child is still being made."""
+"""Ready children of the zygote without preloaded modules: one for the next call, and one for a call
+that arrives while a new child is being created."""
 
 GVISOR_MEMORY_MB = 128
 GVISOR_PROCESSES = 1024
-"""Additional processes and memory of gVisor's kernel, which is inside the container's limits."""
+"""Processes for gVisor's kernel, which like its memory count against the container's limits."""
 
 WORKSPACE = "/workspace"
 PROGRAM_USER = "10001:10001"
-"""Priority of the guest's children."""
+"""User and group of a program that the operator configured, which runs without a guest."""
 
 INODES_PER_MB = 32
 MIN_INODES = 1024
-"""Minimum number of inodes. An empty file takes about a kilobyte that no size limit counts."""
+"""Least number of inodes of a writable file system. Inodes are limited because an empty file takes
+about a kilobyte of memory that the size limit does not count."""
 
 LABEL_ENGINE = "fumehood.engine"
 LABEL_OWNER = "fumehood.owner"
@@ -69,12 +67,12 @@ class ContainerSpec:
 
     name: str
     image_id: str
-    """`sha256:…`: a name could mean another image tomorrow."""
+    """`sha256:…`, because a name can be reassigned to another image."""
     image_name: str
     engine_id: str
     owner_id: str
     memory_mb: int
-    """The memory class: the limit of a program."""
+    """The memory class, in MB: the limit of a program."""
     cpus: float
     """CPUs of programs and guest together."""
     lifetime_s: float
@@ -82,38 +80,36 @@ class ContainerSpec:
     deadline: int
     """The same deadline in seconds since 1970, for other engines that find the container."""
     guest_mb: int = GUEST_MEMORY_MB
-    """The memory of this image's guest, with its preloaded modules."""
+    """MB of memory for this image's guest, with its preloaded modules."""
     runtime: str | None = None
-    """None is the Docker daemon's default."""
+    """The OCI runtime, or None for the Docker daemon's default."""
     engine_pid: int | None = None
-    """Informational, like `engine_host`: a process id means nothing on another host."""
+    """Informational; meaningful only together with `engine_host`."""
     engine_host: str = ""
 
     @property
     def memory_bytes(self) -> int:
-        """The limit of the container as a whole."""
+        """The memory limit of the whole container, in bytes."""
         return (self.memory_mb + self.guest_mb + GVISOR_MEMORY_MB * self.is_gvisor) * MB
 
     @property
     def processes(self) -> int:
-        """How many processes and threads the container as a whole may have."""
+        """How many processes and threads the whole container may have."""
         return CONTAINER_PROCESSES + GUEST_PROCESSES + GVISOR_PROCESSES * self.is_gvisor
 
     @property
     def is_gvisor(self) -> bool:
-        """Whether the runtime is gVisor, by the name under which it is registered: `runsc`, or
-        `runsc-…` where there are several.
-        """
+        """Whether the runtime is gVisor, judging by its registered name: `runsc` or `runsc-…`."""
         return self.runtime is not None and self.runtime.split("-")[0] == "runsc"
 
     @property
     def writable_mb(self) -> dict[str, int]:
-        """The sizes of the file systems that can be written, by path."""
+        """Path → size in MB of each writable file system."""
         return container_writable_mb(self.memory_mb)
 
 
 def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -> JsonObject:
-    """The body of `POST /containers/create`.
+    """Return the body of `POST /containers/create`.
 
     *Source*: Docker Engine API 1.41, ContainerCreate.
     """
@@ -122,12 +118,12 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
         "Entrypoint": list(command),
         "Cmd": [json.dumps(guest_config(spec), sort_keys=True)],
         "Hostname": "sandbox",
-        "User": "0:0",  # with these capabilities; programs are another user, without any
+        "User": "0:0",  # with CAPABILITIES only; programs run as another user
         "WorkingDir": "/",
         "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"],
         "Labels": _labels(spec),
         "Healthcheck": {"Test": ["NONE"]},
-        # The channel: three streams, and the end of the first when the engine is gone.
+        # The channel: three streams. Stdin closes when the engine disconnects.
         "OpenStdin": True,
         "StdinOnce": True,
         "AttachStdin": True,
@@ -142,8 +138,8 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
 def program_body(
     spec: ContainerSpec, command: tuple[str, ...], env: Mapping[str, str]
 ) -> JsonObject:
-    """The body for a program that the operator configured, without the guest: it is an
-    unprivileged user without capabilities from the start."""
+    """Return the body for a program that the operator configured, which runs without a guest, as an
+    unprivileged user without capabilities."""
     body = create_body(spec, command)
     body["HostConfig"]["CapAdd"] = []
     own = [f"{name}={value}" for name, value in env.items()]
@@ -154,7 +150,7 @@ def program_body(
 
 
 def guest_config(spec: ContainerSpec) -> JsonObject:
-    """The guest's configuration. Nothing in it comes from a call."""
+    """Return the guest's configuration. Nothing in it comes from a call."""
     return {
         "wall": "container",
         "import_paths": list(GUEST_IMPORT_PATHS),
@@ -180,21 +176,21 @@ def _labels(spec: ContainerSpec) -> dict[str, str]:
 
 def _host_config(spec: ContainerSpec) -> JsonObject:
     config: JsonObject = {
-        # Its identity: no relatives, and no shared namespace.
+        # Isolation: no shared namespaces.
         "Privileged": False,
         "NetworkMode": "none",
-        "IpcMode": "none",  # a private one, without Docker's own /dev/shm, which has no inode cap
+        "IpcMode": "none",  # private, without Docker's /dev/shm, whose inodes are unlimited
         "PidMode": "",
         "UTSMode": "",
         "CgroupnsMode": "private",
-        # What it may do.
+        # Privileges.
         "CapDrop": ["ALL"],
         "CapAdd": list(CAPABILITIES),
         "SecurityOpt": ["no-new-privileges:true"],
         "Devices": [],
-        # What it may use.
+        # Resources.
         "Memory": spec.memory_bytes,
-        "MemorySwap": spec.memory_bytes,  # memory and swap together: so no swap
+        "MemorySwap": spec.memory_bytes,  # the total of memory and swap: so no swap
         "OomKillDisable": False,
         "NanoCpus": round(spec.cpus * 1_000_000_000),
         "PidsLimit": spec.processes,
@@ -204,12 +200,12 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
             _ulimit("msgqueue", 0),
             _ulimit("nofile", CONTAINER_OPEN_FILES),
         ],
-        # What it may write.
+        # Writable places.
         "ReadonlyRootfs": True,
         "Tmpfs": {path: _tmpfs(size) for path, size in spec.writable_mb.items()},
         "Binds": [],
-        "LogConfig": {"Type": "none", "Config": {}},  # else the channel is written to the disk
-        # How it lives: once. It is removed by the engine, which first asks how it ended.
+        "LogConfig": {"Type": "none", "Config": {}},  # otherwise Docker logs the channel to disk
+        # It starts once. The engine removes it, after it has read how it ended.
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "AutoRemove": False,
         "Init": False,
@@ -221,7 +217,8 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
 
 def _tmpfs(size_mb: int) -> str:
     inodes = max(MIN_INODES, size_mb * INODES_PER_MB)
-    # Root's, like /tmp anywhere: a program may write, but not close its successor's workspace.
+    # Owned by root with the sticky bit, like /tmp: a program can write here, but cannot change the
+    # directory's mode, which would lock out the next program.
     return f"rw,nosuid,nodev,noexec,size={size_mb}m,nr_inodes={inodes},mode=1777"
 
 

@@ -1,9 +1,10 @@
 """The supply of containers: finds images, makes containers, and removes lost ones.
 
-Host side, between the wall and Docker. A call whose image is not known to exist looks for it; calls
-that arrive during a look share its result. Invariants: a missing image refuses only its own
-containers, and no other image is used in its place. A container's name counts as in use before
-Docker is asked to create it, and a container that does not become ready is removed.
+Host side, between the wall and Docker. A "look" queries Docker for its state and its images. A call
+whose image is not known to exist starts a look; calls that arrive meanwhile share its result.
+Invariants: a missing image affects only the calls that need it, and is never replaced by another. A
+container's name counts as in use before its creation is requested, and a container that does not
+become ready is removed.
 
 The reaper removes what a crash between two steps leaves behind: a container with this engine's
 labels and a name that is not in use. It checks every container in this order: without our labels it
@@ -66,38 +67,36 @@ LOOK_DEADLINE_S = 10.0
 """Seconds for all requests of one look at Docker."""
 
 LEAST_BETWEEN_LOOKS_S = 1.0
-"""Seconds from the start of one look to the start of the next, however many calls request one."""
+"""Minimum seconds between the starts of two looks, however many calls request one."""
 
 REMEMBERED_S = 2.0
-"""Seconds that Docker is not queried again after it did not answer within a whole deadline."""
+"""Seconds without a look after one that reached its deadline."""
 
 GUEST_GRACE_S = 60.0
-"""Seconds that a guest lives by its own clock beyond the time that the pool could use it."""
+"""Seconds added to a guest's own lifetime beyond the last moment at which it could be in use."""
 
 GUEST_CPUS = 0.5
-"""The guest's CPU share, in addition to that of programs: it makes the next child while a program
-runs.
-"""
+"""CPUs of the guest, which creates the next child while a program runs; added to the program's."""
 
 TRIES = 2
-"""Starts of a container whose guest does not become ready."""
+"""Attempts to start a container if its guest does not become ready."""
 
 MAX_WHY_CHARACTERS = 1000
 RETRY_AFTER_MS = 1000
 
 
 Trouble = DockerError | ContainerFailed | Unfit
-"""An error with a message and a remedy for callers, and whether it may pass without an operator."""
+"""An error with a message and a remedy for callers; `heals` tells whether it may end by itself."""
 
 OnEvent = Callable[[str, JsonObject], None]
 
 
 FindImage = Callable[[Docker, str], "Awaitable[Image]"]
-"""From an image's name to the image. Raises DockerError or ImageMissing."""
+"""Finds an image by its name. Raises DockerError or ImageMissing."""
 
 
 def image_finder(own: Path | None = None) -> FindImage:
-    """Find images by name; `own` is the folder of the operator's own recipes."""
+    """Return a function that finds images; `own` is the folder of the operator's recipes."""
 
     async def find_in(docker: Docker, name: str) -> Image:
         # Imported here: it loads Docker's package, which an engine without Docker never does.
@@ -110,7 +109,7 @@ def image_finder(own: Path | None = None) -> FindImage:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How containers are made. `held_s` is the longest time that a session holds one."""
+    """How containers are created. `held_s` is the longest time for which a session keeps one."""
 
     command: tuple[str, ...] = GUEST_COMMAND
     start_deadline_s: float = START_DEADLINE_S
@@ -121,9 +120,10 @@ AS_USUAL = Making()
 
 
 class ContainerSupply:
-    """Finds images, makes containers and removes them. `required` are a container's limits.
+    """Finds images, and creates and removes containers.
 
-    `on_look` is called after each look.
+    `required` are the limits that every container must enforce. `on_look` is called after each
+    look.
     """
 
     required = frozenset(Limit)
@@ -153,52 +153,52 @@ class ContainerSupply:
         self._turn = anyio.Lock()
         self._numbers = 0
         self._host_cpus = 0
-        """Processors of Docker's host, which refuses more; 0 if unknown."""
+        """Processors of Docker's host, the maximum for a container; 0 if unknown."""
         self._unfit: Trouble | None = None
         self._reported: list[str] | None = None
-        """The result of a look that was logged last."""
+        """The look's result that was last logged: the fault, or the missing images."""
         self._silent_until = -math.inf
         self.looked_at = -math.inf
-        """When the last complete look began, by the monotonic clock."""
+        """When the last finished look began, by the monotonic clock."""
         self.images: dict[str, Image] = {}
         self.missing: dict[str, ImageMissing] = {}
-        """The missing images of the configuration, in its order."""
+        """The configured images that are missing, in the order of the configuration."""
         self.seen: frozenset[Limit] = frozenset()
-        """The limits enforced in the last container, whether or not they were enough."""
+        """The limits that the last container enforced, even if a required one was missing."""
         self.lacking: LimitsNotEnforced | None = None
-        """The error of the last container, if it lacked a limit."""
+        """The error if the last container lacked a required limit, else None."""
         self.unsettled: set[str] = set()
-        """Containers that are being made, that failed and are being removed, or that hold one of
-        the operator's programs."""
+        """Names of containers outside the pool: being created, being removed after a failed
+        start, or running a program of the operator."""
 
     # -- the state ------------------------------------------------------------------
 
     @property
     def has_made(self) -> bool:
-        """Whether Docker was ever asked for a container."""
+        """Whether the creation of a container was ever requested."""
         return self._numbers > 0
 
     @property
     def down(self) -> Trouble | None:
-        """The reason why Docker makes no containers, from the last request to it."""
+        """Why Docker cannot be used, judging by the last request and the last look, or None."""
         return self._docker.failure or self._unfit
 
     @property
     def trouble(self) -> Trouble | None:
-        """The reason why calls get no container: Docker's, or that the last one lacked a limit."""
+        """Why calls get no container, or None: Docker cannot be used, or a limit was missing."""
         return self.down or self.lacking
 
     @property
     def has_any(self) -> bool:
-        """Whether Docker can be used and has any image of the configuration."""
+        """Whether Docker can be used and has at least one configured image."""
         names = self._by_language.values()
         return self.down is None and any(name in self.images for name in names)
 
     def name_for(self, language: str) -> str:
-        """The name of a language's image, whether or not it is there.
+        """Return the name of a language's image, which may be missing.
 
         Raises:
-            SandboxUnavailable: none was chosen for the language.
+            SandboxUnavailable: no image is configured for the language.
         """
         name = self._by_language.get(language)
         if name is None:
@@ -209,11 +209,11 @@ class ContainerSupply:
         return name
 
     def check(self, name: str, language: str | None) -> None:
-        """Check what is known of an image, for a program in a language. Does not ask Docker.
+        """Check that a program in a language can use an image, without a request to Docker.
 
         Raises:
-            ImageMissing: it was missing at the last look.
-            SandboxUnavailable: it has no such language.
+            ImageMissing: the image was missing at the last look.
+            SandboxUnavailable: the image does not support the language.
         """
         if name in self.missing:
             raise self.missing[name].needed_for(language)
@@ -228,18 +228,18 @@ class ContainerSupply:
     # -- looking --------------------------------------------------------------------
 
     async def find(self, name: str, language: str | None = None) -> Image:
-        """An image by its name, looked for now unless it is known to be there.
+        """Return an image by its name; query Docker if it is not yet known.
 
         Raises:
-            ImageMissing: it is not there.
-            SandboxUnavailable: Docker cannot be used, or the image has no such language.
+            ImageMissing: the image does not exist.
+            SandboxUnavailable: Docker cannot be used, or the image does not support the language.
         """
         if self.down is not None or name not in self.images:
             await self.look()
             if self.down is not None:
                 raise unavailable(self.down)
         self.check(name, language)
-        if name not in self.images:  # one that only a session uses
+        if name not in self.images:  # not a configured image: a session named it
             try:
                 async with self._turn:
                     self.images[name] = await self._find_image(self._docker, name)
@@ -248,8 +248,10 @@ class ContainerSupply:
         return self.images[name]
 
     async def look(self) -> None:
-        """Look at Docker, its host and the images, unless a look has begun since this was called,
-        or Docker has just been silent for too long.
+        """Query Docker for its state, its host and the images, and keep the result.
+
+        Returns without a query if another look has begun since this was called, or if the last
+        one has just reached its deadline.
         """
         came = time.monotonic()
         async with self._turn:
@@ -266,7 +268,7 @@ class ContainerSupply:
                 self._silent_until = time.monotonic() + REMEMBERED_S
             except DockerError as error:
                 self._unfit = error
-            except Exception as error:  # a bug must not end the task that looks
+            except Exception as error:  # a bug must not end the task that looks regularly
                 self._on_event("container.look_failed", {"why": repr(error)[:MAX_WHY_CHARACTERS]})
                 self._unfit = DockerError()
             self.looked_at = began
@@ -292,7 +294,7 @@ class ContainerSupply:
         return unfit
 
     def _report(self) -> None:
-        """Log the result of a look if it is another than the last."""
+        """Log the result of a look if it has changed."""
         missing = [error.message for error in self.missing.values()]
         result = [self.down.message] if self.down is not None else missing
         if result == self._reported:
@@ -310,10 +312,10 @@ class ContainerSupply:
     # -- making ---------------------------------------------------------------------
 
     async def make(self, kind: Kind) -> Container:
-        """Make and start a container; try again once if its guest does not become ready.
+        """Create and start a container; retry once if its guest does not become ready.
 
         Raises:
-            SandboxUnavailable: its image is missing, it could not be made, or it lacks a
+            SandboxUnavailable: its image is missing, it could not be created, or it lacks a
                 required limit.
         """
         began = time.monotonic()
@@ -365,7 +367,7 @@ class ContainerSupply:
         return await ContainerProgram.start(self._docker, spec, command, env, remove)
 
     async def remove(self, name: str) -> None:
-        """Returns when it is gone."""
+        """Remove a container by name; retries until Docker has removed it."""
         await self._reaper.remove(name)
 
     async def _remove_unsettled(self, name: str) -> None:
@@ -373,14 +375,14 @@ class ContainerSupply:
         self.unsettled.discard(name)
 
     def _spec(self, kind: Kind) -> ContainerSpec:
-        """Raises SandboxUnavailable if the image is not known to be there."""
+        """Specify a new container. Raises SandboxUnavailable if its image is unknown."""
         image, settings, identity = self.images.get(kind.image), self._settings, self._identity
         if image is None:
             raise copy.copy(self.missing.get(kind.image)) or SandboxUnavailable(
                 f"There is no image {kind.image!r} any more.", retryable=False
             )
         self._numbers += 1
-        # One that was warm for long may then be held by a session.
+        # A container may reach the pool's age limit and then still be kept by a session.
         used_s = settings.lifetime_seconds + self._making.held_s
         lifetime_s = used_s + settings.max_timeout_seconds + GUEST_GRACE_S
         return ContainerSpec(
@@ -400,7 +402,7 @@ class ContainerSupply:
         )
 
     def _failed(self, spec: ContainerSpec, error: Exception) -> Trouble:
-        """Note and log a failed start. Docker's own words may contain paths of the host."""
+        """Record and log a failed start; return the error for callers, without Docker's text."""
         if isinstance(error, LimitsNotEnforced):
             self.seen, self.lacking = error.enforced, error
         is_known = isinstance(error, DockerError | ContainerFailed)
@@ -411,7 +413,7 @@ class ContainerSupply:
 
 
 def unavailable(trouble: Trouble) -> SandboxUnavailable:
-    """The error for calls that need a container."""
+    """Convert a fault to the error for calls that need a container."""
     return SandboxUnavailable(
         f"Containers are unavailable; nothing ran. {trouble.message} {trouble.remedy}".rstrip(),
         retryable=trouble.heals,
@@ -422,14 +424,14 @@ def unavailable(trouble: Trouble) -> SandboxUnavailable:
 PAST_DEADLINE_S = 60
 RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
 STOP_DEADLINE_S = 8.0
-"""Seconds to remove everything when the engine stops. The next engine removes the rest, whose
-guests end by themselves."""
+"""Seconds to remove all containers when the engine stops. The guests of the others end by
+themselves, and the next engine removes those containers."""
 
 RUNNING_STATES = frozenset({"running", "paused", "restarting"})
 
 
 class Reaper:
-    """Removes containers. `in_use` has the names of this engine's containers in use."""
+    """Removes containers. `in_use` returns the names of this engine's containers in use."""
 
     def __init__(
         self,
@@ -449,7 +451,7 @@ class Reaper:
         self._now = now
 
     async def remove(self, name: str) -> None:
-        """Remove one of this engine's containers; try until it works."""
+        """Remove a container of this engine by name; retries until Docker has removed it."""
         tries = 0
         while True:
             try:
@@ -461,13 +463,13 @@ class Reaper:
                 return
 
     async def sweep(self) -> int:
-        """Find and remove lost containers; returns their number.
+        """Find and remove lost containers; return their number.
 
         Raises:
-            DockerError: they could not be listed, or one could not be removed.
+            DockerError: the containers could not be listed, or one could not be removed.
         """
         found = await self._docker.list(LABEL_ENGINE)
-        # Read after the list: a container made meanwhile is in use before it is made.
+        # Read after the list: a name is in use before its container appears in a list.
         in_use = frozenset(self._in_use())
         lost = [one for one in found if self._is_lost(one, in_use)]
         for one in lost:
@@ -477,7 +479,7 @@ class Reaper:
         return len(lost)
 
     async def stop(self) -> None:
-        """Remove everything of this engine, in parallel, for a few seconds at most."""
+        """Remove all containers of this engine, in parallel, within `STOP_DEADLINE_S`."""
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             try:
                 mine = await self._docker.list(f"{LABEL_ENGINE}={self._engine_id}")

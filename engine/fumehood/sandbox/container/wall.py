@@ -50,21 +50,22 @@ RETRY_AFTER_MS = 1000
 MAIN_LANGUAGE = "python"
 
 FIRST_LOOK_DELAY_S = 1.0
-"""The wall's own first look, unless a call comes sooner: the engine's start comes first, and what
-speaks to Docker takes a tenth of a second to load."""
+"""Seconds from the start to the wall's first look, unless a call comes sooner: loading Docker's
+package takes a tenth of a second, which would delay the engine's start."""
 
 LOOK_AGAIN_S = 30.0
-"""How often Docker is looked at, and the pool tidied, if Docker and an image are there."""
+"""Seconds between looks at Docker while it works and has a configured image. Each look also tidies
+the pool."""
 
 LOOK_WHILE_AWAY_S = 5.0
-"""The same otherwise: an engine that nobody calls becomes ready within this time."""
+"""Seconds between looks otherwise, so that an idle engine soon notices that Docker works again."""
 
 
 class ContainerWall(HasImages):
     """Programs in containers. An asynchronous context manager.
 
-    `eager` looks at Docker soon after it is entered; else the first call does. Either way
-    entering waits for nothing.
+    With `eager`, Docker is queried soon after the context is entered, else at the first call.
+    Entering never waits for Docker.
     """
 
     def __init__(
@@ -80,14 +81,14 @@ class ContainerWall(HasImages):
     ) -> None:
         self.limits = settings.limits
         self._is_in_use = eager
-        """Whether Docker is looked at: from the start, or since the first call."""
+        """Whether Docker is queried regularly: with `eager` always, else since the first call."""
         self._runtime = settings.runtime
         self._on_event = on_event
         self._stack = AsyncExitStack()
         self._group: anyio.abc.TaskGroup | None = None
         self._is_stopping = False
         self._held: dict[str, HeldContainer] = {}
-        """Session → container, including those that are being removed."""
+        """Container name → container of a session, including those that are being removed."""
         self._reaper = Reaper(
             docker,
             identity.engine_id,
@@ -136,7 +137,7 @@ class ContainerWall(HasImages):
 
     @property
     def status(self) -> WallStatus:
-        """What the last container enforced, and whether Docker and an image are there."""
+        """The limits that the last container enforced, and whether containers are available."""
         supply, required = self._supply, self._supply.required
         trouble, enforced = supply.trouble, required
         if trouble is not None:
@@ -159,18 +160,18 @@ class ContainerWall(HasImages):
         return {**self._pool.counts(), "held": len(self._held)}
 
     def image_for(self, language: str) -> str:
-        """The image that a program in a language gets.
+        """Return the name of the image for programs in a language.
 
         Raises:
-            ImageMissing: it is not there.
-            SandboxUnavailable: none was chosen for it, or it has no such language.
+            ImageMissing: the image does not exist.
+            SandboxUnavailable: no image is configured, or the image does not support the language.
         """
         name = self._supply.name_for(language)
         self._supply.check(name, language)
         return name
 
     async def look_again(self) -> None:
-        """Wait, bounded, for a look at Docker and the images that begins after this moment.
+        """Query Docker and the images again. Waits, bounded, for a query begun after this call.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -179,16 +180,16 @@ class ContainerWall(HasImages):
         await self._supply.look()
 
     async def until_known(self, image: str) -> None:
-        """Look for an image, unless it is known to be there.
+        """Query Docker for an image, unless it is already known.
 
         Raises:
-            ImageMissing: it is not there.
+            ImageMissing: the image does not exist.
             SandboxUnavailable: Docker cannot be used.
         """
         await self._find(image)
 
     def facts_of(self, image: str | None) -> JsonObject:
-        """The image's digest, as far as it is known now, and the runtime."""
+        """Return the runtime, and the image's digest if it is known."""
         found = self._supply.images.get(image) if image is not None else None
         return {
             "image_digest": found.id if found is not None else None,
@@ -203,8 +204,9 @@ class ContainerWall(HasImages):
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> ContainerLease:
-        """A container of this domain, of the language's image; `fresh` gets one of its own,
-        which is destroyed after.
+        """Lease a container of this domain, with the language's image.
+
+        With `fresh` it is an unused container, which is destroyed after the run.
         """
         chosen = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
         return ContainerLease(self, domain, language or MAIN_LANGUAGE, chosen, fresh=fresh)
@@ -217,10 +219,10 @@ class ContainerWall(HasImages):
         memory_mb: int,
         on_lost: Callable[[], None],
     ) -> HeldContainer:
-        """A container for a session, warm where there is one; the pool lets go of it.
+        """Take an unused container out of the pool for a session, a warm one if there is one.
 
         Raises:
-            SandboxUnavailable: none in time, or no such image.
+            SandboxUnavailable: no container in time, or the image is missing.
         """
         found = await self._find(image)
         entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=True)
@@ -239,8 +241,8 @@ class ContainerWall(HasImages):
         """Start a program that the operator configured, in a container of its own.
 
         Raises:
-            ImageMissing: the image is not there.
-            SandboxUnavailable: Docker is not there, or failed.
+            ImageMissing: the image does not exist.
+            SandboxUnavailable: Docker cannot be used, or failed.
         """
         self._begin()
         return await self._supply.open_program(command, env, image, memory_mb)
@@ -257,7 +259,7 @@ class ContainerWall(HasImages):
         return [*self._supply.unsettled, *self._pool.names, *self._held]
 
     def _begin(self) -> None:
-        """Start looking regularly, if that has not begun. Raises SandboxUnavailable."""
+        """Start querying Docker regularly, at the first call. Raises SandboxUnavailable."""
         if self._group is None or self._is_stopping:
             raise _stopping()
         if not self._is_in_use:
@@ -273,7 +275,7 @@ class ContainerWall(HasImages):
             self._pool.retire(lambda container: container.image_id not in ids)
 
     async def _keep_looking(self) -> None:
-        """Look at Docker, remove lost containers and tidy the pool, now and then."""
+        """Periodically look at Docker, remove lost containers and tidy the pool."""
         await anyio.sleep(FIRST_LOOK_DELAY_S)
         next_look = 0.0
         while True:
@@ -283,29 +285,30 @@ class ContainerWall(HasImages):
                 if self._supply.down is None:
                     with suppress(DockerError):
                         await self._reaper.sweep()
-                    # While a limit is missing no call is admitted, so none would try again.
+                    # While a limit is missing, no call is admitted, so only a warm container can
+                    # show that the limit is enforced again.
                     self._pool.tidy(least_warm=1 if self._supply.lacking is not None else 0)
             await anyio.sleep(min(LOOK_AGAIN_S, LOOK_WHILE_AWAY_S))
 
     async def _find(self, image: str, language: str | None = None) -> Image:
-        """Raises SandboxUnavailable."""
+        """Return an image, as `ContainerSupply.find`. Raises SandboxUnavailable."""
         self._begin()
         return await self._supply.find(image, language)
 
     async def take(
         self, domain: TrustDomain, language: str, memory_mb: int, *, fresh: bool
     ) -> PoolEntry:
-        """A container for a lease. Raises SandboxUnavailable."""
+        """Take a container from the pool for a lease. Raises SandboxUnavailable."""
         image = self._supply.name_for(language)
         await self._find(image, language)
         return await self._pool.take(domain, Kind(image, memory_mb), fresh=fresh)
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """Return a container after its lease."""
+        """Return a container to the pool after its lease."""
         self._pool.give_back(entry, ran=ran, fresh=fresh)
 
     def see_off(self, held: HeldContainer) -> None:
-        """Have a session's container removed, once the reason of its end is known."""
+        """Start removing a session's container, once the reason for its end is known."""
         self._start_soon(self._see_off, held)
 
     async def _see_off(self, held: HeldContainer) -> None:
@@ -384,7 +387,7 @@ class ContainerLease:
 
 
 class HeldContainer:
-    """A session's container. Gets its events from the moment it leaves the pool."""
+    """A session's container. Receives the container's events once it has left the pool."""
 
     def __init__(
         self,
@@ -397,9 +400,9 @@ class HeldContainer:
         self.languages = languages
         self.lost: str | None = None
         self.why = ""
-        """The channel's own reason, for the operator."""
+        """Why the container ended, in the channel's words, for the operator."""
         self.gone = asyncio.Event()
-        """Docker has removed it."""
+        """Set when Docker has removed the container."""
         self._wall = wall
         self._on_lost = on_lost
         self._has_changed = asyncio.Event()
@@ -410,7 +413,7 @@ class HeldContainer:
         return self.container.name
 
     async def until_free(self) -> None:
-        """Wait for the cleanup after the last run. The channel has a deadline for that."""
+        """Wait for the cleanup after the last run, which the channel limits in time."""
         while self.lost is None and not self.container.is_free:
             self._has_changed.clear()
             await self._has_changed.wait()
@@ -418,12 +421,12 @@ class HeldContainer:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """One run. Its files and variables stay for the next one."""
+        """Run a program; its files and variables are kept for the next run."""
         return await self.container.run(program, arguments, limits, sinks, "session", keep=True)
 
     def end(self, why: str) -> None:
-        """End it with everything that runs in it."""
-        self.container.end(why)  # calls `on_end`, unless it had ended before
+        """End the container with everything that runs in it."""
+        self.container.end(why)  # calls `on_end`, unless the container had already ended
         self.on_end(why)
 
     async def until_gone(self) -> None:
@@ -433,11 +436,11 @@ class HeldContainer:
     # -- events of the container ---------------------------------------------------------
 
     def on_clean(self) -> None:
-        """The container is clean after a run."""
+        """Let `until_free` continue: the container is clean after a run."""
         self._has_changed.set()
 
     def on_end(self, why: str) -> None:
-        """The container has ended: by itself, by its channel, or by `end`."""
+        """Handle the container's end: by itself, by its channel, or by `end`."""
         if self.lost is not None:
             return
         self.lost, self.why = _in_words(why), why
@@ -447,7 +450,7 @@ class HeldContainer:
 
 
 def _in_words(why: str) -> str:
-    """The reason for the session's owner. A guest's own words are marked as such, and bounded."""
+    """Phrase the reason for the session's owner. Text of the guest is put in brackets."""
     if why.startswith(DIRTY):
         claim = "".join(c for c in why.removeprefix(DIRTY) if c.isprintable())
         return (
