@@ -1,5 +1,5 @@
 """The host side of the sandbox: walls, leases, and the sessions that hold them.
 
-`wall.py` defines a wall. `process/` and `container/` implement walls, `images/` builds what
-containers start from, and the code on the inside is in `guest/`.
+`wall.py` defines the interfaces of a wall. `process/` and `container/` implement them, `images/`
+builds the images of containers, and `guest/` has the code that runs inside a sandbox.
 """

@@ -1,13 +1,13 @@
-"""The host: runs functions that the operator trusts, without a wall.
+"""Execution on the host: functions that the operator trusts, without a sandbox.
 
 Host side. It enforces wall time (by cancelling, or by killing a worker process) and a size limit on
-the result, and reports exactly these limits. It also limits how many calls run at once, so that one
+the result, and reports only these limits. It also limits how many calls run at once, so that one
 tool cannot occupy the engine.
 
 Synchronous functions run in workers, so that they can be killed. A worker serves one call at a time
 and is reused. A worker that exceeded its time, was cancelled, died or sent anything but one reply
-is killed with all its descendants, and the next call gets a new one. Waiting for a worker is
-bounded like waiting for a slot on the host.
+is killed with all its descendants, and the next call gets a new one. A call waits for a worker at
+most as long as for a slot on the host.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MAX_REQUESTS = 32
 WORKER_PROGRAM = Path(__file__).parents[1] / "executors" / "worker_main.py"
 START_DEADLINE_S = 20.0
 REPLY_OVERHEAD_BYTES = 16 * 1024
-"""Added to the limit for the JSON around a result, or a failure with its traceback."""
+"""Bytes that a reply may have beyond the output limit, for JSON syntax or a traceback."""
 
 MAX_WORKERS = 8
 MAX_IDLE = 2
@@ -62,7 +62,7 @@ CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class HostLease:
-    """A slot in the engine's own process, or in one of its workers."""
+    """The right to run one call on the host, in the engine's process or in a worker."""
 
     queue_ms: float
     workers: Workers
@@ -75,14 +75,14 @@ class HostLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call a synchronous function in a worker. `executors/function` awaits the others."""
+        """Call a synchronous function in a worker. Asynchronous ones never get here."""
         if program != "function":
             raise InternalError("The host runs functions, not programs.")
         return await self.workers.run(arguments, limits, self.principal_id, sinks)
 
 
 class Host:
-    """Slots in the engine's own process: 64 for functions, and 32 for requests to each service."""
+    """Slots on the host: for functions, and separately for requests to each service."""
 
     limits = HOST_LIMITS
     status = WallStatus(ENFORCED, ENFORCED, ENFORCED, is_ready=True)
@@ -90,10 +90,10 @@ class Host:
     def __init__(self, most: int = MAX_RUNNING, what: str = "the host") -> None:
         self._slots = Slots(most, what)
         self._workers = Workers()
-        self._upstreams: dict[str, Host] = {}  # as many as administrators registered services
+        self._upstreams: dict[str, Host] = {}  # bounded by the number of registered services
 
     def for_upstream(self, upstream: str) -> Host:
-        """The slots for requests to one service, so that a slow service delays no other."""
+        """Return the slots for requests to one service: a slow service must not delay others."""
         if upstream not in self._upstreams:
             self._upstreams[upstream] = Host(MAX_REQUESTS, "this tool's service")
         return self._upstreams[upstream]
@@ -138,13 +138,12 @@ class Workers:
         principal_id: str,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call `{module, name, arguments}` for a principal. Cancelling it ends the work, then
-        raises.
+        """Call the function that `call` names (`{module, name, arguments}`) for a principal.
 
-        Cancelling it ends the work, then raises.
+        Cancelling it kills the worker, then raises.
 
         Raises:
-            SandboxUnavailable: no worker in time, or none that starts.
+            SandboxUnavailable: no worker was free in time, or none could be started.
         """
         await self._slots.take(principal_id)
         try:
@@ -202,7 +201,7 @@ class _Worker:
 
     @classmethod
     async def start(cls) -> _Worker:
-        """Raises SandboxUnavailable if it cannot be started."""
+        """Start a worker. Raises SandboxUnavailable if it cannot be started."""
         ours, theirs = socket.socketpair()
         with theirs:
             given = map(str, (theirs.fileno(), os.getpid()))
@@ -235,7 +234,7 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has ended, from the kernel: the event loop notices later."""
+        """Whether the process runs, from the kernel: the event loop notices its end later."""
         if self._process.returncode is not None:
             return False
         try:
@@ -245,7 +244,7 @@ class _Worker:
             return False
 
     async def run(self, call: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS) -> RunEnding:
-        """Run one call. Afterwards `is_fit` tells whether the worker can be reused."""
+        """Run one call. Sets `is_fit` to False if the worker must not be reused."""
         self.is_fit = False
         try:
             with anyio.fail_after(limits.wall_s):
@@ -262,7 +261,7 @@ class _Worker:
         return ending_of_reply(reply, isolation="none", cpu_ms=None, output_bytes=None)
 
     async def kill(self) -> None:
-        """End the process and everything that it has started."""
+        """Kill the process and everything that it has started."""
         self._writer.transport.abort()
         if self._process.returncode is None:
             _kill_tree(self._process.pid)
@@ -288,7 +287,7 @@ class _Worker:
         return None
 
     async def _death(self) -> RunEnding:
-        # The children of a dead process can be found by its group only.
+        # The children of a dead process can only be found by its process group.
         _kill_group(self._process.pid)
         with anyio.CancelScope(shield=True):
             code = await self._process.wait()
@@ -298,7 +297,7 @@ class _Worker:
 
 
 def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObject]:
-    """A worker's replies. Its progress reports and the parts of a result go to the sinks."""
+    """Return a worker's replies; pass its progress reports and partial results to the sinks."""
     replies = []
     for frame in frames:
         if frame.keys() == {"percent", "message"}:
@@ -313,14 +312,15 @@ def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObjec
 
 
 def _import_path() -> list[str]:
-    """This program's import path, made absolute: an empty entry means the current directory."""
+    """Return this program's import path, made absolute: '' means the current directory."""
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 
 def _kill_tree(pid: int) -> None:
-    """Stop the worker, so that it starts nothing more, then kill its descendants, then itself.
+    """Suspend the worker, so that it starts nothing more, then kill its descendants, then itself.
 
-    The worker is the subreaper: an orphan is found in the next round.
+    Several rounds are needed: a killed process's children become children of the worker, which is
+    their subreaper, and are found in the next round.
     """
     try:
         worker = psutil.Process(pid)

@@ -1,12 +1,12 @@
-"""Building an image: Debian packages, Python packages, and the guest, one layer each.
+"""Build an image in three layers: Debian packages, Python packages, and the guest.
 
 Host side, between the command line and Docker. A layer that exists with the right labels is not
 built again: a root file system takes half a minute and seldom changes, and images with the same
 Debian packages share one. Invariants: a layer's labels are set together with its content and
 identify its sources by digests, so an interrupted build leaves nothing that looks finished, and an
-image built on a root file system cannot pass for one. Wheels are unpacked here and nothing in them
-runs; every member lies below the folder for packages, as a plain file or folder of root's, with a
-mode chosen here that only root may write.
+image built on a root file system is never taken for one. Wheels are unpacked here without running
+anything in them; their members become plain files and folders below the folder for packages, owned
+by root and writable only by root.
 
 Build steps run in containers without a network, capabilities or another user's files. Each has a
 deadline in its name, so the next build removes what a killed one left behind.
@@ -60,13 +60,14 @@ from fumehood.sandbox.images.rootfs import (
 )
 
 DEADLINE_S = 300
-"""Seconds for one answer of Docker; the longest unpacks a root file system."""
+"""Seconds for one request to Docker; the slowest one imports a root file system."""
 
 GUEST_DEADLINE_S = 60
 PACKAGES_DEADLINE_S = 600
 
 NEEDED_BYTES = 1 << 30
-"""Free bytes needed: the file system twice (unpacked and as an archive), and Docker's copy."""
+"""Free bytes that a build needs: the root file system, unpacked and as an archive, and Docker's
+copy."""
 
 MANIFEST = "opt/fumehood/manifest.txt"
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -94,32 +95,32 @@ for name in sys.argv[1:]:
     except Exception as error:
         sys.exit(f"{{name}} of `preload` in image.toml: {{type(error).__name__}}: {{error}}")
 """
-"""The script that finishes the packages. It runs in a container without a network, because
-importing packages runs their code.
+"""Python script that compiles the installed packages and imports those to be preloaded. It runs in
+a container without a network, because importing packages runs their code.
 """
 
 PATH_FILE = "usr/lib/python3/dist-packages/fumehood.pth"
-"""File that adds the packages to the path of any Python that a program starts; Debian's Python
-reads it.
+"""File, read by Debian's Python, that adds the packages to the import path of every Python process
+that a program starts.
 """
 
 MAX_SITE_BYTES = 4 << 30
 MAX_SITE_FILES = 200_000
 
 _DATA_FOLDERS = ("purelib", "platlib")
-"""The parts of a wheel's `.data` folder that belong beside its packages; the others, scripts and
-headers, are left out. *Source*: the wheel format, PEP 427.
+"""Parts of a wheel's `.data` folder that are installed beside its packages. Its scripts and
+headers are left out. *Source*: the wheel format, PEP 427.
 """
 
 TESTED = frozenset(
     ("matplotlib", "mpl_toolkits", "numpy", "pandas", "pyarrow", "scipy", "sklearn", "statsmodels")
 )
-"""Packages whose unused test folders are left out; they are up to half of the size."""
+"""Packages whose test folders are left out, because these are up to half of the size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A built image, and the layers that were made for it."""
+    """A built image, and which of its layers this build made."""
 
     image: Image
     made_base: bool
@@ -136,8 +137,10 @@ def build_image(
     cache: Path | None = None,
     own: Path | None = None,
 ) -> Built:
-    """Build what is missing or out of date. With `force`, rebuild everything except a root file
-    system that was made after `since` for another image of this run.
+    """Build the layers of an image that are missing or out of date.
+
+    With `force`, rebuild all of them, except a root file system made after `since` (Unix time):
+    one command may build several images that share it.
 
     Wheels are cached in `cache`; `own` is the folder of the operator's own recipes.
 
@@ -168,13 +171,13 @@ def build_image(
 
 
 def wheel_cache() -> Path:
-    """The directory of downloaded packages of the Python index."""
+    """Return the directory of wheels downloaded from the Python index."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "fumehood" / "wheels"
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """The image of the requested recipe, whatever its folder holds now, or None."""
+    """Return the existing image with this recipe and guest, or None. Does not read the folder."""
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
     return next((image for image in found if (image.recipe, image.guest) == wanted), None)
@@ -184,7 +187,7 @@ def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image 
 
 
 def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
-    """The base of this image's guest, or None if it has to be built."""
+    """Return the id of the layer below the guest, or None if it has to be built."""
     if not recipe.lock.packages:
         return _find_root(client, recipe, newer_than=0)
     rows = client.images(
@@ -196,12 +199,14 @@ def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
 def make_base(
     client: docker.APIClient, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
 ) -> str:
-    """Make the base, on a root file system with packages no older than a given time.
+    """Build the layer below the guest, and return its id.
+
+    A root file system is reused if its packages were installed after `newer_than` (Unix time).
 
     Raises:
         ImageBuildError: with the remedy.
     """
-    # Fetched first: it fails most easily, and needs no rights.
+    # Fetch first: this is most likely to fail, and needs no privileges.
     wheels = fetch(recipe.lock, recipe.release, cache, on_step) if recipe.lock.packages else []
     root = _find_root(client, recipe, newer_than=newer_than)
     root = root or _make_root(client, recipe, on_step)
@@ -270,7 +275,7 @@ def _count_packages(root: Path) -> int:
 def _add_packages(
     client: docker.APIClient, recipe: Recipe, root: str, wheels: list[Path], on_step: OnStep
 ) -> str:
-    """Put the packages of the Python index on a root file system, compiled by its own Python."""
+    """Add Python packages to a root file system, and compile them with its own Python."""
     on_step(f"unpacking packages of the Python index: {len(wheels)}")
     command = ["/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload]
     with (
@@ -289,7 +294,7 @@ def _add_packages(
             client, container, run_s=PACKAGES_DEADLINE_S,
             failed="The packages do not work in the image",
         )  # fmt: skip
-        # Counted with those of Debian: all may need a security update.
+        # The label counts them together with Debian's: all may need security updates.
         count = _label_of(client, root, PACKAGES) + len(wheels)
         labels = {
             IMAGE: f"base-{recipe.name}", RECIPE: recipe.digest, ROOT: "", PACKAGES: str(count),
@@ -309,7 +314,9 @@ def _label_of(client: docker.APIClient, image: str, label: str) -> int:
 
 
 def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnStep) -> str:
-    """Add the guest and the image's description. The image's own Python compiles the guest.
+    """Add the guest and the image's description, and return the image's id.
+
+    The image's own Python compiles the guest.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -337,8 +344,8 @@ def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnSt
             tag="latest",
             changes=[*SETTINGS, "CMD []", _label_line(labels)],
         )["Id"]
-    # Engines of two versions share a host, and so do operators with an image of one name each:
-    # the one's build does not leave the other's nameless.
+    # A second tag, because `latest` moves: engines of other versions, or operators with an image of
+    # the same name, may share this host, and an image without a tag is not found.
     tag = f"{guest[:12]}-{recipe.digest[:12]}"
     client.tag(made, f"{REPOSITORY}/{recipe.name}", tag=tag)
     return str(made)
@@ -355,7 +362,8 @@ def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
     """Unpack wheels into a tar archive at `target`, with the lock as a record beside them.
 
     Raises:
-        ImageBuildError: a file is not a wheel, or has members that it must not have.
+        ImageBuildError: a file is not a wheel, a member is not a plain file below its own folder,
+            or the packages are too large.
     """
     folders: set[str] = set()
     files: set[str] = set()
@@ -365,7 +373,7 @@ def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
         _add_file(archive, PATH_FILE, f"/{SITE}\n".encode())
         for wheel in wheels:
             for path, content in _wheel_files(wheel):
-                if path in files:  # two packages may have the same file; the first stays
+                if path in files:  # two packages may have the same file; the first one is kept
                     continue
                 size += len(content)
                 files.add(path)
@@ -380,7 +388,7 @@ def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
 
 
 def _wheel_files(wheel: Path) -> Iterator[tuple[str, bytes]]:
-    """The path in the image and the content of each file."""
+    """Yield each file's path in the image and its content."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.infolist():
@@ -416,7 +424,7 @@ def _wheel_place(wheel: Path, member: zipfile.ZipInfo) -> PurePosixPath | None:
 
 def _add_folders(archive: tarfile.TarFile, path: str, known: set[str]) -> None:
     above = [str(parent) for parent in PurePosixPath(path).parents if str(parent) not in known]
-    for folder in reversed(above[:-1]):  # the last one is the root itself
+    for folder in reversed(above[:-1]):  # the last one is the top folder
         known.add(folder)
         if folder.startswith(SITE):
             member = tarfile.TarInfo(folder)
@@ -442,7 +450,10 @@ PROCESSES = 64
 def builder(
     client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
 ) -> Iterator[str]:
-    """A container, not yet started, for a command that takes `run_s` at most."""
+    """Create a container for a command that takes at most `run_s`; yield its id; remove it.
+
+    It is not started.
+    """
     host = client.create_host_config(
         network_mode="none",
         cap_drop=["ALL"],
@@ -463,10 +474,10 @@ def builder(
 
 
 def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) -> None:
-    """Run its command to the end.
+    """Start a container and wait for its command to succeed.
 
     Raises:
-        ImageBuildError: `failed`, and the last lines of its output.
+        ImageBuildError: with `failed` and the last lines of its output.
     """
     client.start(container)
     status = client.wait(container, timeout=run_s)["StatusCode"]
@@ -476,7 +487,7 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
 
 
 def sweep_builders(client: docker.APIClient) -> None:
-    """Remove the containers that a killed build left behind."""
+    """Remove build containers whose deadline has passed: their build was killed."""
     for row in client.containers(all=True, filters={"name": NAME}):
         deadline = re.fullmatch(rf"/{NAME}(\d+)-[0-9a-f]+", row["Names"][0])
         if deadline is not None and int(deadline[1]) < time.time():

@@ -1,8 +1,8 @@
 """The images in Docker: found by their labels, used by their ids, removed if nothing needs them.
 
-Host side. Above it the wall's pool and the command line; below it Docker. Invariants: an image is
-this engine's only if its labels carry both digests of `recipe`, and a tag of our repository is on
-it: images that somebody derives from ours inherit the labels, and not the tag. An image that a
+Host side, between Docker and the container wall or the command line. Invariants: an image is this
+engine's only if its labels have both digests of `recipe` and it has a tag of our repository (an
+image that somebody derives from ours inherits the labels but not the tag). An image that a
 container uses or another image is based on is never removed, nor is one that an engine of another
 version made in the last week.
 """
@@ -37,23 +37,22 @@ RECIPE = "fumehood.recipe"
 GUEST = "fumehood.guest"
 BASE = "fumehood.base"
 ROOT = "fumehood.root"
-"""The root file system's digest; empty on images based on one."""
+"""Label: the digest of a root file system; empty on images that are based on one."""
 
 PACKAGES = "fumehood.packages"
 LANGUAGES = "fumehood.languages"
 GUEST_MB = "fumehood.guest-mb"
 PACKAGES_FROM = "fumehood.packages-from"
-"""Time of the packages' installation, in seconds since 1970: the basis of an image's age."""
+"""Label: when the packages were installed, in Unix seconds. An image's age counts from then."""
 
 NEW_S = 3600
 KEPT_S = 7 * 24 * 3600
-"""Seconds that an image of another engine is kept, because it may have no container at the moment.
-"""
+"""Seconds for which another engine's image is kept, because that engine may need it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image built by an engine. Only its digest, `id`, identifies it for good."""
+    """An image built by an engine. Use `id`, its digest: names can be reassigned."""
 
     name: str
     id: str
@@ -66,13 +65,13 @@ class Image:
     base: str = ""
     languages: tuple[str, ...] = ("python", "shell")
     guest_mb: int = DEFAULT_GUEST_MB
-    """The guest's memory, on top of a container's memory class."""
+    """MB of memory for the guest, in addition to a container's memory class."""
     images_directory: Path | None = field(default=None, compare=False, repr=False)
-    """The folder of an operator's own recipes."""
+    """The folder of the operator's own recipes."""
 
     @property
     def is_own(self) -> bool:
-        """Whether this engine would build the same image now, from the same base."""
+        """Whether this engine would build the same image now on the same base."""
         try:
             recipe = read_recipe(self.name, base=self.base, own=self.images_directory)
         except (UnknownImage, WrongRecipe):
@@ -81,12 +80,13 @@ class Image:
 
 
 def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) -> Image:
-    """The newest image of this name that this engine built. `own` is the folder of the operator's
-    recipes.
+    """Return the newest image of this name that this engine would build now.
+
+    `own` is the folder of the operator's recipes.
 
     Raises:
-        ImageMissing: with the command that builds it, or with the known names where there is no
-            recipe of this name.
+        ImageMissing: with the command that builds it or, if no recipe has this name, with the
+            known names.
     """
     known = image_names(own=own)
     if name not in known:
@@ -101,14 +101,14 @@ def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) 
 
 
 def newest_own(found: Sequence[Image]) -> Image | None:
-    """The newest image of this engine, from a list sorted newest first."""
+    """Return the newest image of this engine, or None. The list must be sorted, newest first."""
     return next((image for image in found if image.is_own), None)
 
 
 def list_images(
     client: docker.APIClient, name: str | None = None, *, own: Path | None = None
 ) -> list[Image]:
-    """All images with our labels, newest first, including those of other engines."""
+    """Return all images with our labels and tag, newest first, including other engines' images."""
     label = f"{IMAGE}={name}" if name is not None else IMAGE
     rows = client.images(filters={"label": [label, GUEST]})
     parsed = (_parsed(row, own) for row in rows if _has_our_tag(row))
@@ -122,7 +122,7 @@ def _has_our_tag(row: dict[str, Any]) -> bool:
 
 
 def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
-    """Parse an image's labels, which are untrusted. None if they are invalid."""
+    """Parse an image's labels, which are untrusted; return None if they are invalid."""
     labels = row.get("Labels") or {}
     try:
         return Image(
@@ -147,7 +147,7 @@ def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
 
 
 def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
-    """Images that the new one replaces: earlier builds of it, and old ones of other engines."""
+    """Return the ids of images that a new build replaces: equal ones, and those over a week old."""
     guest, now = guest_digest(), time.time()
     tops = {
         image.id
@@ -168,13 +168,13 @@ def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
 
 
 def images_of(client: docker.APIClient, name: str) -> set[str]:
-    """Everything that was built for the image of this name, by any engine."""
+    """Return the ids of all images and bases built under this name, by any engine."""
     tops = {image.id for image in list_images(client, name)}
     return tops | {str(row["Id"]) for row in client.images(name=f"{REPOSITORY}/base-{name}")}
 
 
 def useless(client: docker.APIClient, own: Path) -> set[str]:
-    """Old images that no engine of this version uses, and their old bases."""
+    """Return the ids of images and bases over a week old that this engine would not use."""
     tops = list_images(client, own=own)
     used = {image.recipe for image in tops if image.is_own}
     now = time.time()
@@ -191,7 +191,8 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
-    """Root file systems without a recipe. A new one may belong to a running build."""
+    """Return the ids of root file systems that no recipe needs, except new ones, which a running
+    build may be using."""
     wanted = set()
     for name in image_names(own=own):
         with suppress(WrongRecipe):
@@ -204,7 +205,10 @@ def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:
-    """Remove images, and return the removed ones. Bases come last."""
+    """Remove images that nothing needs, and return those removed.
+
+    An image is removed before its base. One that a container or another image needs stays.
+    """
     left = set(identifiers)
     gone: set[str] = set()
     while left:
@@ -218,7 +222,7 @@ def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[s
 
 
 def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
-    """The names of the containers made from these images, including stopped ones."""
+    """Return the names of containers made from these images, including stopped ones."""
     names = {
         str(container["Names"][0]).removeprefix("/")
         for identifier in identifiers
@@ -228,7 +232,7 @@ def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
 
 
 def _remove(client: docker.APIClient, identifier: str) -> bool:
-    """Remove an image, unless a container needs it."""
+    """Remove an image unless a container uses it; return whether it was removed."""
     try:
         if client.containers(all=True, quiet=True, filters={"ancestor": identifier}):
             return False
@@ -241,7 +245,7 @@ def _remove(client: docker.APIClient, identifier: str) -> bool:
 
 
 def _remove_nameless(client: docker.APIClient, identifier: str) -> None:
-    """Remove an image without a name. It may be gone together with its last name."""
+    """Remove an image by its id. Docker may already have removed it with its last tag."""
     try:
         client.remove_image(identifier)
     except APIError as error:

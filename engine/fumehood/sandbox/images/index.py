@@ -1,8 +1,8 @@
-"""Downloads from the Python index with pip: for the image's Python, not the host's.
+"""Download wheels from the Python index with pip, for the image's Python instead of the host's.
 
-Host side. Only wheels are taken: building anything else would run it here. Invariant: no code of
-a package runs on the host, and a locked package is accepted only with a hash of the lock. pip's own
-configuration names the index.
+Host side. Only wheels are accepted: building a source package would run its code here. Invariant:
+no code of a package runs on the host, and a file for a locked package is accepted only if its hash
+is in the lock. pip's own configuration selects the index.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ DEADLINE_S = 600
 PATIENCE = ("--timeout=20", "--retries=2")
 
 PYTHONS = {"bookworm": ("3.11.2", 36)}
-"""Debian releases with their Python version and the minor version of their glibc."""
+"""Debian release → its Python version, and the minor version of its glibc 2."""
 
 MACHINES = ("x86_64", "aarch64")
 OLDEST_GLIBC = 5
-"""*Source*: PEP 600; `manylinux1` is 2.5, `manylinux2010` 2.12, `manylinux2014` 2.17."""
+"""Minor version of the oldest glibc 2 that wheels are built for. *Source*: PEP 600; `manylinux1` is
+2.5, `manylinux2010` 2.12, `manylinux2014` 2.17."""
 
 _LEGACY = ("manylinux2014", "manylinux2010", "manylinux1")
 _CONFLICT = "The conflict is caused by:"
@@ -43,7 +44,7 @@ _MISSING = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)(.*)
 
 
 def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lock:
-    """Find compatible versions with all dependencies, and put their files into `cache`.
+    """Find compatible versions, including all dependencies, and put their wheels into `cache`.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -62,7 +63,7 @@ def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lo
 
 
 def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
-    """Get one wheel for each locked package, from `cache` if possible.
+    """Return one wheel for each locked package, from `cache` if possible.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -105,8 +106,9 @@ def _keep(cache: Path, wheel: Path, digest: str) -> None:
 
 
 def _kept(cache: Path, package: Pinned) -> Path | None:
-    """A cached wheel with the right hash and for this machine, or None: several machines may share
-    a home directory.
+    """Return a cached wheel with a locked hash, or None.
+
+    It must suit this machine's architecture: machines of several kinds may share a home directory.
     """
     for digest in package.hashes:
         for wheel in sorted((cache / digest).glob("*.whl")):
@@ -145,7 +147,7 @@ def _python_of(release: str) -> tuple[str, int]:
 
 
 def _markers(release: str) -> str:
-    """*Source*: PEP 508, environment markers."""
+    """Return the values of environment markers in the image, as JSON. *Source*: PEP 508."""
     version, _ = _python_of(release)
     return json.dumps({
         "implementation_name": "cpython", "implementation_version": version, "os_name": "posix",
@@ -157,7 +159,7 @@ def _markers(release: str) -> str:
 
 
 def _pip(arguments: list[str], release: str) -> None:
-    """Run pip to its end or the deadline. Raises ImageBuildError."""
+    """Run pip for the image's Python. Raises ImageBuildError if it fails or takes too long."""
     options = ["--disable-pip-version-check", "--no-input", "--no-color", *PATIENCE]
     status, said = _run(
         [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options]
@@ -167,14 +169,14 @@ def _pip(arguments: list[str], release: str) -> None:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    # In an empty directory: files in the current one must not be installed.
+    # In an empty directory, because pip could install files from the current one.
     with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
         status, lines = run_program(command, deadline_s=DEADLINE_S, directory=Path(nowhere))
     return status, "\n".join(lines)
 
 
 def _python_with_pip() -> str:
-    """This Python or the system's, if this one's environment lacks pip."""
+    """Return the path of a Python with pip: this one or, if it lacks pip, the system's."""
     for python in (sys.executable, shutil.which("python3")):
         if python and _run([python, "-I", "-c", "import pip"])[0] == 0:
             return python
@@ -185,7 +187,7 @@ def _python_with_pip() -> str:
 
 
 def _pip_error(said: str) -> ImageBuildError:
-    """The error for pip's output."""
+    """Convert pip's output to an error with a remedy."""
     lines = [line for line in said.splitlines() if "is ignored: it is neither" not in line]
     lacks = _MISSING.search(said)
     if "Retrying (" in said or (lacks is None and has_sign(said)):

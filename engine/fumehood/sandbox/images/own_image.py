@@ -1,8 +1,8 @@
-"""An image of the operator's own: a folder made from a list of packages, one of ours below it.
+"""The recipe of an operator's own image: a folder that adds packages to a built-in image.
 
-Host side; asks the Python index and never Docker. The folder is made aside, and gets its name by
-`publish` once the image is built. Invariant: there is a folder of an image, whole, or none; and
-what is in it is the operator's and nobody else's to write.
+Host side; uses the Python index but not Docker. The folder is made under a temporary name, and
+`publish` renames it once the image is built. Invariant: a folder with an image's name is complete,
+and only its owner can write in it.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from fumehood.sandbox.images.rootfs import OnStep
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """The contents that an operator wants in an image."""
+    """The image that an operator requests."""
 
     name: str
     requirements: str
     """The text of a requirements file."""
     debian_packages: tuple[str, ...] = ()
     below: str = "python-data"
-    """The built-in image that it starts from."""
+    """The name of the built-in image that it extends."""
 
 
 def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -> None:
-    """Check a request before anything is downloaded or made.
+    """Check a request before anything is downloaded or created.
 
     Raises:
-        WrongRecipe: the request cannot be fulfilled.
+        WrongRecipe: a name or a requirement is invalid, or the image exists already.
     """
     _check_names(request)
     if (home / request.name).exists() and not replace:
@@ -60,7 +60,7 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
 
 @contextmanager
 def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
-    """A temporary folder with everything that the image is made from, removed unless `publish`ed.
+    """Make a temporary folder with the image's recipe; remove it in the end unless published.
 
     Raises:
         ImageBuildError: the Python index did not provide the packages.
@@ -89,7 +89,7 @@ def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) 
 
 
 def publish(folder: Path, name: str) -> Path:
-    """Give the folder the image's name, replacing an earlier one."""
+    """Rename the folder to the image's name, replacing an earlier one; return its path."""
     target = folder.with_name(name)
     folder.chmod(0o755)
     if target.exists():
@@ -117,7 +117,7 @@ def _check_names(request: ImageRequest) -> None:
 
 
 def _requirements(below: Recipe, text: str) -> str:
-    """Merge the requirements of the image below with the requested ones."""
+    """Merge the built-in image's requirements with the requested ones."""
     ours = dict(below.files).get("requirements.in", b"").decode()
     try:
         wanted = parse_requirements(text)

@@ -1,9 +1,10 @@
-"""pip, told that it works for the Python of an image: a program of its own, run by its path.
+"""Run pip with the environment markers of an image's Python. A separate program, run by its path.
 
-Host side. `--python-version` of pip chooses files, but conditions such as
-`python_version < "3.12"` are still judged by the Python that runs pip; an image would lack what
-only its own Python needs. So they are judged by the first argument here, a JSON object. Fails
-before it does anything where this pip cannot be told. Usage: pip_for_image.py MARKERS ARGUMENT…
+Host side. pip's `--python-version` affects which files pip selects, but pip evaluates conditions
+such as `python_version < "3.12"` for the Python that runs it, so an image would lack packages that
+only its own Python needs. This program replaces the values of those conditions by its first
+argument, a JSON object. If that has no effect in the installed pip, it fails before anything is
+done. Usage: pip_for_image.py MARKERS ARGUMENT…
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SIGN = "of-an-image"
 
 
 def main(markers: str, arguments: list[str]) -> int:
-    """Run pip. Returns its exit status."""
+    """Run pip with these markers; return its exit status, or 3 if the markers have no effect."""
     environment = json.loads(markers)
     module = importlib.import_module("pip._vendor.packaging.markers")
     module.default_environment = lambda: dict(environment)  # type: ignore[attr-defined]

@@ -1,10 +1,11 @@
-"""The sources of an image: its folder (ours or the operator's), its settings, its list of
+"""The sources of an image: its folder (built-in or the operator's), its settings, its list of
 locked packages, and the guest's files.
 
-Host side; only reads files. Invariants: the two digests here cover everything that decides an
-image's content, so an image with both labels needs no further check. An operator's own files are
-read only if they and their folders belong to root or to this user: root installs the packages that
-they name, so they are as trusted as the configuration. None of them can run anything in a build.
+Host side; only reads files. Invariants: the digests of recipe and guest cover everything that
+determines an image's content, so an image whose labels have both needs no further check. An
+operator's own files are read only if they and their folders belong to root or to this user: root
+installs the packages that they name, so they are as trusted as the configuration. An operator's
+files never run during a build.
 An unknown key in `image.toml` is refused, so a misspelling never makes an incomplete image.
 """
 
@@ -34,29 +35,30 @@ PACKAGE = Path(__file__).parents[2]
 """The folder of the package `fumehood`."""
 
 GUEST_HOME = "opt/fumehood/fumehood"
-"""The guest's folder in an image."""
+"""Path of the guest's folder in an image."""
 
 ABOUT = "opt/fumehood/image.json"
-"""The image's description, for its guest."""
+"""Path of the image's description, which its guest reads."""
 
 SITE = "opt/fumehood/site"
-"""The folder of the Python packages in an image."""
+"""Path of the folder of Python packages in an image."""
 
 LOCKED = "opt/fumehood/requirements.lock"
-"""The list of these packages, for readers in the image."""
+"""Path of the list of these packages in an image, for information."""
 
 FONTS = "opt/fumehood/matplotlib"
-"""Matplotlib's list of fonts in an image."""
+"""Path of Matplotlib's font cache in an image."""
 
 ENVIRONMENT = {
-    # A container has the time of one processor, and a process with threads cannot be forked.
+    # A container has the CPU time of about one processor, and the zygote, which preloads modules
+    # and forks, must not have threads.
     "numpy": {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-    # There is no display, and Matplotlib warns if it cannot write its configuration.
+    # There is no display; and Matplotlib warns if its configuration directory is not writable.
     "matplotlib": {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/.matplotlib"},  # noqa: S108
-    # pandas imports it, and its allocator would start a thread.
+    # pandas imports pyarrow, whose allocator would start a thread.
     "pyarrow": {"JE_ARROW_MALLOC_CONF": "background_thread:false"},
 }
-"""The environment variables that programs need, by Python package."""
+"""Python package → environment variables for programs in images that have it."""
 
 COMMON = "common"
 """The folder of the files that all images share."""
@@ -72,16 +74,16 @@ _BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}")
 
 
 class UnknownImage(Exception):
-    """There is no folder for an image of this name."""
+    """There is no recipe for an image of this name."""
 
 
 class WrongRecipe(Exception):
-    """An image's folder, or the requested base, is invalid."""
+    """An image's recipe, or the requested base, is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The sources that determine an image. `files` are all files of its folder, by name."""
+    """The sources that determine an image. `files` are its files by name, with their content."""
 
     name: str
     settings: ImageSettings
@@ -89,7 +91,7 @@ class Recipe:
     lock: Lock
     files: tuple[tuple[str, bytes], ...]
     base: str = ""
-    """A named base with its digest, or empty for a root file system of its own."""
+    """An image with its digest to start from, or empty to build a root file system."""
 
     @property
     def digest(self) -> str:
@@ -131,10 +133,10 @@ class Recipe:
         return chosen
 
     def file(self, name: str) -> bytes:
-        """One file of the folder, or of the shared ones.
+        """Return one file's content.
 
         Raises:
-            WrongRecipe: it is not there.
+            WrongRecipe: the file is missing.
         """
         for known, content in self.files:
             if known == name:
@@ -143,13 +145,13 @@ class Recipe:
 
 
 def images_folder() -> Path:
-    """`sandbox_images`, where an installed package or a checkout keeps it."""
+    """Return the folder `sandbox_images` of the installed package or of the checkout."""
     installed = PACKAGE / "sandbox_images"
     return installed if installed.is_dir() else PACKAGE.parents[1] / "sandbox_images"
 
 
 def image_names(folder: Path | None = None, *, own: Path | None = None) -> list[str]:
-    """The names of all images that can be built: ours, and those in the operator's folder `own`."""
+    """Return the names of all recipes: built-in ones, and those in the operator's folder `own`."""
     ours = {file.parent.name for file in (folder or images_folder()).glob("*/image.toml")}
     theirs = set() if own is None else {file.parent.name for file in own.glob("*/image.toml")}
     return sorted(ours | {name for name in theirs if _IMAGE_NAME.fullmatch(name)})
@@ -158,11 +160,11 @@ def image_names(folder: Path | None = None, *, own: Path | None = None) -> list[
 def read_recipe(
     name: str, *, base: str = "", folder: Path | None = None, own: Path | None = None
 ) -> Recipe:
-    """The recipe of one image. A built-in image has precedence.
+    """Read the recipe of one image. A built-in image has precedence.
 
     Raises:
         UnknownImage: no recipe has this name.
-        WrongRecipe: its files, or `base`, cannot be used.
+        WrongRecipe: its files or `base` are invalid.
     """
     if not _IMAGE_NAME.fullmatch(name) or name not in image_names(folder, own=own):
         known = ", ".join(image_names(folder, own=own)) or "none"
@@ -185,7 +187,7 @@ def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = ""
     """Make a recipe from files.
 
     Raises:
-        WrongRecipe: they, or `base`, cannot be used.
+        WrongRecipe: the files or `base` are invalid.
     """
     if base and not _BASE.fullmatch(base):
         raise WrongRecipe(
@@ -212,8 +214,8 @@ def is_debian_package(name: str) -> bool:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether an operator may give this name to an image. Built-in images and their layers in
-    Docker have similar names.
+    """Whether an operator may give this name to an image. Names of built-in images, and names that
+    look like those of image layers in Docker, are reserved.
     """
     taken = name in image_names() or name in (COMMON, "root", "base", "building")
     return _IMAGE_NAME.fullmatch(name) is not None and not (
@@ -232,19 +234,19 @@ def _text(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> str:
 
 
 def _common_files(known: set[str]) -> tuple[tuple[str, bytes], ...]:
-    """The shared files that the image's folder does not have itself."""
+    """Return the shared files, except those that the image's folder replaces."""
     found = sorted((images_folder() / COMMON).glob("*"))
     return tuple((path.name, path.read_bytes()) for path in found if path.name not in known)
 
 
 @cache
 def guest_digest() -> str:
-    """SHA-256 over the guest's files as this engine has them, as hexadecimal digits."""
+    """Return the SHA-256 over this engine's guest files, as hexadecimal digits."""
     return _digest(guest_files())
 
 
 def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
-    """The content of every image: path beneath `fumehood` and bytes, sorted by path."""
+    """Return the guest's files: path relative to the package and content, sorted by path."""
     found = [package / "__init__.py", *(package / "protocol" / name for name in _PROTOCOL)]
     found += (path for path in (package / "guest").rglob("*") if path.suffix in (".py", ".js"))
     pairs = [(path.relative_to(package).as_posix(), path.read_bytes()) for path in found]
@@ -254,8 +256,9 @@ def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
 
 
 def guest_archive(about: bytes = b"{}") -> bytes:
-    """The guest as a tar archive to be unpacked at the root, with the image's description:
-    owned by root and writable by root only.
+    """Return a tar archive of the guest and the image's description, to be unpacked at the root.
+
+    Its files are owned by root and writable only by root.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -284,13 +287,13 @@ def _member(path: str, *, kind: bytes, mode: int) -> tarfile.TarInfo:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The lines of a list, without comments."""
+    """Return the lines of a list without comments and blank lines."""
     lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
     return tuple(line for line in lines if line)
 
 
 def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
-    """SHA-256 over names and contents with their lengths, so that no two lists collide."""
+    """Return the SHA-256 over names, contents and their lengths, so that no two lists collide."""
     total = hashlib.sha256()
     for name, content in pairs:
         for part in (name.encode(), content):
@@ -302,10 +305,10 @@ def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
 
 
 def read_own_files(folder: Path) -> tuple[tuple[str, bytes], ...]:
-    """The files of an operator's own image, sorted by name.
+    """Read the files of an operator's own image, sorted by name.
 
     Raises:
-        Untrusted: another user could have written one, or one is missing.
+        Untrusted: another user could have written a file, or a file is missing.
     """
     owners = frozenset({0, os.geteuid()})
     directory = open_directory(folder, owners)
@@ -326,7 +329,7 @@ def _read_own_file(directory: int, name: str, owners: frozenset[int]) -> bytes:
 
 _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}(\.[A-Za-z][A-Za-z0-9_]{0,63}){0,7}")
 _NOT_PRELOADED = frozenset({"antigravity", "fumehood", "site", "sitecustomize", "usercustomize"})
-"""Modules that cannot be preloaded: the guest's own, and those that change Python at its start."""
+"""Modules that cannot be preloaded: the engine's own, and those that run code at Python's start."""
 
 
 class WrongSettings(Exception):
@@ -384,7 +387,7 @@ def parse_settings(text: str) -> ImageSettings:
     """Parse and check `image.toml`.
 
     Raises:
-        WrongSettings: it is not TOML, or has a key or a value that is not known.
+        WrongSettings: it is not TOML, or has an unknown key or an invalid value.
     """
     try:
         return ImageSettings.model_validate(tomllib.loads(text))
@@ -406,12 +409,12 @@ within quotes, and some of pip's options build packages, which runs their code h
 _REQUIREMENT = re.compile(
     rf"({_NAME})\s*(?:{_EXTRAS})?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*(?:;{_MARKER})?"
 )
-"""*Source*: PEP 508, without its addresses."""
+"""A requirement. *Source*: PEP 508, without its form `NAME @ URL`."""
 
 _ARCHIVES = (
     ".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".tlz", ".lz", ".lzma",
 )  # fmt: skip
-"""Endings that pip takes for a file although the text could be a name."""
+"""Suffixes that make pip read a requirement as the path of a file."""
 
 _PINNED = re.compile(rf"({_NAME})==([A-Za-z0-9][A-Za-z0-9.!+_-]{{0,63}})(.*)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -428,7 +431,7 @@ class Pinned:
     name: str
     version: str
     hashes: tuple[str, ...]
-    """SHA-256 of every file that may be taken for it, as hexadecimal digits."""
+    """SHA-256 of each acceptable file, as hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,19 +452,19 @@ class Lock:
 
 
 def parse_lock(text: str) -> Lock:
-    """Read `requirements.lock`.
+    """Parse `requirements.lock`.
 
     Raises:
-        WrongRequirements: a line has no version or no hash, or holds anything else.
+        WrongRequirements: a line is not one package with a version and hashes.
     """
     return Lock(tuple(_pinned(line) for line in _lines(text)))
 
 
 def parse_requirements(text: str) -> dict[str, str]:
-    """The lines of a requirements file by the normalized names of their packages.
+    """Parse a requirements file: normalized name of each package → its line.
 
     Raises:
-        WrongRequirements: a line is anything but a name with extras, versions and a marker.
+        WrongRequirements: a line is not a name with optional extras, versions and marker.
     """
     found: dict[str, str] = {}
     for line in _lines(text):
@@ -476,10 +479,10 @@ def parse_requirements(text: str) -> dict[str, str]:
 
 
 def lock_of(wheels: Iterable[Path]) -> Lock:
-    """The lock for exactly these files.
+    """Return the lock that accepts exactly these files.
 
     Raises:
-        WrongRequirements: one is not named as a wheel is.
+        WrongRequirements: a file does not have the name of a wheel.
     """
     packages = []
     for wheel in wheels:
@@ -492,12 +495,12 @@ def lock_of(wheels: Iterable[Path]) -> Lock:
 
 
 def normalized(name: str) -> str:
-    """A package's name as the index compares it. *Source*: PEP 503."""
+    """Normalize a package's name, as the index does to compare names. *Source*: PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Merge two lists. If both name a package, the second one's line is used."""
+    """Merge two parsed lists to one text. If both name a package, the line of `theirs` is used."""
     return "".join(f"{line}\n" for _, line in sorted({**ours, **theirs}.items()))
 
 
@@ -521,9 +524,7 @@ def _pinned(line: str) -> Pinned:
 
 
 def _may_be_a_file(words: str) -> bool:
-    """Whether pip would look for a file of this name in the current directory, as for
-    `name==1.0.zip`.
-    """
+    """Whether pip would look for a file of this name, as it does for `name==1.0.zip`."""
     return words.rstrip().lower().endswith(_ARCHIVES)
 
 

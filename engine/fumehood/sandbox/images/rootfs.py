@@ -1,8 +1,8 @@
-"""A root file system for an image's base, as a tar file: made here, or from a named base.
+"""Make an image's root file system as a tar file: with `mmdebstrap`, or from an existing image.
 
-Host side; runs as root, or as a user of Docker. Below it `mmdebstrap`, or Docker with a
-network. Both ways install the same packages and end with the same script of the image's folder.
-Invariant: nothing of this host goes into the file system but what the recipe names.
+Host side. `mmdebstrap` needs root; the other way uses Docker, with a network. Both install the same
+packages and end with the script `finish` of the image's recipe. Invariant: only the recipe
+determines which of this host's files get into the file system.
 
 `build_error` makes the error of a failed step, with a remedy if its output shows a known cause.
 """
@@ -28,16 +28,16 @@ from docker.errors import APIError, BuildError, ImageNotFound
 from fumehood.sandbox.images.recipe import Recipe
 
 OnStep = Callable[[str], None]
-"""Receives the present step as a short text."""
+"""Receives a short description of each step as it begins."""
 
 DEADLINE_S = 900
 END_PATIENCE_S = 30
 LINES_SEARCHED = 40
-"""Number of a failed program's last output lines that are shown."""
+"""Last output lines of a failed program that are searched for a known cause."""
 
 PACKAGES_NETWORK = "default"
-"""Network of the container that installs packages into a named base. Never the host's, which would
-give the base access to everything that listens on loopback.
+"""Docker network of the container that installs packages into a base. Never the host's network: the
+base could then reach everything that listens on loopback.
 """
 
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
@@ -66,12 +66,12 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
     finish = target.with_name("finish")
     finish.write_bytes(recipe.file("finish"))
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(target.parent)}
-    # It opens what it makes to the user that works inside.
+    # Parts of mmdebstrap run as another user, who must be able to reach its files.
     target.parent.chmod(0o711)
     command = [
         program, "--variant=minbase", "--mode=root", "--format=tar",
         f"--include={','.join(recipe.packages)}",
-        # No path is excluded: mmdebstrap's own filter takes longer than `finish`, which removes.
+        # Unneeded files are removed by `finish`: mmdebstrap's own path filter is slower.
         *([f"--hook-dir={MERGED_USR}"] if MERGED_USR.is_dir() else []),
         f"--customize-hook=chroot \"$1\" sh -s < {shlex.quote(str(finish))}",
         recipe.release, str(target),
@@ -96,9 +96,9 @@ def run_program(
     directory: Path | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, list[str]]:
-    """Run a program to its end or the deadline. Returns its exit status and output lines."""
+    """Run a program, ended at the deadline; return its exit status and output lines."""
     output: list[str] = []
-    with subprocess.Popen(  # noqa: S603 - the command is made by the caller, of checked names
+    with subprocess.Popen(  # noqa: S603 - callers build the command from checked names
         command,
         env=environment,
         cwd=directory,
@@ -129,7 +129,7 @@ def run_program(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate a program, so that it removes its mounts and files, then kill it."""
+    """Terminate a program, wait so that it can clean up its mounts and files, then kill it."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
@@ -140,7 +140,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def make_root_from_base(
     client: docker.APIClient, recipe: Recipe, target: Path, on_step: OnStep
 ) -> None:
-    """Install missing packages into the named base, with a network; write it to `target`.
+    """Install missing packages into the recipe's base image, and write the result to `target`.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -188,7 +188,7 @@ def _context(recipe: Recipe) -> bytes:
 
 
 def _flatten(client: docker.APIClient, tag: str, target: Path, on_step: OnStep) -> None:
-    """Write one layer, without removed files."""
+    """Write an image's file system to `target` as one layer, without files that a layer removed."""
     on_step("flattening it into one layer")
     container = client.create_container(tag, command=["true"])["Id"]
     try:
@@ -249,12 +249,12 @@ class ImageBuildError(Exception):
 
 
 def has_sign(output: str) -> bool:
-    """Whether `build_error` recognizes the problem."""
+    """Whether `build_error` recognizes the cause."""
     return any(sign in output for signs, _, _ in _SIGNS for sign in signs)
 
 
 def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
-    """Make the error for a failed program from its last output lines."""
+    """Make the error for a failed step from its last output lines."""
     lines = [line for line in output if line.strip()]
     text = "\n".join(lines)
     for signs, found, remedy in _SIGNS:

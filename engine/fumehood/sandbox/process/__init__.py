@@ -1,1 +1,1 @@
-"""Walls made of processes on this host: the interpreter, the jail, and workers for functions."""
+"""Walls that run programs in processes on this host: the interpreter and the jail."""

@@ -1,9 +1,8 @@
 """One guest process and the channel to it.
 
-Host side. Above it the wall, below it the guest's supervisor, whose frames are hostile:
-capped before they are kept, parsed strictly, and the first wrong one ends the guest. The
-guest's clock reports, this side's clock decides: a run that is not answered in time takes
-its guest with it.
+Host side, between the wall and the guest's supervisor, whose frames are untrusted: they are
+limited in size, parsed strictly, and the first invalid frame ends the guest. Deadlines use the
+host's clock: if a run does not end in time, its guest is killed, with every other run in it.
 """
 
 from __future__ import annotations
@@ -61,34 +60,34 @@ GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0
 LEND_DEADLINE_S = 10.0
 ANSWER_GRACE_S = 5.0
-"""Seconds that this side waits for an answer beyond the guest's own deadline. The guest's clock
-starts when a child is ready, which on a busy host can take a while; giving up ends every run of the
-guest.
+"""Seconds that the host waits for an ending beyond the guest's own deadline. Giving up kills every
+run of the guest, so this is generous. The guest's clock starts only when a child is ready, which
+takes time on a busy host.
 """
 
 CANCEL_GRACE_S = 2.0
 MAX_RUN_BYTES = 1 << 20
-"""Size limit of a frame to the guest, which ends itself over a larger one; see `HOST_FRAME_BYTES`
-there.
+"""Size limit of a frame to the guest, in bytes. The guest ends itself if it receives a larger one
+(`HOST_FRAME_BYTES`).
 """
 CHECKOUT = struct.Struct("!qi")
-"""A checkout's id and the child's process id, packed like in the guest."""
+"""A checkout's id and the child's process id, in the guest's binary format."""
 
 
 class GuestFailed(Exception):
-    """The guest did not start, or is gone."""
+    """The guest did not start or has ended."""
 
 
 @dataclass(eq=False, slots=True)
 class _PendingCheckout:
-    """A requested child; it may die before it is taken."""
+    """A requested child. It may die before it is handed over."""
 
     handed: asyncio.Future[Checkout | None]
     died: bool = False
 
 
 class GuestProcess(asyncio.Protocol):
-    """A running guest, made by `start`. It answers nothing once `dead` is set."""
+    """A running guest, created by `start`. Once `dead` is set, every run ends as lost."""
 
     def __init__(
         self, process: anyio.abc.Process, handover: socket.socket, rules: StickyWorkerSettings
@@ -174,7 +173,7 @@ class GuestProcess(asyncio.Protocol):
     ) -> RunEnding:
         """Run a program, in the key's sticky worker or, without a key, in a fresh child.
 
-        Cancelling it ends the program inside before it raises.
+        Cancelling it ends the program, then raises.
         """
         if self.dead.is_set() or self._transport is None:
             return LOST
@@ -196,7 +195,7 @@ class GuestProcess(asyncio.Protocol):
         try:
             return await answer
         except asyncio.CancelledError:
-            # The answer may have come in the same moment; then there is nothing to end.
+            # The ending may have arrived at the same moment; then there is nothing to cancel.
             if not answer.done() or answer.cancelled():
                 with anyio.CancelScope(shield=True):
                     await self._cancel(run_id)
@@ -208,7 +207,7 @@ class GuestProcess(asyncio.Protocol):
             self._reports.pop(run_id, None)
 
     async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """A sealed and limited child, or None if the guest is lost."""
+        """Get a sealed and limited child, or None if the guest is lost."""
         if self.dead.is_set():
             return None
         self._next_id += 1
@@ -225,7 +224,7 @@ class GuestProcess(asyncio.Protocol):
                 self._return_checkout(checkout, dead=pending.died)
             raise
         else:
-            # The guest may have died since: nobody would then report the ending of this child.
+            # If the child or its guest has died since, no report of its ending would follow.
             if checkout is not None and (pending.died or self.dead.is_set()):
                 self._return_checkout(checkout, dead=True)
                 return None
@@ -235,9 +234,7 @@ class GuestProcess(asyncio.Protocol):
             self._pending_checkouts.pop(checkout_id, None)
 
     def end_checkout(self, checkout_id: int) -> None:
-        """Make the guest kill a checked-out child. A guest that does not confirm it in time is
-        killed.
-        """
+        """Have the guest kill a checked-out child. A guest that does not confirm it is killed."""
         if self.dead.is_set():
             return
         self._send({"op": "cancel", "id": checkout_id})
@@ -251,13 +248,13 @@ class GuestProcess(asyncio.Protocol):
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill the supervisor and its descendants, which also end by their parent-death signals."""
+        """Kill the supervisor and its descendants, without relying on parent-death signals."""
         self._end()
-        # Listed first: without its supervisor a child has another parent.
+        # List the descendants first: a child whose supervisor has died gets another parent.
         family = _with_descendants(self._process.pid)
         if self._process.returncode is None:
-            # By number: the process object would look first whether it has ended, and so take
-            # the exit status from asyncio, which waits for it and complains.
+            # By pid: the process object's `kill` would first collect the exit status, which asyncio
+            # waits for, and asyncio would log a warning.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
         for process in family:
@@ -291,7 +288,7 @@ class GuestProcess(asyncio.Protocol):
             self.enforced = message.enforced
             self.faults = message.faults
             if self._ready.is_set():
-                self.kill()  # it has found out later that it cannot serve; the next one may
+                self.kill()  # a second report: it lost a limit after its start
             self._ready.set()
             return
         if isinstance(message, GuestProgress | GuestPart):
@@ -304,7 +301,7 @@ class GuestProcess(asyncio.Protocol):
             return
         pending = self._pending_checkouts.get(message.id)
         if pending is not None:
-            pending.died = True  # on its way here
+            pending.died = True  # the child died before it was handed over
             if not pending.handed.done():
                 pending.handed.set_result(None)
             return
@@ -319,7 +316,7 @@ class GuestProcess(asyncio.Protocol):
                 self._on_progress(message, sinks)
             elif sinks.output is not None:
                 sinks.output("stdout", message.text)
-        except Exception:  # a listener that fails is not asked again; the run goes on
+        except Exception:  # a failing listener is not called again; the run continues
             self._listeners.pop(message.id, None)
 
     def _on_progress(self, message: GuestProgress, sinks: RunSinks) -> None:
@@ -328,7 +325,7 @@ class GuestProcess(asyncio.Protocol):
             sinks.progress(message.percent, message.message)
 
     def _on_handover(self) -> None:
-        """Receive a child's two pipes. Anything else ends the guest that sent it."""
+        """Receive a child's two pipes. Kill the guest if it sent anything else."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._handover, CHECKOUT.size, 2)
         except BlockingIOError:
@@ -407,7 +404,7 @@ class GuestProcess(asyncio.Protocol):
 
 
 def guest_command(config: JsonObject, python: str = sys.executable) -> list[str]:
-    """The command that starts the guest: isolated, without site packages or write access."""
+    """Return the command that starts the guest, isolated and without site packages."""
     return [python, "-I", "-S", "-B", "-X", "utf8", str(GUEST_PROGRAM), json.dumps(config)]
 
 
@@ -424,5 +421,5 @@ def _with_descendants(pid: int) -> list[psutil.Process]:
         supervisor = psutil.Process(pid)
         return [supervisor, *supervisor.children(recursive=True)]
     except (psutil.Error, OSError):
-        # Out of descriptors, too: the parent-death signals still end the children.
+        # Also if no descriptors are left: the parent-death signals still end the children.
         return []

@@ -1,8 +1,8 @@
 """Slots: the number of concurrent runs of one wall, and the queue for them.
 
-Host side, used by the walls that are made of processes. Invariants: waiting is bounded in number
-and in time; one principal never has all slots or the whole queue, so its calls, however long they
-run, do not lock out those of others.
+Host side, used by the process walls and by workers on the host. Invariants: the queue is limited in
+length and in time; one principal never has all slots or the whole queue, so its calls, however long
+they run, never lock out those of others.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Slots:
         self._running = FairShare(most, most - most // 4)
         self._waiting = FairShare(MAX_WAITING, MAX_WAITING // 2)
         self._queue: dict[anyio.Event, str] = {}
-        """Principals whose turn has not come, in order of arrival."""
+        """Waiting calls in order of arrival: the event that grants a slot → the principal."""
         self._what = what
 
     async def take(self, principal_id: str) -> None:
-        """Wait, bounded, until one of the principal's share and one of all slots is free.
+        """Take a slot. Waits, bounded, until the principal's share and the total allow it.
 
         Raises:
-            SandboxUnavailable: too many wait already, or it took over 30 s.
+            SandboxUnavailable: too many calls wait already, or it took over 30 s.
         """
-        if self._running.take(principal_id) is None:  # whoever waits could not have had it
+        if self._running.take(principal_id) is None:  # a waiting call could not use this slot
             return
         if self._waiting.take(principal_id) is not None:
             raise self._busy()
@@ -42,7 +42,7 @@ class Slots:
             with anyio.move_on_after(QUEUE_PATIENCE_S):
                 await turn.wait()
         except BaseException:
-            if turn.is_set():  # in the same moment
+            if turn.is_set():  # a slot was granted at the same moment
                 self.leave(principal_id)
             raise
         finally:
@@ -52,7 +52,7 @@ class Slots:
             raise self._busy()
 
     def leave(self, principal_id: str) -> None:
-        """Give the slot to the next call that may have it."""
+        """Return a slot, and grant free slots to the next waiting calls that may have one."""
         self._running.give_back(principal_id)
         for turn, waiting in list(self._queue.items()):
             lack = self._running.take(waiting)

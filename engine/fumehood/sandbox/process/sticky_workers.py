@@ -1,10 +1,10 @@
 """Sticky workers: children of the supervisor that each answer one trust domain's expressions.
 
-Host side, between the wall and a guest's channel. The guest makes, seals and limits a child
-and keeps its life and death; this side holds the child's two pipes, keeps the time and says
-how a run ended (ADR 0006). Everything from the pipe is hostile: capped, parsed
-strictly, and a claim at most. Invariants: one run at a time in a worker; one that ended
-in any way but ok, was used too often, idle too long or not idle at all is never used again.
+Host side, between the wall and a guest's channel. The guest creates, seals, limits and kills a
+child; the host has the child's two pipes, enforces deadlines and decides how a run ended (ADR
+0006). Everything from a pipe is untrusted: limited in size, parsed strictly, and at most a claim.
+Invariants: a worker has one run at a time. It is never used again after a run that failed, after
+too many uses, after too long without a call, or if it used CPU time between calls.
 """
 
 from __future__ import annotations
@@ -27,40 +27,43 @@ from fumehood.protocol.messages import GuestEnding
 from fumehood.sandbox.wall import RunEnding, ending_of_reply
 
 MAX_REQUEST_BYTES = 32 * 1024
-"""Size limit of a request: half of an empty pipe's room. Larger requests go through the supervisor.
+"""Size limit of a request in bytes: half of a pipe's capacity. Larger requests go through the
+supervisor.
 """
 
 REPLY_OVERHEAD_BYTES = 4096
-"""Bytes that a reply may have beyond the output limit, for keys and escapes."""
+"""Bytes that a reply may have beyond the output limit, for JSON keys and escapes."""
 
 MAX_REPLY_DEPTH = 32
 CHUNK_BYTES = 1 << 16
 LOOK_EVERY_S = 1.0
 IDLE_CPU_NS = 50_000_000
-"""CPU time after which an idle worker is replaced; a real one waits in a system call."""
+"""Nanoseconds of CPU time between calls after which a worker is replaced. A correct one waits in a
+system call and uses next to none.
+"""
 
 MAX_CPU_NS = 1_000_000_000
-"""Total CPU time after which a worker is replaced. The kernel's limit on its CPU time is set once,
-with this allowance, so it is never far above one run's.
+"""Nanoseconds of CPU time in total after which a worker is replaced. The kernel's limit is set
+once, to one run's limit plus this, so this must be small.
 """
 
 MAX_ATTEMPTS = 3
-"""Attempts to find a child that is alive; dead ones are no reason to fail."""
+"""Attempts to find a living child for a call: a child that died earlier must not fail it."""
 
 SPIN_S = 0.0004
-"""Seconds that the event loop polls for an answer before it sleeps. An expression takes less, and
-putting a processor to sleep and waking it costs as much as evaluating one.
+"""Seconds for which a call polls for its answer before the event loop may sleep. Most expressions
+take less, and putting a processor to sleep and waking it takes as long as evaluating one.
 """
 
 LOOK_S = 0.00005
-"""Seconds of polling one pipe before the event loop gets a turn, which costs a tenth of an
-expression.
+"""Seconds for which one pipe is polled before the event loop gets a turn, which takes a tenth of
+the time of an expression.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A child as received from the guest."""
+    """A child that the guest has handed over, with its two pipes."""
 
     id: int
     pid: int
@@ -72,17 +75,17 @@ class CheckoutSource(Protocol):
     """The guest, as the source of children."""
 
     async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """A sealed and limited child, or None if the guest is lost."""
+        """Get a sealed and limited child, or None if the guest is lost."""
         ...
 
     def end_checkout(self, checkout_id: int) -> None:
-        """Kill a checked-out child. Its ending is reported when the kernel has confirmed it."""
+        """Kill a checked-out child. The guest reports its ending when the kernel confirms it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StickyWorkerSettings:
-    """The number of sticky workers, and how long they are kept."""
+    """How many sticky workers are kept, for how many uses and for how long."""
 
     most: int = 8
     uses: int = 1000
@@ -104,7 +107,7 @@ class StickyWorkers:
         self._can_spin = len(os.sched_getaffinity(0)) > 1
 
     async def run(self, key: str, request: bytes, limits: Limits) -> RunEnding:
-        """Run a request in the key's worker, created if missing.
+        """Run a request in the worker of this trust domain's key; create the worker if necessary.
 
         `request` is one frame of at most `MAX_REQUEST_BYTES`. Nothing else may run for this key at
         the same time. Cancelling it ends the program, then raises.
@@ -126,7 +129,7 @@ class StickyWorkers:
         return RunEnding(EndedBy.SANDBOX_LOST, "resident")
 
     def on_ended(self, ending: GuestEnding) -> bool:
-        """Handle the guest's report that a child is dead. False if it was not a sticky worker."""
+        """Handle the guest's report of a child's death; return whether it was a sticky worker."""
         worker = self._by_checkout.pop(ending.id, None)
         if worker is None:
             return False
@@ -173,7 +176,7 @@ class StickyWorkers:
         )
 
     def _make_room(self) -> None:
-        """Retire the least recently used idle worker if there are too many."""
+        """Retire least recently used idle workers until there is room for another."""
         while len(self._by_key) >= self._rules.most:
             idle = next((r for r in self._by_key.values() if not r.is_busy), None)
             if idle is None:
@@ -193,7 +196,7 @@ class StickyWorkers:
         return min(LOOK_EVERY_S, self._rules.idle_s)
 
     def _look(self) -> None:
-        """Retire workers that are too old, or that compute after their answer was accepted."""
+        """Retire workers that were idle for too long, or that used CPU time between calls."""
         oldest = time.monotonic() - self._rules.idle_s
         for worker in list(self._by_key.values()):
             if not worker.is_busy and (worker.idle_since < oldest or not worker.was_idle()):
@@ -229,17 +232,18 @@ class StickyWorker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run was given to it and has not ended."""
+        """Whether a run is in progress."""
         return self._answer is not None
 
     def was_idle(self) -> bool:
-        """Whether it computed nothing since its last answer."""
+        """Whether it used next to no CPU time since its last run."""
         return self._cpu_ns() - self._idle_cpu_ns <= IDLE_CPU_NS
 
     async def run(self, request: bytes, limits: Limits, *, spin_s: float) -> RunEnding | None:
-        """Run a request. Returns None if the child was dead before it could read any of it.
+        """Run a request. Returns None if the child had died before it could read any of it.
 
-        The child is also dead if any ending but its own answer is returned.
+        Polls for the answer for `spin_s` seconds before it waits. The child is dead if the ending
+        is not its own answer.
         """
         loop = self._loop
         answer: asyncio.Future[RunEnding] = loop.create_future()
@@ -258,7 +262,7 @@ class StickyWorker:
                 await self._look_for(answer, spin_s)
             return await answer
         except asyncio.CancelledError:
-            # The answer may have come in the same moment; then there is nothing to end.
+            # The answer may have arrived at the same moment; then there is nothing to end.
             if not answer.done() or answer.cancelled():
                 await self._end_shielded()
             raise
@@ -271,14 +275,14 @@ class StickyWorker:
             self._idle_cpu_ns = self._cpu_ns()
 
     def stop(self, reason: EndedBy) -> None:
-        """Kill the child for a reason that overrides the kernel's report."""
+        """Kill the child. `reason` becomes the run's ending, whatever the guest reports."""
         self.is_fit = False
         if self._stopped_for is None:
             self._stopped_for = reason
             self._end_checkout(self._checkout.id)
 
     def bury(self, ending: GuestEnding | None) -> None:
-        """Handle the death of the child, or with None of its guest: read its last output."""
+        """Handle the death of the child, or of its guest if `ending` is None, and end its run."""
         self.is_fit = False
         if ending is not None:
             self._on_readable()
@@ -311,7 +315,7 @@ class StickyWorker:
             return False
         except BlockingIOError:
             written = 0
-        if written < len(request):  # an idle child has an empty pipe
+        if written < len(request):  # the pipe of an idle child is empty, so this one did not read
             self.stop(EndedBy.SANDBOX_LOST)
         return True
 
@@ -320,7 +324,7 @@ class StickyWorker:
             chunk = os.read(self._checkout.reply_fd, CHUNK_BYTES)
         except BlockingIOError:
             return
-        if not chunk:  # the exit status will say why
+        if not chunk:  # the guest's report of its exit status gives the reason
             self._loop.remove_reader(self._checkout.reply_fd)
             return
         try:
@@ -337,7 +341,7 @@ class StickyWorker:
     def _on_reply(self, reply: JsonObject) -> None:
         answer = self._answer
         if answer is None or answer.done():
-            self.stop(EndedBy.SANDBOX_LOST)  # an unrequested reply: it is not our program
+            self.stop(EndedBy.SANDBOX_LOST)  # an unrequested reply: the child is compromised
             return
         if self._stopped_for is not None:
             return
@@ -348,7 +352,7 @@ class StickyWorker:
             cpu_ms=(now_ns - self._idle_cpu_ns) / 1e6,
             output_bytes=self._decoder.last_size,
         )
-        # Decided here, before another call can use it.
+        # Decide this before another call can use the worker.
         self.is_fit = ending.ended_by is EndedBy.OK and now_ns - self._first_cpu_ns < MAX_CPU_NS
         answer.set_result(ending)
 
@@ -360,7 +364,7 @@ class StickyWorker:
             await ended
 
     def _watch_cpu(self) -> None:
-        """Check again when the remaining CPU time could have been used."""
+        """End a run over its CPU limit; else check again when it could have used the rest."""
         used_s = (self._cpu_ns() - self._idle_cpu_ns) / 1e9
         left_s = self._limits.cpu_s - used_s
         if left_s <= 0:
@@ -368,7 +372,7 @@ class StickyWorker:
         self._cpu_watch = self._loop.call_later(max(left_s, 0.001), self._watch_cpu)
 
     def _cpu_ns(self) -> int:
-        try:  # several times a call, where leaving a context manager is felt
+        try:  # called several times per call: `suppress` would be slower
             return time.clock_gettime_ns(self._cpu_clock)
         except OSError:
             return 0
@@ -376,8 +380,8 @@ class StickyWorker:
     async def _look_for(self, answer: asyncio.Future[RunEnding], seconds: float) -> None:
         """Poll for the answer instead of letting the event loop sleep.
 
-        In short turns, each after everything else that is ready: with many calls at once, the next
-        ones are prepared while this one runs.
+        Lets the event loop run other ready tasks between short turns, so that other calls make
+        progress meanwhile.
         """
         now = time.monotonic()
         give_up = now + seconds
