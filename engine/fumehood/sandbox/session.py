@@ -1,10 +1,10 @@
-"""One session: its request, its container and clocks, the leases of its calls, and its record.
+"""One session: its request, its container and expiry, the leases of its calls, and its record.
 
-Host side, below `sessions`; executors hold the leases. Invariants: one call at a time has the
+Host side, used by `sessions`; executors use the leases. Invariants: one call at a time uses the
 container; waiting calls are limited in number, served in order, and wait for a bounded time. A run
 begins only while the session is active and its container is clean; if the session ends during a
-run, the run reports that. Records of ended sessions are kept for a day, up to a limit for each
-principal, and a change stays pending until the database has it.
+run, the run's ending reports that. Records of ended sessions are kept for a day, up to a limit for
+each principal, and a change stays pending until it is stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_WORD_CHARACTERS = 80
 
 KEPT = timedelta(days=1)
 MAX_OF_PRINCIPAL = 100
-"""Ended sessions kept for each principal, newest first."""
+"""Ended sessions that are kept for one principal. Beyond it the oldest is deleted."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +61,7 @@ class Session:
     _turn: anyio.Lock = field(default_factory=anyio.Lock)
 
     def why_over(self, now: float) -> str | None:
-        """The reason why its time has ended, or None."""
+        """Return why the session has expired, or None."""
         if now >= self.created + self.lifetime_s:
             return "its lifetime is over"
         if not self.users and now - self.last_used >= self.idle_s:
@@ -69,14 +69,14 @@ class Session:
         return None
 
     def next_end(self) -> float:
-        """The time at which it ends unless it is used before."""
+        """Return when the session expires unless it is used before."""
         return min(self.last_used + self.idle_s, self.created + self.lifetime_s)
 
     async def take_turn(self, settings: SessionSettings) -> None:
-        """Wait, bounded, for earlier calls.
+        """Wait, bounded, until earlier calls have left the session.
 
         Raises:
-            SandboxUnavailable: they take too long, or there are too many.
+            SandboxUnavailable: they take too long, or too many calls wait already.
         """
         if self.users > settings.waiting:
             raise _busy("Too many calls wait for this session already.")
@@ -100,7 +100,7 @@ class Session:
         self._turn.release()
 
     def kept(self) -> KeptSession:
-        """Its record, for its owner."""
+        """Return its current record, with its owner."""
         if self.finished is not None:
             return self.finished
         last_end = self.created_at + timedelta(seconds=self.lifetime_s)
@@ -122,7 +122,7 @@ class Session:
         return KeptSession(self.principal_id, record)
 
     def finish(self, status: SessionStatus, why: str, now_at: datetime) -> KeptSession:
-        """End the session. `why` is one clause."""
+        """Set the final record and return it. `why` is a clause, such as "its owner ended it"."""
         record = self.kept().record.model_copy(
             update={
                 "state": status,
@@ -158,9 +158,9 @@ def make_request(
     idle_s: float | None,
     lifetime_s: float | None,
 ) -> SessionRequest:
-    """Check a request against the operator's limits.
+    """Check a request against the operator's limits, and fill in absent values.
 
-    Absent values are as configured; a memory size is rounded down to an available one.
+    Absent values are the configured ones; memory is rounded down to an available size.
 
     Raises:
         InvalidParams: a value is invalid or over its limit.
@@ -263,8 +263,7 @@ class SessionLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program. Several runs may follow each other, each with the files and variables of
-        the last.
+        """Run a program. May be repeated; each run has the files and variables of the one before.
 
         Raises:
             ResourceNotFound: the session ended before this run.
@@ -283,9 +282,7 @@ class SessionLease:
 
 
 def _ended_by(session: Session, ending: RunEnding) -> EndedBy:
-    """The ending of a run; a container removed because its session was ended does not count as
-    lost.
-    """
+    """Return how a run ended. It was not lost if its container was removed with its session."""
     finished = session.finished
     was_ended = finished is not None and finished.record.state is SessionStatus.ENDED
     if was_ended and ending.ended_by is EndedBy.SANDBOX_LOST:
@@ -293,23 +290,23 @@ def _ended_by(session: Session, ending: RunEnding) -> EndedBy:
     return ending.ended_by
 
 
-# -- sessions that are over ----------------------------------------------------------------
+# -- ended sessions -----------------------------------------------------------------------
 
 
 class SessionRows(Protocol):
     """The database rows of sessions."""
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
-        """Write and delete rows in one transaction; they are on disk when this returns.
+        """Write and delete rows in one transaction, which is durable when this returns.
 
         Raises:
-            EngineError: nothing is promised.
+            EngineError: none of it is guaranteed to be stored.
         """
         ...
 
 
 class SessionHistory:
-    """Ended sessions by id, and the rows that are still to be written."""
+    """Ended sessions, and changed rows of all sessions that are not yet written."""
 
     def __init__(self, rows: SessionRows) -> None:
         self._rows = rows
@@ -318,20 +315,20 @@ class SessionHistory:
         self._undeleted: set[str] = set()
 
     def inherit(self, one: KeptSession) -> None:
-        """Add a session that ended under an earlier engine and has its row."""
+        """Add a session that ended under an earlier engine. Its row exists already."""
         self._keep(one)
 
     def find(self, principal_id: str, session_id: str) -> KeptSession | None:
-        """This principal's ended session with an id."""
+        """Return this principal's ended session with an id, or None."""
         found = self._over.get(session_id)
         return found if found is not None and found.principal_id == principal_id else None
 
     def every(self) -> list[KeptSession]:
-        """Every ended session, newest first."""
+        """Return every ended session, newest first."""
         return list(self._over.values())[::-1]
 
     def of(self, principal_id: str) -> list[KeptSession]:
-        """This principal's ended sessions, newest first."""
+        """Return this principal's ended sessions, newest first."""
         mine = [one for one in self._over.values() if one.principal_id == principal_id]
         return mine[::-1]
 
@@ -341,15 +338,15 @@ class SessionHistory:
         self.note(one)
 
     def note(self, one: KeptSession) -> None:
-        """Note a changed row. The next `write` writes it."""
+        """Register a new or changed row. The next `write` writes it."""
         self._unwritten[one.record.id] = one
 
     def drop(self, session_id: str) -> None:
-        """Forget a session that was never finished, with its row if there is one."""
+        """Forget a session whose creation failed. The next `write` deletes its row, if any."""
         self._forget([session_id])
 
     def prune(self, now: datetime) -> int:
-        """Forget sessions that ended more than a day ago; returns their number."""
+        """Forget sessions that ended more than a day ago; return their number."""
         oldest = now - KEPT
         gone = [
             session_id
@@ -360,10 +357,10 @@ class SessionHistory:
         return len(gone)
 
     async def write(self) -> None:
-        """Write pending changes. A change that could not be written is tried again next time.
+        """Write pending changes. If that fails, they stay pending for the next `write`.
 
         Raises:
-            EngineError: nothing is promised.
+            EngineError: none of it is guaranteed to be stored.
         """
         put, delete = dict(self._unwritten), set(self._undeleted)
         if not put and not delete:

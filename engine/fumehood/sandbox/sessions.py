@@ -1,9 +1,10 @@
 """Sessions: containers that a principal keeps from one call to the next.
 
-Host side. Above it `pipeline/admit` and the faces; below it a wall with containers for sessions,
-and rows that outlive the engine. Invariants: a session belongs to one principal and one agent, and
-does not exist for any other; it serves one call at a time; its container ends with it; no principal
-has more than its share of sessions. Everything reported of a session was stored before.
+Host side. `pipeline/admit` and the public interfaces use it; it uses a wall that offers containers
+for sessions, and database rows that outlive the engine. Invariants: a session belongs to one
+principal and one agent, and other callers cannot tell that it exists; it serves one call at a time;
+its container ends with it; no principal has more than its share of sessions. A session is reported
+only after it was stored.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from fumehood.sandbox.wall import HasImages, Lease, SessionContainer, SessionWal
 
 ID_BYTES = 16
 TIDY_S = 15.0
-"""Seconds between checks for expired sessions, at which their use is also stored."""
+"""Seconds between checks for expired sessions. Each check also stores when sessions were used."""
 
 STOP_DEADLINE_S = 5.0
 """Seconds for the containers to end when the engine stops. The wall removes the remaining ones."""
@@ -53,19 +54,19 @@ RESTARTED = "the engine was started anew"
 Records = list[SessionRecord]
 
 Check = Callable[[Principal, str | None], None]
-"""Raises if a principal may not call tools, or may not act for an agent."""
+"""Raises an error if a principal may not call tools, or may not act for an agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionClock:
-    """The host's clocks: `monotonic` decides, `now` is shown."""
+    """The host's clocks: `monotonic` for deadlines, `now` for times that are reported."""
 
     now: Callable[[], datetime]
     monotonic: Callable[[], float]
 
 
 class SessionKeeper:
-    """The sessions of one engine. An asynchronous context manager; leaving it ends all of them."""
+    """The sessions of one engine. An asynchronous context manager; leaving it ends all sessions."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class SessionKeeper:
         kept: Iterable[KeptSession] = (),
         on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
     ) -> None:
-        """`kept` are the rows of earlier engines."""
+        """`kept` are the stored sessions of earlier engines."""
         self._wall = wall if isinstance(wall, SessionWall) else None
         self._settings = settings
         self._clock = clock
@@ -86,9 +87,9 @@ class SessionKeeper:
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._share = FairShare(settings.max, settings.max_of_one)
-        """Active sessions and those being created, out of the maximum."""
+        """Counts active sessions and those being created, in total and by principal."""
         self._leaving = 0
-        """Containers that have ended and are still being removed."""
+        """How many ended containers are still being removed."""
         self._left = anyio.Event()
         self._wake = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
@@ -131,14 +132,14 @@ class SessionKeeper:
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
-        """Make a session. Absent values are the configured ones.
+        """Create a session. Absent values are the configured ones.
 
         Raises:
-            InvalidParams: a value outside its limits.
-            QuotaExceeded: this principal, or all together, have the maximum.
-            ResourceNotFound: not an agent that this principal may act for.
-            SandboxUnavailable: no container for it.
-            StoreError: it could not be stored; then there is none.
+            InvalidParams: a value is outside its limits.
+            QuotaExceeded: this principal, or the engine, has the maximum number of sessions.
+            ResourceNotFound: this principal may not act for the agent.
+            SandboxUnavailable: no container is available.
+            StoreError: it could not be stored, so it was not created.
         """
         self._check(principal, agent_id)
         wall, group = self._wall, self._group
@@ -158,7 +159,7 @@ class SessionKeeper:
         try:
             await self._until_there_is_room()
             session = await self._make(wall, principal.id, agent_id, request)
-            if self._group is None:  # stopped meanwhile
+            if self._group is None:  # the engine stopped meanwhile
                 session.container.end(STOPPED)
                 raise _stopped()
         except BaseException:
@@ -176,21 +177,19 @@ class SessionKeeper:
         return self._record(session)
 
     def list(self, principal: Principal) -> Records:
-        """A principal's own sessions, newest first: active ones, then those that ended recently."""
+        """Return a principal's own sessions: active, then recently ended ones, newest first."""
         live = [one for one in self._live.values() if one.principal_id == principal.id]
         newest = sorted(live, key=lambda one: one.created_at, reverse=True)
         return [*map(self._record, newest), *(o.record for o in self._history.of(principal.id))]
 
     def every(self) -> Sequence[KeptSession]:
-        """The sessions of all principals, newest first: active ones, then those that ended
-        recently.
-        """
+        """Return all principals' sessions: active ones, then recently ended ones, newest first."""
         newest = sorted(self._live.values(), key=lambda one: one.created_at, reverse=True)
         live = [KeptSession(one.principal_id, self._record(one)) for one in newest]
         return [*live, *self._history.every()]
 
     def find(self, principal: Principal, session_id: str) -> SessionRecord:
-        """One of a principal's own sessions, including ended ones. Raises ResourceNotFound."""
+        """Return one of a principal's own sessions, active or ended. Raises ResourceNotFound."""
         session = self._live.get(session_id)
         if session is not None and session.principal_id == principal.id:
             return self._record(session)
@@ -202,12 +201,13 @@ class SessionKeeper:
     async def end(
         self, principal: Principal, session_id: str, why: str = "its owner ended it"
     ) -> SessionRecord:
-        """End a principal's session with everything that runs in it. An ended session stays as it
-        is.
+        """End a principal's session with everything that runs in it.
+
+        Returns its record. Does nothing to a session that has already ended.
 
         Raises:
-            ResourceNotFound: no such session of this principal's.
-            StoreError: it has ended, and that could not be stored yet.
+            ResourceNotFound: this principal has no such session.
+            StoreError: the session has ended, but that is not yet stored.
         """
         session = self._live.get(session_id)
         if session is not None and session.principal_id == principal.id:
@@ -226,13 +226,14 @@ class SessionKeeper:
         language: str | None = None,
         memory_mb: int | None = None,
     ) -> SessionRecord:
-        """Check that a call may use the session that it names. Reserves nothing.
+        """Check that a call may use the session that it names, and return its record.
 
-        Without `language`, the call needs none; without `memory_mb`, any size is acceptable.
+        Reserves nothing. Without `language`, no language is required; without `memory_mb`, any
+        memory size is acceptable.
 
         Raises:
-            ResourceNotFound: no such session of this principal and agent, or it is over.
-            InvalidParams: it does not have the language, or has another size.
+            ResourceNotFound: this principal and agent have no such session, or it has ended.
+            InvalidParams: its image lacks the language, or its memory size differs.
         """
         session = self._usable(principal.id, session_id)
         if session.agent_id != agent_id:
@@ -263,8 +264,9 @@ class SessionKeeper:
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a session's container for one call. Entering the lease waits for earlier calls.
 
-        Raises, when it is made and when it is entered, as `examine` does, and:
-            SandboxUnavailable: the session is too busy.
+        Raises:
+            The errors of `examine`, here and again when the lease is entered.
+            SandboxUnavailable: the session is too busy (when the lease is entered).
         """
         self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
         return self._lease(principal.id, session_id, is_call=True)
@@ -272,14 +274,14 @@ class SessionKeeper:
     async def files(
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
-        """Lease it for file operations outside of calls. Raises like `lease`."""
+        """Lease a session for file operations outside of calls. Raises as `lease` does."""
         self._usable(principal.id, session_id)
         return self._lease(principal.id, session_id, is_call=False)
 
     # -- for the engine -----------------------------------------------------------
 
     def tidy(self) -> None:
-        """End overdue sessions. Called periodically."""
+        """End expired sessions, and forget those that ended over a day ago. Called periodically."""
         for session in list(self._live.values()):
             self._end_if_over(session)
         self._history.prune(self._clock.now())
@@ -290,7 +292,7 @@ class SessionKeeper:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Numbers of sessions, for the operator."""
+        """The number of sessions by state, for the operator."""
         return {
             "active": len(self._live),
             "busy": sum(session.users > 0 for session in self._live.values()),
@@ -301,7 +303,7 @@ class SessionKeeper:
     # -- inside ---------------------------------------------------------------------------
 
     def _inherit(self, one: KeptSession) -> None:
-        """Take over a stored session. One that an earlier engine left active is lost."""
+        """Add a stored session of an earlier engine. If it was still active, it is now lost."""
         if one.record.state is not SessionStatus.ACTIVE:
             self._history.inherit(one)
             return
@@ -313,7 +315,7 @@ class SessionKeeper:
     async def _make(
         self, wall: SessionWall, principal_id: str, agent_id: str | None, request: SessionRequest
     ) -> Session:
-        """Make a container and store its row. If either fails, neither remains."""
+        """Get a container and store the session's row. If either fails, neither remains."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
         container = await wall.hold(
             TrustDomain(principal_id, agent_id, session_id),
@@ -342,12 +344,12 @@ class SessionKeeper:
         except BaseException:
             container.end("the session could not be stored")
             self._see_off(container)
-            self._history.drop(session_id)  # an abandoned write may have been done
+            self._history.drop(session_id)  # the write may still have succeeded
             raise
         return session
 
     def _remedy_without(self, language: str) -> str:
-        """The remedy if a session's image lacks a language."""
+        """Return the remedy if a session's image lacks a language."""
         if isinstance(self._wall, HasImages):
             with suppress(SandboxUnavailable):
                 image = self._wall.image_for(language)
@@ -356,7 +358,7 @@ class SessionKeeper:
         return "Make a session with another image, or call without one."
 
     def _reserve(self, principal_id: str) -> None:
-        """Take one of the possible sessions. Raises QuotaExceeded."""
+        """Count one more session for a principal. Raises QuotaExceeded."""
         lack = self._share.take(principal_id)
         if lack is Lack.SHARE:
             raise QuotaExceeded(
@@ -370,7 +372,11 @@ class SessionKeeper:
             )
 
     async def _until_there_is_room(self) -> None:
-        """Wait, bounded, for the containers of ended sessions. Raises SandboxUnavailable."""
+        """Wait, bounded, until enough containers of ended sessions are removed.
+
+        Raises:
+            SandboxUnavailable: it took too long.
+        """
         with anyio.move_on_after(self._settings.queue_seconds):
             while self._share.total + self._leaving > self._settings.max:
                 await self._left.wait()
@@ -382,7 +388,7 @@ class SessionKeeper:
         )
 
     def _usable(self, principal_id: str, session_id: str) -> Session:
-        """Raises ResourceNotFound."""
+        """Return an active session; end it if it has expired. Raises ResourceNotFound."""
         session = self._live.get(session_id)
         if session is not None and session.principal_id == principal_id:
             why = session.why_over(self._clock.monotonic())
@@ -416,7 +422,7 @@ class SessionKeeper:
             self._finish(session, SessionStatus.ENDED, why)
 
     def _on_lost(self, session: Session | None) -> None:
-        """Handle a container that ended without a request."""
+        """Mark a session as lost, because its container ended without a request."""
         if session is not None and session.finished is None:
             why = session.container.lost or "its container is gone"
             self._finish(session, SessionStatus.LOST, why)
@@ -463,7 +469,7 @@ class SessionKeeper:
         return max(0.01, min(left, TIDY_S))
 
     async def _write_changes(self) -> None:
-        """Write changes. A failure is logged and retried the next time."""
+        """Write pending changes. A failure is logged, and the next run tries again."""
         try:
             await self._history.write()
         except EngineError as error:

@@ -16,7 +16,8 @@ from fumehood.core.limits import (
 from fumehood.core.names import IMAGE_NAME
 
 GUEST_MB = 32
-"""The guest's memory beside a program if nothing is preloaded, in MB."""
+"""MB of memory for the guest of an image that preloads nothing, in addition to a program's memory.
+"""
 
 ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 

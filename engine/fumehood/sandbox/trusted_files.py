@@ -1,9 +1,9 @@
 """Files that only their owner can have written: opening a directory and its files.
 
 Host side. Definitions, policies and recipes decide what agents may do, so files that another user
-could have written are refused. Invariants: no symbolic link
-is followed on the way or at the end of it; every check is made on what was opened, not on a
-name that may since mean something else; nothing that is not a regular file is opened.
+could have written are refused. Invariants: no symbolic link is followed, in no part of a path;
+every check is made on the opened file, because a name may since refer to another file; only
+regular files are opened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 MAX_FILES = 1000
 MAX_FILE_BYTES = 1 << 20
 MAX_ENTRIES = 10_000
-"""Names that are looked at, including ignored ones."""
+"""Entries that a directory may have, including ignored ones."""
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
@@ -30,7 +30,10 @@ class Untrusted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The facts of a file that change with it: its identity, owner, size and times."""
+    """A file's identity, owner, mode, size and times.
+
+    A change of the file changes its signature.
+    """
 
     device: int
     inode: int
@@ -42,7 +45,7 @@ class Signature:
 
 
 def signature_of(found: os.stat_result) -> Signature:
-    """The signature of a file."""
+    """Return the signature of a file."""
     return Signature(
         found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_size,
         found.st_mtime_ns, found.st_ctime_ns,
@@ -52,9 +55,9 @@ def signature_of(found: os.stat_result) -> Signature:
 def open_directory(path: Path, owners: frozenset[int]) -> int:
     """Open a directory. The caller closes the descriptor.
 
-    It and every directory above it must belong to one of `owners` and be closed to writing
-    by group and others. Above it the sticky bit is enough, as on `/tmp`: it protects
-    the entries of other users.
+    The directory and all directories above it must belong to one of `owners`, and group and others
+    must not be able to write in them. Only above the directory, those with the sticky bit (like
+    `/tmp`) are also accepted, because other users cannot replace their entries.
 
     Raises:
         Untrusted: it is missing, or another user could change its content.
@@ -64,7 +67,7 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
         steps = Path(os.path.realpath(path, strict=True)).parts
         for depth, step in enumerate(steps):
             is_last = depth == len(steps) - 1
-            # Only searching is needed on the way; reading may not be allowed there.
+            # O_PATH needs only search permission; reading may be forbidden.
             flags = _OPEN | os.O_DIRECTORY if is_last else _OPEN | os.O_DIRECTORY | os.O_PATH
             above = descriptor
             descriptor = os.open(step, flags, dir_fd=None if above < 0 else above)
@@ -82,13 +85,13 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
 
 
 def list_files(directory: int) -> dict[str, Signature]:
-    """Every relevant name in the directory, with the signature of its present file.
+    """Return the relevant names in the directory, each with its file's current signature.
 
     Names that begin with a dot or end with a tilde are ignored: editors and programs that replace
     files leave them behind.
 
     Raises:
-        Untrusted: there are too many.
+        Untrusted: the directory has too many entries.
     """
     found: dict[str, Signature] = {}
     with os.scandir(directory) as entries:
@@ -100,21 +103,21 @@ def list_files(directory: int) -> dict[str, Signature]:
             continue
         if len(found) == MAX_FILES:
             raise Untrusted(f"the directory holds more than {MAX_FILES} files")
-        with suppress(FileNotFoundError):  # gone since it was listed
+        with suppress(FileNotFoundError):  # removed after it was listed
             found[name] = signature_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
     return found
 
 
 def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes, Signature]:
-    """Read a file. Returns its bytes, and its signature after the last of them was read.
+    """Read a file. Returns its bytes, and its signature after they were read.
 
-    If the caller saw another signature before, the file was changing while it was read.
+    If that differs from an earlier signature, the file changed meanwhile.
 
     Raises:
-        Untrusted: a link, no regular file, too large, or another user could have written it.
+        Untrusted: it is not a regular file, is too large, or another user could have written it.
         OSError: it cannot be read.
     """
-    # Looked at before it is opened: opening a device can do something, a pipe can wait.
+    # Check it before it is opened: opening a device has side effects, opening a pipe may block.
     _check_file(os.stat(name, dir_fd=directory, follow_symlinks=False), owners)
     descriptor = os.open(name, _OPEN | os.O_NONBLOCK, dir_fd=directory)
     try:

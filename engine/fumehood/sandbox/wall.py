@@ -1,8 +1,9 @@
 """The interfaces of walls and leases.
 
-Host side. Above it `pipeline/admit` and the executors; below it one folder for each kind.
-Invariants: a wall publishes only limits that it was seen to enforce on this host; a lease that is
-left before its run ended ends the run; a program's claim may name a failure but never undo one.
+Host side. `pipeline/admit` and the executors use them; `process/` and `container/` implement them.
+Invariants: a wall reports only limits that it was seen to enforce on this host; leaving a lease
+during a run ends the run; a program may report the kind of its failure, but never turn a failure
+into success.
 """
 
 from __future__ import annotations
@@ -21,30 +22,33 @@ from fumehood.core.session import FileKind, SessionState
 from fumehood.protocol.messages import GuestEnding
 
 OnProgress = Callable[[float, str], None]
-"""Takes a percentage (0 to 100) and a message of at most 200 characters."""
+"""Receives a percentage (0 to 100) and a message of at most 200 characters."""
 
 
 class FileSink(Protocol):
     """Receives the files that a run left in its workspace, one after the other."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
-        """A file begins. `path` is relative, made of plain names; `size` is a claim."""
+        """Begin a file.
+
+        `path` is relative and made of plain names; `size` is the program's claim.
+        """
         ...
 
     def write(self, data: bytes) -> None:
-        """The next bytes of the file that was started last, at most 64 KB."""
+        """Add bytes to the file that was started last, at most 64 KB at a time."""
         ...
 
 
 OnOutput = Callable[[str, str], None]
-"""Takes the name of a stream (`stdout`, `stderr`) and its next text."""
+"""Receives the name of a stream (`stdout`, `stderr`) and its next text."""
 
 
 class CallPort(Protocol):
-    """The channel for answers to a program's tool call. After the run's end it does nothing."""
+    """Sends answers to a program's tool calls. Does nothing after the run has ended."""
 
     def answer(self, answer: bytes) -> None:
-        """Send an answer as JSON; it has the call's number in it."""
+        """Send an answer, as JSON that includes the call's number."""
         ...
 
     def pause(self, *, is_paused: bool) -> None:
@@ -53,32 +57,31 @@ class CallPort(Protocol):
 
 
 OnCall = Callable[[int, str, JsonObject, CallPort], None]
-"""Takes a program's call: its number, the tool, the arguments, and the way back."""
+"""Receives a program's tool call: its number, the tool, the arguments, and where to answer."""
 
 OnEnding = Callable[["RunEnding"], None]
-"""Takes the ending of a run."""
+"""Receives the ending of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSinks:
-    """Receivers of a run's events; events without a receiver are dropped. They are called from the
-    event loop, so they must not block. One that raises is not called again, and the run continues.
+    """Receivers of a run's events. Events without a receiver are dropped.
 
-    Called from the event loop, so they must not wait. One that raises is not called again, and
-    the run goes on.
+    They are called in the event loop, so they must not block. One that raises is not called again,
+    and the run continues.
     """
 
     progress: OnProgress | None = None
     files: FileSink | None = None
     output: OnOutput | None = None
-    """Gets all of the output. The ending still carries its beginning."""
+    """Receives all output. The run's ending still includes the beginning of it."""
     ending: OnEnding | None = None
-    """Gets the ending of a cancelled run, before the cancellation is raised, if its wall knows
-    the ending."""
+    """Receives a cancelled run's ending before the cancellation is raised, if the wall knows the
+    ending."""
     is_live: bool = False
-    """The output is followed, so it is sent at once, instead of in few long pieces."""
+    """Whether output is sent as soon as it is written, instead of in few long pieces."""
     call: OnCall | None = None
-    """Gets the program's calls of tools. Without it the program cannot make any."""
+    """Receives the program's tool calls. Without it the program cannot call tools."""
 
 
 NO_SINKS = RunSinks()
@@ -88,8 +91,8 @@ NO_SINKS = RunSinks()
 class RunEnding:
     """How one run ended.
 
-    Decided or measured outside the program: everything but `result` and `claimed_…`,
-    which come from the program and are bounded in size.
+    `result` and `claimed_…` come from the program and are limited in size. Everything else was
+    decided or measured outside the program.
     """
 
     ended_by: EndedBy
@@ -103,20 +106,20 @@ class RunEnding:
     claimed_kind: str | None = None
     claimed_message: str | None = None
     claimed_error: JsonObject | None = None
-    """The program's complete description of its failure. Validate it before use."""
+    """The program's complete description of its failure. Untrusted: validate it before use."""
     stdout: str = ""
     stderr: str = ""
-    """The kept part of both streams, decoded, if the wall captures them."""
+    """The beginning of the stream, like `stdout`, if the wall captures the streams."""
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     limits_hit: tuple[str, ...] = ()
-    """Limits that refused something while the program continued, by the names of `Limit`."""
+    """Names of the `Limit`s that refused an operation while the program continued."""
     files_left_out: int = 0
-    """Files of the workspace that were too many or too large to be handed to the sink."""
+    """How many workspace files were not passed to the sink, because of their number or size."""
     state: SessionState | None = None
     """The state of the variables, if the lease keeps them for the next run."""
     variables_bytes: int | None = None
-    """The memory of the process that holds the variables."""
+    """Memory of the process with the variables, in bytes."""
 
 
 class Lease(Protocol):
@@ -124,7 +127,7 @@ class Lease(Protocol):
 
     @property
     def queue_ms(self) -> float:
-        """How long the call waited for the lease."""
+        """Milliseconds that the call waited for the lease."""
         ...
 
     async def run(
@@ -136,8 +139,8 @@ class Lease(Protocol):
     ) -> RunEnding:
         """Run one program to its end. Cancelling it ends the program, then raises.
 
-        `sinks.progress` gets the program's reports if its wall carries them: claims, at most
-        1 000 of them.
+        `sinks.progress` receives at most `MAX_REPORTS` of the program's progress reports, which are
+        claims, if the wall passes them on.
         """
         ...
 
@@ -149,25 +152,26 @@ class WallStatus:
     required: frozenset[Limit]
     """The limits without which no call runs here."""
     enforced: frozenset[Limit]
-    """The limits of calls: the required ones, until one was seen to fail on this host."""
+    """The limits reported for calls: the required ones, unless one was seen to fail on this host.
+    """
     seen: frozenset[Limit]
     """The limits that were seen to hold on this host."""
     is_ready: bool
     """Whether a call would be served."""
     is_in_use: bool = True
     faults: tuple[str, ...] = ()
-    """Why it is not ready. For the operator."""
+    """Why the wall is not ready, for the operator."""
     remedy: str = ""
-    """The remedy, for callers."""
+    """What to do about it, for callers."""
     heals: bool = True
-    """Whether it may become ready without an operator."""
+    """Whether the wall may become ready without an operator."""
     missing_images: tuple[str, ...] = ()
-    """One sentence for each missing limit."""
+    """One sentence for each missing image."""
     guest_pid: int | None = None
 
     @property
     def lacking(self) -> frozenset[Limit]:
-        """The required limits that do not hold."""
+        """The required limits that are not enforced."""
         return self.required - self.enforced
 
 
@@ -181,7 +185,7 @@ class Wall(Protocol):
 
     @property
     def status(self) -> WallStatus:
-        """What it enforces now, and what it lacks."""
+        """Its limits as enforced now, and its faults."""
         ...
 
     def lease(
@@ -192,11 +196,13 @@ class Wall(Protocol):
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """Wait, bounded, for a sandbox. `fresh` refuses one that has run anything before;
-        `memory_mb` is its size and `language` the one it must run, if the wall has several.
+        """Wait, bounded, for a sandbox.
+
+        With `fresh`, it has run nothing before. If the wall offers several memory sizes or
+        languages, `memory_mb` and `language` choose one.
 
         Raises:
-            SandboxUnavailable: none in time.
+            SandboxUnavailable: no sandbox in time.
         """
         ...
 
@@ -215,19 +221,19 @@ class ImageMissing(SandboxUnavailable):
         *,
         language: str | None = None,
     ) -> ImageMissing:
-        """`fault` completes "The image NAME …"; `language` is the one that a call needs it for."""
+        """Make the error. `fault` completes "The image NAME …"; `language` is that of the call."""
         needed = f", which {language} needs," if language is not None else ""
         made = cls(f"The image {image}{needed} {fault}. {remedy}", retryable=False)
         made._parts = (image, fault, remedy)
         return made
 
     def needed_for(self, language: str | None) -> ImageMissing:
-        """The same refusal for a call in this language."""
+        """Return the same error for a call in this language."""
         return self.of(*self._parts, language=language)
 
 
 class HasImages(ABC):
-    """A wall whose sandboxes are made from images, and that can look for them again.
+    """A wall whose sandboxes need images, which may be missing or change.
 
     A base class, because each call checks for it several times, and checking for a protocol is
     slow.
@@ -235,20 +241,19 @@ class HasImages(ABC):
 
     @abstractmethod
     def image_for(self, language: str) -> str:
-        """The image that a program in a language gets.
+        """Return the name of the image for programs in a language.
 
         Raises:
-            ImageMissing: it is not there.
-            SandboxUnavailable: none was chosen for it, or it has no such language.
+            ImageMissing: the image does not exist.
+            SandboxUnavailable: no image is configured, or the image does not support the language.
         """
 
     @abstractmethod
     async def look_again(self) -> None:
-        """Wait, bounded, for a look at Docker that begins after this moment. Waiting calls share
-        it.
+        """Query Docker again. Waits, bounded, for a query begun after this call; callers share it.
 
         Raises:
-            SandboxUnavailable: the look did not end in time.
+            SandboxUnavailable: the engine is stopping.
         """
 
     @abstractmethod
@@ -256,12 +261,12 @@ class HasImages(ABC):
         """Wait until this image's properties are known.
 
         Raises:
-            SandboxUnavailable: there is no such image, or it cannot be found out now.
+            SandboxUnavailable: the image does not exist, or Docker cannot be queried.
         """
 
     @abstractmethod
     def facts_of(self, image: str | None) -> JsonObject:
-        """The image's present digest, and the runtime."""
+        """Return the runtime, and the image's digest if it is known."""
 
 
 class Walls:
@@ -271,7 +276,7 @@ class Walls:
         self._walls = walls
 
     def get(self, name: str) -> Wall:
-        """Raises SandboxUnavailable if this engine has no such wall."""
+        """Return a wall by its name. Raises SandboxUnavailable if this engine does not have it."""
         if name not in self._walls:
             raise SandboxUnavailable(
                 f"This engine has no {name} wall, and uses no weaker one instead.", retryable=False
@@ -292,27 +297,28 @@ class SessionContainer(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """The reason for its loss, as one clause; None while it exists."""
+        """Why the container has ended, as a clause; None while it exists."""
         ...
 
     async def until_free(self) -> None:
-        """Wait, bounded, until it is clean after the last run, or lost."""
+        """Wait, bounded, until the container is clean after the last run, or has ended."""
         ...
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program while the container is free. Its files and variables are kept for the next
-        run.
+        """Run a program.
+
+        The container must be free. Files and variables are kept for the next run.
         """
         ...
 
     def end(self, why: str) -> None:
-        """End it with everything that runs in it. Harmless if it is already lost."""
+        """End the container and everything in it. Does nothing if it has already ended."""
         ...
 
     async def until_gone(self) -> None:
-        """Wait until nothing of it is left, after it was lost or ended."""
+        """Wait until a container that has ended is removed."""
         ...
 
 
@@ -344,14 +350,14 @@ class SessionWall(Protocol):
 
 
 MAX_REPORTS = 1000
-"""Progress reports of one run that are passed on."""
+"""Progress reports of one run that are passed on; further ones are dropped."""
 
 MAX_FRAME_BYTES = 4 << 20
-"""Bytes of one frame of a guest. The largest is an ending whose claim has the size of the output
-limit, escaped in JSON."""
+"""Size limit of a frame from a guest, in bytes. The largest frame is an ending with a result as
+large as the output limit, escaped in JSON."""
 
 MAX_WAITING = 2000
-"""Calls that wait for one wall. One principal may have half of them."""
+"""Calls that may wait for one wall. One principal may have half of them."""
 
 MAX_CLAIM_CHARACTERS = 2000
 
@@ -368,7 +374,9 @@ _CLAIMABLE = {
 def ending_of_reply(
     reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
-    """The ending of a run whose child answered the host directly. The figures are the host's."""
+    """Make the ending of a run whose child replied directly to the host, which measured the
+    figures.
+    """
     error = reply.get("error")
     result = reply.get("result")
     if error is None and isinstance(result, dict):
@@ -386,7 +394,7 @@ def ending_of_reply(
 
 
 def ending_of_frame(message: GuestEnding) -> RunEnding:
-    """The ending of a run that the supervisor reported."""
+    """Make the ending of a run from the supervisor's report."""
     claim = message.claim or {}
     result = claim.get("result")
     ended_by = message.ended_by
@@ -414,7 +422,7 @@ class Claims(TypedDict):
 
 
 def claims_of(error: object) -> Claims:
-    """The fields for an error in a program's reply; kind and message are shortened."""
+    """Return the fields for an error in a program's reply; kind and message are shortened."""
     found: JsonObject = error if isinstance(error, dict) else {}
     kind, message = (
         value[:MAX_CLAIM_CHARACTERS] if isinstance(value := found.get(key), str) else None

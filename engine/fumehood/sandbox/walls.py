@@ -1,6 +1,6 @@
-"""All walls of an engine: made from their settings, started, stopped and reported together.
+"""All walls of an engine: created from their settings, started, stopped and reported together.
 
-Host side. Above it `compose`; below it the walls in `process/` and `container/`.
+Host side, used by `compose`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ WARNINGS = frozenset(
 """Events of walls and sessions that the log shows as warnings."""
 
 RECOVERIES = {"container.started": "container.failed", "guest.ready": "guest.lost"}
-"""Events by the failure that each of them ends. A failure that repeats is a warning once."""
+"""Event → the failure that it ends. Until then, a repeated failure is logged as info, not a
+warning.
+"""
 
 OnEvent = Callable[[str, JsonObject], None]
 
 
 def logged(log: Logger) -> OnEvent:
-    """Log the events of walls, and of the sessions behind them."""
+    """Return a function that logs the events of walls and sessions."""
     reasons: dict[tuple[str, object], object] = {}
 
     def on_event(event: str, values: JsonObject) -> None:
@@ -84,7 +86,7 @@ class EngineWalls:
     """The walls of an engine. Entering the asynchronous context starts those in use.
 
     `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory, or
-    None if the engine keeps no state. A given wall is used unchanged.
+    None if the engine keeps no state. A wall passed in is used instead of a new one.
     """
 
     def __init__(
@@ -127,10 +129,10 @@ class EngineWalls:
         await self._stack.aclose()
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """For each wall in use: the enforced limits, whether they suffice, and the faults.
+        """Return, for each wall in use: the enforced limits, whether it is ready, and its faults.
 
-        Without an `essential` wall the engine refuses all calls; without another, only the calls
-        of its tools.
+        If an `essential` wall is not ready, the engine refuses all calls; if another is not, only
+        the calls of tools that need it.
         """
         walls = {"interpreter": self._interpreter}
         if self._jailed_paths:
@@ -140,12 +142,12 @@ class EngineWalls:
         return {name: _report(wall, name == "interpreter") for name, wall in walls.items()}
 
     def containers(self) -> dict[str, int]:
-        """The number of containers by state, and of calls that wait for one."""
+        """Return the number of containers by state, and of calls that wait for one."""
         counts: JsonObject = getattr(self.container, "counts", {})
         return {name: int(count) for name, count in counts.items()}
 
     def readiness(self) -> tuple[bool, dict[str, WallReadiness]]:
-        """Whether every essential wall is ready, and the public part of each report."""
+        """Return whether every essential wall is ready, and the public part of each report."""
         report = self.report()
         is_held = all(wall["ready"] for wall in report.values() if wall["essential"])
         shown = {
@@ -172,10 +174,10 @@ def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:
 
 
 def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEvent) -> ContainerWall:
-    """Make the container wall.
+    """Create the container wall.
 
-    An engine with state looks at Docker at once, because a predecessor may have left containers
-    behind. An engine without state, as in an embedding program, does so at the first call.
+    An engine with state queries Docker at its start, because an earlier engine may have left
+    containers behind. An engine without state queries it at the first call that needs a container.
     """
     return ContainerWall(
         settings.container,
@@ -195,6 +197,6 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
     try:
         return EngineIdentity(engine_id, owner_id(state))
     except OSError as error:
-        # After a crash, this engine's containers are then found by their deadline only.
+        # After a crash, this engine's containers are then only removed after their deadline.
         on_event("container.owner_unknown", {"why": error.strerror or str(error)})
         return EngineIdentity(engine_id, engine_id)

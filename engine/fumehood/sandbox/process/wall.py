@@ -1,10 +1,10 @@
-"""The walls made of processes: one class for both, the interpreter and the jail.
+"""The process walls, with a common base class: the interpreter and the jail.
 
 Host side, between the executors and `channel`. Each wall has one guest, which serves all trust
-domains. A guest that dies is replaced at once, more slowly if it does not last; calls that waited
-go to the new one, and only what was running in the old one is lost. Invariants: nothing runs in a
-guest that lacks a required limit; a call that must be fresh, and every call in the jail, gets a
-process that has run nothing before.
+domains. A guest that dies is replaced at once, or after a pause if several die soon after their
+start. Calls that wait for it use the new guest; only the runs of the old one are lost. Invariants:
+nothing runs in a guest that lacks a required limit; a call with `fresh`, and every call in the
+jail, gets a process that has run nothing before.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ from fumehood.sandbox.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, WallStatus
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
-"""Seconds before a new guest, by how many guests in a row did not last a second."""
+"""Seconds to wait before a new guest, by how many guests in a row ended within `STABLE_S`."""
 
 STABLE_S = 1.0
 GUEST_PATIENCE_S = 10.0
 STICKY_PATIENCE_S = 0.02
-"""Seconds that a call waits for its domain's sticky worker before it takes a fresh process."""
+"""Seconds that a call waits for its trust domain's sticky worker before it uses a fresh process."""
 
 ENGINE = str(Path(__file__).parents[3])
-"""The import path of the engine."""
+"""The import path of the package `fumehood`."""
 
 OnEvent = Callable[[str, JsonObject], None]
 
 
 class ProcessWall:
-    """Slots in one guest, which is always running. An asynchronous context manager: entering it
-    starts the guest and waits, bounded.
+    """A wall with one guest process, which is restarted when it ends.
+
+    An asynchronous context manager: entering it starts the guest and waits, bounded, until the
+    guest is ready.
     """
 
     name: ClassVar[str]
@@ -69,7 +71,7 @@ class ProcessWall:
         self.limits = limits
         self.slots = Slots(self.max_running, f"the {self.name}")
         self.faults: tuple[str, ...] = ()
-        """The last guest's own reasons why it could not serve, for the operator."""
+        """Why the last guest could not serve, for the operator; empty if it could."""
         self._command = list(command)
         self._on_event = on_event
         self._sticky = sticky
@@ -94,7 +96,7 @@ class ProcessWall:
 
     @property
     def status(self) -> WallStatus:
-        """The limits that held in the running guest; during a start, the required ones."""
+        """The limits that the guest enforces; while one starts, the required limits."""
         if self._guest is not None:
             held = self._guest.enforced
         else:
@@ -122,15 +124,17 @@ class ProcessWall:
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> ProcessLease:
-        """Lease a slot, and the domain's sticky worker if the wall has any and it is free soon."""
+        """Lease a slot and, if the wall has sticky workers and the domain's is free soon, that
+        worker.
+        """
         key = domain.key if self.is_sticky and not fresh else None
         return ProcessLease(self, domain.principal_id, key)
 
     async def running(self) -> GuestProcess:
-        """The running guest. Waits, bounded, for one that is starting.
+        """Return the running guest. Waits, bounded, for one that is starting.
 
         Raises:
-            SandboxUnavailable: there is none, or it lacks a required limit.
+            SandboxUnavailable: no guest is running, or it lacks a required limit.
         """
         if not self._has_guest():
             with anyio.move_on_after(GUEST_PATIENCE_S):
@@ -141,12 +145,12 @@ class ProcessWall:
                 f"The {self.name} could not be started. Run `fumehood doctor` to see why.",
                 retry_after_ms=1000,
             )
-        if self.required - self._guest.enforced:  # it started after `admit` had looked
+        if self.required - self._guest.enforced:  # it was replaced after `admit` had checked
             raise SandboxUnavailable(f"The {self.name} lost a defence. {self.remedy}")
         return self._guest
 
     async def take_turn(self, key: str) -> _Turn | None:
-        """The domain's turn, or None if its sticky worker is busy for longer than a moment."""
+        """Take the domain's turn; None if its sticky worker is busy for `STICKY_PATIENCE_S`."""
         turn = self._turns.setdefault(key, _Turn())
         turn.users += 1
         if turn.users == 1:  # the lock is free, so this does not wait
@@ -163,7 +167,7 @@ class ProcessWall:
         return turn if taken else None
 
     def leave_turn(self, key: str, turn: _Turn) -> None:
-        """Let the domain's next call have the sticky worker."""
+        """Return a turn, so that the domain's next call can use the sticky worker."""
         turn.lock.release()
         self._forget_turn(key, turn)
 
@@ -176,7 +180,7 @@ class ProcessWall:
         return self._guest is not None and not self._guest.dead.is_set()
 
     async def _keep_a_guest(self) -> None:
-        """Start a guest, wait for its end, start the next; more slowly if guests do not last."""
+        """Start a guest whenever none is running, with pauses if guests end soon after a start."""
         short_lives = 0
         while True:
             await anyio.sleep(RESTART_PAUSE_S[min(short_lives, len(RESTART_PAUSE_S) - 1)])
@@ -218,17 +222,17 @@ class ProcessWall:
 
 
 class _Turn:
-    """The right to use one domain's sticky worker."""
+    """The right to use one trust domain's sticky worker, and the number of calls that want it."""
 
     __slots__ = ("lock", "users")
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()  # used by every expression: the cheapest kind
+        self.lock = asyncio.Lock()  # faster than anyio's; every expression uses it
         self.users = 0
 
 
 class ProcessLease:
-    """A slot in the guest. A class and not a generator, because every expression uses it."""
+    """A slot in the guest. A class, because a generator would be slower for every expression."""
 
     __slots__ = ("_guest", "_key", "_principal_id", "_turn", "_wall", "queue_ms")
 
@@ -274,14 +278,14 @@ class ProcessLease:
         self._wall.slots.leave(self._principal_id)
 
 
-# -- the interpreter: expressions and short programs behind a filter -----------------------
+# -- the interpreter: expressions and short programs, in processes with a system call filter --
 
 INTERPRETER_LIMITS = InterpreterSettings().limits
-"""Limits of the wall unless others are configured."""
+"""The interpreter's limits unless others are configured."""
 
 INTERPRETER_SPARES = 2
 """Number of ready children. One is too few for consecutive programs: each needs a new child, and
-making one takes longer than running a short program.
+creating one takes longer than running a short program.
 """
 
 INTERPRETER_LIBRARIES = ("asteval", "RestrictedPython")
@@ -289,7 +293,7 @@ INTERPRETER_LIBRARIES = ("asteval", "RestrictedPython")
 
 
 class InterpreterWall(ProcessWall):
-    """Slots for expressions and programs."""
+    """The wall for expressions and restricted programs."""
 
     name = "interpreter"
     remedy = "The kernel must offer seccomp filters (CONFIG_SECCOMP_FILTER) and /proc."
@@ -307,32 +311,32 @@ class InterpreterWall(ProcessWall):
 
 
 def interpreter_command() -> list[str]:
-    """The command that starts the interpreter's guest, with its import paths."""
+    """Return the command that starts the interpreter's guest, with its import paths."""
     paths = [ENGINE, *map(_directory_of, INTERPRETER_LIBRARIES)]
     return guest_command({"import_paths": list(dict.fromkeys(paths)), "spares": INTERPRETER_SPARES})
 
 
-# -- the jail: sandboxed functions, which see their own files only -------------------------
+# -- the jail: sandboxed functions, which can read only the files they need -------------------
 
 JAIL_LIMITS = JailSettings().limits
-"""Unless others are configured."""
+"""The jail's limits unless others are configured."""
 
 JAIL_SPARES = 1
 
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache",
                     "/usr/share/zoneinfo")  # fmt: skip
-"""Libraries that extension modules are linked with, and the world's time zones."""
+"""Files that children may read: libraries of extension modules, and time zones."""
 
 LIBRARY_DIRECTORIES = ("site-packages", "dist-packages")
 
 
 class JailWall(ProcessWall):
-    """Slots for sandboxed functions, each in a fresh child.
+    """The wall for sandboxed functions, each in a fresh child.
 
-    The files that a child may read are fixed before it runs a line of a tool: the interpreter, its
-    libraries, and the import path of the function. `tool_paths` are the import paths of all
-    functions that may be called; a pickled function has none. Without Landlock there is no jail,
-    and only these tools are refused.
+    The files that a child may read are fixed before it runs any of the function's code: Python, its
+    libraries, and the function's import path. `tool_paths` are the import paths of all functions
+    that may be called; a pickled function has none. Without Landlock the jail does not start, and
+    only sandboxed functions are refused.
     """
 
     name = "jail"
@@ -354,9 +358,7 @@ class JailWall(ProcessWall):
 
 
 def jail_command(tool_paths: Iterable[str]) -> list[str]:
-    """The command that starts the jail's guest: its import paths, and the files that its children
-    may see.
-    """
+    """Return the command that starts the jail's guest, with the files that children may read."""
     packages = library_directories()
     libraries = [
         *SYSTEM_LIBRARIES,
@@ -377,7 +379,7 @@ def jail_command(tool_paths: Iterable[str]) -> list[str]:
 
 
 def library_directories() -> list[str]:
-    """Directories of installed packages, in the order in which this process searches them."""
+    """Return the directories of installed packages, in this process's search order."""
     paths = map(Path, sys.path)
     named = [str(path) for path in paths if path.name in LIBRARY_DIRECTORIES]
     directories = [ENGINE, _directory_of("pydantic"), *named]
@@ -385,7 +387,7 @@ def library_directories() -> list[str]:
 
 
 def _directory_of(library: str) -> str:
-    """The import path of an installed library. Raises SandboxUnavailable."""
+    """Return an installed library's import path. Raises SandboxUnavailable if it is missing."""
     found = importlib.util.find_spec(library)
     if found is None or found.origin is None:
         raise SandboxUnavailable(f"{library} is not installed.", retryable=False)
