@@ -1,5 +1,5 @@
 """The state that must survive the process: one SQLite database, its single writer, and files.
 
-Host side. Here are the database itself, its schema and migrations, and the rows of calls,
-sessions, idempotency keys and blobs. Every other feature keeps its SQL in its own package.
+Host side. This package has the database, its schema and migrations, and the SQL for calls,
+sessions, idempotency keys and blobs. Other features have their SQL in their own packages.
 """

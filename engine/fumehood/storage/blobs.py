@@ -1,11 +1,11 @@
 """Blobs: content too large for an answer, kept in files for a limited time.
 
-Host side, over `file_room`. Written by the executors and `pipeline/result`, read by the faces. A
-blob belongs to one principal; to any other principal it does not exist. It ends with its session,
-at its expiry, or when a newer one needs its space. Invariants: a file is complete before its row is
-inserted; the next start removes a file without a row and a row without a file. A blob is not kept
-if the disk falls behind. A signed address proves that this engine made it for this blob, principal
-and expiry; the key is beside the database, not in it.
+Host side, in a `file_room`. Written by the executors and `pipeline/result`, read by the public
+interfaces. A blob belongs to one principal; other principals cannot tell that it exists. It is
+removed with its session, at its expiry, or when a newer blob needs its space. Invariants: a file is
+complete before its row is inserted; the next start removes files without a row and rows without a
+file. A blob is not kept if the disk is too slow. A signed URL proves that this engine made it for
+this blob, principal and expiry; the key is in a file beside the database.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KEY_NAME = "blobs.key"
 KEY_BYTES = 32
 DRAFT_SUFFIX = ".new"
 MAX_PENDING_BYTES = 64 << 20
-"""Bytes of all drafts that may wait to be written."""
+"""Bytes of all drafts together that may wait to be written."""
 
 NO_STORE = "the engine keeps nothing now"
 NO_SUCH_BLOB = "You have no such blob. Copy its complete address from an answer."
@@ -70,16 +70,16 @@ class NotKept(Exception):
 
 
 class Draft:
-    """A blob that is being written. Fed from the event loop, written by the store's thread."""
+    """A blob that is being written: the event loop feeds it, the store's thread writes it."""
 
     def __init__(self, store: BlobStore, principal_id: str, session_id: str | None) -> None:
         self.id = f"blob_{secrets.token_hex(16)}"
         self.principal_id = principal_id
         self.session_id = session_id
         self.size = 0
-        """Bytes fed so far."""
+        """Bytes received by `feed` so far."""
         self.fault = None if store.room.is_open else NO_STORE
-        """Why it cannot be kept, or None."""
+        """Why the blob cannot be kept, or None."""
         self._store = store
         self._file: BinaryIO | None = None
         self._written = 0
@@ -129,7 +129,7 @@ class Draft:
             self._remove()
 
     def _remove(self) -> None:
-        """Remove the file under either name. Runs in the thread."""
+        """Remove the draft's or the finished file. Runs in the thread."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
@@ -144,7 +144,8 @@ class Draft:
 class BlobStore:
     """The blobs of one engine. Call `open` before the first and `close` after the last.
 
-    `overdue` is set when space was short or a session has ended, so that `prune` runs soon.
+    The event `overdue` is set when space was short or a session has ended, so that `prune` runs
+    soon.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class BlobStore:
         self._links = BlobLinks(secrets.token_bytes(KEY_BYTES))
         self._pending = 0
         self._replaced: deque[str] = deque()
-        """Blobs whose files were evicted and whose rows still exist."""
+        """Ids of blobs whose files were evicted but whose rows still exist."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
@@ -188,16 +189,19 @@ class BlobStore:
         self.room.close()
 
     def draft(self, principal_id: str, session_id: str | None = None) -> Draft:
-        """A new draft of a principal or session. The caller feeds it, then keeps or discards it."""
+        """Return a new draft of a principal or session.
+
+        The caller feeds it, then keeps or discards it.
+        """
         return Draft(self, principal_id, session_id)
 
     async def keep(self, draft: Draft, filename: str, content_type: str) -> Blob:
-        """Turn a draft into a blob. The draft is used up even if that fails.
+        """Turn a draft into a blob. The draft cannot be used again, even if this fails.
 
-        Cancelling the wait does not stop the write.
+        Cancelling it does not stop the write.
 
         Raises:
-            NotKept: with the reason.
+            NotKept: the blob could not be kept; the message gives the reason.
         """
         finished = self.room.submit(draft._finish)
         if finished is None:
@@ -227,11 +231,11 @@ class BlobStore:
     async def open_blob(
         self, blob_id: str, principal_id: str, expires: str, signature: str
     ) -> tuple[Blob, BinaryIO]:
-        """A blob and its open file. The caller closes the file.
+        """Return a blob and its open file, which the caller must close.
 
         Raises:
             ResourceNotFound: this principal has no such blob, or it has expired.
-            ReadFailed: the state cannot be read.
+            ReadFailed: the database cannot be read.
         """
         is_number = expires.isascii() and expires.isdigit() and len(expires) <= 12
         if not is_number or not self._links.is_genuine(
@@ -247,15 +251,15 @@ class BlobStore:
                 raise FileNotFoundError
             path, size = self.room.directory / blob_id, rows[0]["size"]
             file = await anyio.to_thread.run_sync(_open_to_read, path, size)
-        except OSError:  # it was just evicted, or the disk has lost it
+        except OSError:  # it was just evicted, or the disk lost it
             raise ResourceNotFound(EXPIRED) from None
         return self._blob(rows[0]), file
 
     async def prune(self, now: datetime) -> int:
-        """Remove blobs that have expired or whose session has ended; returns their number.
+        """Remove blobs that have expired or whose session has ended; return their number.
 
         Raises:
-            ReadFailed, WriteFailed: the rest stays until the next run.
+            ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
         """
         if not self.room.is_open:
             return 0
@@ -267,7 +271,7 @@ class BlobStore:
             | BLOBS.c.id.in_(replaced)
         )
         rows = await self._database.read(_matching(has_ended))
-        for row in rows:  # files first: a row without a file is pruned again
+        for row in rows:  # files first: if that is interrupted, the next run finds the row again
             self.room.submit(partial(self.room.remove, row["principal_id"], row["id"]))
         await self.room.drained()
         await self._database.delete(BLOBS.c.id, [row["id"] for row in rows])
@@ -276,7 +280,7 @@ class BlobStore:
     # -- for drafts ----------------------------------------------------------------------
 
     def queue(self, write: Callable[[bytes], None], data: bytes) -> bool:
-        """Queue a write for the thread; False if it has fallen behind."""
+        """Queue a write for the thread; return False if too much is waiting already."""
         if self._pending + len(data) > MAX_PENDING_BYTES or not self.room.is_open:
             return False
         loop = asyncio.get_running_loop()
@@ -291,14 +295,14 @@ class BlobStore:
         return True
 
     async def drained(self) -> None:
-        """Wait until everything that was fed to drafts is written."""
+        """Wait until everything that drafts have received is written."""
         await self.room.drained()
 
     def _has_gone(self, blob_id: str) -> None:
-        """Note an evicted blob. Runs in the thread."""
+        """Record that a blob was evicted. Runs in the thread."""
         self._replaced.append(blob_id)
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended; the next start removes rows
+            with suppress(RuntimeError):  # the loop has ended; the next start removes its row
                 self._loop.call_soon_threadsafe(self.overdue.set)
 
     def _written(self, size: int) -> None:
@@ -342,7 +346,7 @@ def _insertion(row: dict[str, Any]) -> Job[int]:
 
 
 def _files_below(directory: Path) -> dict[str, int]:
-    """Name and size of every directory entry. The size of a non-file is -1."""
+    """Return the name and size of every directory entry; -1 if it is not a file."""
     found = {}
     for path in directory.iterdir():
         status = path.lstat()
@@ -351,7 +355,7 @@ def _files_below(directory: Path) -> dict[str, int]:
 
 
 def _open_to_read(path: Path, size: int) -> BinaryIO:
-    """Raises OSError, also if the disk has lost a part of the file."""
+    """Open a file of this size. Raises OSError, also if the file does not have this size."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     if os.fstat(descriptor).st_size != size:
         os.close(descriptor)
@@ -359,26 +363,29 @@ def _open_to_read(path: Path, size: int) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-# -- signed addresses ----------------------------------------------------------------------
+# -- signed URLs ---------------------------------------------------------------------------
 
 
 class BlobLinks:
-    """Signs and verifies the addresses of blobs with one secret key."""
+    """Signs and verifies the URLs of blobs with one secret key."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def make(self, blob_id: str, principal_id: str, expires_at: int) -> str:
-        """The address, as a path on the callers' socket."""
+        """Return the signed URL, as a path on the callers' socket."""
         signature = self._signature(blob_id, principal_id, expires_at)
         return f"/v1/blobs/{blob_id}?expires={expires_at}&signature={signature}"
 
     def is_genuine(self, blob_id: str, principal_id: str, expires_at: int, signature: str) -> bool:
-        """Whether `make` signed exactly this. Compared in constant time."""
+        """Whether the signature is that of `make` for the same values.
+
+        Compares in constant time.
+        """
         expected = self._signature(blob_id, principal_id, expires_at)
         return hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace"))
 
     def _signature(self, *parts: str | int) -> str:
-        # Each part is prefixed with its length, so that no two lists of parts share a signature.
+        # Each part is prefixed with its length, so that different parts never give the same text.
         text = "blob:" + "".join(f"{len(str(part))}:{part}" for part in parts)
         return hmac.digest(self._key, text.encode(), hashlib.sha256).hex()

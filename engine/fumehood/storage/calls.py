@@ -1,10 +1,10 @@
 """Rows of the call log: who called what, when, and how it ended, without arguments.
 
-Host side. `pipeline/record` writes without waiting, the faces read: `CallLog` for a principal's own
-calls, `AllCalls` for approvers and administrators. Each row is also added to the audit chain in the
-same transaction. Invariants: a principal sees only its own rows, and its calls displace no other
-principal's rows; a query of `AllCalls` reads at most `SCANNED` rows; the order is that of writing
-(`seq`), because clocks may be set back.
+Host side. `pipeline/record` writes without waiting. The public interfaces read: `CallLog` for a
+principal's own calls, `AllCalls` for approvers and administrators. Each row is also added to the
+audit chain in the same transaction. Invariants: through `CallLog` a principal sees only its own
+rows; one principal's calls never displace another's rows; a query of `AllCalls` reads at most
+`SCANNED` rows; rows are in the order of writing (`seq`), because clocks may be set back.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ IN_MEMORY_KEPT = 10_000
 """Calls kept for one principal if the log is in memory only (about 5 MB)."""
 
 SCANNED = 200_000
-"""Rows that one query of all calls examines. A list continues with the next ones."""
+"""Rows that one query of all calls examines. The next page of a list continues after them."""
 
 SUMMED = 50_000
-"""The newest rows that figures are computed from, because they are sorted for each tool."""
+"""Rows, the newest ones, from which figures are computed. Limited because they are sorted by tool.
+"""
 
 MAX_TOOLS = 500
 
@@ -52,7 +53,7 @@ _SAME_NAME = (
 
 
 APPROVAL_WAIT = "approval wait"
-"""The stage of a call in which it waited for a human."""
+"""Name of the stage in which a call waited for approval by a human."""
 
 _NOT_AUDITED = frozenset({"id", "at", "stages"})
 
@@ -83,7 +84,10 @@ class CallRow(TypedDict):
 
 
 class CallLog:
-    """The call log. `overdue` is set when it has grown so much that old rows should be deleted."""
+    """The call log.
+
+    The event `overdue` is set when it has grown so much that `prune` should run.
+    """
 
     def __init__(self, database: Database, *, kept_days: int, kept: int) -> None:
         self._database = database
@@ -96,7 +100,7 @@ class CallLog:
     def record(self, row: CallRow) -> None:
         """Add one row without waiting. A crash within the next second may lose it."""
         row["tokens_used"] = min(row["tokens_used"], MAX_INTEGER)
-        self._database.post(_keep, row)  # type: ignore[arg-type]  # a typed dictionary is one
+        self._database.post(_keep, row)  # type: ignore[arg-type]  # a TypedDict is a Row
         self._unpruned += 1
         if self._unpruned == self._patience:
             self.overdue.set()
@@ -105,7 +109,7 @@ class CallLog:
         """A principal's own calls, newest first, including every call that has ended by now.
 
         Raises:
-            ResourceNotFound: the cursor is no call of this principal, or too old.
+            ResourceNotFound: the cursor is not a kept call of this principal.
             ReadFailed: the database cannot be read.
         """
         await self._database.flush()
@@ -124,15 +128,15 @@ class CallLog:
         return _record_of(row)
 
     async def prune(self, now: datetime) -> int:
-        """Delete rows that are too old or too many; returns their number.
+        """Delete rows that are too old or too many; return their number.
 
-        The newest row always stays, so that numbers are not used again.
+        The newest row always stays, so that its `seq` is not used again.
 
         Raises:
-            ReadFailed, WriteFailed: the rest stays until the next run.
+            ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
         """
         if self._unpruned == 0 and self._database.path is None:
-            return 0  # nothing was recorded, so there is nothing
+            return 0  # nothing was ever recorded
         self._unpruned = 0
         await self._database.flush()
         oldest_kept = as_kept(now - timedelta(days=self._kept_days))
@@ -151,7 +155,7 @@ def _keep(connection: Connection, rows: list[Row]) -> None:
 
 
 def _audited(row: Row) -> AuditEntry:
-    """The audit record of a call: the fields of the log that have a value."""
+    """Return the audit record of a call: those fields of its row that have a value."""
     told = {
         key: value for key, value in row.items() if value is not None and key not in _NOT_AUDITED
     }
@@ -181,7 +185,7 @@ async def _find(database: Database, call_id: str, *own: ColumnElement[bool]) -> 
 
 
 def _place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
-    """The number of the row that a cursor names. Raises ResourceNotFound."""
+    """Return the `seq` of the row that a cursor names. Raises ResourceNotFound."""
     named = select(CALLS.c.seq).where(CALLS.c.id == cursor, *own)
     seq: int | None = connection.execute(named).scalar_one_or_none()
     if seq is None:
@@ -192,7 +196,7 @@ def _place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) ->
 def _newest_first(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[tuple[CallRecord, ...], bool]:
-    """The newest of these calls, and whether there are more."""
+    """Return the newest calls that match, and whether there are more."""
     listed = select(CALLS).where(*wanted).order_by(CALLS.c.seq.desc()).limit(limit + 1)
     rows = connection.execute(listed).mappings().all()
     return tuple(_record_of(row) for row in rows[:limit]), len(rows) > limit
@@ -202,11 +206,11 @@ _EQUAL = {
     "agent": CALLS.c.agent_id, "code": CALLS.c.code, "principal": CALLS.c.principal_id,
     "session": CALLS.c.session_id, "trace": CALLS.c.trace_id, "parent": CALLS.c.parent_id,
 }  # fmt: skip
-"""Fields of a query that must be equal to a column."""
+"""Field of a query → the column that must be equal to it."""
 
 
 def filters_of(query: BaseModel) -> list[ColumnElement[bool]]:
-    """The conditions of a query except its cursor. `tool` may be `name@version`."""
+    """Return the conditions of a query except its cursor. `tool` may be `name@version`."""
     given = {name: value for name, value in query if value is not None}
     filters = [column == given[name] for name, column in _EQUAL.items() if name in given]
     if "since" in given:
@@ -234,7 +238,7 @@ def _record_of(row: RowMapping) -> CallRecord:
 
 
 def _outdated(connection: Connection, oldest_kept: str, kept: int) -> list[int]:
-    """The rows to delete, by number, oldest first."""
+    """Return the `seq` of each row to delete, oldest first."""
     newest = connection.execute(select(func.max(CALLS.c.seq))).scalar()
     if newest is None:
         return []
@@ -248,7 +252,7 @@ def _outdated(connection: Connection, oldest_kept: str, kept: int) -> list[int]:
 
 
 def as_kept(moment: datetime) -> str:
-    """A time in the format of the column `at`: UTC, milliseconds."""
+    """Format a time as in the column `at`: UTC, with milliseconds."""
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
@@ -256,7 +260,7 @@ def as_kept(moment: datetime) -> str:
 
 
 class CallGroup(NamedTuple):
-    """Calls of one version of a tool, by one principal for one agent."""
+    """The number of calls of one tool version by one principal for one agent."""
 
     tool: str
     version: str | None
@@ -277,17 +281,20 @@ class AllCalls:
         If the filters match few calls, a page may have fewer than `limit` although more follow.
 
         Raises:
-            ResourceNotFound: the cursor is no call, or too old.
+            ResourceNotFound: the cursor is not a kept call.
             ReadFailed: the database cannot be read.
         """
         await self._database.flush()
         return await self._database.read(lambda connection: _page_of_all(connection, query))
 
     async def get(self, call_id: str) -> tuple[CallRecord, dict[str, float], int | None]:
-        """One call, the time of its stages, and its audit row; earlier versions kept neither.
+        """Return one call, the milliseconds of each stage, and the number of its audit row.
+
+        Calls recorded by early versions have no stages and no audit row.
 
         Raises:
-            ResourceNotFound, ReadFailed.
+            ResourceNotFound: no such call is kept.
+            ReadFailed: the database cannot be read.
         """
         row = await _find(self._database, call_id)
         if row is None:
@@ -295,12 +302,12 @@ class AllCalls:
         return _record_of(row), row["stages"] or {}, row["audit_seq"]
 
     async def figures(self, since: datetime) -> ToolFiguresList:
-        """Counts and times of the calls of each tool since then. Raises ReadFailed."""
+        """Return the counts and times of each tool's calls since a moment. Raises ReadFailed."""
         await self._database.flush()
         return await self._database.read(lambda connection: _figures(connection, since))
 
     async def groups(self, since: datetime) -> tuple[list[CallGroup], bool]:
-        """The call count of each group, the largest first, and whether some are missing."""
+        """Return the groups of calls since then, largest first, and whether some are missing."""
         await self._database.flush()
         return await self._database.read(lambda connection: _groups(connection, since))
 
@@ -323,7 +330,7 @@ def _newest(connection: Connection) -> int:
 
 
 def _first(connection: Connection, wanted: ColumnElement[bool]) -> str | None:
-    """The id of the oldest of these calls."""
+    """Return the id of the oldest matching call, or None."""
     first = select(CALLS.c.id).where(wanted).order_by(CALLS.c.seq).limit(1)
     return connection.execute(first).scalars().first()
 
@@ -331,7 +338,10 @@ def _first(connection: Connection, wanted: ColumnElement[bool]) -> str | None:
 def _recent(
     connection: Connection, since: datetime, most: int
 ) -> tuple[list[ColumnElement[bool]], bool]:
-    """Conditions for the newest calls since a moment, and whether they leave older ones out."""
+    """Return the conditions for the newest calls since a moment, at most `most` rows.
+
+    Also return whether older calls since that moment are left out.
+    """
     bound = _newest(connection) - most
     at = as_kept(since)
     older = select(CALLS.c.seq).where(CALLS.c.seq <= bound, CALLS.c.at >= at)
@@ -355,7 +365,7 @@ def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
 
 
 def _figures_of(wanted: list[ColumnElement[bool]]) -> Select[tuple[object, ...]]:
-    # The share of the tool's calls that took at most as long.
+    # For each call, the share of its tool's calls that took at most as long.
     waited_ms = func.coalesce(CALLS.c.stages[APPROVAL_WAIT].as_float(), 0.0)
     own_ms = func.max(CALLS.c.total_ms - waited_ms, 0.0)
     part = func.cume_dist().over(partition_by=CALLS.c.tool, order_by=own_ms)

@@ -1,6 +1,6 @@
 """Changes of authority: who changed what, recorded in the transaction of the change.
 
-Each is a row for administrators and a row of the audit chain.
+Each change is recorded twice: as a row for administrators, and in the audit chain.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fumehood.storage.schema import CHANGES
 
 
 class OneChange:
-    """Serializes changes of one kind of row, and completes each of them.
+    """A lock for changes of one kind of row: one change at a time, shielded from cancellation.
 
-    Lookups inside stay valid until the change is written, and a cancelled caller leaves memory and
-    database consistent.
+    What a change has read stays valid until it is written, and a cancelled caller cannot leave
+    memory and database inconsistent.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class OneChange:
 
 
 def stamp(moment: datetime) -> str:
-    """A time as stored: UTC, microseconds."""
+    """Format a time, which must be in UTC, as it is stored: with microseconds."""
     return moment.isoformat(timespec="microseconds")
 
 
@@ -49,7 +49,7 @@ def record_change(
     subject: str,
     details: JsonObject | None = None,
 ) -> None:
-    """Add one row in the transaction of the change."""
+    """Record a change in its own transaction, as a row and in the audit chain."""
     row = {
         "at": stamp(at),
         "principal_id": by,
@@ -71,7 +71,7 @@ def recorded(
     subject: str,
     details: JsonObject | None = None,
 ) -> Callable[[Connection], None]:
-    """A job that makes a change and records it, atomically."""
+    """Return a job for the database that makes a change and records it in one transaction."""
 
     def job(connection: Connection) -> None:
         change(connection)
@@ -81,6 +81,6 @@ def recorded(
 
 
 def list_changes(connection: Connection, limit: int) -> list[dict[str, Any]]:
-    """The newest changes first."""
+    """Return at most `limit` changes, newest first."""
     rows = connection.execute(select(CHANGES).order_by(CHANGES.c.seq.desc()).limit(limit))
     return [dict(row) for row in rows.mappings()]

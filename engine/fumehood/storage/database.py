@@ -1,9 +1,9 @@
-"""The database: one SQLite file, opened carefully, written by one thread, read by others.
+"""The database: one SQLite file, written by one thread and read by others.
 
-Host side, below every package that stores rows. Invariants: a change is durable once `write` has
-returned; a file that this engine does not understand (a newer engine's, another program's, a
-damaged one) stays as it was, byte for byte, including its write-ahead log. So a file is first read
-by a connection that can neither write nor fold the log into the file when it closes.
+Host side, used by every package that stores rows. Invariants: a change is durable once `write` has
+returned; a file that this engine cannot use (a newer engine's, another program's, a damaged one)
+stays unchanged, byte for byte, including its write-ahead log. Therefore a file is first checked
+with a connection that can neither write nor merge the log into the file when it closes.
 """
 
 from __future__ import annotations
@@ -53,22 +53,24 @@ from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
 BUSY_TIMEOUT_S = 5
 DELETED_AT_ONCE = 500
-"""Rows in one deletion, so that other writes wait for a bounded time."""
+"""Rows deleted in one transaction. Limited so that other writes do not wait long."""
 
 READ_THREADS = 4
 
-APPLICATION_ID = 0x46554D45  # "FUME", in SQLite's field for the owner of a file
+APPLICATION_ID = 0x46554D45  # "FUME", the application id in SQLite's file header
 
 SIDE_FILES = ("-wal", "-journal")
-"""Files that SQLite keeps beside a database that was not closed, and needs to read it."""
+"""Suffixes of files beside a database that was not closed. SQLite needs them to read it."""
 
 
 def open_engines(path: Path) -> tuple[Engine, Engine]:
-    """One engine to write and one to read, on a database with the newest schema.
+    """Open a database and bring it to the newest schema; return an engine to write and one to read.
+
+    "Engine" is SQLAlchemy's word for a source of connections.
 
     Raises:
-        NewerState, ForeignState, DamagedState: the file stays unchanged.
-        StoreError: it cannot be opened.
+        NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
+        StoreError: the file cannot be opened.
     """
     try:
         _check(path)
@@ -87,11 +89,11 @@ def open_engines(path: Path) -> tuple[Engine, Engine]:
 
 
 def open_to_read(path: Path) -> Engine:
-    """One engine that only reads, beside a running writer; nothing is created or migrated.
+    """Open a database only to read, also beside a running writer. Creates and migrates nothing.
 
     Raises:
-        NewerState, ForeignState, DamagedState: the file stays unchanged.
-        StoreError: it cannot be opened, or an older engine wrote it.
+        NewerState, ForeignState, DamagedState: this engine cannot use the file.
+        StoreError: the file cannot be opened, or an older engine wrote it.
     """
     try:
         if not _has_content(path):
@@ -111,7 +113,7 @@ def open_to_read(path: Path) -> Engine:
 
 
 def open_memory() -> Engine:
-    """An empty database in memory, with one connection for everything."""
+    """Create an empty database in memory, with one connection for reading and writing."""
     engine = create_engine(
         "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
     )
@@ -121,13 +123,13 @@ def open_memory() -> Engine:
 
 
 def in_words(error: BaseException) -> str:
-    """SQLite's short message, which contains no values, or the type of another error."""
+    """Return SQLite's message, which contains no values, or the type of another error."""
     cause = error.orig if isinstance(error, DatabaseError) else error
     return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
 
 
 def damage_words(path: Path) -> str:
-    """The remedy for a database that cannot be read."""
+    """Return the remedy for a database that cannot be read."""
     return (
         f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
         "what can be read with the sqlite3 shell's .recover; to start over, move it away "
@@ -136,7 +138,7 @@ def damage_words(path: Path) -> str:
 
 
 def _check(path: Path) -> None:
-    """Refuse files that this engine must not open. Changes neither file nor log."""
+    """Refuse a file that this engine cannot use. Changes neither the file nor its log."""
     if not _has_content(path):
         for side in SIDE_FILES:
             if _has_content(path.with_name(path.name + side)):
@@ -146,7 +148,7 @@ def _check(path: Path) -> None:
                 )
         return
     was_left_open = _has_content(path.with_name(path.name + "-wal"))
-    # `immutable` skips locks and side files, and so the log: only for databases without one.
+    # `immutable` ignores locks and side files, so it is only for databases without a log.
     how = "mode=ro" if was_left_open else "mode=ro&immutable=1"
     connection = sqlite3.connect(_uri(path, how), uri=True, timeout=BUSY_TIMEOUT_S)
     try:
@@ -169,7 +171,7 @@ def _check_content(connection: sqlite3.Connection, path: Path, *, thoroughly: bo
                 f"The database {path} is not fumehood's. Move it away, or use another "
                 "FUMEHOOD_HOME."
             )
-        return  # an empty file
+        return  # an empty file is a new database
     if version > len(STEPS):
         raise NewerState(
             f"The database {path} was written by a newer engine (schema {version}, this one "
@@ -192,7 +194,7 @@ def _has_content(path: Path) -> bool:
 
 
 def _make_private(path: Path) -> None:
-    """Create the file, or remove other users' access. SQLite copies its mode to the side files."""
+    """Create the file, or remove other users' access. SQLite's side files get the same mode."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, PRIVATE_FILE)
     try:
@@ -213,8 +215,8 @@ def _writing_engine(path: Path) -> Engine:
         connection.execute("PRAGMA synchronous = FULL")
 
     engine = _engine(path, "mode=rw", size=1, prepare=prepare)
-    # Acquire the write lock at once, so that another holder is met before the first
-    # job, not in each one.
+    # Take the write lock when a transaction begins, so that a lock held by another process fails
+    # it before the first job runs.
     _begin_explicitly(engine, "BEGIN IMMEDIATE")
     return engine
 
@@ -245,7 +247,7 @@ def _engine(
 
 
 def _begin_explicitly(engine: Engine, statement: str) -> None:
-    """Transactions begin explicitly: the driver's implicit ones break savepoints."""
+    """Begin transactions with this statement: the driver's implicit ones break savepoints."""
 
     @event.listens_for(engine, "connect")
     def no_guessing(connection: Any, record: Any) -> None:
@@ -255,7 +257,7 @@ def _begin_explicitly(engine: Engine, statement: str) -> None:
     def begin(connection: Connection) -> None:
         raw: Any = (
             connection.connection.driver_connection
-        )  # takes a third of the time of a statement
+        )  # takes a third of the time that SQLAlchemy would
         raw.execute(statement)
 
 
@@ -282,7 +284,7 @@ def _refusal(path: Path, error: BaseException) -> StoreError:
 
 def _is_damage(error: BaseException) -> bool:
     cause = error.orig if isinstance(error, DatabaseError) else error
-    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the upper bits only say where
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the upper bits are details
     return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
@@ -319,21 +321,21 @@ class Database:
         self._cannot_read = False
 
     async def write(self, job: Job[T]) -> T:
-        """Run a job in a transaction; it is durable when this returns.
+        """Run a job in a transaction, which is durable when this returns; return the job's result.
 
-        Cancelling the wait does not stop the write.
+        Cancelling it does not stop the write. An exception of `job` rolls its changes back and is
+        raised here.
 
         Raises:
-            WriteFailed: none of it is guaranteed to be stored. An exception of `job` is passed on,
-                and rolls everything back.
+            WriteFailed: the database failed. None of the changes is guaranteed to be stored.
         """
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
     async def repeat(self, job: Job[int]) -> int:
-        """Run a job that deletes a few rows until it finds none; returns how many there were.
+        """Run a job that deletes a few rows, until it finds no more; return how many it deleted.
 
         Raises:
-            WriteFailed: the rest stays.
+            WriteFailed: the database failed; the remaining rows stay.
         """
         total = 0
         while count := await self.write(job):
@@ -341,56 +343,59 @@ class Database:
         return total
 
     async def delete(self, column: Column[T], values: Sequence[T]) -> None:
-        """Delete the rows with these values of a column, a batch in each transaction.
+        """Delete the rows with these values of a column, in batches, each in its own transaction.
 
         Raises:
-            WriteFailed: the rest stays.
+            WriteFailed: the database failed; the remaining rows stay.
         """
         for start in range(0, len(values), DELETED_AT_ONCE):
             batch = values[start : start + DELETED_AT_ONCE]
             await self.write(_executing(delete(column.table).where(column.in_(batch))))
 
     def write_soon(self, job: Job[Any]) -> None:
-        """Run a job without waiting, in order with those of `write`."""
+        """Queue a job without waiting for it. It runs in order with the jobs of `write`."""
         self._writer.submit(job, durable=True)
 
     def post(self, how: Batch, row: Row) -> None:
-        """Add a row without waiting: written within a second, lost in an earlier crash."""
+        """Queue a row without waiting.
+
+        It is written within a second; a crash before that loses it.
+        """
         self._writer.post(how, row)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """Read in a thread; sees every change for which `write` has returned.
+        """Run a query in a thread. It sees every change for which `write` has returned.
 
         Raises:
             ReadFailed: the database cannot be read.
         """
-        if self.path is None:  # one connection in memory: the writer's
+        if self.path is None:  # a database in memory has only the writer's connection
             return await asyncio.wrap_future(self._writer.submit(query, durable=False))
         return await anyio.to_thread.run_sync(self._read, query, limiter=self._readers)
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
-        """Read in this thread, during the start."""
+        """Run a query in this thread, which it blocks. For the engine's start."""
         if self.path is None and self._writer.is_running:
             return self._writer.submit(query, durable=False).result()
         return self._read(query)
 
     def write_now(self, job: Job[T]) -> T:
-        """Write and wait in this thread, for commands without an event loop."""
+        """Run a job as `write` does, but block this thread. For commands without an event loop."""
         return self._writer.submit(job, durable=True).result()
 
     async def flush(self) -> None:
-        """Wait until every posted row has been written, or has failed."""
-        await asyncio.sleep(0)  # the row of an answered call is posted just after its answer
+        """Wait until every row that was posted before has been written or has failed."""
+        await asyncio.sleep(0)  # the row of a call is posted just after its answer was sent
         await asyncio.wrap_future(self._writer.flush())
 
     @property
     def waiting(self) -> int:
-        """Changes that wait to be written."""
+        """The number of jobs and rows that wait to be written."""
         return self._writer.waiting
 
     @property
     def lost_posts(self) -> int:
-        """Posted rows that were lost since the start."""
+        """How many posted rows were lost since the start."""
         return self._writer.lost
 
     @property
@@ -413,7 +418,7 @@ class Database:
                 result = query(connection)
         except DatabaseError as error:
             reason = in_words(error)
-            if not self._cannot_read:  # once per episode
+            if not self._cannot_read:  # report each period of failures once
                 self._cannot_read = True
                 self._on_event("state.read_failed", {"reason": reason})
             raise ReadFailed(reason) from error
@@ -430,15 +435,15 @@ def open_database(
 ) -> Database:
     """Open or create the database at `path`; None keeps one in memory.
 
-    `on_event` receives failures while it is open: `state.write_failed` and
-    `state.write_works_again` around each episode, `state.rows_dropped`, `state.rows_refused`,
-    `state.read_failed`. It is called from threads, as is `commit_hook`, around each flushed commit,
-    for tests of crashes.
+    `on_event` receives failures while the database is open: `state.write_failed` and later
+    `state.write_works_again`, `state.rows_dropped`, `state.rows_refused` and `state.read_failed`.
+    Tests of crashes use `commit_hook`, which is called before and after each flushed commit. Both
+    are called from threads.
 
     Raises:
-        NewerState, ForeignState, DamagedState: see there. The file stays unchanged.
-        AuditKeyLost: the database has an audit chain whose key is not beside it.
-        StoreError: it cannot be opened.
+        NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
+        AuditKeyLost: the database has an audit chain, but its key is missing.
+        StoreError: the file cannot be opened.
     """
     if path is None:
         engine = open_memory()
@@ -465,12 +470,12 @@ def _open_chain(path: Path, reading: Engine) -> AuditChain:
 
 @contextmanager
 def reading(state: Path) -> Iterator[Connection]:
-    """A connection to the database of a state directory, beside a running engine or without one.
+    """Open the database of a state directory only to read, whether or not an engine is running.
 
     Nothing is written, created or migrated.
 
     Raises:
-        StoreError: there is no database that can be read.
+        StoreError: the database is missing or cannot be read.
     """
     engine = open_to_read(state / FILE_NAME)
     try:

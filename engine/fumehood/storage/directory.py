@@ -1,8 +1,8 @@
 """The state directory: private, locked by one engine at a time, and with an owner id of its own.
 
 Host side. Invariants: one engine per state directory, enforced by a lock that ends with the
-process; successive engines of one directory have the same owner id, which marks what they
-create elsewhere, and simultaneous engines have different ones.
+process; successive engines of one directory have the same owner id, and simultaneous engines have
+different ones. The owner id labels what an engine creates elsewhere, such as containers.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
     different files.
 
     Raises:
-        InUse: another process holds it.
-        StateError: it cannot be opened or locked.
+        InUse: another process holds the lock.
+        StateError: the file cannot be opened or locked.
     """
     try:
         descriptor = os.open(
@@ -78,7 +78,7 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
                 f"Another engine uses {what} already. Stop it, or choose another place with "
                 "FUMEHOOD_HOME or FUMEHOOD_SOCKET."
             ) from None
-        except OSError as error:  # the file system has no locks
+        except OSError as error:  # the file system does not support locks
             raise StateError(f"{path} cannot be locked: {error.strerror}.") from None
         yield
     finally:
@@ -93,18 +93,20 @@ RANDOM_BYTES = 16
 
 
 def owner_id(state: Path) -> str:
-    """32 hexadecimal digits, created on first use. The caller must hold the directory's lock.
+    """Return the owner id, 32 hexadecimal digits. The caller must hold the directory's lock.
+
+    It is created on first use.
 
     Raises:
-        OSError: see `random_file`.
+        OSError: its file can be neither read nor created, or is damaged.
     """
     found, inode = random_file(state / FILE_NAME, RANDOM_BYTES)
-    # A copy of the file has the same bytes but another inode.
+    # The inode is included because a copied directory must get another id.
     return hashlib.sha256(found + inode.to_bytes(8, "big")).hexdigest()[:32]
 
 
 def random_file(path: Path, size: int) -> tuple[bytes, int]:
-    """The random bytes of a private file, created on first use, and the number of its inode.
+    """Return the random bytes of a private file, created on first use, and its inode number.
 
     Raises:
         OSError: the file can be neither read nor created, or is damaged.
