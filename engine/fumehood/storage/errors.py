@@ -1,4 +1,4 @@
-"""Errors of the state itself.
+"""Errors of the database and the state directory.
 
     StoreError
     ├── NewerState, ForeignState, DamagedState,
@@ -37,9 +37,10 @@ class AuditKeyLost(StoreError):
 
 
 class WriteFailed(StoreError, InternalError):
-    """The disk is full, read-only or failing. None of this write is guaranteed to be stored.
+    """The disk is full, read-only or failing. None of the write is guaranteed to be stored.
 
-    This engine sees none of it. If only the final flush failed, the next start may find it.
+    This engine reads nothing of it. If only the final flush to disk failed, the changes may be
+    there after the next start.
     """
 
     def __init__(self, reason: str) -> None:
@@ -63,10 +64,10 @@ class ReadFailed(StoreError, InternalError):
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Around code that makes values from rows at the start.
+    """Convert errors of code that parses rows, at the start, to DamagedState.
 
     Raises:
-        DamagedState: a row was not written by an engine.
+        DamagedState: a row has a value that no engine writes.
     """
     try:
         yield

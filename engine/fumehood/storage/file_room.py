@@ -1,9 +1,9 @@
-"""File rooms: a private directory with a limit of bytes, and one thread that writes there.
+"""File rooms: private directories with a size limit, each written by one thread.
 
-Host side, below `blobs` and `recordings`. The event loop never writes to the disk. Bytes are
-reserved before they are written, so the disk never holds more than is allowed; one principal may
-have half. If there are too many bytes or files, the oldest kept file of the principal that has most
-is evicted. Files that are not yet kept, or that are held, are never evicted.
+Host side, used by `blobs` and `recordings`. The event loop never writes to the disk. Bytes are
+reserved before they are written, so the limit is never exceeded; one principal may have half of it.
+If there are too many bytes or files, the oldest kept file of the principal that has most is
+evicted. Only complete files (see `keep`) that are not held are evicted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fumehood.storage.directory import PRIVATE_FILE, private_directory
 T = TypeVar("T")
 
 MIN_FREE_BYTES = 64 << 20
-"""Free space that stays on the disk for the engine's own state."""
+"""Bytes of disk space that are left free for the engine's database."""
 
 USED_UP = {
     Lack.SHARE: "your share of the engine's storage is used up",
@@ -44,7 +44,7 @@ class FileRoom:
     """A directory of files, used by its thread and by the event loop.
 
     Without a `state` directory the files are in a temporary one, which `close` removes.
-    `on_evicted` receives the name of each evicted file, in the thread.
+    `on_evicted` is called in the thread, with the name of each evicted file.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class FileRoom:
         self._on_evicted = on_evicted
         self._lock = threading.Lock()
         self._kept: dict[str, dict[str, int]] = {}
-        """Sizes of complete files by principal and name, oldest first."""
+        """Principal → name → size of complete files, oldest first."""
         self._thread: ThreadPoolExecutor | None = None
         self._own: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether files can be written, which is so until it has closed."""
+        """Whether files can be written: True between `open` and `close`."""
         return self._thread is not None
 
     @property
@@ -79,7 +79,7 @@ class FileRoom:
         return self.share.total
 
     def prepare(self) -> bool:
-        """Make the directory; returns whether it may hold files of an earlier engine.
+        """Create the directory; return whether it may have files of an earlier engine.
 
         Raises:
             StateError, OSError: the directory is not private, or cannot be used.
@@ -89,7 +89,7 @@ class FileRoom:
         return self._state is not None
 
     def open(self) -> None:
-        """Accept work. The first work starts the thread."""
+        """Start to accept work. The thread starts with the first work."""
         self._thread = ThreadPoolExecutor(1, self._name)
 
     def close(self) -> None:
@@ -143,12 +143,12 @@ class FileRoom:
                 raise NoRoom(USED_UP[lack])
 
     def give_back(self, principal_id: str, size: int) -> None:
-        """Release bytes."""
+        """Release reserved bytes."""
         with self._lock:
             self.share.give_back(principal_id, size)
 
     def keep(self, principal_id: str, name: str, size: int) -> None:
-        """Add a complete file, whose bytes are reserved, as the newest."""
+        """Register a complete file, whose bytes are already reserved, as the newest one."""
         with self._lock:
             self._kept.setdefault(principal_id, {})[name] = size
             counts = {who: len(files) for who, files in self._kept.items()}
@@ -156,13 +156,16 @@ class FileRoom:
             self.submit(partial(self._evict, max(counts, key=counts.__getitem__)))
 
     def restore(self, principal_id: str, name: str, size: int) -> None:
-        """Add a file that was kept before this start, even over the limit."""
+        """Register a file of an earlier engine, even if it exceeds the limit."""
         with self._lock:
             self.share.add(principal_id, size)
         self.keep(principal_id, name, size)
 
     def hold(self, principal_id: str, name: str) -> bool:
-        """Protect a kept file from eviction; False if it is gone. Its bytes stay reserved."""
+        """Protect a kept file from eviction; return False if it is not kept.
+
+        Its bytes stay reserved.
+        """
         return self._pop(principal_id, name) is not None
 
     def remove(self, principal_id: str, name: str) -> bool:
@@ -178,8 +181,8 @@ class FileRoom:
         self.give_back(principal_id, size)
 
     def unlink(self, name: str) -> None:
-        """Remove a file that is not counted, if it exists."""
-        with suppress(OSError):  # a foreign directory stays
+        """Remove a file without a change to the reserved bytes, if it exists."""
+        with suppress(OSError):  # not a file: a directory of this name stays
             (self.directory / name).unlink(missing_ok=True)
 
     def _pop(self, principal_id: str, name: str) -> int | None:
@@ -191,7 +194,7 @@ class FileRoom:
             return size
 
     def _evict(self, principal_id: str) -> bool:
-        """Remove the oldest kept file of a principal. Returns whether there was one."""
+        """Evict the oldest kept file of a principal; return whether there was one."""
         with self._lock:
             oldest = next(iter(self._kept.get(principal_id, ())), None)
         if oldest is None:

@@ -1,9 +1,9 @@
-"""Idempotency keys: the call of each key, its outcome, and the answer that repeats get.
+"""Idempotency keys: the call of each key, its outcome, and the answer for repeated calls.
 
-Host side. Above it are `pipeline/claim`, which claims and settles keys, and approvals, which own
-the key of a waiting call. Functions with a connection run inside their caller's transaction, on the
-writer's thread, so that a key changes owner in the same commit as the change that causes it.
-A key belongs to its principal; the same text from another principal is another key.
+Host side. `pipeline/claim` claims and settles keys; approvals own the key of a call that waits for
+approval. Functions that take a connection run inside their caller's transaction, on the writer's
+thread, so that a key changes in the same commit as its cause. A key belongs to its principal; the
+same text from another principal is another key.
 
     (no row) → running → done | unknown | (no row)      running → waiting → done | (no row)
 
@@ -46,26 +46,26 @@ from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import IDEMPOTENCY
 
 KEY_LIFETIME = timedelta(hours=24)
-"""How long a key is known (mission P3). One that is running or waiting is known until it ends."""
+"""How long a key is kept (mission P3). The key of a running or waiting call never expires."""
 
 MAX_ANSWER_BYTES = MB
 """Size limit of a stored answer as JSON; a longer one is stored without its data."""
 
 
 class KeyState(StrEnum):
-    """What became of the call that a key was first used for."""
+    """The state of the call for which a key was first used."""
 
     RUNNING = "running"
     WAITING = "waiting"
     """Waiting for approval; the approval owns the key."""
     DONE = "done"
     UNKNOWN = "unknown"
-    """It may have taken effect, and its answer is lost."""
+    """The call may have taken effect, but its answer is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedCall:
-    """A call and the key that it came with."""
+    """A call and its idempotency key."""
 
     principal_id: str
     key: str
@@ -77,20 +77,20 @@ class KeyedCall:
 
 @dataclass(frozen=True, slots=True)
 class KeptKey:
-    """A key as it is kept."""
+    """A stored key."""
 
     call: KeyedCall
     state: KeyState
     approval_id: str | None
     answer: str | None
-    """The envelope as JSON, where it is done."""
+    """The envelope as JSON if the state is `done`, else None."""
 
 
 class _Prepared:
     """A statement that is compiled once; a column without a value is null.
 
-    Building, looking up and compiling a statement takes longer than SQLite takes to run it. Takes
-    only values that SQLite knows itself: no column type is consulted.
+    SQLAlchemy needs more time to build, look up and compile a statement than SQLite needs to run
+    it. Accepts only values that SQLite supports itself: column types do not convert them.
     """
 
     def __init__(self, statement: ClauseElement) -> None:
@@ -132,10 +132,10 @@ def take(
     now: datetime,
     is_held: Callable[[str], bool],
 ) -> KeptKey | None:
-    """Claim a key for a call. None if that succeeded, else the existing key.
+    """Claim a key for a call. Return None if that succeeded, else the existing key.
 
-    `is_held` tells whether this engine is still running the call with an id. A call that is neither
-    running nor ended is lost.
+    `is_held` tells whether this engine is still running the call with an id. A key whose call is
+    stored as running but is not held belongs to a lost call.
     """
     if _insert(connection, call, now):
         return None
@@ -151,21 +151,24 @@ def take(
 
 
 def finish(connection: Connection, call: KeyedCall, answer: str) -> None:
-    """Keep the answer of a running call.
+    """Store the answer of a running call.
 
     Raises:
-        KeyLost: the key is not this call's.
+        KeyLost: the key does not belong to this call.
     """
     _one(_FINISH.execute(connection, {**_this(call), "this_answer": answer}).rowcount)
 
 
 def release(connection: Connection, call: KeyedCall) -> None:
-    """Release the key of a running call that did not act, or may act twice."""
+    """Delete the key of a running call that had no effect, or that may safely be repeated."""
     _RELEASE.execute(connection, _this(call))
 
 
 def lose(connection: Connection, call: KeyedCall) -> None:
-    """Mark a running call as lost: it may have acted. The key of a repeatable call is released."""
+    """Mark a running call as `unknown`: it may have had effects.
+
+    A repeatable call's key is deleted.
+    """
     if call.may_repeat:
         release(connection, call)
         return
@@ -186,7 +189,7 @@ def hand_over(connection: Connection, principal_id: str, key: str, approval_id: 
 def complete(
     connection: Connection, principal_id: str, key: str, answer_json: str, now: datetime
 ) -> None:
-    """End the waiting call; repeats get this answer for a day from `now`.
+    """Store the answer of a waiting call, for repeated calls until a day after `now`.
 
     `answer_json` comes from `pack_answer`. Does nothing if no call with this key is waiting.
     """
@@ -200,7 +203,7 @@ def complete(
 
 
 def free(connection: Connection, principal_id: str, key: str) -> None:
-    """Delete the key of a waiting call that did not act and may be repeated."""
+    """Delete the key of a waiting call that had no effect, so that it may be repeated."""
     connection.execute(delete(IDEMPOTENCY).where(_is_waiting(principal_id, key)))
 
 
@@ -212,9 +215,9 @@ def correct(
     answer_json: str,
     now: datetime,
 ) -> None:
-    """Replace the answer that repeats get, after a human has found out more.
+    """Replace the stored answer, after a human has found out how the call really ended.
 
-    Does nothing if another call has the key by now, which is possible after a day.
+    Does nothing if another call has since used the key, which is possible after a day.
     """
     done = _is(principal_id, key) & (_KEY.state == KeyState.DONE.value)
     done &= _KEY.approval_id == approval_id
@@ -223,7 +226,9 @@ def correct(
 
 
 def recover(connection: Connection, now: datetime) -> int:
-    """At startup, mark calls of a previous engine as lost; returns how many outcomes are unknown.
+    """At the start, settle the running calls of an earlier engine; return how many are `unknown`.
+
+    The keys of repeatable calls are deleted, those of others are marked as `unknown`.
 
     Calls that wait for an approval keep waiting.
     """
@@ -233,13 +238,13 @@ def recover(connection: Connection, now: datetime) -> int:
 
 
 def answer_of(connection: Connection, principal_id: str, call_id: str) -> str | None:
-    """The stored answer of a call."""
+    """Return the stored answer of a call as JSON, or None."""
     own = (_KEY.principal_id == principal_id) & (_KEY.call_id == call_id)
     return connection.execute(select(_KEY.answer).where(own)).scalars().first()
 
 
 def forget_old(connection: Connection, now: datetime) -> int:
-    """Delete a batch of expired keys; returns their number."""
+    """Delete a batch of expired keys; return their number."""
     over = _KEY.state.in_((KeyState.DONE.value, KeyState.UNKNOWN.value))
     row: ColumnElement[int] = literal_column("rowid")
     old = select(row).select_from(IDEMPOTENCY).where(_KEY.expires_at <= stamp(now), over)
@@ -248,7 +253,10 @@ def forget_old(connection: Connection, now: datetime) -> int:
 
 
 def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:
-    """Whether the key was free. It nearly always is, so this inserts without reading first."""
+    """Insert the key; return whether it was free.
+
+    Does not read first, because it nearly always is.
+    """
     values = {
         "principal_id": call.principal_id,
         "key": call.key,
@@ -275,7 +283,7 @@ def _lose(connection: Connection, row: Row[Any], now: datetime) -> None:
 
 
 def _unknown(now: datetime) -> dict[str, str]:
-    """Kept for a day from now: the engine may have been down for a long time."""
+    """Return the values of a lost call's key. It is kept for a day from now, not from the call."""
     return {"state": KeyState.UNKNOWN.value, "expires_at": stamp(now + KEY_LIFETIME)}
 
 
@@ -311,8 +319,8 @@ def _kept(row: Row[Any]) -> KeptKey:
 
 
 MAX_NOTES = 20
-"""Warnings and fields that stay in an answer that is too long, because callers control their size.
-"""
+"""Warnings, and fields of an error, that stay in an answer that is too long. Callers control
+how many there are."""
 
 NOT_KEPT = (
     "The call has ended, but its answer was too long to be kept. Do not repeat the call to see it."
@@ -320,7 +328,7 @@ NOT_KEPT = (
 
 
 def pack_answer(envelope: Envelope) -> str:
-    """The envelope as it is stored; if it is too long, its data is replaced by a note."""
+    """Return the envelope as stored JSON; if it is too long, a note replaces its data."""
     text = envelope.model_copy(update={"debug_info": None}).model_dump_json()
     if _size(text) <= MAX_ANSWER_BYTES:
         return text
@@ -328,15 +336,15 @@ def pack_answer(envelope: Envelope) -> str:
 
 
 def replay_of(answer: str) -> Envelope:
-    """A stored answer for a repeated call: marked as such, and never retryable.
+    """Return a stored answer for a repeated call: marked as a replay, and never retryable.
 
     Raises:
-        ValueError: it is not an envelope of this version.
+        ValueError: the text is not an envelope of this version.
     """
     envelope = decode_envelope(answer.encode())
     metadata = envelope.metadata.model_copy(update={"idempotent_replay": True})
     error = envelope.error
-    if error is not None:  # the same key gives the same answer, whatever the tool thinks of it
+    if error is not None:  # a retry with the same key would only get the same answer
         error = error.model_copy(update={"retryable": False, "retry_after_ms": None})
     return envelope.model_copy(update={"metadata": metadata, "error": error})
 

@@ -1,12 +1,13 @@
 """Recordings: the events of calls, one file for each call, kept for a while after its end.
 
-Host side, over `file_room`. Written by `pipeline/stream`, read by the faces. A file begins with one
-line about its call; each other line is one event, `["kind",SEQUENCE,data]`. Readers follow the
-file, so that a slow reader uses none of the daemon's memory. Invariants: readers get complete
-records, from the beginning or after any event; a file never exceeds its call's limit, and its first
-line names the one principal that owns it; a file with readers is not removed; recording never fails
-a call: events that do not fit are omitted, one event reports that, and the last event is always
-delivered. A crash can leave an incomplete last line, which the next start cuts off.
+Host side, in a `file_room`. Written by `pipeline/stream`, read by the public interfaces. A file's
+first line describes its call; each other line is one event, `["kind",SEQUENCE,data]`. Readers read
+the file, so that a slow reader uses none of the daemon's memory. Invariants: readers get complete
+events, from the beginning or after any event; apart from the last event, a file never exceeds its
+call's limit; its first line names the one principal that owns it; a file with readers is not
+removed. Recording never fails a call: events that do not fit are omitted, one event reports that,
+and the last event is always delivered. A crash can leave an incomplete last line, which the next
+start removes.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ from fumehood.storage.file_room import DISK_FAILED, TOO_SLOW, FileRoom, NoRoom
 
 DIRECTORY_NAME = "spool"
 MAX_PENDING_BYTES = 16 << 20
-"""Bytes of one call's events that wait to be written."""
+"""Bytes of one call's events that may wait to be written."""
 
 MAX_HELD_BYTES = 32 * 1024
-"""Bytes of one call's newest lines in memory, so that waiting readers need no disk access."""
+"""Bytes of one call's newest lines that stay in memory, so that waiting readers need no disk
+access.
+"""
 
 MAX_KEPT = 10_000
-"""Recordings of ended calls. The limit of bytes does not bound the number of small files."""
+"""Recordings of ended calls that are kept. Needed because a size limit allows many small files."""
 
 READ_BYTES = 128 * 1024
 """Bytes that a reader reads at once. A longer line is read completely."""
@@ -52,7 +55,7 @@ NO_STORE = "the engine records nothing now"
 TOO_MUCH = "the call had more events than are recorded for one"
 
 RESYNC = "resync"
-"""Kind of the event before a reader restarts from the first event."""
+"""Kind of the event that tells a client that a reader starts again from the first event."""
 
 MALFORMED = "malformed"
 UNKNOWN = "unknown_event"
@@ -107,25 +110,29 @@ class Recording:
         size: int = 0,
         sequence: int = 0,
     ) -> None:
-        """`notice` makes the event that explains why the recording stopped. `size` and `sequence`,
-        the number of the next event, are those of a file that an earlier engine left."""
+        """Begin a recording, or continue a file of an earlier engine.
+
+        `notice` makes the data of the event that explains why the recording stopped. `size` is the
+        file's size in bytes and `sequence` the number of its next event.
+        """
         self.call = call
         self.size = self.taken = size
-        """`size` is the bytes of complete lines in the file, `taken` those reserved for it."""
+        """`size`: bytes of complete lines in the file. `taken`: bytes reserved for it in the room.
+        """
         self.is_over = False
         """Whether the last event is recorded."""
         self.ended_at = 0.0
-        """Unix time."""
+        """When the call ended, in Unix seconds; 0 before."""
         self.tail: list[Record] = []
         """Records that did not fit into the file, delivered after it."""
         self.holders = 1
         """Number of readers, plus one for the writer."""
         self._store = store
         self.start = len(call.line())
-        """Position of the first event."""
+        """Byte offset of the first event in the file."""
         self._max_bytes = max_bytes
         self._notice = notice
-        self._lock = threading.RLock()  # a store without a thread drains at once
+        self._lock = threading.RLock()  # reentrant, because a closed store drains in the same call
         self._pending: list[tuple[str, Data]] = []
         self._pending_bytes = 0
         self._is_draining = self._is_finished = False
@@ -155,9 +162,9 @@ class Recording:
                 self._add(kind, data)
 
     def reader(self, after: str | None = None) -> RecordingReader:
-        """A reader from the beginning, or after an event. The caller closes it.
+        """Return a reader from the beginning, or after an event. The caller closes it.
 
-        Only before the last reader of an ended recording has left.
+        Must not be called once the writer and the last reader have left.
         """
         self.holders += 1
         return RecordingReader(self, after)
@@ -165,14 +172,14 @@ class Recording:
     # -- in the thread ---------------------------------------------------------------------
 
     def _add(self, kind: str, data: Data) -> None:
-        """The lock must be held."""
+        """Add an event to the pending ones. The caller must hold the lock."""
         self._pending.append((kind, data))
         if not self._is_draining:
             self._is_draining = True
             self._store.drain_soon(self)
 
     def drain(self) -> Callable[[], None]:
-        """Write the pending events. Returns the work that is then due in the event loop.
+        """Write the pending events. Return a function to be called in the event loop afterwards.
 
         Events that arrive meanwhile are written after the other recordings, so that a call that
         prints endlessly delays neither its own readers nor others.
@@ -191,7 +198,7 @@ class Recording:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-        self._notice = None  # it keeps the call in memory
+        self._notice = None  # it refers to the call, which can now be freed
         self.is_over = True
         return self.leave
 
@@ -202,7 +209,7 @@ class Recording:
             if self._fault is not None:
                 break
             line = line_of(kind, self._sequence + len(lines), _encoded(data))
-            # The answer may have any size, because its parts are already limited.
+            # The last event may exceed the limit: the answer's parts have limits of their own.
             if fits + len(line) > self._max_bytes and kind not in LAST_KINDS:
                 self._fault = TOO_MUCH
                 break
@@ -241,7 +248,7 @@ class Recording:
             self._fault = str(reason)
         except OSError:
             self._fault = DISK_FAILED
-            with suppress(OSError):  # a part may be written
+            with suppress(OSError):  # remove an incomplete line
                 os.ftruncate(self._file, self.size)
         else:
             self._newest = (self.size, data if len(data) <= MAX_HELD_BYTES else b"")
@@ -262,12 +269,12 @@ class Recording:
             self._waiting.remove(event)
 
     def newest(self, place: int) -> bytes:
-        """The lines from a position on if they are still in memory, or nothing."""
+        """Return the lines from a position on if they are still in memory, else empty bytes."""
         begin, lines = self._newest
         return lines[place - begin :] if place >= begin else b""
 
     def read(self, place: int) -> bytes:
-        """Complete lines from a position before `size`. Runs in a thread. Raises OSError."""
+        """Read complete lines from a position before `size`. Runs in a thread. Raises OSError."""
         with self._to_read() as file:
             chunk = os.pread(file, min(self.size - place, READ_BYTES), place)
             while (end := chunk.rfind(b"\n")) < 0 and len(chunk) < self.size - place:
@@ -278,15 +285,15 @@ class Recording:
         return chunk[: end + 1]
 
     def has_event_at(self, sequence: int, place: int) -> bool:
-        """Whether the event with this number begins there. Runs in a thread."""
+        """Whether the event with this number begins at `place`. Runs in a thread."""
         with self._to_read() as file:
             head = os.pread(file, HEAD_BYTES, place - 1)
-        # Events contain no line breaks, so a line begins after each one.
+        # Events have no line breaks inside, so a line break shows that a line begins here.
         return re.match(rb'\n\["[a-z_]+",%d,' % sequence, head) is not None
 
     @contextmanager
     def _to_read(self) -> Iterator[int]:
-        """The file, open only for one read: there may be more readers than file descriptors."""
+        """Open the file for one read only: there may be more readers than file descriptors."""
         file = self._store.file(self.call.call_id)
         try:
             yield file
@@ -294,7 +301,10 @@ class Recording:
             os.close(file)
 
     def leave(self) -> None:
-        """Remove one holder: a reader, or the writer."""
+        """Count one holder less: a reader, or the writer.
+
+        The last one has the recording put away.
+        """
         self.wake()
         self.holders -= 1
         if not self.holders:
@@ -302,7 +312,7 @@ class Recording:
             self._store.put_away(self)
 
     def wake(self) -> None:
-        """Let waiting readers check for new records."""
+        """Wake waiting readers, which then check for new records."""
         for event in self._waiting:
             event.set()
 
@@ -319,12 +329,12 @@ class RecordingReader:
         self._is_closed = False
 
     async def read(self) -> list[Record]:
-        """Wait for the next events; empty after the last one.
+        """Wait for the next events and return them; an empty list after the last event.
 
-        If `after` is not an event of this call, a `resync` comes first and then all events.
+        If `after` is not an event of this call, a `resync` event comes first, then all events.
 
         Raises:
-            OSError: the disk has lost the recording.
+            OSError: the recording cannot be read any more.
         """
         after, self._after = self._after, None
         if after is not None:
@@ -378,7 +388,7 @@ class RecordingReader:
 class RecordingStore:
     """The recordings of one engine. Call `open` before the first and `close` after the last.
 
-    `kept_s` is how long a recording is kept after the end of its call. With 0 it is removed then.
+    `kept_s` is how many seconds a recording is kept after its call ends; 0 removes it at the end.
     """
 
     def __init__(
@@ -410,9 +420,9 @@ class RecordingStore:
     async def end_lost(
         self, last_event: Callable[[RecordedCall], Awaitable[tuple[str, bytes]]]
     ) -> int:
-        """Record a last event for each call that the end of the previous engine cut short.
+        """Record a last event for each call that was still running when the previous engine ended.
 
-        Returns their number. Their events cannot be read before this.
+        Returns the number of these calls. Their events cannot be read before this.
         """
         self._loop = asyncio.get_running_loop()
         lost, self._lost = self._lost, []
@@ -430,7 +440,7 @@ class RecordingStore:
     def new(
         self, call: RecordedCall, max_bytes: int, notice: Callable[[str], JsonObject]
     ) -> Recording:
-        """A new recording. Its file is created with its first event."""
+        """Return a new recording. Its file is created with its first event."""
         self._loop = asyncio.get_running_loop()
         recording = self._all[call.call_id] = Recording(self, call, max_bytes, notice)
         return recording
@@ -438,18 +448,18 @@ class RecordingStore:
     def find(
         self, call_id: str, principal_id: str, after: str | None = None
     ) -> RecordingReader | None:
-        """A reader of this principal's recording, or None if there is no such recording."""
+        """Return a reader of this principal's recording, or None if there is no such recording."""
         found = self._all.get(call_id)
         if found is None or found.call.principal_id != principal_id:
             return None
         if found.is_over and found.ended_at <= self._oldest(self.now()):
             return None
         if not found.holders and not self.room.hold(principal_id, call_id):
-            return None  # it is being evicted
+            return None  # it was just evicted
         return found.reader(after)
 
     async def prune(self, now: datetime) -> int:
-        """Delete expired recordings; returns their number."""
+        """Delete expired recordings; return their number."""
         oldest = self._oldest(now)
         old = [
             one
@@ -481,11 +491,11 @@ class RecordingStore:
             if len(self._undrained) > 1:
                 return
         if self.room.submit(self._drain) is None:
-            self._drain()  # it does not write to the disk then
+            self._drain()  # a closed room writes nothing, so this does not block
 
     async def drained(self) -> None:
         """Wait until everything that was recorded before is written."""
-        for _ in range(2):  # events that arrive during a write are written by the next job
+        for _ in range(2):  # events that arrive during a write need a second job
             await self.room.drained()
 
     def file(self, name: str, *, is_new: bool = False) -> int:
@@ -507,7 +517,7 @@ class RecordingStore:
         self._forget(call.call_id)
         remove = partial(self.room.discard, call.principal_id, call.call_id, taken)
         if taken and self.room.submit(remove) is None:
-            remove()  # at the end of the engine
+            remove()  # the engine is stopping, and the thread takes no more work
 
     def _forget(self, call_id: str) -> None:
         self._all.pop(call_id, None)
@@ -527,11 +537,11 @@ class RecordingStore:
                 self.room.unlink(path.name)
 
     def _take_over(self, name: str, ended_at: float) -> None:
-        """Cut off an incomplete last line, and keep the file.
+        """Keep a file of the previous engine, without an incomplete last line.
 
         Raises:
-            NoRoom: there is no room for it.
-            OSError, ValueError: it is not a recording.
+            NoRoom: the room has no space for it.
+            OSError, ValueError: the file is not a recording.
         """
         file = self.file(name)
         try:
@@ -561,20 +571,23 @@ _CALL: TypeAdapter[RecordedCall] = TypeAdapter(RecordedCall)
 
 
 def line_of(kind: str, sequence: int, data: bytes) -> bytes:
-    """One event as a line of the file."""
+    """Format one event as a line of the file."""
     return b'["%b",%d,%b]\n' % (kind.encode(), sequence, data)
 
 
 def event_id(call_id: str, sequence: int, place: int) -> str:
-    """`SEQUENCE:OFFSET`. Offsets are shifted per call, so that ids of two calls differ."""
+    """Return the id `SEQUENCE:OFFSET`.
+
+    Each call shifts its offsets, so that ids of two calls differ.
+    """
     return f"{sequence}:{place + crc32(call_id.encode())}"
 
 
 def records_in(call_id: str, chunk: bytes, place: int) -> list[Record]:
-    """The events of complete lines that begin at `place`.
+    """Parse complete lines, the first of which begins at `place`.
 
     Raises:
-        OSError: these are not lines of a recording.
+        OSError: the bytes are not lines of a recording.
     """
     records = []
     for line in chunk.splitlines(keepends=True):
@@ -589,7 +602,7 @@ def records_in(call_id: str, chunk: bytes, place: int) -> list[Record]:
 
 
 def write_all(file: int, data: bytes, place: int) -> None:
-    """Write everything at a position of a file. Raises OSError."""
+    """Write all bytes at a position of a file. Raises OSError."""
     view = memoryview(data)
     while view:
         done = os.pwrite(file, view, place)
@@ -597,17 +610,18 @@ def write_all(file: int, data: bytes, place: int) -> None:
 
 
 def _resync(reason: str, given: str) -> Record:
-    """The event before a restart. Its empty id makes a client forget its last event id."""
+    """Return the `resync` event. Its empty id makes a client forget its last event id."""
     data = {"reason": reason, "message": REASONS[reason], "from": 0, "given": given[:40]}
     return Record(RESYNC, "", _encoded(data))
 
 
 def _encoded(data: Data) -> bytes:
-    """One line of JSON in UTF-8, unescaped: escapes would double the size of non-ASCII text."""
+    """Encode as one line of UTF-8 JSON, without escapes for non-ASCII text, which would double its
+    size."""
     if isinstance(data, bytes):
         return data
     try:
-        return to_json(data)  # five times as fast as the standard library's
+        return to_json(data)  # five times as fast as the standard library
     except PydanticSerializationError:  # a lone surrogate from an embedding program
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "replace")

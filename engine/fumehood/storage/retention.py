@@ -1,8 +1,8 @@
-"""Retention: old calls and expired blobs are deleted in the background, in small transactions.
+"""Retention: delete old calls, blobs and other expired entries in the background.
 
-Host side, started by the engine. Runs at the start, each hour (more often if something is kept for
-less), and when it is overdue: the log has grown by a tenth, or a blob found no space. Failures are
-retried at the next run.
+Host side, started by the engine. Each store is pruned at the start, every hour (more often if its
+entries are kept for less than that), and when it is overdue, for example because a blob found no
+space. A failed run is retried at the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIN_INTERVAL_S = 1.0
 
 
 Prune = Callable[[datetime], Awaitable[int]]
-"""Deletes expired entries of one store; returns their number."""
+"""Deletes the expired entries of one store and returns their number."""
 
 
 @asynccontextmanager
@@ -34,8 +34,8 @@ async def retention(
 ) -> AsyncIterator[None]:
     """Prune a store while the context lasts.
 
-    `kept_s` is how long an entry is kept: entries kept for a minute are pruned every minute.
-    `overdue` is set when the next run should not wait for the hour.
+    `kept_s` is how many seconds an entry is kept; if under an hour, it is also the interval of the
+    runs. The event `overdue` starts the next run early.
     """
     interval_s = min(INTERVAL_S, max(MIN_INTERVAL_S, kept_s))
     task = asyncio.create_task(
@@ -62,7 +62,7 @@ async def _prune_for_ever(
             await prune(now())
         except StoreError:
             pass  # the database has reported it
-        except Exception as fault:  # tried again at the next run
+        except Exception as fault:  # the next run tries again
             on_fault(fault)
         with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):

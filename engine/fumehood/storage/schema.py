@@ -1,8 +1,8 @@
-"""The tables, and the migrations that lead to them. Times are UTC, ISO 8601 with microseconds.
+"""The tables and their migrations. Times are UTC, ISO 8601 with microseconds, unless noted.
 
-Host side, used by the packages that store rows. JSON columns hold validated values. `STEPS` leads
-from an empty file to the newest schema. A step never changes after its release; all steps that a
-database lacks run in one transaction, with the version.
+Host side, used by the packages that store rows. JSON columns hold validated values. The migrations
+in `STEPS` lead from an empty file to the newest schema. A step never changes after its release; all
+steps that a database lacks run in one transaction, which also stores the new version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sqlalchemy import (
 METADATA = MetaData()
 
 MAX_INTEGER = 2**63 - 1
-"""SQLite's largest integer. Larger counts, which tools may report, are stored as this one."""
+"""SQLite's largest integer. Larger counts, which tools may report, are stored as this number."""
 
 META = Table(
     "meta",
@@ -142,7 +142,7 @@ CALLS = Table(
     Column("parent_id", String),
     Column("stages", JSON(none_as_null=True)),
     Column("audit_seq", Integer),
-    # An index for each filter of a list: no combination reads rows in vain.
+    # The columns after `seq` let a list check its filters without reading the rows.
     Index("calls_by_principal", "principal_id", "seq", "at", "tool", "code", "agent_id"),
     Index("calls_by_trace", "trace_id"),
     Index("calls_by_parent", "parent_id", sqlite_where=text("parent_id IS NOT NULL")),
@@ -162,8 +162,8 @@ BLOBS = Table(
     Column("session_id", String),
     Index("blobs_by_end", "expires_at"),
 )
-"""One row for each blob, whose id is its file name; `expires_at` in whole Unix seconds. One with a
-`session_id` ends with that session."""
+"""One row for each blob. `id` is also the name of its file; `expires_at` is in whole Unix seconds.
+A blob with a `session_id` is removed when that session ends."""
 
 SESSIONS = Table(
     "sessions",
@@ -182,7 +182,7 @@ SESSIONS = Table(
     Column("finished_at", String),
     Column("calls", Integer, nullable=False),
 )
-"""One row for each session; its usage may be a few seconds old."""
+"""One row for each session. Its number of calls and last use may be a few seconds old."""
 
 APPROVALS = Table(
     "approvals",
@@ -216,8 +216,8 @@ APPROVALS = Table(
 )
 """One row for each approval, ordered by `seq`. `document` holds the fields that no query uses (the
 stored request, the effective arguments, the binding, the preview, decisions' rules); `answer` is
-the call's envelope as JSON. A call with the same `repeat_key` is this call; it is null once the
-caller has the answer.
+the call's envelope as JSON. Another call with the same `repeat_key` is treated as a repeat of this
+call; it is null once the caller has received the answer.
 """
 
 DECISIONS = Table(
@@ -235,7 +235,7 @@ DECISIONS = Table(
     Column("is_self_approval", Boolean, nullable=False),
     Index("decisions_by_approval", "approval_id", "seq"),
 )
-"""Every approver's decision, in order; rows never change."""
+"""One row for each decision of an approver, in order. Rows never change."""
 
 REMEMBERED = Table(
     "remembered",
@@ -257,7 +257,7 @@ REMEMBERED = Table(
     Column("removed_at", String),
     Column("any_others", Boolean, nullable=False),
 )
-"""Rules that approvals left behind."""
+"""Rules that approvers created with a decision, to apply to later calls."""
 
 IDEMPOTENCY = Table(
     "idempotency",
@@ -274,8 +274,8 @@ IDEMPOTENCY = Table(
     Column("answer", String),
     Index("idempotency_by_end", "expires_at"),
 )
-"""One row for each key: `running`, `waiting` (for an approval), `done` (with the answer),
-`unknown`."""
+"""One row for each idempotency key. Its state is `running`, `waiting` (for an approval), `done`
+(with the answer) or `unknown` (whether the call took effect)."""
 
 COUNTERS = Table(
     "counters",
@@ -291,10 +291,10 @@ COUNTERS = Table(
     UniqueConstraint("name", "subject", "period", "unit"),
     Index("counters_by_end", "until"),
 )
-"""One row for each budget or rate limit (`name`), subject (`agent=a;tool=b`), period and unit: the
-amount used, and the amount reserved ahead; after a crash the reserved amount counts. Money is in
-millionths. Of a rate limit it is when its whole burst is free again, in Unix nanoseconds. The row
-is deleted at `until`."""
+"""One row for each budget or rate limit (`name`), subject (`agent=a;tool=b`), period and
+unit. `settled` is the amount used and `reserved` the amount reserved ahead, which counts as used
+after a crash; money is in millionths. For a rate limit, `reserved` is when its whole
+burst is available again, in Unix nanoseconds. The row is deleted at `until`."""
 
 AUDIT = Table(
     "audit",
@@ -304,8 +304,8 @@ AUDIT = Table(
     Column("body", String, nullable=False),
     Column("mac", LargeBinary, nullable=False),
 )
-"""The audit chain: `body` is the row as JSON; `mac` uses a key outside this file and also covers
-the previous row."""
+"""The audit chain. `body` is the record as JSON; `mac` authenticates it and the previous row with a
+key that is not in the database."""
 
 DELIVERIES = Table(
     "deliveries",
@@ -320,8 +320,8 @@ DELIVERIES = Table(
     Column("document", JSON(none_as_null=True)),
     Index("deliveries_by_state", "delivered_at", "given_up_at"),
 )
-"""Undelivered webhook messages; a row is written in the transaction of the event that it reports,
-which is an approval (by its id) or is stored in `document`."""
+"""Webhook messages and the state of their delivery. A row is written in the transaction of the
+event that it reports: an approval, named by its id, or an event stored in `document`."""
 
 
 # -- migrations ----------------------------------------------------------------------------
@@ -341,7 +341,7 @@ _KEPT = timedelta(days=30)
 
 
 def _one_table_of_counters(connection: Connection) -> None:
-    """Budgets and rate limits get one table of counters, with integers; old counts are kept."""
+    """Move budgets and rate limits to one table of integer counters; existing counts are kept."""
     run = connection.exec_driver_sql
     budgets = run(
         "SELECT budget, subject, period, unit, settled, reserved, updated_at FROM counters"
@@ -356,7 +356,7 @@ def _one_table_of_counters(connection: Connection) -> None:
             PRIMARY KEY (seq), UNIQUE (name, subject, period, unit) )"""
     )
     run("CREATE INDEX counters_by_end ON counters (until)")
-    run(  # for programs that look at the file
+    run(  # for programs that read the database directly
         """CREATE VIEW rate_limits AS SELECT seq, name AS "limit", subject, reserved AS free_at
             FROM counters WHERE period = 'rate'"""
     )
@@ -430,7 +430,7 @@ STEPS: tuple[Step, ...] = (
         output_tokens INTEGER NOT NULL, tokens_used INTEGER NOT NULL)""",
         "CREATE INDEX calls_by_principal ON calls (principal_id, seq, at, tool, code, agent_id)",
     ),
-    # The table of blobs: what was too large for an answer, kept for a while.
+    # The table of blobs.
     _sql(
         """CREATE TABLE blobs (
         id VARCHAR NOT NULL PRIMARY KEY, principal_id VARCHAR NOT NULL, filename VARCHAR NOT NULL,
@@ -438,7 +438,7 @@ STEPS: tuple[Step, ...] = (
         expires_at INTEGER NOT NULL)""",
         "CREATE INDEX blobs_by_end ON blobs (expires_at)",
     ),
-    # The table of sessions: what their owners are told after a restart, too.
+    # The table of sessions.
     _sql(
         """CREATE TABLE sessions (
     id VARCHAR NOT NULL PRIMARY KEY, principal_id VARCHAR NOT NULL, agent_id VARCHAR,
@@ -483,11 +483,11 @@ STEPS: tuple[Step, ...] = (
     VARCHAR, given_up_at VARCHAR, PRIMARY KEY (seq) )""",
         """CREATE INDEX deliveries_by_state ON deliveries (delivered_at, given_up_at)""",
     ),
-    # Webhook messages that tell of no approval hold what they tell themselves.
+    # Webhook messages that are not about an approval store their own document.
     _sql(
         "ALTER TABLE deliveries ADD COLUMN document JSON",
     ),
-    # The call log says which calls were answered from the result cache.
+    # The call log records which calls were answered from the result cache.
     _sql(
         "ALTER TABLE calls ADD COLUMN cache_hit BOOLEAN",
     ),
@@ -498,30 +498,30 @@ STEPS: tuple[Step, ...] = (
             UNIQUE ("limit", subject) )""",
         "CREATE INDEX rate_limits_by_end ON rate_limits (free_at)",
     ),
-    # The call log says which program made a call.
+    # The call log records which call's program made a call.
     _sql(
         "ALTER TABLE calls ADD COLUMN parent_id VARCHAR",
     ),
-    # Approvals know which calls are repeats of theirs.
+    # Approvals store the key by which repeats of their call are recognized.
     _sql(
         "ALTER TABLE approvals ADD COLUMN repeat_key VARCHAR",
         "CREATE UNIQUE INDEX approvals_by_repeat_key ON approvals (repeat_key)",
     ),
-    # The session of a blob: its blobs end with it.
+    # The session of a blob, with which the blob is removed.
     _sql(
         "ALTER TABLE blobs ADD COLUMN session_id VARCHAR",
     ),
-    # The call log keeps the time of each stage and the call's audit row, and is searched by trace.
+    # The call log stores the time of each stage and the audit row, and has an index by trace.
     _sql(
         "ALTER TABLE calls ADD COLUMN stages JSON",
         "ALTER TABLE calls ADD COLUMN audit_seq INTEGER",
         "CREATE INDEX calls_by_trace ON calls (trace_id)",
         "CREATE INDEX calls_by_parent ON calls (parent_id) WHERE parent_id IS NOT NULL",
     ),
-    # A remembered rule says whether other arguments are free; in earlier ones they are not.
+    # A remembered rule stores whether it allows additional arguments; earlier ones do not.
     _sql(
         "ALTER TABLE remembered ADD COLUMN any_others BOOLEAN NOT NULL DEFAULT 0",
     ),
     _one_table_of_counters,
 )
-"""In order; the schema's version is the number of steps that a database has passed."""
+"""The migrations, in order. A schema's version is the number of steps that have run."""

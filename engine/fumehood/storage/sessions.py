@@ -1,8 +1,8 @@
-"""Rows of sessions: the active ones, and for a day those that ended.
+"""Rows of sessions: active sessions, and ended ones for a day.
 
-Host side. Active sessions are held in memory above; these rows are for the next start. They are
-written with `Database.write`, so that a row is durable before its session is reported: writes are
-few, and each accompanies the start of a container, which takes a hundred times as long.
+Host side. `sandbox/sessions` has the active sessions in memory; the rows are for the next start.
+They are written with `Database.write`, so that a row is durable before its session is reported.
+That is affordable: starting a container takes a hundred times as long.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SAME_NAME = ("id", "why", "image", "agent_id", "memory_mb", "calls")
 
 
 class SessionTable:
-    """The table of sessions. `on_over` is called when sessions have ended."""
+    """The table of sessions. `on_over` is called after the end of sessions was stored."""
 
     def __init__(self, database: Database, on_over: Callable[[], None] = lambda: None) -> None:
         self._database = database
         self._on_over = on_over
 
     def all_now(self) -> list[KeptSession]:
-        """Every row, read in this thread, during the start.
+        """Return every row. Blocks this thread: for the engine's start.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -42,7 +42,7 @@ class SessionTable:
         """Write and delete rows in one transaction; they are durable when this returns.
 
         Raises:
-            WriteFailed: none of it is guaranteed to be stored.
+            WriteFailed: none of the changes is guaranteed to be stored.
         """
         rows = [_row(one) for one in put]
         await self._database.write(lambda connection: _change(connection, rows, delete))

@@ -1,8 +1,8 @@
 """The writer: one thread with one connection, which groups pending changes into one commit.
 
 Host side, used by `storage/database`. Invariants: a durable job's future is resolved only after its
-commit was flushed to the disk; a failing job affects no other job, unless SQLite gives up the whole
-transaction, and then all of its jobs fail; only `close` ends the thread.
+commit was flushed to the disk; a failing job affects no other job, unless SQLite rolls back the
+whole transaction, which fails all of its jobs; only `close` ends the thread.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Row = dict[str, Any]
 Batch = Callable[[Connection, list[Row]], None]
 """Writes posted rows. Called for a group of rows, and again for each row if the group fails."""
 OnEvent = Callable[[str, dict[str, Any]], None]
-"""Takes an event and its values; called from the writer's thread."""
+"""Receives an event's name and values, in the writer's thread."""
 CommitHook = Callable[[str, int], None]
-"""Called with `before` and `after` and the commit's number, from 1, around each flushed commit."""
+"""Called around each flushed commit, with `before` or `after`, and the commit's number from 1."""
 
 MAX_GROUP = 500
 MAX_POSTS = 20_000
-"""Pending posted rows; beyond it new ones are dropped and counted."""
+"""Posted rows that may wait to be written. Further rows are dropped and counted."""
 
 GATHER_S = 0.2
-"""Seconds that posted rows are gathered, because one transaction for many costs calls least."""
+"""Seconds for which posted rows are gathered: one transaction for many rows slows calls least."""
 
 
 @dataclass(slots=True)
@@ -52,11 +52,11 @@ class _RolledBack(Exception):
 
 
 class _Refused(Exception):
-    """The only job of a transaction failed; its future has the error."""
+    """The only job of a transaction failed. Its future already has the error."""
 
 
 class Writer:
-    """Runs jobs in order of arrival; posted rows have an order of their own."""
+    """Runs jobs in order of arrival, and writes posted rows in theirs; the two are independent."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Writer:
         self._flushing: list[Future[None]] = []
         self._closing = False
         self._dropped = 0
-        """Written by posting threads. `_lost` is written by the writer's thread, because a shared
-        counter would race."""
+        """Rows dropped, counted by posting threads. The writer's thread counts its own in `_lost`:
+        a shared counter would have races."""
         self._lost = 0
         self._told_dropped = 0
         self._thread: threading.Thread | None = None
@@ -92,18 +92,18 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """Changes that wait to be written."""
+        """The number of jobs and rows that wait to be written."""
         return len(self._waiting) + len(self._posts)
 
     @property
     def lost(self) -> int:
-        """Posted rows that were not stored."""
+        """How many posted rows were not stored."""
         return self._dropped + self._lost
 
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
         """Queue a job; its future resolves to its result after the commit."""
         future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # cancelling the wait does not stop the write
+        future.set_running_or_notify_cancel()  # cancelling the wait must not cancel the job
         with self._lock:
             if self._closing:
                 future.set_exception(WriteFailed("it is closed"))
@@ -124,7 +124,7 @@ class Writer:
                 self._start()
 
     def flush(self) -> Future[None]:
-        """A future that resolves when all rows posted so far have been written, or have failed."""
+        """Return a future that resolves when all rows posted so far were written or have failed."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
@@ -142,7 +142,7 @@ class Writer:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        self._dropped += len(self._posts)  # posted while it closed
+        self._dropped += len(self._posts)  # rows posted while the writer was closing
         self._posts.clear()
 
     def _start(self) -> None:
@@ -154,8 +154,8 @@ class Writer:
     def _run(self) -> None:
         while True:
             if not self._waiting:
-                # Posted rows do not wake the thread: that would cost a call more
-                # than its row.
+                # Posted rows do not wake the thread: waking it would cost a call more than
+                # writing its row.
                 self._wake.wait(GATHER_S)
             self._wake.clear()
             closing = self._closing
@@ -180,7 +180,10 @@ class Writer:
             future.set_result(None)
 
     def _posts_are_due(self) -> bool:
-        """Whether posted rows are written now. Not with every job, because the next would wait."""
+        """Whether posted rows should be written now.
+
+        Not after every job: the next job would wait.
+        """
         is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
         return is_time or self._closing or len(self._posts) >= MAX_GROUP
 
@@ -236,15 +239,15 @@ class Writer:
             if is_alone:
                 raise _Refused from None
         else:
-            # A job that swallowed the error must not let other jobs' promises be
-            # kept.
+            # The job may have ignored the error. Other jobs must still not be reported as
+            # stored.
             if not _in_transaction(connection):
                 raise _RolledBack
             done.append((waiting.future, result))
 
     @contextmanager
     def _transaction(self, *, flushed: bool) -> Iterator[Connection]:
-        """A transaction; with `flushed` it is durable when the block is left."""
+        """Run the block in a transaction; with `flushed` it is durable when the block is left."""
         connection = self._connected()
         try:
             level = "FULL" if flushed else "NORMAL"
@@ -263,7 +266,9 @@ class Writer:
             self._at_commit("after")
 
     def _connected(self) -> Connection:
-        """The connection of all jobs: taking one from the pool costs as much as a small job."""
+        """Return the connection, which is kept: taking one from the pool costs as much as a small
+        job.
+        """
         if self._connection is None:
             self._connection = self._engine.connect()
         return self._connection
@@ -287,7 +292,7 @@ class Writer:
             with self._transaction(flushed=False) as connection:
                 for how, posts in itertools.groupby(group, key=lambda post: post[0]):
                     how(connection, [row for _, row in posts])
-        except Exception as error:  # no caller waits, and the thread must continue
+        except Exception as error:  # no caller waits for it, and the thread must continue
             if _is_a_rows_fault(error):
                 self._write_one_by_one(group)
             else:
@@ -327,11 +332,11 @@ class Writer:
 
     def _reason(self, error: BaseException) -> str:
         words = self._in_words(_first_cause(error))
-        # The error of a savepoint that vanished with its transaction hides the cause.
+        # After a rollback of the transaction, the missing savepoint's error hides the cause.
         return "the transaction was given up" if words.startswith("no such savepoint") else words
 
     def _note_failure(self, error: BaseException) -> None:
-        """Report a failure once for each episode, which may last for days."""
+        """Report a failure, but only the first until a write succeeds: it may last for days."""
         if not self.is_failing:
             self.is_failing = True
             self._on_event("state.write_failed", {"reason": self._reason(error)})
@@ -351,7 +356,7 @@ def _in_transaction(connection: Connection) -> bool:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """SQLite's first error, which says more than the errors that follow from it."""
+    """Return the first error in the chain of causes, which tells more than those that follow."""
     found = error
     seen: BaseException | None = error
     while seen is not None:
