@@ -2,7 +2,7 @@
 
 Values only. Each model has three uses: it is the schema of the built-in tool, it limits the
 parameters that a definition may declare for the executor, and it checks a call's arguments, because
-a tool's own schema may be weaker. Invariant: valid arguments name nothing outside the workspace.
+a tool's own schema may be weaker. Invariant: paths in valid arguments stay inside the workspace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fumehood.core.workspace_path import path_fault
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 8 * 1024 * 1024
-"""Bytes of code, standard input and files together: the size limit of an HTTP request."""
+"""Bytes of code, standard input and files together. Equal to the size limit of an HTTP request."""
 
 MAX_TOOLS = 64
 """Other tools that one program may call."""
@@ -48,10 +48,13 @@ MAX_LIMIT = 100
 MAX_WORDS = 4096
 MAX_VARIABLES = 256
 MAX_WORD_BYTES = 100 * 1024
-"""Bytes of one argument or variable of a program. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
+"""Bytes of one command-line argument or environment variable. *Source*: execve(2), MAX_ARG_STRLEN
+is 128 KB.
+"""
 
 MAX_WORDS_BYTES = 5 << 18
-"""Bytes of all of them. *Source*: execve(2), a quarter of the stack, which is 2 MB here."""
+"""Bytes of all arguments and variables together. *Source*: execve(2): a quarter of the stack limit,
+which gives 2 MB here."""
 
 _MAX_OFFSET = 1 << 50
 _SHOWN_CHARACTERS = 80
@@ -375,8 +378,10 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
 
 
 def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
-    """All faults of a call's arguments, each as a dotted path and a clause. Empty for other
-    executors."""
+    """Return all faults of a call's arguments, each as a dotted path and a clause.
+
+    Empty for executors without a model here.
+    """
     model = ARGUMENTS.get(executor)
     if model is None or not model.is_checked_here:
         return []
@@ -391,9 +396,9 @@ def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """The arguments without the empty one of each pair that excludes each other.
+    """Return the arguments; of two that exclude each other, an empty one is dropped.
 
-    Models and frameworks that fill in every parameter send them.
+    Models and frameworks that fill in every parameter send such empty values.
     """
     model = ARGUMENTS.get(executor)
     if model is None:
@@ -409,19 +414,19 @@ def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
 def _without_empty(given: Any, exclusive: tuple[tuple[str, str], ...]) -> Any:
     for pair in exclusive if isinstance(given, dict) else ():
         if all(name in given for name in pair):
-            # Of two empty ones the first stays: an empty content may be meant.
+            # If both are empty, the first one stays: an empty `content` may be intended.
             empty = next((name for name in reversed(pair) if given[name] in ("", [])), None)
             given = {name: value for name, value in given.items() if name != empty}
     return given
 
 
 def argument_schema(executor: str) -> JsonObject:
-    """The JSON Schema of all arguments of an executor, for a tool that does not narrow them.
+    """Return the JSON Schema of all arguments of an executor, for a tool that does not narrow them.
 
     Required arguments and alternatives come first.
 
     Raises:
-        KeyError: the executor's tools say by themselves what they take.
+        KeyError: the executor has no model here; its tools declare their own parameters.
     """
     model = ARGUMENTS[executor]
     schema = model.model_json_schema(schema_generator=_PlainSchema)
@@ -433,7 +438,7 @@ def argument_schema(executor: str) -> JsonObject:
 
 
 class _PlainSchema(GenerateJsonSchema):
-    """Schemas as language models read them: no titles, and no null beside an absent argument."""
+    """Generates schemas for language models: no titles, and no null for optional arguments."""
 
     def nullable_schema(self, schema: Any) -> Any:
         return self.generate_inner(schema["schema"])
@@ -455,7 +460,7 @@ class _PlainSchema(GenerateJsonSchema):
         }
 
     def sort(self, value: Any, parent_key: str | None = None) -> Any:
-        """The order of the model."""
+        """Keep the order of the model's fields."""
         return value
 
 
@@ -470,11 +475,11 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _above(path: str) -> Iterator[str]:
-    parts = path.split("/")[:64]  # deeper ones fail where they are made
+    parts = path.split("/")[:64]  # deeper paths fail when they are created
     return ("/".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def _clause(message: str) -> str:
-    """The library's sentence as a clause that follows the argument's name."""
+    """Turn pydantic's sentence into a clause that follows the argument's name."""
     clause = message.removeprefix("Value error, ").removeprefix("Input ")
     return clause[0].lower() + clause[1:]

@@ -1,7 +1,7 @@
-"""Untrusted text for people, on a terminal or in a browser: misleading characters are escaped.
+"""Escape misleading characters in untrusted text that people read on a terminal or in a browser.
 
-All text that does not come from a face's own code goes through here: answers, program output,
-names, reasons, files. Invariant: no character is written that moves the cursor, changes
+All text that an interface does not write itself goes through here: answers, program output, names,
+reasons, files. Invariant: no character is written that moves the cursor, changes
 colour, is invisible, overlaps another or changes the text direction. Such a character is always
 written as `\\u{202e}`, also within JSON.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_MARKS_IN_A_ROW = 3
-"""Accents on one letter, as languages need. More would overlap other lines."""
+"""Combining marks allowed on one letter, as languages need. More would overlap other lines."""
 
 _MARKS = ("Mn", "Me")
 
@@ -26,7 +26,8 @@ _SHOW_NOTHING = frozenset(
     | set(range(0xFE00, 0xFE10))
     | set(range(0xE0000, 0xE1000))
 )
-"""*Source*: Unicode's Default_Ignorable_Code_Point of letters and marks, and the empty braille."""
+"""Characters that count as printable but show nothing. *Source*: Unicode's
+Default_Ignorable_Code_Point among letters and marks, and the blank braille pattern."""
 
 _JSON_ESCAPE = re.compile(r"\\(u00([01][0-9a-f])|.)", re.DOTALL)
 _SHORT_ESCAPES = {r"\b": r"\u{0008}", r"\f": r"\u{000c}", r"\r": r"\u{000d}"}
@@ -45,7 +46,7 @@ def printable(text: str) -> str:
 
 
 def misleading_in(text: str) -> Counter[str]:
-    """The characters of a text that `printable` escapes, counted."""
+    """Count the characters of a text that `printable` escapes."""
     found: Counter[str] = Counter()
     for line in text.split("\n"):
         if not _is_harmless(line):
@@ -72,7 +73,7 @@ def json_lines(value: Any) -> str:
 def json_document(value: Any) -> str:
     """Format a value as valid JSON that is also safe on a terminal."""
     document = json.dumps(value, ensure_ascii=False, indent=2)
-    if printable(document) == document:  # many times faster, and nearly always so
+    if printable(document) == document:  # nearly always true, and many times faster
         return document
     return "".join(
         char if shown == char else json.dumps(char)[1:-1]
@@ -102,7 +103,7 @@ def _printable_line(line: str) -> str:
 
 
 def _is_harmless(line: str) -> bool:
-    """Whether a line has nothing to escape; looks at each character once, for long texts."""
+    """Whether a line has nothing to escape. Checks each distinct character once, for long texts."""
     if line.isascii() and line.isprintable():
         return True
     return all(_is_seen(char) and unicodedata.category(char) not in _MARKS for char in set(line))

@@ -1,7 +1,7 @@
-"""A fair share: one limit for all principals together, and one for each of them.
+"""A fair share: one limit for all principals together, and one for each principal.
 
-A counter without I/O, of slots, queue places, sessions or bytes. Its user decides whether a
-principal over its limit is refused, waits or makes room.
+It counts slots, queue places, sessions or bytes, without I/O. Its user decides whether a request
+over a limit is refused, waits or makes room.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Lack(Enum):
-    """The limit that is reached."""
+    """Which limit is reached."""
 
     SHARE = "share"
     """The principal has used up its share."""
@@ -29,7 +29,7 @@ class FairShare:
         self._taken: dict[str, int] = {}
 
     def of(self, principal_id: str) -> int:
-        """The amount that one principal has taken."""
+        """Return the amount that one principal has taken."""
         return self._taken.get(principal_id, 0)
 
     def take(self, principal_id: str, amount: int = 1) -> Lack | None:
@@ -40,13 +40,13 @@ class FairShare:
         return lack
 
     def lacks(self, principal_id: str, amount: int = 1) -> Lack | None:
-        """The limit that prevents taking an amount, or None. Takes nothing."""
+        """Return the limit that prevents taking an amount, or None. Takes nothing."""
         if self.of(principal_id) + amount > self.most_of_one:
             return Lack.SHARE
         return Lack.TOTAL if self.total + amount > self.most else None
 
     def add(self, principal_id: str, amount: int = 1) -> None:
-        """Take an amount even if it is too much."""
+        """Take an amount even if it exceeds a limit."""
         self.total += amount
         self._taken[principal_id] = self.of(principal_id) + amount
 

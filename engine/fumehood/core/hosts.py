@@ -2,7 +2,7 @@
 
 Values only. Forms that clients are known to parse differently (user names before the host,
 backslashes, blanks, non-ASCII names, numbers that some clients read as addresses) give no host;
-callers must then assume the worst.
+callers must then assume that the URL could lead to any host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_PORT = 65_535
 
 
 def host_of(url: str) -> str | None:
-    """The host in lower case without a trailing dot, or None if clients could disagree."""
+    """Return the host in lower case without a trailing dot, or None if clients could disagree."""
     if len(url) > MAX_URL_CHARACTERS or _UNSEEN.search(url) or "\\" in url:
         return None
     found = _URL.fullmatch(url)
@@ -33,7 +33,7 @@ def host_of(url: str) -> str | None:
 
 
 def host_pattern_fault(pattern: str) -> str | None:
-    """The fault of a host pattern in a rule (`example.org`, `*.example.org`), as a clause, or
+    """Return the fault of a rule's host pattern (`example.org`, `*.example.org`) as a clause, or
     None."""
     host = pattern.removeprefix("*.")
     if "*" in host:
@@ -49,7 +49,7 @@ def host_pattern_fault(pattern: str) -> str | None:
 
 
 def host_matches(host: str, pattern: str) -> bool:
-    """Whether a host is the named one or, for `*.…`, below it."""
+    """Whether a host is equal to the pattern or, for `*.NAME`, is a subdomain of NAME."""
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 
 
@@ -65,7 +65,7 @@ def _canonical(host: str) -> str | None:
     labels = name.split(".")
     if not all(_LABEL.fullmatch(label) for label in labels):
         return None
-    if _NUMBER.fullmatch(labels[-1]):  # some clients take 127.1 and 0x7f.0.0.1 for addresses
+    if _NUMBER.fullmatch(labels[-1]):  # some clients read 127.1 and 0x7f.0.0.1 as addresses
         return name if _is_number(name) else None
     return name
 

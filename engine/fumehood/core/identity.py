@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 OVERFLOW_UID = 65_534
-"""All users without a name in the engine's user namespace. *Source*: user_namespaces(7). They get
-no principal, because they would all share it."""
+"""The uid that stands for every user who is not mapped into the engine's user namespace. It gets no
+principal, because all these users would share it. *Source*: user_namespaces(7)."""
 
 
 class Scope(StrEnum):
@@ -20,9 +20,9 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller. Without scopes nothing is allowed.
+    """An authenticated caller. Without scopes it may do nothing.
 
-    `agents` are the agents that it may speak for; empty means none.
+    `agents` are the agents for which it may act; empty means none.
     """
 
     id: str
@@ -58,11 +58,11 @@ class TrustDomain:
 
     @property
     def key(self) -> str:
-        """A string that is equal for equal domains only (the parts are length-prefixed)."""
+        """A string that is equal only for equal domains, because its parts are length-prefixed."""
         parts = (self.principal_id, self.agent_id or "", self.session_id or "")
         return "".join(f"{len(part)}:{part}" for part in parts)
 
 
 def uid_principal_id(uid: int) -> str:
-    """The principal id of a Unix user without a configured one."""
+    """Return the principal id of a Unix user for whom none is configured."""
     return f"uid:{uid}"

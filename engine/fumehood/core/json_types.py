@@ -1,4 +1,4 @@
-"""Types of JSON whose structure the engine does not define, and of values that JSON lacks."""
+"""Types for JSON values whose structure the engine does not define."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ JsonValue = Any
 """Any JSON value; its structure belongs to a tool."""
 
 JsonObject = dict[str, Any]
-"""A JSON object with keys that a tool defines."""
+"""A JSON object, usually with keys that a tool defines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Notes on a model's field that a program may write it as a value of another type."""
+    """Annotation of a model's field: another type that a program may write in its place."""
 
     kind: Any

@@ -1,7 +1,6 @@
-"""The keyword arguments of the public methods: a check of their names, and their signatures.
+"""The keyword arguments of the public methods: the check of their names, and their signatures.
 
-The types are in `keyword_types.py`. Values are checked by the engine, as those of a request that
-came by a socket.
+The types are in `keyword_types.py`. The engine checks values as it does for requests over a socket.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ Class = TypeVar("Class", bound=type)
 
 
 def checked(kind: type, method: str, given: Mapping[str, object]) -> JsonObject:
-    """The keyword arguments of a method.
+    """Return the keyword arguments of a method, after a check of their names.
 
     Raises:
-        TypeError: a name that is none of `kind`.
+        TypeError: a name is not a key of `kind`.
     """
     known: dict[str, object] = kind.__annotations__
     unknown = next((name for name in given if name not in known), None)
@@ -42,8 +41,9 @@ _ABSENT = _Absent()
 
 
 def show_keywords(cls: Class) -> Class:
-    """Have `inspect.signature`, and so editors and notebooks, name the keywords of the methods
-    that take `**name: Unpack[…]`, as type checkers do.
+    """Add the keywords of methods that take `**name: Unpack[…]` to `inspect.signature`.
+
+    Editors and notebooks then show them, as type checkers do.
     """
     for method in vars(cls).values():
         if inspect.isfunction(method) and method.__code__.co_flags & inspect.CO_VARKEYWORDS:

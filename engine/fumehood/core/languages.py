@@ -1,7 +1,7 @@
-"""The languages of programs in containers, on the host's side: one row each.
+"""The host's table of languages for programs in containers: one row each.
 
 Values only. The guest has its own table (`programs` in `guest/container/child.py`), because it
-imports nothing of the host; a test compares the two.
+cannot import code of the host. A test compares the two.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A language, as tools, images and messages name it."""
+    """A language: its names in tools, images and messages, and its properties."""
 
     name: str
     image: str
-    """The default image."""
+    """Name of the default image."""
     suffixes: tuple[str, ...]
-    """The suffixes of files that `fumehood run` takes for programs of this language."""
+    """File suffixes by which `fumehood run` recognizes the language."""
     source: str = "code"
     """The argument that holds the program."""
     noun: str = "program"

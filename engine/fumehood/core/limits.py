@@ -12,16 +12,17 @@ from enum import StrEnum
 MB = 1 << 20
 
 MIN_INTERPRETER_MB = 16
-"""Memory that Python itself needs in the interpreter wall."""
+"""MB of memory that Python itself needs in the interpreter wall."""
 
 MIN_JAIL_MB = 32
-"""Memory that Python and a function's own imports need in the jail."""
+"""MB of memory that Python and a function's imports need in the jail."""
 
 MIN_CONTAINER_MB = 128
-"""The smallest size of container."""
+"""MB of the smallest container size."""
 
 CONTAINER_MEMORY_CLASSES = (MIN_CONTAINER_MB, 256, 512, 1024, 2048)
-"""The sizes of containers, in megabytes. Few, so that one that is ready fits the next call."""
+"""Memory sizes of containers, in MB. Few, so that a ready container is likely to fit the next call.
+"""
 
 CONTAINER_PROCESSES = 64
 """Processes and threads of a program in a container."""
@@ -30,16 +31,16 @@ CONTAINER_OPEN_FILES = 256
 """Open files of one process in a container."""
 
 CONTAINER_SIXTEENTHS = {"/workspace": 4, "/tmp": 3, "/dev/shm": 1}  # noqa: S108  # inside
-"""Sixteenths of a container's size for each writable place, half of it together: a program that
-fills all of them still has memory for itself and for the guest."""
+"""Path of each writable place → its share of a container's memory, in sixteenths. Together half of
+the memory, so that a program that fills them still has memory for itself."""
 
 CONTAINER_FILES_OUT = 100
 CONTAINER_FILES_OUT_MB = 64
-"""Number and total size of the files that are returned from a program."""
+"""Total size in MB of the files that are returned from one program."""
 
 
 def container_writable_mb(memory_mb: int) -> dict[str, int]:
-    """The sizes of the writable places in a container, by path. A file may fill `/workspace`."""
+    """Return the size in MB of each writable place in a container, by path."""
     return {path: memory_mb * part // 16 for path, part in CONTAINER_SIXTEENTHS.items()}
 
 
@@ -59,8 +60,8 @@ class Limit(StrEnum):
 
 
 PROCESS_WALL_LIMITS = frozenset(Limit) - {Limit.OPEN_FILES, Limit.FILE_SIZE, Limit.DISK}
-"""The limits that a process wall enforces. Programs cannot write there, so the others do not
-apply."""
+"""The limits that a process wall enforces. Programs cannot write files there, so the other limits
+do not apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class WallLimits:
-    """One wall's defaults and ceilings, and the least memory that a program can run in."""
+    """One wall's defaults and ceilings, and the minimum memory of a program."""
 
     default_wall_s: float
     max_wall_s: float
@@ -84,16 +85,18 @@ class WallLimits:
     min_memory_mb: int
     output_bytes: int
     cpu_s: float | None = None
-    """CPU seconds, if limited below wall time × cores, else None."""
+    """CPU seconds of a call; None if only wall time and cores limit them."""
     memory_classes: tuple[int, ...] = ()
-    """Megabytes, ascending, if limits are rounded down to fixed sizes, else empty."""
+    """Fixed memory sizes in MB, ascending, to which limits are rounded down; empty if any is
+    allowed.
+    """
 
     def memory_class(self, memory_mb: int) -> int:
-        """The enforced limit for a requested `memory_mb` of at least the minimum."""
+        """Return the memory limit in MB that is enforced for a request of at least the minimum."""
         return max((size for size in self.memory_classes if size <= memory_mb), default=memory_mb)
 
 
 def smallest(default: float, ceiling: float, *requests: float | None) -> float:
-    """The effective limit: the smallest request, else the default; never over the ceiling."""
+    """Return the effective limit: the smallest request or the default, at most the ceiling."""
     given = [request for request in requests if request is not None]
     return min([*given, ceiling]) if given else min(default, ceiling)

@@ -1,16 +1,16 @@
-"""Both ends of a text that is too long."""
+"""Shorten a text that is too long to its beginning and end."""
 
 from __future__ import annotations
 
 INLINE_BYTES = 10 * 1024
-"""The longest text that stays whole, in UTF-8 (mission E6)."""
+"""Bytes of UTF-8 of the longest text that stays whole (mission E6)."""
 
 SIDE_BYTES = 5000
-"""Bytes of head and of tail. The note between them fits in the rest of `INLINE_BYTES`."""
+"""Bytes kept at each end. The note between them fits into the rest of `INLINE_BYTES`."""
 
 
 def head_and_tail(text: str, max_length: int | None = None) -> str:
-    """Both ends of a long text, with the number of missing characters between them.
+    """Return both ends of a long text, with a note between them of how many characters are missing.
 
     At most `max_length` characters in total; only the head if the note between does not fit.
     """

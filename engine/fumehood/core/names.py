@@ -1,6 +1,6 @@
 """Names: the pattern of a tool's name, patterns with `*`, and suggestions for misspelt names.
 
-It imports next to nothing, so that commands start quickly.
+This module imports next to nothing, so that commands start quickly.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ EXTERNAL = "external:"
 """Prefix of the names of external tools. Registered tools cannot have it."""
 
 EXTERNAL_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}$"
-"""The rest of an external tool's name. *Source*: the names that MCP allows."""
+"""Pattern of an external tool's name after the prefix. *Source*: the names that MCP allows."""
 
 MAX_COMPARED = 1000
-"""Number of names that are compared: each one takes tens of microseconds."""
+"""Known names that are compared with a misspelt one: each takes tens of microseconds."""
 
 MAX_GIVEN_CHARACTERS = 80
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """A sentence with similar names, preceded by a space, or an empty text."""
+    """Return a space and a sentence with similar names, or an empty text."""
     near = nearest(given, known)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """Suggest one name at the end of a sentence: `; did you mean 'x'?`."""
+    """Return the end of a sentence that suggests one name: `; did you mean 'x'?`."""
     near = nearest(given, sorted(known), most=1)
     return f"; did you mean {near[0]!a}?" if near else ""
 
 
 def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names that are similar to a misspelt one, the most similar first."""
+    """Return the known names that are similar to a misspelt one, most similar first."""
     from difflib import get_close_matches
 
     given = given[:MAX_GIVEN_CHARACTERS]
@@ -47,9 +47,9 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def compile_glob(pattern: str) -> Callable[[str], bool]:
-    """Compile a pattern for whole texts: `*` matches any text, even an empty one.
+    """Compile a pattern to a function that tests whether a whole text matches.
 
-    The test takes linear time.
+    `*` matches any text, even an empty one. The test takes linear time.
     """
     first, *others = pattern.split("*")
     if not others:
@@ -77,6 +77,6 @@ def any_matches(patterns: Iterable[str], name: str) -> bool:
 
 
 def _is_near_in_length(one: str, other: str) -> bool:
-    """Whether two names can be similar at all: three fifths of their characters must be common."""
+    """Whether two names can be similar, which needs three fifths of their characters in common."""
     shorter, longer = sorted((len(one), len(other)))
     return shorter * 7 >= longer * 3

@@ -1,4 +1,4 @@
-"""Pages of a tool's results (mission E5): the pagination of one answer. Values only."""
+"""Collecting the pages of a tool's results (mission E5). Values only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fumehood.core.json_types import JsonObject
 
 MAX_ITEMS = 1000
-"""Default limit of `fetch_all`."""
+"""Items that `fetch_all` collects at most, by default."""
 
 
 class Pages:
@@ -17,28 +17,28 @@ class Pages:
         while not pages.is_over:
             pages.add(the data of a call with pages.arguments)
 
-    A tool may never end, so a page without items or with a repeated cursor ends the list.
+    A page without items, or with a cursor seen before, ends the list: a tool might never end it.
     """
 
     def __init__(self, arguments: JsonObject | None, max_items: int) -> None:
-        """Collect up to this many items of the calls with these arguments.
+        """Begin a list of at most `max_items` items, from calls with these arguments.
 
         Raises:
-            ValueError: `max_items` is not a number over 0.
+            ValueError: `max_items` is under 1.
         """
         if max_items < 1:
             raise ValueError("max_items must be at least 1")
         self.arguments = arguments or {}
-        """Arguments of the next page's call."""
+        """Arguments of the call for the next page."""
         self.is_over = False
         self.is_cut = False
-        """Whether the tool reported more items without a usable cursor."""
+        """Whether the list ended although the tool reported more items, without a usable cursor."""
         self.items: list[Any] = []
         self._max_items = max_items
         self._seen: set[str] = set()
 
     def add(self, data: JsonObject) -> None:
-        """Take the data of one page.
+        """Add the data of one page.
 
         Raises:
             ValueError: the tool does not answer in pages.

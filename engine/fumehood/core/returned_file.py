@@ -1,6 +1,6 @@
 """A file in an answer: its name, its type, and its bytes if they are inline.
 
-Values only. Files under 1 MB are in the answer itself, larger ones at its `url`.
+Values only. Files under 1 MB are in the answer itself; larger ones are fetched from their `url`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE_CONTENT = "content_base64"
 
 @dataclass(frozen=True, slots=True)
 class ReturnedFile:
-    """One file. `data` is None if it is too large to be inline: fetch it from its `url`."""
+    """One file. If it is too large to be inline, `data` is None: fetch it from its `url`."""
 
     filename: str
     content_type: str
@@ -32,13 +32,13 @@ class ReturnedFile:
 
 
 def returned_files(listed: Any) -> tuple[ReturnedFile, ...]:
-    """The files of a list in `data`. Items of another form are left out."""
+    """Return the files of a list in an answer. Items of another form are left out."""
     items = listed if isinstance(listed, list | tuple) else ()
     return tuple(_file_of(item) for item in items if _is_file(item))
 
 
 def without_contents(listed: Any) -> Any:
-    """A list in `data` with the content of every inline file left out."""
+    """Return a list in an answer without the content of its inline files."""
     if not isinstance(listed, list | tuple):
         return listed
     return [

@@ -1,31 +1,32 @@
-"""Paths inside a workspace: relative, made of plain names, with one rule for all sources.
+"""Paths inside a workspace: relative, and made of plain names.
 
-Values only. Paths from callers, from guests, and of files that the command line writes are checked
-by the same rule. Invariant: a path without a fault, joined to a directory,
-names something below it, as long as no link is followed on the way.
+Values only. The same rule applies to paths from callers, from guests, and of files that the command
+line writes. Invariant: a path without a fault, joined to a directory, names something below that
+directory, as long as no link is followed.
 """
 
 from __future__ import annotations
 
 MAX_PATH_BYTES = 4096 - len("/workspace/") - 1
-"""*Source*: PATH_MAX of limits.h counts the whole path and its ending NUL."""
+"""Bytes of a path relative to the workspace. *Source*: PATH_MAX of limits.h, which counts the whole
+path and its ending NUL."""
 
 MAX_ANY_PATH_BYTES = 4095
-"""PATH_MAX without the ending NUL, for a path that is not below the workspace."""
+"""Bytes of any other path: PATH_MAX without the ending NUL."""
 
 MAX_NAME_BYTES = 255
-"""*Source*: NAME_MAX of limits.h."""
+"""Bytes of one name in a path. *Source*: NAME_MAX of limits.h."""
 
 
 WORKSPACE = "/workspace"
-"""The path of the workspace for programs."""
+"""Path of the workspace inside the sandbox."""
 
 RESERVED_PREFIX = ".fumehood-upload-"
 """Name prefix of an unfinished upload."""
 
 
 def path_fault(path: str) -> str | None:
-    """The fault of a path as a clause ("is absolute"), or None."""
+    """Return the fault of a path as a clause ("is absolute"), or None."""
     if not path:
         return "is empty"
     if "\0" in path:
@@ -49,9 +50,10 @@ def path_fault(path: str) -> str | None:
 
 
 def absolute_path(path: str) -> tuple[str, ...] | None:
-    """The parts of a path relative to the workspace, or None if the text is no valid path.
+    """Return the parts of an absolute path, or None if the text is not a valid path.
 
-    `.`, `..` and doubled slashes are resolved in the text. Links are not followed.
+    A relative path starts at the workspace. `.`, `..` and double slashes are resolved in the text;
+    links are not followed.
     """
     if not path or "\0" in path or len(path) > MAX_ANY_PATH_BYTES:
         return None
