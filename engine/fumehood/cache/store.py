@@ -25,8 +25,8 @@ from fumehood.protocol.canonical import digest_of
 from fumehood.registry.index import RegisteredTool
 
 MAX_ARGUMENT_BYTES = 64 * 1024
-"""Arguments that are hashed on the event loop, which takes about 5 ms. Calls with more are not
-cached."""
+"""Size of the largest arguments that are hashed on the event loop, which takes about 5 ms. Calls
+with larger arguments are not cached."""
 
 MAX_REMEMBERED = 2048
 """Keys, and digests of definitions."""
@@ -109,7 +109,7 @@ class CachedAnswer:
 
     data: bytes
     warnings: tuple[str, ...]
-    """Those of the run, not of its arguments or options."""
+    """Warnings of the run itself, without those about its arguments or options."""
     cached_at: str
     expires: float
     redacted: int = 0
@@ -117,7 +117,7 @@ class CachedAnswer:
 
     @property
     def size_bytes(self) -> int:
-        """An upper estimate of the memory that it takes."""
+        """An upper estimate of the memory that this answer takes, in bytes."""
         return ENTRY_BYTES + len(self.data) + sum(map(len, self.warnings)) * 4
 
 
@@ -187,7 +187,7 @@ class ResultCache:
         Waits, `wait_s()` at most in all, while equal calls run; computed only if it waits.
 
         Raises:
-            TimeoutError: none of them had an answer in that time.
+            TimeoutError: no equal call had an answer in that time.
         """
         answer = self.find(key)
         if answer is not None:
@@ -217,7 +217,7 @@ class ResultCache:
         )
 
     def clear(self) -> ClearedCache:
-        """Drop every answer. What runs now answers those who wait already, and no later call."""
+        """Drop every answer. A run in progress answers only calls that already wait for it."""
         cleared = len(self._entries)
         self._entries.clear()
         self._flights.clear()

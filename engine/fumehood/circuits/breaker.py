@@ -22,7 +22,7 @@ from fumehood.observe.log import Logger
 from fumehood.observe.window import Window
 
 TRIAL_WAIT_MS = 1000
-"""Delay suggested to callers while all trial requests are pending."""
+"""Delay in milliseconds that is suggested to callers while all trial requests are pending."""
 
 HEALTHY, FAILING = 0, 1
 PORTS = {"https": 443, "http": 80}
@@ -123,7 +123,7 @@ class Circuit:
         return Permit(self, self._generation)
 
     def require_passable(self) -> None:
-        """Raises CircuitOpen where `enter` would. Takes nothing."""
+        """Raise CircuitOpen if `enter` would, without taking a permit."""
         wait_ms = self.wait_ms()
         if wait_ms:
             raise CircuitOpen(
@@ -226,7 +226,7 @@ class Circuits:
         return circuit.enter() if circuit is not None else None
 
     def require_passable(self, tool: ToolDefinition) -> None:
-        """Raises CircuitOpen where `enter` would. Takes nothing."""
+        """Raise CircuitOpen if `enter` would, without taking a permit."""
         circuit = self._of(tool)
         if circuit is not None:
             circuit.require_passable()

@@ -26,7 +26,7 @@ APPROVAL_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 86_400.0)
 UNKNOWN = "(unknown)"
 """The label for unknown names. The parentheses cannot occur in a tool's name."""
 OTHER = "(other)"
-"""The label for the rest."""
+"""The label of all tools beyond `MAX_TOOLS`, and of all codes beyond `MAX_CODES`."""
 MAX_TOOLS = 200
 MAX_CODES = 60
 """Codes of one tool: all of the engine's, and some of its own."""

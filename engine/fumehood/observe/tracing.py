@@ -39,7 +39,7 @@ TIME_SHARE = 0.002
 """The part of its time that the engine may spend on making spans. Sending them takes about twice
 as much, in a thread. Of more calls than fit into it, some have none."""
 BURST_S = 0.05
-"""How much of that time may be spent at once."""
+"""Seconds of that time that may be spent at once."""
 
 SHUTDOWN_S = 2.0
 """Seconds that a stopping engine waits for unsent spans."""
@@ -84,7 +84,7 @@ def span_id_of(call_id: str) -> str:
 
 
 def context_of(trace_id: str, call_id: str, parent: TraceParent | None) -> TraceParent:
-    """The span of a call, for those whom it calls. Ids that are not W3C's are hashed."""
+    """Return the span of a call for the services that it calls. Hash an id that is not W3C's."""
     if parent is not None:
         return TraceParent(parent.trace_id, span_id_of(call_id), parent.flags)
     if not _W3C_ID.fullmatch(trace_id):
@@ -210,7 +210,7 @@ class CallSpans:
 
 
 def _remote(span: TraceParent, parent_id: str | None) -> Context:
-    """The context of a call's span. Without a parent, the trace begins with it."""
+    """The context of a call's span. A call without a parent begins its trace."""
     from opentelemetry import trace
     from opentelemetry.context import Context
 

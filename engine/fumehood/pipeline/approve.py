@@ -36,7 +36,7 @@ from fumehood.policy.model import Verdict
 from fumehood.protocol.messages import decode_envelope
 
 MAX_READ_VALUES = 20_000
-"""Values in a call that a human has to read. Hashing more would delay other calls."""
+"""Maximum number of values in a call that needs approval. Hashing more would delay other calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class WaitCancelled(asyncio.CancelledError):
 
 
 def require_readable(permitted: PermittedCall) -> None:
-    """Raises InvalidParams if a call has more values than can be shown to a human."""
+    """Raise InvalidParams if a call has more values than can be shown to a human."""
     count = 0
     left: list[JsonValue] = [permitted.arguments, permitted.request.context]
     while left:

@@ -29,7 +29,7 @@ from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol.messages import encode_envelope
 
 MAX_ANSWER_BYTES = 16 * MB
-"""Total size of the answers of one batch. Once it is reached, no further member starts."""
+"""Total bytes of the answers of one batch. Once they are reached, no further member starts."""
 
 NOT_BEGUN = "This call was not begun, so it can be sent again."
 

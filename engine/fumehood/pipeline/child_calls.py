@@ -46,16 +46,16 @@ from fumehood.protocol import strict_json
 from fumehood.sandbox.wall import CallPort
 
 MAX_CALLS = 1000
-"""Calls of one program. The guest ends a program that continues long after that."""
+"""Maximum number of calls of one program. The guest ends a program that goes far beyond it."""
 
 MAX_OPEN = 8
-"""Concurrent calls of one program. Further threads wait inside the program."""
+"""Maximum number of concurrent calls of one program. Further threads wait inside the program."""
 
 MAX_RESULT_BYTES = MB
-"""Size of the largest result that a program gets whole. Longer texts are shortened."""
+"""Bytes of the largest result that a program gets whole. Longer texts are shortened."""
 
 ANSWER_BYTES = 1024
-"""Bytes of an answer around its result."""
+"""Bytes reserved for the parts of an answer around its result."""
 
 _TAKEN = frozenset({"ToolError", "ABSENT"})
 """Names in the module `tools` that are not tools."""
@@ -71,7 +71,7 @@ class ParentCall(Protocol):
 
 
 def require_for_program(tool: ToolDefinition) -> None:
-    """Raises PermissionDenied if programs cannot call the tool."""
+    """Raise PermissionDenied if programs cannot call the tool."""
     if tool.executor.startswith(("code:", "workspace:")):
         raise PermissionDenied(
             f"{tool.name} cannot be called from a program: it runs programs, or works on a "

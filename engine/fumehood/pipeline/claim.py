@@ -55,7 +55,7 @@ PARAMETER = "idempotency_key"
 MAX_KEY_CHARACTERS = 255
 
 RETRY_AFTER_MS = 500
-"""Delay suggested to callers who repeat a call that is still running."""
+"""Delay in milliseconds suggested to callers who repeat a call that is still running."""
 
 NOT_KEPT = (
     "idempotency_key: the answer could not be stored, so a repeat with this key will not "
@@ -206,7 +206,7 @@ class Keys:
         """Delete expired keys; returns their number.
 
         Raises:
-            WriteFailed: the rest stays until the next time.
+            WriteFailed: the state cannot be written. The remaining keys stay until the next time.
         """
         if not self._is_used:
             return 0  # an in-memory database without keys: do not start its writer

@@ -139,7 +139,7 @@ class CallTrace:
         self._log.debug(event, **self._ids, **values)
 
     def tell(self, event: str, **values: Any) -> None:
-        """Log an event between stages at the level `info`, for operators."""
+        """Log an event between stages at the level `info`, so that operators see it."""
         self._log.info(event, **self._ids, **values)
 
     def conclude(self, event: str, **values: Any) -> None:

@@ -1,4 +1,4 @@
-"""Execute: run the tool in its place; again where another service failed and it does no harm.
+"""Execute: run the tool in its place, and again if its service failed and a repeat is harmless.
 
 Seventh stage. Takes an `AdmittedCall` (which only `admit` makes), returns the `Outcome` of the last
 attempt, also of a failed program: the envelope says what it used and how it ended either way.

@@ -68,7 +68,7 @@ async def fall_back(
 
 
 def require_no_approval(permitted: PermittedCall) -> None:
-    """Raises RequiresHumanApproval: fallbacks never wait for approval or use a remembered rule."""
+    """Raise RequiresHumanApproval: fallbacks never wait for approval or use a remembered rule."""
     if permitted.decision.verdict is Verdict.ASK:
         raise RequiresHumanApproval(
             "The fallback needs approval, and a fallback waits for nobody. It was not called."

@@ -89,7 +89,7 @@ def parse_call_body(document: Any) -> CallBody:
     """The body of a call from JSON that has been parsed strictly.
 
     Raises:
-        InvalidParams: with every field that is wrong.
+        InvalidParams: some fields are invalid; the error names each of them.
     """
     if not isinstance(document, dict):
         raise InvalidParams('The body must be an object: {"arguments": {…}, "options": {…}}.')
@@ -106,7 +106,7 @@ def parse_batch(document: Any) -> RawBatch:
     """The body of a batch from JSON that has been parsed strictly; its calls are not parsed yet.
 
     Raises:
-        InvalidParams: with every field of the batch itself that is wrong.
+        InvalidParams: some fields of the batch itself are invalid; the error names each.
     """
     if not isinstance(document, dict):
         raise InvalidParams('The body must be an object: {"calls": [{"tool": …}, …]}.')
@@ -117,7 +117,7 @@ def parse_message(document: Any) -> HandleBody:
     """The body of `POST /v1/tool_calls`; its message is not read yet.
 
     Raises:
-        InvalidParams: with every field that is wrong.
+        InvalidParams: some fields are invalid; the error names each of them.
     """
     if not isinstance(document, dict):
         raise InvalidParams('The body must be an object: {"format": "openai", "message": {…}}.')
@@ -134,7 +134,7 @@ def parse_batch_call(document: Any) -> tuple[str, CallBody]:
     """The tool and the body of one call of a batch.
 
     Raises:
-        InvalidParams: with every field that is wrong.
+        InvalidParams: some fields are invalid; the error names each of them.
     """
     if not isinstance(document, dict) or not isinstance(document.get("tool"), str):
         raise InvalidParams(
@@ -169,7 +169,7 @@ def parse_call_query(query: JsonObject) -> CallQuery:
     """Parse a query of the call log.
 
     Raises:
-        InvalidParams: with every field that is wrong.
+        InvalidParams: some fields are invalid; the error names each of them.
     """
     return parse_query(CallQuery, query)
 
@@ -178,7 +178,7 @@ def parse_query(model: type[M], query: JsonObject) -> M:
     """Parse a query into a value of the model.
 
     Raises:
-        InvalidParams: with every field that is wrong.
+        InvalidParams: some fields are invalid; the error names each of them.
     """
     return _parsed(model, query, "query")
 

@@ -45,7 +45,7 @@ OUTPUT_START = b'{"op":"output",'
 """The start of a frame as the guest writes it; other forms are parsed more slowly."""
 
 MAX_DATA_CHARACTERS = 88 * 1024
-"""64 KB as base64."""
+"""Maximum characters of base64 in one `data` frame, enough for 64 KB of a file."""
 
 MAX_PATH_CHARACTERS = 4096
 MAX_INLINE_REQUEST_BYTES = 256 * 1024

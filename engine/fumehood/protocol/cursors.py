@@ -24,7 +24,7 @@ class Cursors:
         self._key = key
 
     def make(self, listing: str, principal_id: str, position: str) -> str:
-        """A cursor after `position`."""
+        """Return a cursor that continues after `position`."""
         signed = self._mac(listing, principal_id, position) + position.encode()
         return base64.urlsafe_b64encode(signed).decode("ascii").rstrip("=")
 
@@ -32,7 +32,8 @@ class Cursors:
         """The position in a cursor.
 
         Raises:
-            InvalidParams: not made here, or for another list or principal.
+            InvalidParams: this engine did not make the cursor, or made it for another list or
+                principal.
         """
         try:
             padded = cursor + "=" * (-len(cursor) % 4)

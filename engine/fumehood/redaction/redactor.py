@@ -47,10 +47,10 @@ class RedactionSettings(BaseModel):
 
 REDACTED = "[redacted]"
 MAX_HELD = 16 * 1024
-"""Characters of a stream that wait for its next piece."""
+"""Maximum number of characters of a stream that are held back until its next piece."""
 
 MIN_SECRET_CHARACTERS = 6
-"""A shorter value would match in ordinary text."""
+"""Minimum length of a secret in characters. A shorter value would match in ordinary text."""
 
 _ESCAPE = (
     r"\\{1,8}(?:[bfnrt]|u00[0-7][0-9A-Fa-f])"  # in JSON and in code

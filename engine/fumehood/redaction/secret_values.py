@@ -27,14 +27,14 @@ class SecretValues:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.count = 0
-        """How many were replaced so far."""
+        """How many values were replaced so far."""
         self._forms: list[str] = []
         self._in_numbers: list[str] = []
         """Those that a number can hold. A long list of numbers would take seconds otherwise."""
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
-        """Replace these as well."""
+        """Replace these values as well."""
         forms = {form for value in values for form in _forms(value)}
         self._forms = sorted({*self._forms, *forms}, key=len, reverse=True)
         self._in_numbers = [form for form in self._forms if _NUMERIC.fullmatch(form)]
