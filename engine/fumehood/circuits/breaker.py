@@ -81,7 +81,7 @@ class Permit:
         self._end(health_of(error, was_hurried=was_hurried))
 
     def give_back(self) -> None:
-        """The request was not sent, or was cancelled."""
+        """End the permit of a request that was not sent, or was cancelled."""
         self._end(None)
 
     def _end(self, health: int | None) -> None:

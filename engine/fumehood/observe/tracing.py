@@ -226,10 +226,10 @@ def _ns(seconds: float) -> int:
 
 
 def otlp_provider(environment: Mapping[str, str], log: Logger) -> TracerProvider | None:
-    """What sends spans to the collector that the environment names; None without one.
+    """Return a provider that sends spans to the collector that the environment names, or None.
 
-    Also without the extra `otel`, which is logged. Everything else about it is configured by
-    OpenTelemetry's own variables.
+    None if it names no collector, or if the extra `otel` is missing, which is logged.
+    OpenTelemetry's own variables configure everything else about the provider.
     """
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     if not any(environment.get(name) for name in names):

@@ -213,7 +213,7 @@ class Keys:
         return await self._database.repeat(lambda connection: rows.forget_old(connection, now))
 
     async def end(self, call: KeyedCall, job: Callable[[Connection], None]) -> bool:
-        """Write the ending of a held call; whether it is on disk. For `Claim`.
+        """Write the ending of a held call and return whether it is on disk. For `Claim`.
 
         The write is queued before the first wait, and cancelling the wait does not stop it.
         """

@@ -171,5 +171,5 @@ class CallTrace:
         return round(seconds * 1e3, 3) if seconds is not None else None
 
     def stages_ms(self) -> dict[str, float]:
-        """How long each passed stage took."""
+        """Return the duration of each passed stage in milliseconds."""
         return {stage: round(seconds * 1e3, 3) for stage, seconds in self._stages_s.items()}

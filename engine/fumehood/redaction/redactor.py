@@ -254,7 +254,7 @@ class StreamRedactor:
         return self._pass_on(text, self._redactor.settled(text, len(self._before)))
 
     def finish(self) -> str:
-        """The rest of the stream."""
+        """Return the rest of the stream, redacted."""
         text = self._before + self._held
         return self._pass_on(text, len(text))
 

@@ -105,7 +105,7 @@ class SecretStream:
         return self._pass_on(text, min((begun(text, f) for f in self._forms), default=len(text)))
 
     def finish(self) -> str:
-        """The rest."""
+        """Return the rest of the text."""
         return self._pass_on(self._held, len(self._held))
 
     def _pass_on(self, text: str, cut: int) -> str:
