@@ -29,7 +29,7 @@ BAND = 0.1
 """How far a value must come back behind its threshold: a tenth of what the threshold allows."""
 
 LEAST_CALLS_OF_P99 = 100
-"""Minimum number of calls in a window from which a 99th percentile is computed."""
+"""Minimum number of calls in a window before the alert on the 99th percentile can fire."""
 
 LOOK_S = 5.0
 """Seconds between two checks of the thresholds."""
