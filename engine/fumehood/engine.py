@@ -702,7 +702,7 @@ class Engine:
             return await anyio.to_thread.run_sync(file.read)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """Return a whole text of an answer, such as `stdout`; read it if the answer has its ends.
+        """Return the full text of an answer's field, such as `stdout`, also if the answer is cut.
 
         `field` is its dotted path in `data` or in `error.details`.
 

@@ -262,7 +262,9 @@ def test_late_response_does_not_replace_the_call_opened_meanwhile(
     assert ran(daemon)[-1] == f"'opened after {late}' 1"
 
 
-def test_result_is_refetched_after_change_during_its_update(owner: Page, daemon: Daemon) -> None:
+def test_console_fetches_a_result_again_if_it_changed_during_the_update(
+    owner: Page, daemon: Daemon
+) -> None:
     decided, _ = ask(daemon, "decided"), ask(daemon, "shown below it")
     show(owner, decided)
     approve(owner)

@@ -38,7 +38,9 @@ def modules_of(
     return code, set(names)
 
 
-def test_call_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon) -> None:
+def test_call_command_imports_neither_models_nor_engine_nor_http_library(
+    shared_daemon: Daemon,
+) -> None:
     call = ("call", "calculator", '{"expression": "1 + 1"}', "--timeout", "5", "--agent")
     for arguments, expected in ((call[:-1], 0), ((*call, "nobody"), 1)):
         code, names = modules_of(shared_daemon, *arguments)

@@ -82,7 +82,11 @@ class ApprovalService:
         return page.model_copy(update={"items": shown})
 
     async def show(self, approval_id: str, *, principal: Principal | None = None) -> Approval:
-        """One approval of a caller, or any approval (None). Raises ResourceNotFound."""
+        """Return an approval, which must be the principal's own unless `principal` is None.
+
+        Raises:
+            ResourceNotFound: no such approval, or it is not the principal's.
+        """
         stored = await self.requests.table.get(approval_id)
         if principal is None:
             return self._eligibility.shown(stored.approval)

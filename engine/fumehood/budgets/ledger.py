@@ -340,10 +340,10 @@ class Budgets:
         return await self._table.prune(now)
 
     async def close(self) -> None:
-        """Return unused reservations. Otherwise they count as spent after the next start.
+        """Give unused reservations back, which would count as spent after the next start.
 
         Raises:
-            WriteFailed: they will.
+            WriteFailed: they could not be given back, and will count as spent.
         """
         if not self.is_empty:
             # Also with nothing to give back: it waits for pending writes.

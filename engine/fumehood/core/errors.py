@@ -330,7 +330,7 @@ NO_FAULT = frozenset(
     {"OK"}
     | {code for code, kind in ERROR_CODES.items() if kind.fault in (Fault.CALLER, Fault.RULES)}
 )
-"""The codes of calls that neither a program nor the engine nor another service has failed."""
+"""Codes of calls that succeeded, or were refused because of the caller or a rule."""
 
 
 class ArgumentsRefused(InvalidParams):

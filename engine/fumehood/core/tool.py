@@ -385,7 +385,7 @@ class ToolDefinition(_Value):
 
 
 class Severity(StrEnum):
-    """*Source*: the levels of SARIF 2.1.0, section 3.27.10."""
+    """How serious a lint finding is. *Source*: the levels of SARIF 2.1.0, section 3.27.10."""
 
     ERROR = "error"
     WARNING = "warning"

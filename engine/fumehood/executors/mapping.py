@@ -22,7 +22,7 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 
 MAX_POSITION = 4000
-"""Bytes of a position in JSON, which fits a cursor."""
+"""Maximum size of the upstream's page position as JSON, in bytes, so that it fits into a cursor."""
 
 MAX_OBJECTS = 10_000
 """Items that `fields` makes objects of. Of a megabyte of zeros hundreds of megabytes would be made,

@@ -333,7 +333,7 @@ class StreamWire(Wire):
         return "it ended"
 
     def _fail_named(self, ends: bytes, fault: Exception) -> None:
-        """Fail the request whose answer cannot be read, if either end of the answer names it."""
+        """Fail the request of an unreadable answer whose id is in its first or last bytes."""
         for number in re.findall(rb'"id" ?: ?([0-9]{1,9})[,}]', ends):
             request = self._waiting.get(int(number))
             if request is not None and request.future is not None and not request.future.done():

@@ -269,7 +269,7 @@ def _put_binding(connection: Connection, agent_id: str, binding: Binding) -> Non
 
 
 def _unbind(connection: Connection, agent_id: str, tool: str) -> None:
-    """Remove a binding, whichever version it names."""
+    """Remove an agent's binding to a tool, whichever version of the tool it is bound to."""
     name = tool.partition("@")[0]
     bound = connection.execute(
         select(BINDINGS.c.tool).where(BINDINGS.c.agent_id == agent_id)

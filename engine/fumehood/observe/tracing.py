@@ -210,7 +210,7 @@ class CallSpans:
 
 
 def _remote(span: TraceParent, parent_id: str | None) -> Context:
-    """The context of a call's span. A call without a parent begins its trace."""
+    """Return the context in which a call's span starts: below its parent, or as a new root."""
     from opentelemetry import trace
     from opentelemetry.context import Context
 

@@ -406,7 +406,7 @@ def account(
     counter: TokenCounter,
     prices: Prices,
 ) -> UsageReport:
-    """The usage report. `outcome` is None for a refused call, which costs nothing."""
+    """Return tokens and cost of a call. `outcome` is None if it was refused and costs nothing."""
     cost = Decimal(0)
     if tool is not None and outcome is not None:
         cost = tool.cost_per_use + outcome.cost + _resources(outcome, limits, processing_s, prices)

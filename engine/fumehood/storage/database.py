@@ -294,7 +294,7 @@ FILE_NAME = "state.db"
 
 
 def _silent(event: str, values: dict[str, Any]) -> None:
-    """Ignore events, for embedding programs without state."""
+    """Ignore events: the default if nobody listens to the database."""
 
 
 class Database:

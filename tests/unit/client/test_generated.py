@@ -63,7 +63,7 @@ class Thing:
     )
 
 
-def test_generator_phrase_missing_in_docstrings_is_refused(
+def test_client_generator_refuses_a_phrase_that_no_docstring_contains(
     generator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generator, "PHRASES", {"Nobody says this.": ""})

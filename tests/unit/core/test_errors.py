@@ -103,7 +103,7 @@ def test_every_error_class_has_a_fault_and_a_docstring(code: str) -> None:
     assert error.__doc__
 
 
-def test_guest_faults_are_the_five_expected_errors() -> None:
+def test_five_error_codes_are_guest_faults_whose_sandbox_is_not_reused() -> None:
     faulty = [error for error in ERROR_CODES.values() if error.fault is Fault.GUEST]
     assert len(faulty) == 5
     assert not any(error.sandbox_reusable for error in faulty)

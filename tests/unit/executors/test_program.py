@@ -179,7 +179,7 @@ def ask(module: ModuleType, function: Any, **arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.row("S1")
-def test_function_result_has_plain_data_with_tokens_and_cost(module: ModuleType) -> None:
+def test_tool_function_result_reports_its_data_tokens_and_cost(module: ModuleType) -> None:
     def give() -> Any:
         return ToolResult({"a": (1, 2)}, tokens_used=3)
 

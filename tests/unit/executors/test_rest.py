@@ -207,7 +207,7 @@ def test_secret_reference_in_a_header_argument_stays_literal() -> None:
     assert dict(sent.secret_headers) == {"x-key": "value-of-key"}
 
 
-def test_header_placeholder_needs_a_parameter_and_no_credential_header() -> None:
+def test_header_placeholder_without_parameter_or_in_a_credential_header_is_refused() -> None:
     for headers, words in (
         ({"X-Trace": "{other}"}, "needs a parameter of that name"),
         ({"Authorization": "{trace}"}, "looks like a credential"),

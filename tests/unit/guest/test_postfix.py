@@ -72,7 +72,7 @@ def test_mathematical_notation_is_rewritten_to_python(text: str, python: str) ->
 
 
 @pytest.mark.parametrize(("text", "cure"), REFUSALS)
-def test_ambiguous_sign_is_refused_with_a_remedy(text: str, cure: str) -> None:
+def test_misplaced_factorial_sign_is_refused_with_a_hint(text: str, cure: str) -> None:
     with pytest.raises(NotationRefused) as caught:
         rewrite(text)
     assert cure in str(caught.value)

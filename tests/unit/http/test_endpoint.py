@@ -117,7 +117,7 @@ def test_plain_answer_is_documented_without_an_envelope() -> None:
         assert schema == {"$ref": "#/components/schemas/Deleted"}
 
 
-async def test_single_field_answer_is_declared_with_the_operation() -> None:
+async def test_operation_declares_the_field_that_its_client_method_returns() -> None:
     async def say_it() -> Annotated[str, As("text", tag=lambda text: f'"{len(text)}"')]:
         """Say it."""
         return "abc"

@@ -135,7 +135,9 @@ async def test_conflicting_or_overlong_keys_are_refused(
         permitted({}, tool=KEYED, effective={"idempotency_key": "the agent's or a default"}),
     ],
 )
-async def test_key_from_unknown_parameter_or_default_is_ignored(keys: Keys, call: Any) -> None:
+async def test_idempotency_key_from_an_unknown_parameter_or_default_is_ignored(
+    keys: Keys, call: Any
+) -> None:
     assert key_of(call) is None
     assert await keys.claim(call, "call_1", NOW) is None
 

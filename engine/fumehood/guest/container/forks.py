@@ -21,7 +21,7 @@ class ForkHooks:
         self._register: Callable[..., None] = os.register_at_fork
 
     def hold(self) -> None:
-        """Disable hooks that are registered from now on. Call it before other imports."""
+        """Hold back at-fork hooks that are registered from now on. Call it before other imports."""
         os.register_at_fork = self._held  # type: ignore[assignment]
 
     def resume(self) -> None:

@@ -26,8 +26,8 @@ from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds
 
 FORK = b"F"
 PRELOAD = b"P"
-"""The order on which the fat zygote loads its modules. The zygote is forked before the supervisor
-knows of any call, so no call's bytes are in its memory.
+"""The command that tells the fat zygote to import the image's modules. It is forked before the
+supervisor knows of any call, so no call's bytes are in its memory.
 """
 
 PLACES = (REQUEST_FD, REPLY_FD, link.ORDERS_FD, link.WAKE_FD, child.OUT_FD, child.ERR_FD)

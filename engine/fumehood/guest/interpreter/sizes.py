@@ -96,7 +96,7 @@ def factorial(value: Any) -> int:
 
 
 def combinations(total: Any, chosen: Any) -> int:
-    """`comb`."""
+    """Compute `math.comb`, unless the result would be too large."""
     if isinstance(total, int) and isinstance(chosen, int) and total >= chosen >= 0:
         _weigh(_combination_bits(total, min(chosen, total - chosen)))
     return math.comb(total, chosen)

@@ -48,7 +48,7 @@ class Checkout:
 
 
 def parse_checkout(message: dict[str, Any]) -> Checkout:
-    """Parse a checkout from a host's frame. Raises KeyError, TypeError if malformed."""
+    """Parse the host's request to lend it a child. Raises KeyError or TypeError if malformed."""
     return Checkout(
         id=message["id"],
         memory_bytes=int(message["memory_bytes"]),

@@ -198,7 +198,7 @@ class Supervisor:
             self._end()
 
     def announce(self, enforces: dict[str, bool]) -> None:
-        """Report to the host which limits held here."""
+        """Report to the host that the guest is ready, and which limits it saw enforced."""
         self.tell_host({"op": "ready", "enforces": enforces, "faults": self._faults})
 
     # -- runs -------------------------------------------------------------------

@@ -443,7 +443,7 @@ def host_checks(
 
 
 def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -> Unfit | None:
-    """Return the first requirement that is not met, or None."""
+    """Return the first requirement that this Docker daemon does not meet, or None."""
     checks = host_checks(info, runtime=runtime, has_swap=has_swap)
     return next((check.unfit for check in checks if check.unfit is not None), None)
 

@@ -103,7 +103,7 @@ _SAID = {
 
 
 def check(tree: ast.Module) -> list[ast.AST]:
-    """Check the whole tree. Returns its nodes, for the table that follows.
+    """Check every node of a program, and return the nodes.
 
     Iterative, because the text decides the depth.
 
