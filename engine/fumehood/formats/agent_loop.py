@@ -28,14 +28,15 @@ from fumehood.formats.model import (
 from fumehood.formats.table import CHAT_FORMATS
 
 MAX_TURNS = 10
-"""Default limit of requests to the model."""
+"""Default for the largest number of requests to the model in one run."""
 
 Model = Callable[..., Any]
-"""`llm(messages, tools=…, tool_choice=…)`: an assistant's message, or the provider's response."""
+"""Called as `llm(messages, tools=…, tool_choice=…)`. Returns the assistant's message, or the
+provider's whole response."""
 
 
 class AgentLoop:
-    """The state of one run."""
+    """The state of one run: the conversation, the last turn's envelopes, and why the run ended."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class AgentLoop:
 
     @property
     def waiting(self) -> list[tuple[int, str]]:
-        """Place and call id of each call of an earlier run that waits for a human."""
+        """Index in `envelopes` and call id of each call that waits for approval."""
         return [
             (place, envelope.metadata.call_id)
             for place, envelope in enumerate(self.envelopes)
@@ -80,12 +81,14 @@ class AgentLoop:
         ]
 
     def decided(self, place: int, envelope: Envelope | None) -> None:
-        """Store the result of a call that waited, or None if it still waits."""
+        """Replace the envelope at `place` by the call's result. None means that it still waits."""
         if envelope is not None:
             self.envelopes[place] = envelope
 
     def go_on(self) -> bool:
-        """Start, or continue with the decided calls. Returns False while a call still waits."""
+        """Write the decided calls' results into a continued run. Returns False if a call still
+        waits.
+        """
         if not self.envelopes:
             return True
         end = self._last_turn
@@ -100,17 +103,17 @@ class AgentLoop:
 
     @property
     def choice(self) -> Any:
-        """The `tool_choice` of the next request. A forced tool is forced only once."""
+        """The `tool_choice` of the next request. A tool is forced only in a run's first request."""
         is_first = self._turns == 0 or self._first_choice == NONE
         return self._format.choice(self._first_choice if is_first else AUTO)
 
     @property
     def is_running(self) -> bool:
-        """Whether the loop needs another message of the model."""
+        """Whether the loop needs another message from the model."""
         return self._ended_by is None
 
     def take(self, message: Any) -> list[JsonObject] | None:
-        """Add the model's message. Returns it if it has calls to run."""
+        """Append the model's message. Returns it if it contains calls; otherwise the run ends."""
         turn = self._format.turn(plain(message))
         self._last_turn = len(self.messages)
         self.messages += turn
@@ -122,7 +125,7 @@ class AgentLoop:
         return None
 
     def add(self, handled: HandledCalls) -> None:
-        """Add the results of the calls."""
+        """Append the calls' results. Ends the run if a call waits or `max_turns` is reached."""
         self.messages += handled.messages
         self.envelopes = list(handled.envelopes)
         if any(map(waits, self.envelopes)):
@@ -132,7 +135,7 @@ class AgentLoop:
 
     @property
     def run(self) -> AgentRun:
-        """Where the run has ended."""
+        """The run's state, to be returned or continued later."""
         return AgentRun.model_construct(
             format=self._name,
             messages=tuple(self.messages),
@@ -149,27 +152,27 @@ class AgentLoop:
 
 
 def options_of(options: JsonObject, agent: str | None, tool_choice: str) -> JsonObject:
-    """The options of the calls of a run. With `none` no tool may be called."""
+    """Return the options for a run's calls. If `tool_choice` is `none`, they allow no tool."""
     chosen = {"agent_id": agent, **options}
     return {**chosen, "tools": []} if tool_choice == NONE else chosen
 
 
 def message_of(turn: list[JsonObject]) -> Any:
-    """A turn as the message of one request."""
+    """Return a turn as the `message` of a request: an object if it is a single message, or a list."""
     return turn[0] if len(turn) == 1 else turn
 
 
 def how_many_calls(message: Any, name: MessageFormat) -> int:
-    """The tool calls of a message, as JSON; at least one, and one where it cannot be read."""
+    """Count the tool calls in a message. Returns 1 if there are none or the message is malformed."""
     chat = CHAT_FORMATS.get(name)
     try:
         return max(1, len(chat.calls(chat.turn(message)))) if chat is not None else 1
-    except InvalidParams:  # which the engine says better
+    except InvalidParams:  # the engine reports it in more detail
         return 1
 
 
 def plain(message: Any, levels: int = 4) -> Any:
-    """A message as JSON: the providers' libraries have classes of their own for its parts."""
+    """Convert a message to JSON types, including objects of the providers' libraries inside it."""
     if isinstance(message, list | tuple) and levels:
         return [plain(item, levels - 1) for item in message]
     if isinstance(message, dict) and levels:
@@ -179,12 +182,12 @@ def plain(message: Any, levels: int = 4) -> Any:
 
 
 def ask_model(llm: Model, loop: AgentLoop, tools: Sequence[JsonObject]) -> Any:
-    """Ask a model. To be called in the thread of the program."""
+    """Request the next message from the model, in the caller's thread."""
     return llm(list(loop.messages), tools=list(tools), tool_choice=loop.choice)
 
 
 async def ask_model_async(llm: Model, loop: AgentLoop, tools: Sequence[JsonObject]) -> Any:
-    """The same of any callable. One that is not asynchronous waits in a thread."""
+    """Request the next message from the model. A synchronous `llm` runs in a worker thread."""
     ask = partial(ask_model, llm, loop, tools)
     is_async = inspect.iscoroutinefunction(llm) or inspect.iscoroutinefunction(
         getattr(llm, "__call__", None)  # noqa: B004 - of an object that is called

@@ -1,4 +1,4 @@
-"""Anthropic's messages.
+"""The format of Anthropic's Messages API.
 
 A tool is strict only if its definition requests it and its schema allows it, because a request
 accepts at most 20 strict tools.
@@ -27,8 +27,10 @@ from fumehood.formats.model import Loss, ModelCall
 from fumehood.formats.schemas import Dialect, aliased, fit, with_aliases, without_unions
 
 PROPERTY_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+"""Property names that the API accepts; others are sent under an alias."""
 
-# *Source*: `anthropic.lib._parse._transform`, which keeps what the API takes.
+
+# *Source*: `anthropic.lib._parse._transform`, which keeps the keywords that the API accepts.
 STRICT = Dialect(
     keywords=frozenset(),
     formats=frozenset(
@@ -45,13 +47,13 @@ STRICT = Dialect(
 
 
 class Anthropic(ChatFormat):
-    """Messages."""
+    """Anthropic's Messages API: calls are `tool_use` blocks, results `tool_result` blocks."""
 
     name = "anthropic"
     dialect = STRICT
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """One tool, with its examples."""
+        """Convert one tool, including its `input_examples`."""
         made: JsonObject = {"name": tool.name, "description": tool.description}
         fitted = without_unions(tool)
         fitted.schema = with_aliases(fitted.schema, PROPERTY_NAME)
@@ -71,14 +73,14 @@ class Anthropic(ChatFormat):
         return made, losses
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """The message's role and content. A plain text is also content."""
+        """Return the assistant's message, reduced to its role and content (a text or blocks)."""
         content = object_of(message, "it").get("content")
         if not isinstance(content, str):
             content = list(items_of(content, "content"))
         return [{"role": "assistant", "content": content}]
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """The blocks of the type `tool_use`."""
+        """Return the calls in the message's `tool_use` blocks."""
         return [
             ModelCall(
                 text_of(block.get("id"), "the id of a tool_use"),
@@ -94,7 +96,7 @@ class Anthropic(ChatFormat):
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """One message of the user with all results: the API wants them together."""
+        """Return one user message with all results; the API refuses them in separate messages."""
         blocks = [
             {
                 "type": "tool_result",
@@ -107,6 +109,6 @@ class Anthropic(ChatFormat):
         return [{"role": "user", "content": blocks}] if blocks else []
 
     def choice(self, tool_choice: str) -> Any:
-        """The request's `tool_choice`."""
+        """Return the `tool_choice` parameter of the request."""
         kind = {AUTO: "auto", NONE: "none", REQUIRED: "any"}.get(tool_choice)
         return {"type": kind} if kind is not None else {"type": "tool", "name": tool_choice}

@@ -24,64 +24,82 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 """Values of `tool_choice`. Any other value is a tool's name."""
 
 SHORT_CHARACTERS = 64
-"""Characters of a text that is never cut, such as a name or code."""
+"""Texts of up to this many characters are never cut, so that names and codes stay whole."""
 
 
 class Format(ABC):
-    """How a provider writes tools."""
+    """Converts tools to one provider's format."""
 
     name: ClassVar[FormatName]
 
     @abstractmethod
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """One tool, and the parts of it that the format cannot express."""
+        """Convert one tool. Also return the parts of it that the format cannot express."""
 
     def tools(self, tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-        """The tools as a request to the model has them."""
+        """Wrap converted tools as the `tools` parameter of a request to the model."""
         return tuple(tools)
 
 
 class ChatFormat(Format):
-    """How a provider writes a conversation with tool calls."""
+    """Also reads tool calls from a provider's messages, and writes their results."""
 
     dialect: ClassVar[Dialect]
-    """The dialect of the schemas that the model receives. It decides the names of properties."""
+    """The JSON Schema dialect that the model receives. It decides which property names get an
+    alias.
+    """
 
     @abstractmethod
     def turn(self, message: Any) -> list[JsonObject]:
-        """An assistant's message, or the whole response, in the form of the conversation."""
+        """Return the messages to append to the conversation for the model's message or whole
+        response.
+        """
 
     @abstractmethod
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """The tool calls of a turn, in order."""
+        """Return the tool calls in a turn (the messages that `turn` returned), in order."""
 
     @abstractmethod
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """The messages that answer the calls."""
+        """Return the messages with the calls' results. Each result has at most `max_length`
+        characters.
+        """
 
     @abstractmethod
     def choice(self, tool_choice: str) -> Any:
-        """A `tool_choice` as the request takes it."""
+        """Convert our `tool_choice` to the parameter of the provider's request."""
 
 
 def object_of(value: Any, what: str) -> JsonObject:
-    """A part of a message that must be an object."""
+    """Return `value` if it is an object. `what` names it in the error.
+
+    Raises:
+        InvalidParams: `value` is not an object.
+    """
     if not isinstance(value, dict):
         raise InvalidParams(f"The message is wrong: {what} must be an object.", fields=["message"])
     return value
 
 
 def items_of(value: Any, what: str) -> Iterator[JsonObject]:
-    """The objects of a list in a message; absent is empty."""
+    """Iterate over a list of objects; None counts as an empty list.
+
+    Raises:
+        InvalidParams: `value` is not a list, or an item is not an object.
+    """
     if not isinstance(value, list | tuple | None):
         raise InvalidParams(f"The message is wrong: {what} must be a list.", fields=["message"])
     return (object_of(item, f"each item of {what}") for item in value or ())
 
 
 def text_of(value: Any, what: str) -> str:
-    """A part of a message that must be a text that is not empty."""
+    """Return `value` if it is a non-empty text.
+
+    Raises:
+        InvalidParams: `value` is not a text, or is empty.
+    """
     if not isinstance(value, str) or not value:
         raise InvalidParams(f"The message is wrong: {what} must be a text.", fields=["message"])
     return value
@@ -91,7 +109,7 @@ def text_of(value: Any, what: str) -> str:
 
 
 def result_text(envelope: Envelope, max_length: int) -> str:
-    """The result for the model: the data as JSON, or `CODE: message` with the details."""
+    """Return a result as text for the model: data as JSON, or `CODE: message` with the details."""
     error = envelope.error
     if error is None:
         return fitted(envelope.data, max_length)
@@ -108,11 +126,11 @@ def result_text(envelope: Envelope, max_length: int) -> str:
 
 
 def fitted(data: JsonObject, max_length: int) -> str:
-    """An object as JSON of at most `max_length` characters; without base64 in it."""
+    """Return an object as JSON without file contents, cut to `max_length` characters."""
     lists = {key: _bare(data[key]) for key in ("images", "files") if data.get(key)}
     data = {**data, **lists}
     text = _dumps(data)
-    if len(text) > max_length:  # a quarter for all that stands around the longest text
+    if len(text) > max_length:  # leave a quarter for everything around the longest text
         text = _dumps(_cut(data, max(SHORT_CHARACTERS, max_length * 3 // 4)))
     return text if len(text) <= max_length else head_and_tail(text, max_length)
 

@@ -18,12 +18,12 @@ from fumehood.registry.json_schema import CompiledSchema, TooCostly
 
 
 class Mcp(Format):
-    """The Model Context Protocol: tools only; `fumehood mcp` answers its calls."""
+    """The Model Context Protocol. Exports tools only, because calls arrive through `fumehood mcp`."""
 
     name = "mcp"
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """One tool; nothing gets lost."""
+        """Convert one tool. There are never losses."""
         return tool_to_mcp(tool), []
 
 
@@ -33,7 +33,7 @@ _Kept = tuple[ToolDefinition, JsonObject, list[Loss]]
 
 
 class Exports:
-    """What was exported, by format and by the name of the tool."""
+    """Cached exports: each tool's converted form, by format and tool name."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, _Kept]] = {}
@@ -52,7 +52,7 @@ class Exports:
         return exported
 
     def of_some(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
-        """Some tools, or an agent's own view of them."""
+        """Export some tools, or an agent's own view of them. Does not change the cache."""
         return _exported(name, [self._one(name, tool) for tool in tools])
 
     def _one(self, name: FormatName, tool: ToolDefinition) -> _Kept:
@@ -61,7 +61,7 @@ class Exports:
 
 
 def is_offered(tool: ToolDefinition, today: date) -> bool:
-    """Whether a tool can still be called."""
+    """Whether a tool can be called today."""
     return tool.is_active and (tool.sunset_date is None or tool.sunset_date >= today)
 
 
@@ -77,7 +77,9 @@ def _exported(name: FormatName, found: list[_Kept]) -> ExportedTools:
 
 
 def _converted(name: FormatName, tool: ToolDefinition) -> _Kept:
-    """One tool, without examples that its own schema refuses: a provider would refuse them all."""
+    """Convert a tool, without examples that its own schema refuses: one of them would make the
+    provider refuse the whole request.
+    """
     shown = tool.for_models()
     if not tool.input_examples or name != "anthropic":
         return tool, *FORMATS[name].tool(shown)

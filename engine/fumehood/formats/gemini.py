@@ -1,4 +1,4 @@
-"""Gemini's contents. Tools are sent as JSON Schema, of which Gemini supports a part."""
+"""The format of the Gemini API. Parameters are JSON Schema, of which Gemini supports a subset."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fumehood.formats.base import AUTO, NONE, REQUIRED, ChatFormat, items_of, ob
 from fumehood.formats.model import Loss, ModelCall
 from fumehood.formats.schemas import Dialect, fit
 
-# *Source*: google.genai.types.FunctionDeclaration (names), and the API's page of
-# `responseJsonSchema` (keywords), which holds for parameters as well.
+# *Source*: google.genai.types.FunctionDeclaration (names), and the API's page on
+# `responseJsonSchema` (keywords), which also applies to parameters.
 KNOWN = Dialect(
     keywords=frozenset({"format", "minItems", "maxItems", "minimum", "maximum"}),
     property_name=re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}"),
@@ -23,13 +23,13 @@ KNOWN = Dialect(
 
 
 class Gemini(ChatFormat):
-    """Contents of the Gemini API."""
+    """The Gemini API: a message is a `Content`, whose parts hold calls and results."""
 
     name = "gemini"
     dialect = KNOWN
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """One function declaration."""
+        """Convert one tool to a function declaration."""
         schema = fit(tool, KNOWN)
         declared: JsonObject = {
             "name": tool.name,
@@ -39,11 +39,11 @@ class Gemini(ChatFormat):
         return declared, schema.losses
 
     def tools(self, tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-        """One tool of all declarations."""
+        """Return a single Gemini tool that holds all declarations, or nothing without tools."""
         return ({"function_declarations": list(tools)},) if tools else ()
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """A content, or that of a response's first candidate."""
+        """Return the model's content, or that of a whole response's first candidate."""
         message = object_of(message, "it")
         if "candidates" in message:
             candidate = next(items_of(message["candidates"], "candidates"), {})
@@ -51,7 +51,7 @@ class Gemini(ChatFormat):
         return [{**message, "role": "model"}]
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """The parts with a function call. If ids are missing, their order identifies them."""
+        """Return the calls in the content's parts. Calls without ids are identified by their order."""
         found = []
         for message in turn:
             for part in items_of(message.get("parts"), "parts"):
@@ -71,7 +71,7 @@ class Gemini(ChatFormat):
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """One content with a response for each call."""
+        """Return one user content with a function response for each call."""
         parts = [
             {"function_response": _response(call, envelope, max_length)}
             for call, envelope in zip(calls, envelopes, strict=True)
@@ -79,7 +79,7 @@ class Gemini(ChatFormat):
         return [{"role": "user", "parts": parts}] if parts else []
 
     def choice(self, tool_choice: str) -> Any:
-        """The `tool_config` of a request."""
+        """Return the `tool_config` parameter of the request."""
         modes = {AUTO: "AUTO", NONE: "NONE", REQUIRED: "ANY"}
         config: JsonObject = {"mode": modes.get(tool_choice, "ANY")}
         if tool_choice not in modes:

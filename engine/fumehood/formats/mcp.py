@@ -15,7 +15,7 @@ _KEPT = re.compile(
     r"Nothing is kept for the next call, unless it is made in a session \(session_id\): "
     r"that keeps ([^.]*)\."
 )
-"""The sentence of built-in tools about sessions, an option that MCP calls do not have."""
+"""The sentence about sessions in built-in tools' descriptions. MCP calls have no such option."""
 
 _NOT_KEPT = "Nothing is kept for the next call."
 
@@ -23,9 +23,10 @@ _NOT_KEPT = "Nothing is kept for the next call."
 def tool_to_mcp(
     tool: ToolDefinition, *, with_output: bool = True, in_session: bool = False
 ) -> JsonObject:
-    """The tool in a result of `tools/list`; protocols before 2025-06-18 know no output schema.
+    """Convert a tool to its form in a result of `tools/list`.
 
-    `in_session`: whether the client's calls are made in a session.
+    `with_output` adds the output schema, which protocol versions before 2025-06-18 do not support.
+    `in_session` tells whether the client's calls run in a session, which the description mentions.
     """
     kept = r"For the next call the session keeps \1." if in_session else _NOT_KEPT
     description = _KEPT.sub(kept, tool.description)
@@ -42,7 +43,7 @@ def tool_to_mcp(
     }
     if with_output and tool.output_schema is not None:
         output = {**tool.output_schema, "type": "object"}
-        # `data` has notes beside the tool's own fields where a text was shortened.
+        # If a text was shortened, `data` also has notes next to the tool's own fields.
         output.pop("additionalProperties", None)
         shape["outputSchema"] = output
     return shape

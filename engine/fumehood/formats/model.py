@@ -16,11 +16,11 @@ FormatName = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 MessageFormat = Literal["openai", "openai-responses", "anthropic", "gemini"]
 
 MAX_CALLS = 1000
-"""Calls of one message, as of one batch."""
+"""The most tool calls in one assistant message. It equals the limit of a batch request."""
 
 MODEL_TEXT_CHARACTERS = 2000
-"""The most characters of one result that a model is given, unless `max_length` says otherwise
-(mission P11)."""
+"""The most characters of one result in a message for the model, unless `max_length` is set (mission
+P11). A longer result is shortened."""
 
 
 class _Value(BaseModel):
@@ -95,7 +95,7 @@ class AgentRun(_Value):
     turns: int
     envelopes: tuple[Envelope, ...] = ()
     last_turn: int = 0
-    """Where in `messages` the model's last message begins."""
+    """Index in `messages` at which the model's last turn begins."""
 
     @property
     def waiting(self) -> tuple[Envelope, ...]:
@@ -117,8 +117,8 @@ def waits(envelope: Envelope) -> bool:
 class ModelCall:
     """One tool call of an assistant message, as the model wrote it.
 
-    `arguments` are its object, or the text of one. `id` is None only where a provider has calls
-    without one.
+    `arguments` are an object, or the text of one in JSON. `id` is None if the provider did not give
+    the call an id.
     """
 
     id: str | None

@@ -1,4 +1,7 @@
-"""OpenAI's two formats: chat completions and responses. Tools are strict if possible."""
+"""The formats of OpenAI's two APIs: Chat Completions and Responses.
+
+A tool is strict if its schema can be expressed in strict mode.
+"""
 
 from __future__ import annotations
 
@@ -68,18 +71,18 @@ def _call(call_id: Any, function: JsonObject) -> ModelCall:
 
 
 class OpenAIChat(ChatFormat):
-    """Chat completions."""
+    """OpenAI's Chat Completions API: calls are in a message's `tool_calls`."""
 
     name = "openai"
     dialect = STRICT
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """One function."""
+        """Convert one tool to a `function`, strict if its schema allows it."""
         function, losses = _function(tool)
         return {"type": "function", "function": function}, losses
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """A message, or a completion's first."""
+        """Return the assistant's message, or that of a whole response's first choice."""
         message = object_of(message, "it")
         if "choices" in message:
             choice = next(items_of(message["choices"], "choices"), {})
@@ -87,7 +90,9 @@ class OpenAIChat(ChatFormat):
         return [{**message, "role": "assistant"}]
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """The message's `tool_calls`. One that calls no function has no name."""
+        """Return the message's `tool_calls`. A call of another type than `function` gets an empty
+        name.
+        """
         calls = [item for m in turn for item in items_of(m.get("tool_calls"), "tool_calls")]
         functions = [call.get("function") for call in calls]
         return [
@@ -98,7 +103,7 @@ class OpenAIChat(ChatFormat):
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """One message of the role `tool` for each call."""
+        """Return one message with the role `tool` for each call."""
         return [
             {
                 "role": "tool",
@@ -109,31 +114,31 @@ class OpenAIChat(ChatFormat):
         ]
 
     def choice(self, tool_choice: str) -> Any:
-        """The request's `tool_choice`."""
+        """Return the `tool_choice` parameter of the request."""
         if tool_choice in (AUTO, NONE, REQUIRED):
             return tool_choice
         return {"type": "function", "function": {"name": tool_choice}}
 
 
 class OpenAIResponses(ChatFormat):
-    """Responses."""
+    """OpenAI's Responses API: each call and each result is an item of its own."""
 
     name = "openai-responses"
     dialect = STRICT
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """One function."""
+        """Convert one tool to a `function`, strict if its schema allows it."""
         function, losses = _function(tool)
         return {"type": "function", **function}, losses
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """The output of a response, a list of its items, or one of them."""
+        """Return the model's items, given a whole response, a list of items, or one item."""
         if isinstance(message, dict):
             message = message.get("output", [message])
         return list(items_of(message, "the output"))
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """The items of the type `function_call`."""
+        """Return the calls in the items of type `function_call`."""
         return [
             _call(item.get("call_id"), item) for item in turn if item.get("type") == "function_call"
         ]
@@ -141,7 +146,7 @@ class OpenAIResponses(ChatFormat):
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """One `function_call_output` for each call."""
+        """Return one `function_call_output` item for each call."""
         return [
             {
                 "type": "function_call_output",
@@ -152,7 +157,7 @@ class OpenAIResponses(ChatFormat):
         ]
 
     def choice(self, tool_choice: str) -> Any:
-        """The request's `tool_choice`."""
+        """Return the `tool_choice` parameter of the request."""
         if tool_choice in (AUTO, NONE, REQUIRED):
             return tool_choice
         return {"type": "function", "name": tool_choice}

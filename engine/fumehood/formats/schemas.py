@@ -22,10 +22,11 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.formats.model import Loss
 
 MAX_HOPS = 32
-"""References that are followed in a chain."""
+"""The most references (`$ref`) followed one after another."""
 
 MAX_BRANCHES = 50
-"""Branches of a union that are compared with a value. A larger union is left as it is."""
+"""The most branches of a union among which the branch for a value is sought. A value of a larger
+union is passed on unchanged."""
 
 UNION_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "enum")
 """Keywords that no provider accepts at the root of a tool's parameters."""
@@ -62,10 +63,11 @@ class Dialect:
     """The part of JSON Schema that a provider accepts.
 
     - `keywords`: constraints that stay as they are; `formats`: values of `format` that do.
-    - `is_strict`: objects are closed, and what cannot be said is a fault.
-    - `requires_all`: every property is required, so that an optional one takes null.
-    - `property_name`: the names that properties may have; others get an alias.
-    - the limits: levels of nesting, properties, enum values, and characters of their names.
+    - `is_strict`: objects are closed, and a part that cannot be expressed is a fault.
+    - `requires_all`: every property is required, so an optional one must accept null.
+    - `property_name`: the pattern of accepted property names; others get an alias.
+    - the limits of one schema: levels of nesting, properties, enum values, and the total characters
+      of property names and enum values.
     """
 
     keywords: frozenset[str]
@@ -83,7 +85,7 @@ class Dialect:
 
 @dataclass(slots=True)
 class Fitted:
-    """A schema in a dialect. With `faults` it is not strict and must not be used."""
+    """A converted schema. If it has `faults`, it cannot be strict and must not be used."""
 
     schema: JsonObject
     losses: list[Loss] = field(default_factory=list)
@@ -91,12 +93,14 @@ class Fitted:
 
 
 def fit(tool: ToolDefinition, dialect: Dialect) -> Fitted:
-    """A tool's parameters in a dialect."""
+    """Convert a tool's parameters to a dialect."""
     return _Fitting(tool, dialect).run()
 
 
 def without_unions(tool: ToolDefinition) -> Fitted:
-    """The parameters as they are, but for a union at the root, which every provider refuses."""
+    """Return the parameters unchanged, but without unions at the root, which every provider
+    refuses.
+    """
     given = tool.parameters
     kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}
     losses = [
@@ -108,7 +112,7 @@ def without_unions(tool: ToolDefinition) -> Fitted:
 
 
 def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
-    """The name of a property as the provider accepts it. A name always has the same alias."""
+    """Return a property's name, or its alias if the provider refuses the name. Deterministic."""
     if allowed is None or allowed.fullmatch(name):
         return name
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[:48]
@@ -117,22 +121,22 @@ def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
 
 
 def with_aliases(schema: JsonObject, allowed: re.Pattern[str]) -> JsonObject:
-    """The schema with an alias for each property name that the provider does not accept."""
+    """Replace each property name that the provider refuses by its alias."""
     return _with_aliases(schema, allowed) if _aliases(schema, allowed) else schema
 
 
 def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """A tool's own arguments with the names that models see; the inverse of `restored`'s."""
+    """Rename a tool's own arguments to the names that models see. `restored` reverses this."""
     aliases = _aliases(parameters, dialect.property_name)
     renamed: JsonObject = _renamed(arguments, aliases) if aliases else arguments
     return renamed
 
 
 def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """A model's arguments as the tool has them: its own names, and no null that was forced.
+    """Convert a model's arguments back: own names, and no nulls that a strict mode forced.
 
     Raises:
-        InvalidParams: one parameter is there twice, by its name and by its alias.
+        InvalidParams: a parameter is given twice, by its name and by its alias.
     """
     aliases = _aliases(parameters, dialect.property_name)
     if aliases:
@@ -141,16 +145,16 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
 
 
 def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
-    """The arguments without nulls for optional parameters that do not accept null.
+    """Return the arguments without nulls for optional parameters that do not accept null.
 
-    Such a null counts as omitted: strict modes force it, and generated clients send it.
+    Such a null counts as an omitted argument: strict modes force it, and generated clients send it.
     """
     value: JsonObject = _restored(arguments, parameters, parameters, {})
     return value
 
 
 class _Fitting:
-    """One conversion. `fit` makes it and runs it once."""
+    """The state of one conversion. `fit` creates it and runs it once."""
 
     def __init__(self, tool: ToolDefinition, dialect: Dialect) -> None:
         self._tool = tool.name
@@ -192,7 +196,9 @@ class _Fitting:
                 )
 
     def _miss(self, where: str, what: str, change: str) -> None:
-        """Note an inexpressible part: a fault if the dialect is strict, otherwise a loss."""
+        """Record a part that cannot be expressed: a fault if the dialect is strict, otherwise a
+        loss.
+        """
         if not self._dialect.is_strict:
             self._lose(where, what, change)
             return
@@ -245,7 +251,9 @@ class _Fitting:
             made[keyword] = self._node(said, f"{where}.items", level + 1)
 
     def _note(self, keyword: str, said: Any, where: str) -> str:
-        """The note in the description that replaces a keyword. A default is not a loss."""
+        """Return the note that replaces a keyword in the description. Records a loss, except for
+        defaults.
+        """
         if keyword != "default":
             self._lose(
                 f"{where}.{keyword}",
@@ -255,7 +263,7 @@ class _Fitting:
         return f"{keyword}: {_short(said)}"
 
     def _plain(self, schema: Any, where: str) -> JsonObject:
-        """The schema in its simplest equivalent form."""
+        """Return the schema in its simplest equivalent form."""
         if not isinstance(schema, dict):
             if schema is not True:
                 self._miss(where, "it takes no value", "leave the parameter out")
@@ -279,7 +287,9 @@ class _Fitting:
         return plain
 
     def _check_union(self, schema: JsonObject, where: str) -> None:
-        """Check that a union or reference has no other rules, and branches of different types."""
+        """Check that a union or reference has no other constraints, and branches of different
+        types.
+        """
         for keyword in ("anyOf", "$ref"):
             if keyword in schema and schema.keys() - _ANNOTATIONS - {keyword, "$defs"}:
                 self._miss(where, f"{keyword} has other rules beside it", "move them into it")
@@ -306,7 +316,7 @@ class _Fitting:
         return list(values)
 
     def _typed(self, made: JsonObject, schema: JsonObject, where: str) -> None:
-        """Give the schema the type that it does not name; a strict dialect needs one."""
+        """Add the type to a schema that names none, because a strict dialect requires one."""
         dialect = self._dialect
         if "enum" in made and not dialect.has_type_lists:
             made.pop("type", None)
@@ -355,9 +365,10 @@ class _Fitting:
             )
 
     def _close(self, schema: JsonObject, where: str, *, is_root: bool) -> None:
-        """Check that an object can be closed. The root is: the engine takes no unknown parameter.
+        """Check that an object can be closed, that is, take only the properties that it names.
 
-        An object that names no field and does not say that it is closed is meant to be open.
+        An object without properties that is not explicitly closed counts as open, except the root,
+        because the engine accepts no unknown parameter.
         """
         properties, more = schema.get("properties", {}), schema.get("additionalProperties")
         if more not in (None, False) or (more is None and not properties and not is_root):
@@ -392,19 +403,20 @@ _PLACED = frozenset(
         "$defs", "definitions",
     }
 )  # fmt: skip
-"""Keywords that other methods of `_Fitting` convert."""
+"""Keywords that are converted by other methods of `_Fitting`."""
 
 
 def takes_null(schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_HOPS) -> bool:
     """Whether a schema may accept null. Unknown keywords count as accepting it.
 
-    `known` has the answers so far: branches may share their parts, or contain themselves.
+    `known` caches the answers by the schema's `id()`, because branches may share parts or contain
+    themselves.
     """
     schema = _resolved(schema, root)
     if not isinstance(schema, dict) or hops == 0:
         return schema is not False
     if id(schema) not in known:
-        known[id(schema)] = False  # a union that contains itself takes nothing more by that
+        known[id(schema)] = False  # a union that contains itself accepts no more by that
         known[id(schema)] = _looks_null(schema, root, known, hops - 1)
     return known[id(schema)]
 
@@ -424,7 +436,7 @@ def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool], ho
 
 
 def _restored(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) -> Any:
-    """The recursion of `without_nulls`; its depth is that of the value."""
+    """Remove the nulls below a value. The recursion is as deep as the value."""
     schema = _branch_for(value, schema, root)
     if not isinstance(schema, dict):
         return value
@@ -448,7 +460,7 @@ def _restored(value: Any, schema: Any, root: JsonObject, known: dict[int, bool])
 
 
 def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
-    """The schema that describes an object or array: of a union, its only branch of that kind."""
+    """Return the schema for an object or array. For a union, that is its only branch of that type."""
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     for _ in range(MAX_HOPS):
         schema = _resolved(schema, root)
@@ -467,7 +479,7 @@ def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
 
 
 def _resolved(schema: Any, root: JsonObject) -> Any:
-    """The target of a reference, or True (anything is valid) if the chain is too long."""
+    """Return the target of a reference, or True (anything is valid) if the chain is too long."""
     for _ in range(MAX_HOPS):
         target = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(target, str):
@@ -493,7 +505,7 @@ def _listed(kind: Any) -> set[str]:
 
 
 def _with_null(made: JsonObject) -> JsonObject:
-    """The fitted schema, accepting null as well."""
+    """Return the converted schema, extended to also accept null."""
     if "$ref" in made:
         words = _words(made)
         return {"anyOf": [{"$ref": made["$ref"]}, {"type": "null"}], **words}
@@ -515,7 +527,7 @@ def _in_order(kind: Any) -> list[str]:
 
 
 def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
-    """Name → alias of every property that needs one, wherever it is in a schema."""
+    """Map each property name that needs an alias to it, at every level of the schema."""
     found: dict[str, str] = {}
     waiting: list[Any] = [] if allowed is None else [schema]
     while waiting:
@@ -559,7 +571,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _own_names(value: Any, names: Mapping[str, str]) -> Any:
-    """The value with names for aliases."""
+    """Replace aliases in a value by the properties' own names."""
     if isinstance(value, dict):
         for alias in names.keys() & value.keys():
             if names[alias] in value:

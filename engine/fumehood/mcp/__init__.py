@@ -1,1 +1,1 @@
-"""The Model Context Protocol: the daemon's server, and the command that speaks it over stdio."""
+"""The Model Context Protocol: the daemon's server, and the stdio bridge of `fumehood mcp`."""

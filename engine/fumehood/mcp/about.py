@@ -47,21 +47,24 @@ OWN_TOOLS: list[JsonObject] = [
                         "openWorldHint": True},
     },
 ]  # fmt: skip
-"""The server's own tools. One of the engine's with the same name is called by `run_tool`."""
+"""The server's own tools, which hide an engine's tool of the same name. `run_tool` still runs
+that."""
 
 UNCACHED: JsonObject = {"ttlMs": 0, "cacheScope": "private"}
-"""A list may change at any time, and differs between callers."""
+"""Tells clients not to cache lists, which change at any time and differ between callers."""
 
 _CAPABILITIES: JsonObject = {"tools": {"listChanged": True}, "resources": {}}
 
 
 def handshake_version(wanted: object) -> str:
-    """The version that answers an `initialize`: the wanted one, or the newest."""
+    """Return the protocol version for the answer to `initialize`: the requested one if supported,
+    or the newest with a handshake.
+    """
     return wanted if isinstance(wanted, str) and wanted in HANDSHAKES else HANDSHAKES[-1]
 
 
 def initialized(version: str) -> JsonObject:
-    """The result of `initialize`."""
+    """Return the result of `initialize`."""
     return {
         "protocolVersion": version,
         "capabilities": _CAPABILITIES,
@@ -71,7 +74,7 @@ def initialized(version: str) -> JsonObject:
 
 
 def discovered() -> JsonObject:
-    """The result of `server/discover`."""
+    """Return the result of `server/discover`."""
     return {
         "supportedVersions": [MODERN, *reversed(HANDSHAKES)],
         "capabilities": _CAPABILITIES,
@@ -81,19 +84,19 @@ def discovered() -> JsonObject:
 
 
 def failed(words: str) -> JsonObject:
-    """The result of a call that did not reach an engine's tool."""
+    """Return the result of a `tools/call` that reached no tool. `words` is the error text."""
     return {"content": [{"type": "text", "text": words}], "isError": True}
 
 
 def stamped(result: JsonObject) -> JsonObject:
-    """The result as it must be from 2026-07-28 on."""
+    """Add the fields that version 2026-07-28 requires in each result."""
     meta = {**result.get("_meta", {}), SERVER_KEY: server_info()}
     return {"resultType": "complete", **result, "_meta": meta}
 
 
 @cache
 def server_info() -> JsonObject:
-    """Name and version."""
+    """Return the server's name and version."""
     from importlib.metadata import version  # the bridge rarely needs it, and starts often
 
     return {"name": "fumehood", "version": version("fumehood")}

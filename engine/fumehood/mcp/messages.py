@@ -1,4 +1,4 @@
-"""JSON-RPC messages of the Model Context Protocol, as both of its sides here read and write them.
+"""JSON-RPC messages of the Model Context Protocol, read and written by the server and the bridge.
 
 Used by `server.py` in the daemon and by `stdio.py` in a client's process, which must start quickly:
 the standard library and strict JSON are all that it needs. Invariant: an invalid message is
@@ -13,12 +13,13 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 MODERN = "2026-07-28"
-"""The version without a handshake: each request describes its sender."""
+"""The protocol version without a handshake, whose requests each describe their sender."""
 
 HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-"""The versions that begin with `initialize`."""
+"""The protocol versions with a handshake: a client begins with `initialize`."""
 
 FIRST_WITH_OUTPUT = "2025-06-18"
+"""The first version that supports output schemas."""
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
@@ -35,17 +36,18 @@ HEADER_MISMATCH = -32020
 UNSUPPORTED_VERSION = -32022
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""Bytes of one message. The daemon's limit for every request."""
+"""Bytes of one message. Equal to the daemon's limit for every HTTP request."""
 
 MAX_ID_CHARACTERS = 200
+"""Characters of a request id or progress token."""
 
 TOOLS_CHANGED = "notifications/tools/list_changed"
 NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""The parameter that the header `Mcp-Name` repeats."""
+"""Method → the parameter that the request's `Mcp-Name` header must repeat."""
 
 
 class RpcError(Exception):
-    """The error that answers a request."""
+    """An error response to a request."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -54,13 +56,13 @@ class RpcError(Exception):
 
     @property
     def http_status(self) -> int:
-        """HTTP status of the response with this error, from version 2026-07-28."""
+        """The HTTP status of a response with this error, as of version 2026-07-28."""
         if self.code == INTERNAL_ERROR:
             return 200
         return 404 if self.code == METHOD_NOT_FOUND else 400
 
     def encode(self, request_id: str | int | None) -> bytes:
-        """The response to a request, with the id None if the id could not be read."""
+        """Encode the response to a request. `request_id` is None if the id could not be read."""
         error = {"code": self.code, "message": str(self)}
         if self.data is not None:
             error["data"] = self.data
@@ -68,10 +70,10 @@ class RpcError(Exception):
 
 
 def read_message(raw: bytes) -> JsonObject:
-    """One request, notification or response; `method` and `id` tell which.
+    """Parse one request (`method` and `id`), notification (no `id`) or response (no `method`).
 
     Raises:
-        RpcError: it is none.
+        RpcError: the bytes are not JSON, or not a valid JSON-RPC 2.0 message.
     """
     try:
         message = strict_json.loads(raw)
@@ -91,12 +93,12 @@ def read_message(raw: bytes) -> JsonObject:
 
 
 def encode_result(request_id: str | int, result: bytes) -> bytes:
-    """The response with a result that is JSON already."""
+    """Encode a response. `result` is already JSON."""
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (strict_json.dumps(request_id), result)
 
 
 def encode_call(method: str, params: JsonObject | None = None, *, id: str | None = None) -> bytes:  # noqa: A002
-    """A notification, or with an id a request, to the other side."""
+    """Encode a notification, or a request if `id` is given."""
     message: JsonObject = {"jsonrpc": "2.0", "method": method}
     if id is not None:
         message["id"] = id
@@ -104,13 +106,15 @@ def encode_call(method: str, params: JsonObject | None = None, *, id: str | None
 
 
 def meta_of(message: JsonObject) -> JsonObject:
-    """The message's `_meta`, or an empty object."""
+    """Return the message's `_meta`, or an empty object."""
     meta = message.get("params", {}).get("_meta")
     return meta if isinstance(meta, dict) else {}
 
 
 def is_id(value: Any) -> TypeGuard[str | int]:
-    """Whether the value can name a request, or a call whose progress is told with it each time."""
+    """Whether the value is valid as a request id or progress token. The limit keeps it short,
+    because every progress notification repeats the token.
+    """
     if isinstance(value, str):
         return len(value) <= MAX_ID_CHARACTERS
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63

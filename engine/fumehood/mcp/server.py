@@ -68,46 +68,52 @@ from fumehood.protocol import strict_json
 from fumehood.protocol.blob_urls import parse_blob_url
 
 MODEL_TEXT_CHARACTERS = 2000
-"""Longer texts of an answer are shortened, because a model reads them (mission P11)."""
+"""Characters of one text in a result. Longer ones are shortened for the model (mission P11)."""
 
 LOOK_S = 3.0
-"""Seconds that the answer "accept" waits for the approver's decision."""
+"""Seconds to wait for the approver's decision after the client's user answered "accept"."""
 
 ANSWER_S = 600.0
-"""Seconds that the client's user has to answer a question."""
+"""Seconds to wait for the client's user to answer a question."""
 
 CHANGES_S = 0.5
-"""Seconds between two comparisons of the list of tools for a subscribed client."""
+"""Seconds between two checks whether a subscribed client's list of tools has changed."""
 
 MAX_LISTS = 16
-"""Cached lists of tools, one for each agent and version. The least recently used is dropped."""
+"""The most cached lists of tools, one per kind of client (agent, session, protocol version). The
+least recently used is dropped."""
 
 MAX_RESOURCE_BYTES = 8 << 20
+"""Bytes of a resource that `resources/read` returns. Larger ones must be fetched over HTTP."""
+
 MAX_FOUND = 50
-"""Tools in one answer of `list_tools`."""
+"""The most tools in one result of `list_tools`."""
 
 RESOURCE_MISSING = -32002
-"""*Source*: the versions with a handshake; later ones use INVALID_PARAMS."""
+"""Error code for a missing resource in versions with a handshake; later ones use INVALID_PARAMS."""
 
 LINK_PREFIX = "fumehood://"
-"""Makes a URI of a blob's address."""
+"""Prefix that turns a blob's path into a resource URI."""
 
 FILE_LISTS = ("images", "files")
+"""Keys of a result's data that list files."""
 
 QUESTION = "approval"
+"""The key of our only question in `inputRequests` and `inputResponses`."""
+
 NO_STATE = "This requestState is not of this call. Send the call again without it."
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The sender of one message."""
+    """The client that sent a message, with its protocol version and options."""
 
     principal: Principal
     version: str
     elicits: bool
     """Whether it can ask its user a question."""
     session: str = ""
-    """The id of its session, in the versions with a handshake."""
+    """The id of its MCP session. Empty in the version without a handshake."""
     agent_id: str | None = None
     session_id: str | None = None
     wait_s: float | None = None
@@ -118,24 +124,26 @@ class Client:
 
 
 class Exchange(Protocol):
-    """One request while it is answered. What is sent here comes before its response."""
+    """The channel to the client while one request is answered. Messages sent on it arrive before
+    the response.
+    """
 
     on_cancel: Callable[[], bool] | None
-    """Ends the call that runs for the request. Returns False if no call runs."""
+    """Cancels the request's running call. Returns False if no call is running."""
     on_sent: Callable[[], None] | None
-    """Called once its response has left for a client that is still there."""
+    """Called once the response was sent to a client that is still connected."""
 
     async def send(self, message: bytes) -> None:
         """Send a notification or a request to the client."""
         ...
 
     def cancel(self) -> None:
-        """Cancel the request's work."""
+        """Stop working on the request."""
         ...
 
 
 class McpServer:
-    """One engine's server."""
+    """Answers MCP messages for one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -155,7 +163,7 @@ class McpServer:
         }
 
     async def answer(self, request: JsonObject, client: Client, exchange: Exchange) -> bytes:
-        """The response to one request. Raises RpcError where there is no result."""
+        """Return the response to one request. Raises RpcError if it fails."""
         request_id = request["id"]
         key = (client.principal.id, client.session, request_id)
         if client.session:
@@ -175,7 +183,7 @@ class McpServer:
         return encode_result(request_id, result)
 
     def take(self, message: JsonObject, client: Client) -> None:
-        """Take a notification, or the response to a question. Unknown ones mean nothing."""
+        """Process a notification, or the response to a question. Unknown ones are ignored."""
         if message.get("method") == "notifications/cancelled":
             request_id = message.get("params", {}).get("requestId")
             if isinstance(request_id, str | int) and client.session:
@@ -189,7 +197,7 @@ class McpServer:
                 answered.set_result(result if isinstance(result, dict) else {})
 
     async def follow_changes(self, client: Client, exchange: Exchange) -> None:
-        """Tell a client with a handshake of each change, until the engine stops."""
+        """Notify a client (of a version with a handshake) of changed tools, until the engine stops."""
         await self._tell_changes(client, exchange, None)
 
     async def _result(
@@ -241,7 +249,7 @@ class McpServer:
         return kept[1]
 
     def _tools(self, client: Client) -> list[ToolDefinition]:
-        """The tools that this client can call: workspace tools in a session only."""
+        """Return the tools that this client can call. Workspace tools require a session."""
         return [
             tool.for_models()
             for tool in self._engine.callable_tools(client.principal, client.agent_id)
@@ -295,7 +303,7 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> Envelope:  # fmt: skip
-        """Make the call. It ends with its request."""
+        """Make the call. It is cancelled together with its request."""
         engine = self._engine
         try:
             body = self._body(name, arguments, client)
@@ -340,7 +348,9 @@ class McpServer:
     # -- approvals -----------------------------------------------------------------------
 
     async def _ask(self, question: JsonObject, client: Client, exchange: Exchange) -> JsonObject:
-        """Ask the client's user over the request's own stream. Empty without an answer in time."""
+        """Ask the client's user over the request's own stream. Returns the answer, or an empty
+        object if none arrives in time.
+        """
         asked_id = f"fumehood-{secrets.token_hex(16)}"
         answered: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
         self._asked[asked_id] = (client.principal.id, answered)
@@ -357,7 +367,9 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> JsonObject:  # fmt: skip
-        """The answer of a call that waited, for a client that sends it again. Nothing runs."""
+        """Return the state or answer of a call that waits for approval, when its client repeats the
+        request with `requestState`. This never runs the call.
+        """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
             raise RpcError(INVALID_PARAMS, NO_STATE)
@@ -377,7 +389,9 @@ class McpServer:
         return result_of(await self._look(envelope, client, exchange) if is_accepted else envelope)
 
     async def _look(self, waiting: Envelope, client: Client, exchange: Exchange) -> Envelope:
-        """The answer of a call that waited, or the same envelope if nobody decides in time."""
+        """Return the answer of a call that waits for approval, or `waiting` if nobody decides in
+        time.
+        """
         approvals, call_id = self._engine.approvals, waiting.metadata.call_id or ""
         deadline = anyio.current_time() + LOOK_S
         seen = -1
@@ -423,7 +437,7 @@ class McpServer:
             read["blob"] = _base64(content)
         return {"contents": [read], **(about.UNCACHED if client.is_modern else {})}
 
-    # -- changes of the list -------------------------------------------------------------
+    # -- notifications of changes ----------------------------------------------------------
 
     async def _listen(
         self, params: JsonObject, client: Client, exchange: Exchange, request_id: str | int = ""
@@ -456,14 +470,16 @@ class McpServer:
         try:
             return self._engine.tools_state(client.principal, client.agent_id)
         except EngineError:
-            return None  # the agent is gone, which is a change too
+            return None  # the agent was removed, which also counts as a change
 
 
 _DECIDED = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
 
 
 def _named(params: JsonObject) -> tuple[str, JsonObject]:
-    """The name and the arguments of a call."""
+    """Return the tool's name and arguments from a call's parameters. Raises RpcError if they are
+    invalid.
+    """
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_CHARACTERS:
         raise RpcError(INVALID_PARAMS, "`name` must be the name of a tool.")
@@ -473,7 +489,7 @@ def _named(params: JsonObject) -> tuple[str, JsonObject]:
 
 
 async def _followed(call: StreamedCall, exchange: Exchange, token: str | int) -> Envelope:
-    """Send a call's progress, which may only grow; returns its answer."""
+    """Send a call's progress (only increasing values) to the client, and return the call's answer."""
     last = -1.0
     async for event in events_of(call):
         if isinstance(event, ResultEvent | ErrorEvent):
@@ -488,7 +504,7 @@ async def _followed(call: StreamedCall, exchange: Exchange, token: str | int) ->
 
 
 def _waiting_call(envelope: Envelope) -> str | None:
-    """The approval that a call waits for, or None if it cannot be approved."""
+    """Return the id of the approval that a call waits for, or None if it waits for none."""
     error = envelope.error
     if error is None or error.code != RequiresHumanApproval.code:
         return None
@@ -496,13 +512,15 @@ def _waiting_call(envelope: Envelope) -> str | None:
 
 
 def _is_underway(envelope: Envelope) -> bool:
-    """Whether the call was approved and still runs: its caller has no tool to fetch the answer."""
+    """Whether the call was approved and still runs. The server then waits, because an MCP client
+    cannot fetch the answer later.
+    """
     error = envelope.error
     return error is not None and error.code == CallInProgress.code and error.approval_id is not None
 
 
 def _question(name: str, envelope: Envelope) -> JsonObject:
-    """The question for the client's user. The answer does not decide the approval."""
+    """Return the question for the client's user. Its answer never decides the approval."""
     message = (
         f"The call of {name} waits for approval {_waiting_call(envelope)}. An approver decides on "
         "it, not this dialogue. Accept to look for the decision now."
@@ -512,13 +530,13 @@ def _question(name: str, envelope: Envelope) -> JsonObject:
 
 
 def _digest(name: str, arguments: JsonObject, client: Client) -> str:
-    """The values that the state of a waiting call is bound to, in addition to its principal."""
+    """Return a digest of the call for `requestState`, so that a state is refused with another call."""
     bound = [name, arguments, client.agent_id, client.session_id]
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
 def _is_of(approval: Approval, name: str, client: Client) -> bool:
-    """Whether the approval is of a call with this tool, agent and session."""
+    """Whether the approval belongs to a call of this tool, agent and session."""
     found = (approval.tool, approval.agent_id, approval.session_id)
     return found == (name.partition("@")[0], client.agent_id, client.session_id)
 
@@ -531,7 +549,7 @@ def _base64(content: bytes) -> str:
 
 
 def result_of(envelope: Envelope) -> JsonObject:
-    """The result that this envelope is."""
+    """Convert an envelope to the result of a `tools/call`."""
     document = envelope.model_dump(mode="json")
     data = document.pop("data")
     error = document["error"]
@@ -548,7 +566,7 @@ def result_of(envelope: Envelope) -> JsonObject:
 
 
 def plain_result(data: JsonObject) -> JsonObject:
-    """The result of a tool that is the server's own."""
+    """Return the result of one of the server's own tools."""
     text = {"type": "text", "text": _readable(data)}
     return {"content": [text], "structuredContent": data, "isError": False}
 
@@ -559,7 +577,9 @@ def _readable(data: JsonObject) -> str:
 
 
 def _failure(error: JsonObject, details: JsonObject, metadata: JsonObject) -> str:
-    """Code and message, how to go on, and the program's own words."""
+    """Describe an error: code, message, approval and call ids, and the program's traceback and
+    output.
+    """
     parts = [f"{error['code']}: {error['message']}"]
     if error.get("approval_id") is not None:
         parts.append(f"Approval: {error['approval_id']}. Call: {metadata['call_id']}.")
@@ -580,7 +600,7 @@ def _figures(shown: JsonObject) -> Iterator[JsonObject]:
 
 
 def _links(shown: JsonObject) -> Iterator[JsonObject]:
-    """Every blob that the answer names."""
+    """Yield a resource link for each blob in the result."""
     for name in FILE_LISTS:
         for item in _items(shown, name):
             yield from _link(item.get("url"), item.get("filename"), item.get("content_type"))

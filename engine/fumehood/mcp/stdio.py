@@ -3,9 +3,9 @@
 Client side, in a process of its own, which must answer within half a second of its start: the
 standard library is all that it needs. The thread that reads a line also answers it, while another
 thread reads the next line. A request has a connection of its own while it is answered; connections
-are kept and used again. Without a daemon it answers alone, and calls get the reason. Invariants: a
-request is sent once; a request that the client has cancelled has no response, and its connection is
-closed, which ends the call; nothing but messages is written.
+are kept and used again. Without a daemon it answers alone, and calls fail with the reason.
+Invariants: a request is sent once; a request that the client has cancelled has no response, and its
+connection is closed, which ends the call; nothing but messages is written.
 """
 
 from __future__ import annotations
@@ -40,33 +40,35 @@ from fumehood.mcp.messages import (
 from fumehood.protocol import strict_json
 
 MAX_REQUESTS = 256
-"""Concurrent requests, including subscriptions."""
+"""The most requests in progress at once, including subscriptions. More are refused."""
 
 RESTART_S = 3.0
-"""Seconds to wait for a daemon that disappeared before a request fails."""
+"""Seconds that a request waits for a daemon that was reachable before, since it may be
+restarting."""
 
 API_S = 120.0
-"""Seconds to wait for the daemon's answer about a session, which blocks all calls."""
+"""Seconds to wait for the daemon to create or end a session. All calls wait meanwhile."""
 
 PAUSE_S = 0.1
 """Seconds between two attempts to connect."""
 
 LAST_ANSWERS_S = 1.0
-"""Seconds in which requests are still answered after the client has closed its output."""
+"""Seconds for requests to finish after the client has closed its output."""
 
 TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_MESSAGE_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
-"""How `messages.py` begins a response, and nothing else."""
+"""The first bytes of every response (and of nothing else) that `messages.py` encodes."""
 
 ANSWER_TO_NOBODY = ANSWER + b"null"
 
 JSON = {"content-type": "application/json"}
 
 LATER = "later"
-"""The session of a list whose client has none yet: a list looks no session up."""
+"""Stands for the client's session in requests that only list tools. Any value gives the list for a
+session, because lists look up no session."""
 
 MISSING = b'"code":"RESOURCE_NOT_FOUND"'
-"""Part of each answer to a call whose session has ended, and of some others."""
+"""Quick test for an ended session. Every answer about one contains it, but some others do also."""
 
 SESSION_OVER = (
     "RESOURCE_NOT_FOUND: The session has ended; its files and variables are gone. Nothing ran. "
@@ -75,19 +77,21 @@ SESSION_OVER = (
 
 
 class Unavailable(Exception):
-    """No daemon answers, or it makes no session; nothing was sent."""
+    """No daemon answers, or it refuses to create a session. The request was not sent."""
 
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """One message that the daemon answers: a request, or the answer to a question of its own."""
+    """One message of the client that is forwarded to the daemon: a request, or the response to a
+    request of the daemon.
+    """
 
     message: JsonObject
     raw: bytes
     connection: Connection | None = None
     is_cancelled: bool = False
     session: str = ""
-    """The client's own session, if its call is made in one."""
+    """The id of the client's own session, if the call runs in it."""
 
     @property
     def id(self) -> str | int:
@@ -96,7 +100,7 @@ class _Flight:
 
     @property
     def method(self) -> str | None:
-        """None for an answer."""
+        """The request's method, or None for a response."""
         return self.message.get("method")
 
     @property
@@ -110,24 +114,26 @@ class _Flight:
 
 @dataclass(eq=False)
 class Bridge:
-    """One client and one daemon. `query` has the options of all requests."""
+    """Connects one client to one daemon. `path` is the daemon's socket; `query` is added to each
+    request.
+    """
 
     path: Path
     query: Mapping[str, str]
     has_own_session: bool
-    """Whether calls are made in a session of the client's own, which the first one makes."""
+    """Whether calls run in a session of the client's own, created by the first call."""
     reading: BinaryIO
     writing: FileIO
-    """Not buffered: a thread could hold the buffer when the process ends."""
+    """Unbuffered: a thread could hold a buffer's lock when the process ends."""
 
     _session: str = ""
-    """The id of the protocol's session."""
+    """The MCP session's id, from the daemon's answer to `initialize`."""
     _own: str = ""
-    """The id of the client's own session of the engine."""
+    """The id of the client's own engine session, which keeps files and variables."""
     _unsent: bytes = b""
-    """An `initialize` that was answered alone, until a daemon has it."""
+    """An `initialize` answered without a daemon, to be sent once a daemon is reachable."""
     _was_there: bool = False
-    """Whether the daemon answered the last time."""
+    """Whether the last attempt to connect succeeded."""
     _flights: dict[tuple[str | int, bool], _Flight] = field(default_factory=dict)
     _idle: list[Connection] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -135,12 +141,12 @@ class Bridge:
     _write_lock: threading.Lock = field(default_factory=threading.Lock)
     _read_lock: threading.Lock = field(default_factory=threading.Lock)
     _followers: int = 0
-    """Threads that will read the next line."""
+    """Threads that wait to read the next line."""
     _listens: bool = False
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Serve the client until it closes its output. Then what still runs is ended."""
+        """Serve the client until it closes its output, then cancel the remaining requests."""
         self._lines = _lines(self.reading)
         self._add_follower()
         self._over.wait()
@@ -152,7 +158,7 @@ class Bridge:
                 self._cancel(flight.id)
 
     def close(self) -> None:
-        """End the client's own session. Raises Unavailable."""
+        """End the client's own session, if there is one. Raises Unavailable."""
         with self._own_lock:
             if self._own:
                 ask_daemon(self.path, "DELETE", f"/v1/sessions/{self._own}")
@@ -178,17 +184,17 @@ class Bridge:
                         self._add_follower()
             try:
                 self._exchange(flight)
-            except Exception as error:  # whatever answers on the socket, the client is answered
+            except Exception as error:  # whatever happens on the socket, the client gets a response
                 self._fail(flight, error)
             with self._lock:
                 if self._flights.get(flight.key) is flight:  # not a later one with its id
                     del self._flights[flight.key]
                 self._followers += 1
 
-    # -- what the client says ------------------------------------------------------------
+    # -- messages from the client ---------------------------------------------------------
 
     def _next_flight(self) -> _Flight | None:
-        """Read until a message is for the daemon; None at the end."""
+        """Read until a message must be forwarded to the daemon. Returns None at the end of input."""
         for line in self._lines:
             try:
                 if line is None:
@@ -238,7 +244,7 @@ class Bridge:
     # -- one exchange --------------------------------------------------------------------
 
     def _exchange(self, flight: _Flight) -> None:
-        """Send a message and write what comes. Raises OSError, ValueError, Unavailable."""
+        """Forward a message and write the daemon's answer. Raises OSError, ValueError, Unavailable."""
         if self.has_own_session and flight.method == "tools/call":
             flight.session = self._own_session()
         address = self._address(flight.session if flight.method == "tools/call" else LATER)
@@ -272,10 +278,12 @@ class Bridge:
         return f"/mcp?{urlencode(options)}" if options else "/mcp"
 
     def _own_session(self) -> str:
-        """The client's own session, made if there is none. Empty if the engine has no containers.
+        """Return the client's own session id. Creates the session if there is none.
+
+        The id is empty if the engine has no containers.
 
         Raises:
-            Unavailable: there is no daemon, or it makes no session.
+            Unavailable: no daemon answers, or it refuses to create a session.
         """
         with self._own_lock:
             if not self._own:
@@ -285,19 +293,19 @@ class Bridge:
                 error = made["error"]
                 if error is None:
                     self._own = made["data"]["session"]["id"]
-                elif error["code"] != "SANDBOX_UNAVAILABLE":  # which each tool says for itself
+                elif error["code"] != "SANDBOX_UNAVAILABLE":  # which each call reports by itself
                     raise Unavailable(f"{error['code']}: {error['message']}")
             return self._own
 
     def _initialize(self, connection: Connection) -> None:
-        """Let the daemon know the client that was answered without it."""
+        """Send the `initialize` that was answered without a daemon."""
         response = connection.ask("POST", self._address(LATER), JSON, self._unsent)
         self._session = response.headers.get("mcp-session-id", "")
         self._unsent = b""
         response.read()
 
     def _pass_on(self, response: Response, flight: _Flight) -> None:
-        """Write each event as it comes; the last one is the response."""
+        """Write each event of a stream as it arrives. The response must be among them."""
         is_answered = False
         for event in response.events():
             is_answered = event.startswith(ANSWER)
@@ -309,7 +317,7 @@ class Bridge:
             raise ConnectionError("no response among the events")
 
     def _answer(self, flight: _Flight, answer: bytes) -> None:
-        """Write the response to a request; from here on another one may have its id."""
+        """Write the response to a request. From now on the client may use its id again."""
         if flight.session and MISSING in answer and is_without_session(answer):
             self._forget(flight.session)
             answer = _result(flight, about.failed(SESSION_OVER))
@@ -320,7 +328,7 @@ class Bridge:
         self._write(answer)
 
     def _forget(self, session: str) -> None:
-        """Forget the client's session after it ended. The next call makes another one."""
+        """Forget a session that has ended. The next call creates another one."""
         with self._own_lock:
             if self._own == session:
                 self._own = ""
@@ -345,10 +353,12 @@ class Bridge:
         return {**JSON, "mcp-session-id": self._session}
 
     def _connection(self) -> Connection:
-        """A kept connection or a new one; a daemon that was there is waited for.
+        """Return an idle connection or a new one.
+
+        Retries for `RESTART_S` if the daemon was reachable before.
 
         Raises:
-            Unavailable: there is none in time.
+            Unavailable: no daemon answers in time.
         """
         with self._lock:
             kept = self._idle.pop() if self._idle else None
@@ -372,10 +382,12 @@ class Bridge:
         with self._lock:
             self._idle.append(connection)
 
-    # -- changes of the list -------------------------------------------------------------
+    # -- notifications of changes ----------------------------------------------------------
 
     def _listen(self) -> None:
-        """Pass on what the daemon says by itself; after a restart the list may be another."""
+        """Forward the daemon's own notifications. After a reconnection, report that tools may have
+        changed.
+        """
         has_followed = bool(self._unsent)
         while True:
             with suppress(OSError, ValueError):
@@ -390,7 +402,7 @@ class Bridge:
 
     def _write(self, message: bytes) -> None:
         rest = memoryview(message + b"\n")
-        with self._write_lock, suppress(OSError):  # a client that has gone reads nothing
+        with self._write_lock, suppress(OSError):  # the client may have gone
             while rest:
                 rest = rest[self.writing.write(rest) :]
 
@@ -401,7 +413,7 @@ def serve(path: Path, query: Mapping[str, str], *, has_own_session: bool = False
     Raises:
         Unavailable: the client's own session could not be ended.
     """
-    # Not `sys.stdin`: the end of the process fails while a thread still reads it.
+    # Not `sys.stdin`: the interpreter cannot exit cleanly while a thread still reads it.
     reading = BufferedReader(FileIO(sys.stdin.fileno(), closefd=False))
     with FileIO(sys.stdout.fileno(), "w", closefd=False) as writing:
         bridge = Bridge(path, query, has_own_session, reading, writing)
@@ -412,7 +424,7 @@ def serve(path: Path, query: Mapping[str, str], *, has_own_session: bool = False
 
 
 def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = None) -> JsonObject:
-    """One request to the daemon's own API, and the envelope that answers it.
+    """Send one request to the daemon's HTTP API and return its answer, an envelope.
 
     Raises:
         Unavailable: no daemon answers.
@@ -432,14 +444,14 @@ def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = 
 
 
 def not_reached(path: Path, error: Exception) -> str:
-    """The reason why no engine answers, and the remedy."""
+    """Describe why no engine answers, and the remedy."""
     if isinstance(error, PermissionError):
         return f"Permission denied: {path}. Your user must be in the socket's group."
     return f"No engine answers on {path}. Start one with: fumehood serve"
 
 
 def _answer_alone(flight: _Flight, words: str) -> JsonObject | None:
-    """The result of a request without an engine; None if it has none."""
+    """Return the result of a request that is answered without a daemon, or None if it needs one."""
     if flight.method == "initialize":
         wanted = flight.message.get("params", {}).get("protocolVersion")
         return about.initialized(about.handshake_version(wanted))
@@ -458,7 +470,7 @@ def _result(flight: _Flight, result: JsonObject) -> bytes:
 
 
 def is_without_session(answer: bytes) -> bool:
-    """Whether the session had ended before the call, so that the call did not run."""
+    """Whether the answer says that the session had ended, so that the call did not run."""
     try:
         error = strict_json.loads(answer)["result"]["_meta"][ENVELOPE_KEY]["error"]
         return (error["code"], error["fields"]) == ("RESOURCE_NOT_FOUND", ["session_id"])
@@ -467,7 +479,9 @@ def is_without_session(answer: bytes) -> bool:
 
 
 def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
-    """Each line, None for one that is too long, of which little is kept."""
+    """Yield each line, or None for a line over `MAX_MESSAGE_BYTES`, whose rest is read and
+    discarded.
+    """
     while line := reading.readline(MAX_MESSAGE_BYTES + 1):
         if len(line) <= MAX_MESSAGE_BYTES:
             yield line
@@ -478,7 +492,7 @@ def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _refused(flight: _Flight, body: bytes) -> bytes:
-    """The response to a request that the daemon refused before parsing it."""
+    """Return the response to a request that the daemon refused before parsing it."""
     try:
         error = strict_json.loads(body)["error"]
         is_message = body.startswith(ANSWER)
