@@ -158,12 +158,16 @@ def options_of(options: JsonObject, agent: str | None, tool_choice: str) -> Json
 
 
 def message_of(turn: list[JsonObject]) -> Any:
-    """Return a turn as the `message` of a request: an object if it is a single message, or a list."""
+    """Return a turn as the `message` of a request: an object if it is a single message, or a
+    list.
+    """
     return turn[0] if len(turn) == 1 else turn
 
 
 def how_many_calls(message: Any, name: MessageFormat) -> int:
-    """Count the tool calls in a message. Returns 1 if there are none or the message is malformed."""
+    """Count the tool calls in a message. Returns 1 if there are none or the message is
+    malformed.
+    """
     chat = CHAT_FORMATS.get(name)
     try:
         return max(1, len(chat.calls(chat.turn(message)))) if chat is not None else 1

@@ -18,7 +18,9 @@ from fumehood.registry.json_schema import CompiledSchema, TooCostly
 
 
 class Mcp(Format):
-    """The Model Context Protocol. Exports tools only, because calls arrive through `fumehood mcp`."""
+    """The Model Context Protocol. Exports tools only, because calls arrive through `fumehood
+    mcp`.
+    """
 
     name = "mcp"
 

@@ -51,7 +51,9 @@ class Gemini(ChatFormat):
         return [{**message, "role": "model"}]
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """Return the calls in the content's parts. Calls without ids are identified by their order."""
+        """Return the calls in the content's parts. Calls without ids are identified by their
+        order.
+        """
         found = []
         for message in turn:
             for part in items_of(message.get("parts"), "parts"):

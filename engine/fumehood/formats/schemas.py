@@ -460,7 +460,9 @@ def _restored(value: Any, schema: Any, root: JsonObject, known: dict[int, bool])
 
 
 def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
-    """Return the schema for an object or array. For a union, that is its only branch of that type."""
+    """Return the schema for an object or array. For a union, that is its only branch of that
+    type.
+    """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     for _ in range(MAX_HOPS):
         schema = _resolved(schema, root)

@@ -197,7 +197,9 @@ class McpServer:
                 answered.set_result(result if isinstance(result, dict) else {})
 
     async def follow_changes(self, client: Client, exchange: Exchange) -> None:
-        """Notify a client (of a version with a handshake) of changed tools, until the engine stops."""
+        """Notify a client (of a version with a handshake) of changed tools, until the engine
+        stops.
+        """
         await self._tell_changes(client, exchange, None)
 
     async def _result(
@@ -489,7 +491,9 @@ def _named(params: JsonObject) -> tuple[str, JsonObject]:
 
 
 async def _followed(call: StreamedCall, exchange: Exchange, token: str | int) -> Envelope:
-    """Send a call's progress (only increasing values) to the client, and return the call's answer."""
+    """Send a call's progress (only increasing values) to the client, and return the call's
+    answer.
+    """
     last = -1.0
     async for event in events_of(call):
         if isinstance(event, ResultEvent | ErrorEvent):
@@ -530,7 +534,9 @@ def _question(name: str, envelope: Envelope) -> JsonObject:
 
 
 def _digest(name: str, arguments: JsonObject, client: Client) -> str:
-    """Return a digest of the call for `requestState`, so that a state is refused with another call."""
+    """Return a digest of the call for `requestState`, so that a state is refused with another
+    call.
+    """
     bound = [name, arguments, client.agent_id, client.session_id]
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 

@@ -194,7 +194,9 @@ class Bridge:
     # -- messages from the client ---------------------------------------------------------
 
     def _next_flight(self) -> _Flight | None:
-        """Read until a message must be forwarded to the daemon. Returns None at the end of input."""
+        """Read until a message must be forwarded to the daemon. Returns None at the end of
+        input.
+        """
         for line in self._lines:
             try:
                 if line is None:
@@ -244,7 +246,9 @@ class Bridge:
     # -- one exchange --------------------------------------------------------------------
 
     def _exchange(self, flight: _Flight) -> None:
-        """Forward a message and write the daemon's answer. Raises OSError, ValueError, Unavailable."""
+        """Forward a message and write the daemon's answer. Raises OSError, ValueError,
+        Unavailable.
+        """
         if self.has_own_session and flight.method == "tools/call":
             flight.session = self._own_session()
         address = self._address(flight.session if flight.method == "tools/call" else LATER)
