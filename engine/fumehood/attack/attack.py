@@ -34,7 +34,7 @@ class Harm(StrEnum):
 
 
 class Topic(StrEnum):
-    """The groups of the scorecard."""
+    """The subject of an attack, by which the scorecard groups the rows."""
 
     FLOOD = "floods"
     NETWORK = "network"
@@ -47,7 +47,7 @@ class Topic(StrEnum):
 
 
 class Language(StrEnum):
-    """The language of a program, and so how it is sent to a wall."""
+    """The language of an attack's program. It decides the arguments that the wall is sent."""
 
     CALCULATOR = "calculator"
     RESTRICTED = "restricted_python"
@@ -56,17 +56,21 @@ class Language(StrEnum):
 
 
 class Look(StrEnum):
-    """A check from outside the wall. The bait and the host's clock are always checked."""
+    """An additional check made outside the wall. The bait and the run's duration are always
+    checked.
+    """
 
     PROCESSES = "processes"
-    """The program's processes are seen while it runs, stay within their limit, and are gone
-    afterwards."""
+    """The host sees the program's processes while it runs; they stay within their limit, and
+    none is left afterwards."""
     SEALED = "sealed"
-    """The kernel reports no capabilities, no_new_privs, and a filter."""
+    """The kernel reports that the processes have no capabilities, `no_new_privs`, and a seccomp
+    filter.
+    """
     UNBROKEN = "unbroken"
-    """The guest is still the same one."""
+    """The wall's guest (process or containers) was not replaced or ended."""
     LAYER = "layer"
-    """Docker reports no change of the container's file system."""
+    """Docker reports no change in the container's image layer."""
     MEMORY_LIMIT = "memory_limit"
     """Docker reports the requested memory limit, and no swap."""
     NO_NETWORK = "no_network"
@@ -74,15 +78,15 @@ class Look(StrEnum):
     OTHER_CONTAINER = "other_container"
     """Docker reports one more container than before."""
     NO_OTHER_CONTAINER = "no_other_container"
-    """Docker reports no new container: the previous program ran in the same one."""
+    """Reports whether both programs ran in the same container. Never fails."""
 
 
 class Value(Enum):
-    """Expected values that are not plain."""
+    """Placeholders for an expected value, if more than one value is right."""
 
     ANYTHING = "anything"
     SOMETHING = "something"
-    """Anything true: not empty, not zero, not None."""
+    """Any value that Python counts as true: not empty, zero or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,8 @@ class Expectation:
     """How a program must end.
 
     `ends` are names of `EndedBy`, for exceptions with the type (`exception:OSError`); each of them
-    is accepted, and the first is the usual one. `hits` is a limit that must be reported.
+    is accepted, and the first is the usual one. `gives` is the value of a program that ends as
+    `ok`. `hits` names a limit that the wall must report as reached.
     """
 
     ends: tuple[str, ...]
@@ -100,21 +105,24 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class OnGvisor:
-    """A difference under gVisor, and the reason why it is not a weakness."""
+    """How an attack's result differs under gVisor, and why that is not a weakness."""
 
     why: str
     expected: Expectation | None = None
-    """None if it ends as elsewhere."""
+    """The ending expected under gVisor, or None if it is the same as elsewhere."""
     not_looked_at: tuple[Look, ...] = ()
     is_slow: bool = False
-    """Too slow there for `--quick`."""
+    """Whether the attack is too slow under gVisor to be part of `--quick`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One row.
+    """One attack: a program that tries to do harm, and how the wall must end it.
 
-    `before` runs first; with `by_stranger` the attack itself is another principal's.
+    `tries` describes it for the scorecard. `twin` is the harmless program that must pass, with the
+    value `twin_gives`. `before` is a program that runs first; with `by_stranger` the attack then
+    runs for another principal. `wall_s` and `output_bytes` are the limits of the run, in seconds
+    and bytes.
     """
 
     id: str
@@ -135,30 +143,30 @@ class Attack:
     on_gvisor: OnGvisor | None = None
 
     def is_quick_on(self, *, is_gvisor: bool) -> bool:
-        """Whether `--quick` includes it."""
+        """Whether `--quick` includes the attack."""
         is_slow = is_gvisor and self.on_gvisor is not None and self.on_gvisor.is_slow
         return self.is_quick and not is_slow
 
     def expected_on(self, *, is_gvisor: bool) -> Expectation:
-        """The expected ending under this kind of runtime."""
+        """Return the ending expected with or without gVisor."""
         if is_gvisor and self.on_gvisor is not None and self.on_gvisor.expected is not None:
             return self.on_gvisor.expected
         return self.expected
 
     def looks_on(self, *, is_gvisor: bool) -> tuple[Look, ...]:
-        """The checks under this kind of runtime."""
+        """Return the checks that apply with or without gVisor."""
         if not is_gvisor or self.on_gvisor is None:
             return self.looks
         return tuple(look for look in self.looks if look not in self.on_gvisor.not_looked_at)
 
 
 def ends(*names: str, gives: object = Value.ANYTHING, hits: str | None = None) -> Expectation:
-    """An expectation, in short form."""
+    """Return an Expectation. Short form for the tables."""
     return Expectation(names, gives, hits)
 
 
 def raises(*types: str, hits: str | None = None) -> Expectation:
-    """Expects an exception of one of these types."""
+    """Return an Expectation of an exception of one of these types."""
     return Expectation(tuple(f"exception:{name}" for name in types), hits=hits)
 
 
@@ -174,7 +182,7 @@ _VALUE_KEYS = {
 
 
 def arguments_of(language: Language, code: str) -> JsonObject:
-    """The arguments that a wall is sent for this program."""
+    """Return the arguments with which a wall runs this program."""
     match language:
         case Language.CALCULATOR:
             return {"expression": code}
@@ -192,7 +200,7 @@ def arguments_of(language: Language, code: str) -> JsonObject:
 
 
 def name_of(ending: RunEnding) -> str:
-    """The ending in the form of `Expectation.ends`."""
+    """Return the name of an ending, as in `Expectation.ends`."""
     name = ending.ended_by.value
     if ending.ended_by is not EndedBy.EXCEPTION:
         return name
@@ -203,17 +211,17 @@ def name_of(ending: RunEnding) -> str:
 
 
 def value_of(language: Language, ending: RunEnding) -> object:
-    """The value of the program, as it claims."""
+    """Return the value that the untrusted program reported."""
     return (ending.result or {}).get(_VALUE_KEYS[language])
 
 
 def said_in(ending: RunEnding) -> str:
-    """Everything that came back, as one text."""
+    """Return everything that came back from a run as one text, to search for the bait's secret."""
     return json.dumps(asdict(ending), default=str, ensure_ascii=False)
 
 
 def misses(expected: Expectation, language: Language, ending: RunEnding) -> list[str]:
-    """The differences between an ending and its expectation, as text."""
+    """Describe each difference between an ending and its expectation."""
     faults = []
     name = name_of(ending)
     if name not in expected.ends:

@@ -25,13 +25,21 @@ from pathlib import Path
 import psutil
 
 VARIABLE = "FUMEHOOD_ATTACK_CANARY"
+"""The environment variable that holds the secret word."""
+
 KNOCK_BYTES = 32
+"""Bytes of the knock."""
+
 KNOCK_PATIENCE_S = 1.0
+"""Seconds to wait for a connection or its knock."""
+
 READY_PATIENCE_S = 5.0
+"""Seconds to wait for a listener's thread to end."""
+
 LOOPBACK = "127.0.0.1"
 
 STAND_STILL = "import sys; sys.stdin.read()"
-"""The bait's process ends with its parent, however that ends."""
+"""Program of the bait's process. It ends when its input closes, so even if its parent is killed."""
 
 
 class BaitFailed(Exception):
@@ -39,7 +47,10 @@ class BaitFailed(Exception):
 
 
 class Bait:
-    """A context manager. Enter it before the walls start, so that they inherit the variable."""
+    """The bait of one run, as a context manager.
+
+    Enter it before the walls start, so that they would inherit the environment variable.
+    """
 
     def __init__(self) -> None:
         self.word = f"word-{secrets.token_hex(12)}"
@@ -61,10 +72,12 @@ class Bait:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    # -- what programs are told -----------------------------------------------------------
+    # -- what programs receive ------------------------------------------------------------
 
     def fill(self, code: str) -> str:
-        """A program of the corpus with this run's bait filled in, but never the secret word."""
+        """Return a program of the corpus with this run's bait filled in, but never the secret
+        word.
+        """
         facts = {
             "@FILE@": str(self.file),
             "@DIRECTORY@": str(self.directory),
@@ -79,10 +92,10 @@ class Bait:
             code = code.replace(name, fact)
         return code
 
-    # -- what is looked at afterwards ---------------------------------------------------------
+    # -- checks afterwards ---------------------------------------------------------------------
 
     def losses(self, answer: str) -> list[str]:
-        """Damage to the bait, as text, and the knocks that were heard since the last call.
+        """Describe damage to the bait, a leaked secret word, and knocks since the last call.
 
         `answer` is everything that came back from a program.
         """
@@ -173,7 +186,7 @@ class Bait:
         self._try_out(listeners)
 
     def _try_out(self, listeners: dict[str, socket.socket]) -> None:
-        """Connect to each listener from here, because a deaf listener would prove nothing."""
+        """Connect to each listener from the host, because a broken listener would prove nothing."""
         for listener in listeners.values():
             with socket.socket(listener.family) as trial:
                 trial.settimeout(KNOCK_PATIENCE_S)
@@ -187,7 +200,7 @@ class Bait:
             raise BaitFailed(f"nothing is heard on {', '.join(sorted(deaf))}")
 
     def _settle(self) -> None:
-        """Wait until all earlier connections are handled, through one more connection."""
+        """Wait until all earlier connections are handled, by making one more connection."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as last:
             last.settimeout(2 * KNOCK_PATIENCE_S)
             last.connect(f"\0{self.abstract}")
@@ -195,7 +208,7 @@ class Bait:
             last.recv(1)
 
     def _hear(self, where: str, said: bytes) -> None:
-        # Others may connect, too: only a connection with the knock counts.
+        # Other programs may also connect: only a connection with the knock counts.
         if said == self.knock.encode():
             self._heard.append(where)
 
@@ -218,7 +231,7 @@ def _hear(
 
 
 def _other_addresses() -> Iterator[str]:
-    """This host's IPv4 addresses without loopback: the first of each interface."""
+    """Yield this host's IPv4 addresses except loopback, the first of each interface."""
     for addresses in psutil.net_if_addrs().values():
         own = (one.address for one in addresses if one.family == socket.AF_INET)
         yield from islice((one for one in own if not one.startswith("127.")), 1)

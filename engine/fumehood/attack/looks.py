@@ -25,24 +25,25 @@ from fumehood.attack.targets import MOST_PROCESSES, Containers, Standing
 from fumehood.core.limits import MB
 
 MOST_FOR_GUEST_MB = 256
-"""Memory of a container beyond its class: for the guest, and for gVisor's own kernel."""
+"""Megabytes that a container's memory limit may exceed its class, for the guest and gVisor's
+kernel."""
 
 
 @dataclass
 class Looked:
-    """The findings."""
+    """The findings of the checks: those that failed, and those that passed, as text."""
 
     faults: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
 
     def say(self, words: str, *, holds: bool) -> None:
-        """Add one finding."""
+        """Add one finding: passed if `holds`, otherwise failed."""
         (self.seen if holds else self.faults).append(words)
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """The state before the attack."""
+    """The wall's state before the attack."""
 
     guest_pid: int | None = None
     names: frozenset[str] = frozenset()
@@ -59,7 +60,11 @@ _OF_NAMES = {Look.UNBROKEN, Look.OTHER_CONTAINER, Look.NO_OTHER_CONTAINER}
 async def looking(
     attack: Attack, wanted: tuple[Look, ...], standing: Standing, bait: Bait
 ) -> AsyncIterator[Looked]:
-    """Check before, during and after the block that runs the attack. Raises DockerError."""
+    """Check a wall before, during and after the `async with` block, which runs the attack.
+
+    Raises:
+        DockerError: Docker could not be queried.
+    """
     looked = Looked()
     wanted_set = set(wanted)
     before = await _before(wanted_set, standing)
@@ -105,7 +110,7 @@ async def _look_at_processes(
 ) -> None:
     if Look.SEALED in wanted:
         sealed = [seal for seal in watch.seals if is_sealed(seal)]
-        if most_after:  # the zygote is among them, which runs nobody's program
+        if most_after:  # one of them is the zygote, which runs no program
             looked.say(
                 f"of {len(watch.seals)} processes below the guest, {len(sealed)} were seen sealed",
                 holds=bool(sealed) and len(watch.seals) - len(sealed) <= 1,
@@ -183,15 +188,19 @@ def _look_at_limits(
 
 
 PAUSE_S = 0.03
+"""Seconds between two looks at the processes."""
+
 GONE_PATIENCE_S = 3.0
+"""Seconds to wait for processes to end after an attack."""
 
 SEAL = ("CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp", "Uid", "Groups")
+"""Fields of `/proc/PID/status` that show a process's rights."""
 
 
 class Watch:
-    """Watches processes while the block runs, in a thread; a context manager.
+    """Observes processes from a thread while its `with` block runs.
 
-    `find` returns the process ids to watch.
+    `find` returns the ids of the processes to observe.
     """
 
     def __init__(self, find: Callable[[], list[int]]) -> None:
@@ -199,18 +208,20 @@ class Watch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self.most = 0
-        """The largest number seen at once."""
+        """The largest number of processes seen at once."""
         self._sightings: dict[int, list[dict[str, str]]] = {}
 
     @property
     def seals(self) -> list[dict[str, str]]:
-        """The last status lines of each process. A process seen only once may have just started,
-        and is left out.
+        """The last `SEAL` lines of each process. A process that was seen only once is left out,
+        because it may have just started.
         """
         return [seen[-1] for seen in self._sightings.values() if len(seen) > 1]
 
     def settled(self, most: int) -> int:
-        """Their number, once it is at most `most` or the wait is over. Blocks."""
+        """Wait until at most `most` processes are left, or `GONE_PATIENCE_S`. Returns their number.
+        Blocks.
+        """
         deadline = time.monotonic() + GONE_PATIENCE_S
         while (count := len(self._find())) > most and time.monotonic() < deadline:
             time.sleep(PAUSE_S)
@@ -241,12 +252,12 @@ class Watch:
 
 
 def named(mark: str) -> list[int]:
-    """Processes with this name, without zombies."""
+    """Return the ids of the processes with this name, without zombies."""
     return [pid for pid in _pids() if _name(pid) == mark and not _is_zombie(pid)]
 
 
 def below(pid: int | None) -> list[int]:
-    """Descendants of a process, without zombies."""
+    """Return the ids of a process's descendants, without zombies."""
     if pid is None:
         return []
     try:
@@ -257,13 +268,13 @@ def below(pid: int | None) -> list[int]:
 
 
 def is_sealed(seal: dict[str, str]) -> bool:
-    """Whether it has no capabilities, no_new_privs, and a filter."""
+    """Whether a process has no capabilities, `no_new_privs`, and a seccomp filter."""
     nothing = all(set(seal[name]) <= {"0"} for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"))
     return nothing and seal["NoNewPrivs"] == "1" and seal["Seccomp"] == "2"
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """The lines of a process's status; empty if it has ended."""
+    """Return the fields of `/proc/PID/status`. Empty if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:

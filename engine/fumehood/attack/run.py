@@ -30,12 +30,16 @@ TOTAL_S = 115.0
 """Seconds for all attacks. Attacks that have not started by then are reported as untried."""
 
 HELLO = {"calculator": "1 + 1", "function": "out = 2", "python": "1 + 1"}
+"""Language → the harmless program that a wall must run before it is attacked."""
+
 HELLO_S = 10.0
+"""Time limit of the harmless first program, in seconds."""
+
 OUT_OF_TIME = "The time for all attacks was used up."
 OUT_OF_TIME_CURE = "Try one wall at a time (--wall), or when this host has less to do."
 
 OnLine = Callable[[str, Line], None]
-"""Called with each line as soon as it exists, and the name of its wall."""
+"""Called with the wall's name and the result of each attack as soon as it is known."""
 
 
 async def run_attacks(
@@ -47,10 +51,10 @@ async def run_attacks(
     total_s: float = TOTAL_S,
     on_line: OnLine = lambda wall, line: None,
 ) -> Scorecard:
-    """Run the chosen attacks on every target. Existing cards (of absent runtimes) are passed on.
+    """Run the chosen attacks on every target. Cards of absent runtimes are included unchanged.
 
     Raises:
-        BaitFailed: there was nothing to attack.
+        BaitFailed: the bait could not be made, so nothing was attacked.
     """
     began = time.monotonic()
     cards = []
@@ -98,10 +102,10 @@ async def _attack_wall(
 
 
 async def _say_hello(standing: Standing) -> None:
-    """Run a harmless program first: without it every refusal would look like a defence.
+    """Run a harmless program first, because a wall that refuses everything would seem to hold.
 
     Raises:
-        CannotTry: it did not pass.
+        CannotTry: the harmless program did not pass.
     """
     wall, language = standing.wall, standing.hello
     status = wall.status
@@ -146,17 +150,17 @@ def _not_tried(attack: Attack) -> Line:
 
 
 GRACE_S = 5.0
-"""How long a run may exceed its limit by the host's clock, for the kill and on a busy host."""
+"""Seconds that a run may exceed its time limit by the host's clock, since the kill takes time."""
 
 PATIENCE_S = 20.0
-"""The longest wait beyond a run's limit, so that one attack cannot delay the others."""
+"""Seconds after a run's time limit until it is given up, so that it cannot delay the others."""
 
 ATTACKER = TrustDomain("attack")
 TWIN = Expectation(("ok",))
 
 
 async def try_one(attack: Attack, target: Target, standing: Standing, bait: Bait) -> Line:
-    """Try one attack. Failures of the trial are also part of the line."""
+    """Try one attack on one wall. If the trial itself fails, the returned line says why."""
     began = time.monotonic()
     trial = _Trial(attack, target, standing, bait)
     try:
@@ -167,7 +171,7 @@ async def try_one(attack: Attack, target: Target, standing: Standing, bait: Bait
 
 
 class _Trial:
-    """One attack on one wall."""
+    """The trial of one attack on one wall, with its findings so far."""
 
     def __init__(self, attack: Attack, target: Target, standing: Standing, bait: Bait) -> None:
         self._attack = attack
@@ -182,7 +186,12 @@ class _Trial:
         self._cure = ""
 
     async def run(self) -> None:
-        """Raises EngineError, DockerError: it could not be tried."""
+        """Run the attack, its checks and its twin.
+
+        Raises:
+            EngineError: the wall refused.
+            DockerError: Docker could not be queried.
+        """
         attack = self._attack
         if attack.before is not None:
             prepared = await self._send(attack.before, ATTACKER)
@@ -202,7 +211,9 @@ class _Trial:
         await self._try_twin()
 
     def untried(self, error: EngineError | DockerError) -> None:
-        """The wall or Docker refused. After the attack itself has run, it is the cause."""
+        """Record that the wall or Docker refused: a failure if the attack has already run, else
+        untried.
+        """
         words = error.message
         if self._ended is not None:
             self._looked.faults.append(f"nothing ran after it: {words}")
@@ -211,7 +222,7 @@ class _Trial:
         self._cure = "" if isinstance(error, EngineError) else error.remedy
 
     def line(self, ms: int) -> Line:
-        """The result."""
+        """Return the result for the scorecard. `ms` is the trial's duration in milliseconds."""
         attack, faults = self._attack, self._looked.faults
         verdict = Verdict.FAILED if faults else Verdict.HELD
         if self._why_untried and not faults:
@@ -236,7 +247,7 @@ class _Trial:
     # -- inside -----------------------------------------------------------------------------
 
     async def _send(self, code: str, domain: TrustDomain) -> RunEnding | None:
-        """Run one program; None if it did not end in time."""
+        """Run one program. Returns None if it did not end in time."""
         attack, standing = self._attack, self._standing
         limits = Limits(attack.wall_s, 60.0, standing.memory_mb, attack.output_bytes)
         arguments = arguments_of(attack.language, self._bait.fill(code))
@@ -274,5 +285,5 @@ class _Trial:
 
 
 def _stranger() -> TrustDomain:
-    """A principal that has not been served yet."""
+    """Return the trust domain of a new principal."""
     return TrustDomain(f"attack:{secrets.token_hex(8)}")

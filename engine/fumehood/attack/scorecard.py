@@ -22,7 +22,7 @@ class Verdict(StrEnum):
     FAILED = "failed"
     UNTRIED = "untried"
     ABSENT = "absent"
-    """A runtime that this host does not have: shown, but not a failure. For walls only."""
+    """The host lacks this optional runtime. Only for walls; not a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,16 @@ class Line:
     seen: tuple[str, ...]
     """The checks from outside that passed, as text."""
     why: str
-    """Why it failed or was not tried."""
+    """Why the attack failed or was not tried, or empty."""
     cure: str
     differs: str
-    """The difference under this runtime and why it is not a weakness, or empty."""
+    """What differs under this runtime and why that is not a weakness, or empty."""
     ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class WallCard:
-    """The lines of one wall. `why` and `cure` are set if it could not be tried at all."""
+    """The results on one wall. `why` and `cure` are set if the whole wall could not be tried."""
 
     wall: str
     runtime: str | None
@@ -63,11 +63,11 @@ class WallCard:
 
     @property
     def name(self) -> str:
-        """For example `container/runc`."""
+        """The wall's name and runtime, for example `container/runc`."""
         return self.wall if self.runtime is None else f"{self.wall}/{self.runtime}"
 
     def count(self, verdict: Verdict) -> int:
-        """The number of lines with this verdict."""
+        """Return the number of attacks with this verdict."""
         return sum(line.verdict is verdict for line in self.attacks)
 
 
@@ -102,7 +102,7 @@ class Scorecard:
 
 
 def verdict_of(lines: Iterable[Line]) -> Verdict:
-    """The worst verdict of a wall's lines; untried if there are none."""
+    """Return the worst verdict of a wall's lines, or UNTRIED without lines."""
     verdicts = {line.verdict for line in lines}
     for verdict in (Verdict.FAILED, Verdict.UNTRIED):
         if verdict in verdicts:

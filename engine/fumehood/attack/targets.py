@@ -29,7 +29,7 @@ from fumehood.sandbox.wall import Wall
 WALLS = ("interpreter", "jail", "container")
 OFFERED = ("runsc",)
 ALIASES = ("io.",)
-"""containerd's own names: `io.containerd.runc.v2` is runc again."""
+"""Prefix of containerd's names for the same runtimes: `io.containerd.runc.v2` is also runc."""
 
 NOT_REGISTERED = "Docker has no runtime of this name."
 REGISTER = (
@@ -40,9 +40,9 @@ REGISTER = (
 async def targets_of(
     walls: Sequence[str], runtime: str | None, environment: Mapping[str, str]
 ) -> list[Target | WallCard]:
-    """The targets of these walls, and cards of optional runtimes that are missing.
+    """Return the targets for these walls, and cards of optional runtimes that are missing.
 
-    With `runtime` only that one is used; None means all. `environment` says where Docker is.
+    With `runtime` only that one is used; None means all. `environment` may hold Docker's address.
     """
     found: list[Target | WallCard] = []
     if "interpreter" in walls:
@@ -82,15 +82,17 @@ find_image = image_finder()
 
 IMAGE = "python"
 PROCESS_WALL_MB = 64
+"""Megabytes of memory for a program in the interpreter or the jail."""
+
 CONTAINER_LIFETIME_S = 300
-"""After that time a container's guest ends itself, even if this process was killed."""
+"""Seconds after which a container's guest ends itself, even if this process was killed."""
 
 MOST_PROCESSES = CONTAINER_PROCESSES + GUEST_PROCESSES
-"""Processes of one container as the host counts them: the program's and the guest's."""
+"""The most processes of one container that the host may see: the program's and the guest's."""
 
 
 class CannotTry(Exception):
-    """The wall cannot be attacked on this host."""
+    """The wall cannot be attacked on this host. Has the reason and the remedy."""
 
     def __init__(self, why: str, cure: str) -> None:
         super().__init__(why)
@@ -106,17 +108,19 @@ class Containers:
     engine_id: str
 
     async def names(self) -> frozenset[str]:
-        """The running ones. Raises DockerError."""
+        """Return the names of the running containers. Raises DockerError."""
         found = await self.docker.list(f"{LABEL_ENGINE}={self.engine_id}")
         return frozenset(one.name for one in found if one.state == "running")
 
     async def configs(self) -> tuple[dict[str, Any], ...]:
-        """The limits that Docker reports for each of them. Raises DockerError."""
+        """Return the host configuration (with the limits) of each container. Raises DockerError."""
         found = [await self._ask("inspect_container", name) for name in await self.names()]
         return tuple(one["HostConfig"] for one in found)
 
     async def changes(self) -> dict[str, frozenset[str]]:
-        """Changed paths of each container's file system. Raises DockerError."""
+        """Return the changed paths in each container's file system, by its name. Raises
+        DockerError.
+        """
         changes = {}
         for name in await self.names():
             found = await self._ask("diff", name)
@@ -133,12 +137,12 @@ class Standing:
 
     wall: Wall
     hello: Language
-    """The language of the first program."""
+    """The language of the harmless first program."""
     memory_mb: int
     guest_pid: Callable[[], int | None] = lambda: None
-    """For walls made of processes."""
+    """Returns the guest's process id, for walls made of processes. Otherwise None."""
     standing_processes: int = 0
-    """The number of its guest's processes when nothing runs."""
+    """Number of processes below the guest while no program runs."""
     containers: Containers | None = None
     sees_processes: bool = True
     """Whether the host's process table shows the program's processes."""
@@ -149,8 +153,9 @@ Open = Callable[[], AbstractAsyncContextManager[Standing]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A wall to be attacked; `runtime` is Docker's, for containers. `open` raises CannotTry if
-    there is no such wall.
+    """A wall to be attacked. `runtime` is the Docker runtime of a container wall.
+
+    `open` starts the wall. It raises CannotTry if the host cannot have such a wall.
     """
 
     wall: str
@@ -160,7 +165,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As on the scorecard."""
+        """The target's name on the scorecard, for example `container/runc`."""
         return self.wall if self.runtime is None else f"{self.wall}/{self.runtime}"
 
 
@@ -169,12 +174,12 @@ def _nowhere() -> AbstractAsyncContextManager[Standing]:
 
 
 def interpreter_target(command: Sequence[str] | None = None) -> Target:
-    """The interpreter. `command` starts another guest than the engine's, for tests."""
+    """Return the interpreter wall. Tests pass a `command` that starts another guest."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
         async with process_walls.InterpreterWall(command=command) as wall:
-            # The zygote, the spares, and one resident for the attacker.
+            # The zygote, the spares, and one resident process for the attacker.
             standing = 1 + process_walls.INTERPRETER_SPARES + 1
             yield Standing(
                 wall, Language.CALCULATOR, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
@@ -184,7 +189,7 @@ def interpreter_target(command: Sequence[str] | None = None) -> Target:
 
 
 def jail_target(command: Sequence[str] | None = None) -> Target:
-    """The jail, which can read only the attacks' own import path."""
+    """Return the jail, which can read only the attacks' import path."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
@@ -204,13 +209,15 @@ def container_target(
     *,
     command: tuple[str, ...] | None = None,
 ) -> Target:
-    """Containers of one runtime: the smallest, one for each trust domain, none warm in advance."""
+    """Return the wall of containers of one runtime: smallest class, one per trust domain, none
+    started in advance.
+    """
     is_gvisor = runtime.split("-")[0] == "runsc"
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
         engine_id = secrets.token_hex(16)
-        # None in advance, so that Docker reports only containers made for attacks.
+        # Start none in advance, so that Docker reports only containers made for attacks.
         settings = ContainerSettings(
             images=LanguageImages(python=IMAGE, shell=IMAGE, javascript=IMAGE),
             runtime=runtime,

@@ -35,14 +35,16 @@ from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
 
 BY_FILE = "file"
-"""Recorded as the author of a change that was made in the file."""
+"""The recorded author of a change made in the policy file."""
 
 
 class CurrentPolicy:
-    """The rules of a file, or the defaults without one. `facts_of` resolves a call to explain.
+    """The policy in force: that of a file, or the defaults if there is no file.
+
+    `facts_of` resolves a call that is to be explained.
 
     Raises:
-        PolicyError: the file cannot be used.
+        PolicyError: the file has faults or cannot be read.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class CurrentPolicy:
         self.gate = PolicyGate(self._policy, environment)
 
     async def start(self) -> None:
-        """Record the rules that the engine starts with, if there are any."""
+        """Record the policy that the engine starts with, if there is one."""
         if self._policy is not None:
             self._log_loaded(self._policy, BY_FILE)
             await self._record_loaded(self._policy, BY_FILE)
@@ -87,10 +89,10 @@ class CurrentPolicy:
             await watch(watched, take, partial(log_fault, self._log, "policy.failed"))
 
     async def reload(self, by: Principal) -> PolicyStatus:
-        """Read the file now instead of at the next poll; without a file do nothing.
+        """Read the file now instead of at the next poll. Without a file, do nothing.
 
         Raises:
-            InvalidParams: it is faulty; the old rules stay.
+            InvalidParams: the file is faulty; the old rules stay in force.
         """
         if self._file is None:
             return self.status()
@@ -107,7 +109,7 @@ class CurrentPolicy:
         return self.status()
 
     def status(self) -> PolicyStatus:
-        """The rules in force, and the faults of the file if it is newer and was refused."""
+        """Return the rules in force, and the faults of the current file if it was refused."""
         return PolicyStatus(
             version=self.gate.version,
             file=self._policy.file if self._policy is not None else None,
@@ -132,7 +134,7 @@ class CurrentPolicy:
         return [*found, *self._registry.coming]
 
     def _use(self, policy: Policy, by: str) -> bool:
-        """Put a policy in force; whether it differs from the one before."""
+        """Put a policy in force. Returns whether it differs from the previous one."""
         self._refused = ()
         is_other = self._policy is None or policy.version != self._policy.version
         self._policy = policy
@@ -151,7 +153,9 @@ class CurrentPolicy:
         self._log.info("policy.loaded", version=policy.version, rules=len(policy.rules), by=by)
 
     async def _record_loaded(self, policy: Policy, by: str) -> None:
-        """Record it among the changes of authority. A failure to record changes nothing."""
+        """Record the policy in the audit log of authority changes. It stays in force if that
+        fails.
+        """
         details = {"version": policy.version, "rules": len(policy.rules)}
         job = recorded(
             lambda _: None, at=self._now(), by=by, action="policy.load", subject=policy.file,

@@ -34,16 +34,18 @@ from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_va
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
 
 Known = ToolDefinition | tuple[str, str]
-"""A registered tool: its definition, or its name and version if only those are known. With an empty
-version, the prefix of the names of tools that are listed later."""
+"""A registered tool: its definition, or its name and version if only those are known. With an
+empty version the name is a prefix: tools with such names may be registered later."""
 
 Place = tuple[str | int, ...]
-"""The keys and positions that lead to a value in a rule."""
+"""The path to a value in a rule: keys of tables and indexes of lists."""
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 VERSION_DIGITS = 12
+"""Hexadecimal digits of the SHA-256 that identify a version of the file."""
+
 MAX_FAULTS = 50
-"""Faults reported for one file."""
+"""The most faults reported for one file."""
 
 
 def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
@@ -59,7 +61,7 @@ def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
 
 
 def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
-    """Parse a policy from the bytes of a file with this name. Raises as `load_policy`."""
+    """Parse a policy from a file's name and bytes. Raises PolicyError as `load_policy` does."""
     lines: Lines = {}
     found = _Faults(name, lines)
     document = _document(name, data, lines)
@@ -107,7 +109,7 @@ class PolicyFile:
         self._last: Signature | str | None = None
 
     def load(self) -> Policy:
-        """Load the file as it is now. Raises as `load_policy`."""
+        """Load the file's current content. Raises PolicyError as `load_policy` does."""
         with self._lock:
             try:
                 data, self._used = _read(self.path)
@@ -177,11 +179,11 @@ class _Faults:
         self._file = file
         self._lines = lines
         self._found: list[tuple[int, PolicyFault]] = []
-        """Each with its rule's number, or -1 if it belongs to no rule."""
+        """Pairs of a rule's number (-1 if the fault belongs to no rule) and the fault."""
         self._ids: dict[int, str] = {}
 
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
-        """The raw rules; the other top-level keys are checked."""
+        """Return the unparsed rules after checking the other top-level keys."""
         for key in document.keys() - {"rules", "mode"}:
             self._tell((key,), f"unknown key {key[:40]!a}{_known(str(key), ('mode', 'rules'))}")
         if document.get("mode", "enforce") not in ("enforce", "shadow"):
@@ -196,7 +198,7 @@ class _Faults:
         return entries
 
     def rule(self, number: int, entry: Any) -> Rule | None:
-        """One rule, or None after its faults were added."""
+        """Parse one rule. If it is invalid, add its faults and return None."""
         if isinstance(entry, dict) and isinstance(entry.get("id"), str):
             self._ids[number] = entry["id"]
         try:
@@ -249,7 +251,7 @@ _PREDICATE_KEYS = _keys(Predicate)
 
 
 def _keys_at(place: Place) -> tuple[str, ...]:
-    """The keys of the table in a rule that has this key."""
+    """Return the keys that are valid in the table that contains this key."""
     if "not" in place[:-1]:
         return _PREDICATE_KEYS
     return _CONDITION_KEYS if len(place) > 1 else _RULE_KEYS
@@ -296,7 +298,7 @@ _OF_CONTEXT: Mapping[str, Callable[[Context], str]] = {
 
 
 def plain_words(fault: ErrorDetails, known_keys: Collection[str]) -> str:
-    """The fault in plain English. `known_keys` are listed for an unknown one."""
+    """Describe a validation error. If a key is unknown, list `known_keys`."""
     kind, place = fault["type"], fault["loc"]
     if kind == "extra_forbidden":
         return f"unknown key{_known(str(place[-1]), known_keys)}"
@@ -316,7 +318,7 @@ def _only(expected: str) -> str:
     return f"must be {expected}"
 
 
-# -- the rules among themselves and against the tools ----------------------------------------
+# -- faults between rules, and between rules and tools ---------------------------------------
 
 
 _STRICTNESS = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
@@ -355,7 +357,7 @@ def _is_registered(pattern: str, versions: Mapping[str, Sequence[str]]) -> bool:
 def _check_arguments(
     number: int, rule: Rule, definitions: Collection[ToolDefinition], found: _Faults
 ) -> None:
-    """Report each condition on an argument that no matching tool takes."""
+    """Report each condition on an argument that none of the rule's tools accepts."""
     compiled = compile_rule(rule.model_copy(update={"environments": None}), None, "")
     matching = [tool for tool in definitions if compiled.is_about(tool)]
     for key, conditions in (("when", rule.when), ("any", rule.any or ())):
@@ -405,7 +407,9 @@ def _is_complete(schema: Mapping[str, Any]) -> bool:
 
 
 def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
-    """Report each rule that never decides, because an earlier one takes every call it matches."""
+    """Report each rule that never decides, because an earlier rule decides every call that it
+    matches.
+    """
     earlier: dict[str | None, list[Rule]] = defaultdict(list)
     for number, rule in rules.items():
         if not rule.is_enforced:
@@ -433,7 +437,7 @@ def _takes_all(one: Rule, later: Rule) -> bool:
         all(_includes(getattr(one, key), getattr(later, key)) for key in lists)
         and all(getattr(one, key) in (None, getattr(later, key)) for key in values)
         and _includes(one.tools, later.tools)
-        # Only exact names allow dangerous tools.
+        # A rule allows a dangerous tool only by its exact name.
         and not (one.decision is Verdict.ALLOW and one.tools is None and later.tools is not None)
     )
 
@@ -443,7 +447,7 @@ def _tests(rule: Rule) -> tuple[object, ...]:
 
 
 def _asks_more(rule: Rule, than: Rule) -> bool:
-    """Whether it asks for other or more approvers than the other rule."""
+    """Whether a rule requires other or more approvers than the other rule."""
     narrows = rule.approvers is not None and rule.approvers != than.approvers
     more = (rule.quorum or 1) > (than.quorum or 1)
     return narrows or more or bool(rule.over_budget and not than.over_budget)

@@ -47,7 +47,7 @@ def _never() -> bool:
 
 
 class CallFacts(NamedTuple):
-    """Everything that a rule can test. Made for every call, so of the kind that is made fastest.
+    """Everything about a call that a rule can test. A named tuple, which is fast to create.
 
     `arguments` are the effective ones: after coercion, defaults and the agent's fixed arguments.
     """
@@ -58,7 +58,7 @@ class CallFacts(NamedTuple):
     agent_id: str | None
     session_id: str | None
     is_over_budget: Callable[[], bool] = _never
-    """Whether a budget has too little left; called only if a rule asks for it."""
+    """Whether the call would exceed a budget. Called only if a rule tests it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Decision:
     reason: str | None = None
     """For the caller and the approver."""
     approvers: tuple[str, ...] = ()
-    """Names of the approvers who can approve; empty means any approver."""
+    """Names of the approvers who may approve. Empty means every approver."""
     quorum: int = 1
     """Number of different approvers who must approve."""
     policy_version: str = "none"
@@ -87,11 +87,17 @@ class Decision:
 
 
 MAX_RULES = 5_000
+"""Rules in one file."""
+
 MAX_NAMES = 1_000
-"""In one list of one rule."""
+"""Entries of one list in a rule."""
 
 MAX_CONDITIONS = 50
+"""Conditions in `when`, and as many in `any`, of one rule."""
+
 MAX_TEXT = 4_096
+"""Characters of one text in a rule."""
+
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 TOOL_PATTERN = re.compile(
@@ -140,10 +146,10 @@ Money = Annotated[
 Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT)]
 Flag = Annotated[bool, Field(strict=True)]
 Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_NAMES)]
-"""A list must not be empty: it would never match."""
+"""A list of texts. It must not be empty, because an empty list would never match."""
 
 PROGRAM_PATTERN = re.compile(r"[A-Za-z0-9_.+:@%-]+( +[A-Za-z0-9_.,+:@%=/^-]+)*", re.ASCII)
-"""A program's name, and words. Nothing that a shell would change."""
+"""A program's name and the words after it, without characters that a shell would interpret."""
 
 PREDICATES = ("prefix", "equals", "in", "glob", "min", "max", "path_inside", "host_in", "missing")
 
@@ -194,7 +200,7 @@ class Predicate(_Written):
 
     @property
     def question(self) -> frozenset[str]:
-        """The name of the question."""
+        """The kinds of test that the predicate has: key names, with `range` for `min` and `max`."""
         names = {"one_of": "in", "not_": "not", "min": "range", "max": "range"}
         asked = self.model_fields_set - {"argument"}
         given = (name for name in asked if name == "equals" or getattr(self, name) is not None)
@@ -209,7 +215,9 @@ class Condition(Predicate):
 
     argument: Text = ""
     runs: Names | None = None
-    """Names of programs, each with words that follow. They are read from `command` or `argv`."""
+    """Programs, each a name and optional words after it. The call's `command` or `argv` is
+    searched.
+    """
 
     @field_validator("argument")
     @classmethod
@@ -276,7 +284,7 @@ class Rule(_Written):
     sandboxed: Flag | None = None
     categories: Names | None = None
     tags: Names | None = None
-    """One matching tag is enough."""
+    """The tool must have at least one matching tag."""
     cost_over: Money | None = None
     over_budget: Literal[True] | None = None
     reason: Annotated[str, Field(strict=True, min_length=1, max_length=1000)] | None = None
@@ -287,7 +295,7 @@ class Rule(_Written):
     any: Annotated[tuple[Condition, ...], Field(min_length=1, max_length=MAX_CONDITIONS)] | None = (
         None
     )
-    """Conditions of which one must hold."""
+    """Conditions of which at least one must hold."""
 
     @model_validator(mode="before")
     @classmethod
@@ -360,7 +368,7 @@ class Rule(_Written):
 
     @property
     def is_enforced(self) -> bool:
-        """Whether it decides, rather than only reports."""
+        """Whether the rule decides calls. In shadow mode it only reports."""
         return self.mode == "enforce"
 
     @property

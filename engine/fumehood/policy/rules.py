@@ -28,21 +28,21 @@ from fumehood.policy.model import CheckedPart as Part
 T = TypeVar("T")
 
 Answer = bool | None
-"""None means in doubt."""
+"""The result of a test: True, False, or None if in doubt."""
 
 MAX_LOOKED_AT = 1_000
-"""Elements that a `*` condition tests. With more elements it is in doubt."""
+"""The most elements that a condition with `*` tests. With more elements it is in doubt."""
 
 MAX_SHOWN = 200
-"""Characters of the compared values in an explanation."""
+"""Characters of the compared values in an explanation. Longer text is cut."""
 
 ABSENT: Final = object()
-"""The value of a pointer without a target."""
+"""Stands for the value of a pointer that leads to no argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfTool:
-    """A test of a tool."""
+    """A test of the tool alone. `says` describes it in explanations."""
 
     says: str
     ask: Callable[[ToolDefinition], bool]
@@ -50,7 +50,7 @@ class OfTool:
 
 @dataclass(frozen=True, slots=True)
 class OfCall:
-    """A test of a call. The result None means in doubt."""
+    """A test of a call. `says` describes it in explanations."""
 
     says: str
     ask: Callable[[CallFacts], Answer]
@@ -60,21 +60,21 @@ class OfCall:
 
 @dataclass(frozen=True, slots=True)
 class CompiledRule:
-    """A rule and its tests."""
+    """A rule with its compiled tests."""
 
     rule: Rule
     line: int | None
     of_tool: tuple[OfTool, ...]
     of_call: tuple[OfCall, ...]
     in_doubt: bool
-    """The result that replaces a doubt."""
+    """The result that a test in doubt counts as: True for deny and ask, False for allow."""
 
     def is_about(self, tool: ToolDefinition) -> bool:
-        """Whether it can match calls of this tool."""
+        """Whether the rule can match calls of this tool."""
         return all(question.ask(tool) for question in self.of_tool)
 
     def matches(self, facts: CallFacts) -> bool:
-        """Whether it matches a call of a tool that it applies to."""
+        """Whether the rule matches the call. `is_about` must be True for the call's tool."""
         in_doubt = self.in_doubt
         for question in self.of_call:
             answer = question.ask(facts)
@@ -83,7 +83,7 @@ class CompiledRule:
         return True
 
     def doubt(self, facts: CallFacts) -> str | None:
-        """The reasons why a condition is in doubt, or None if the rule matches without doubt."""
+        """Return why conditions are in doubt, or None if the rule matches without doubt."""
         for question in self.of_call:
             if question.conditions and question.ask(facts) is None:
                 return "; ".join(
@@ -94,7 +94,7 @@ class CompiledRule:
         return None
 
     def explained(self, facts: CallFacts) -> ExplainedRule:
-        """Each test with its result."""
+        """Return each test and its result for a call."""
         parts = [Part(says=one.says, holds=one.ask(facts.tool)) for one in self.of_tool]
         parts += [
             Part(says=one.says, holds=one.ask(facts), compared=_compared(one.conditions, facts))
@@ -191,7 +191,7 @@ def _of_call(rule: Rule) -> Iterable[OfCall]:
 
 
 def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: bool) -> OfCall:
-    """Whether one of these conditions holds."""
+    """Return a test whether one of these conditions holds."""
     asks = [compile_condition(condition, for_every=for_every) for condition in conditions]
     says = words + "; ".join(f"{one.name} {_words(one)}" for one in conditions)
     if len(asks) == 1:
@@ -201,7 +201,7 @@ def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: b
 
 
 def _compared(conditions: Sequence[Condition], facts: CallFacts) -> str | None:
-    """The effective values that the conditions test, or None if all are absent."""
+    """Return the effective values that the conditions test as text, or None if all are absent."""
     places = [place for condition in conditions for place in condition.places]
     found = [value for place in places for value in values_at(facts.arguments, place)]
     text = ", ".join(json.dumps(value, default=str) for value in found)
@@ -217,7 +217,7 @@ def _any_name(patterns: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def _words(predicate: Predicate) -> str:
-    """A predicate as it is written in the file."""
+    """Return a predicate as it is written in the file."""
     if predicate.not_ is not None:
         return f"not {_words(predicate.not_)}"
     written = predicate.model_dump(
@@ -236,11 +236,11 @@ def _listed(names: Iterable[str]) -> str:
 def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[JsonObject], Answer]:
     """Compile a condition to a function of the arguments.
 
-    With several elements (`*`) or programs (`runs`) all must hold if `for_every`, else one is
-    enough. Without any it is in doubt.
+    If it has several elements (`*`) or programs (`runs`), it holds if it holds for one of them, or
+    with `for_every` for all of them. Without any element or program it is in doubt.
     """
     if condition.runs is not None:
-        # Here, because it loads a parser: only where a rule needs it.
+        # Imported here because it loads a parser, which most policies do not need.
         from fumehood.policy.shell import runs
 
         programs = condition.programs
@@ -261,12 +261,12 @@ def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[Jso
 
 
 def values_at(arguments: JsonObject, segments: Sequence[str]) -> Sequence[Any]:
-    """The values at this pointer, without absent ones."""
+    """Return the values at this pointer, without absent ones."""
     return [value for value in _all(arguments, segments) or () if value is not ABSENT]
 
 
 def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Why the answer to a condition is None."""
+    """Describe why a condition is in doubt."""
     if condition.runs is not None:
         from fumehood.policy.shell import read_call
 
@@ -285,7 +285,7 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """A note about an argument of the call that excludes the absent one."""
+    """Return a note about an argument that the call has instead of the absent one."""
     exclusive = ARGUMENTS[tool.executor].exclusive if tool.executor in ARGUMENTS else ()
     for pair in exclusive:
         for name, other in (pair, reversed(pair)):
@@ -301,7 +301,7 @@ def compile_predicate(predicate: Predicate) -> Callable[[Any], Answer]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two JSON values are equal. True is not 1; 1 is 1.0."""
+    """Whether two JSON values are equal. `true` differs from 1, and 1 equals 1.0."""
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
@@ -310,7 +310,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """The name of a JSON value's type; all numbers are one."""
+    """Return the name of a JSON value's type. Integers and other numbers have the same name."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -323,7 +323,7 @@ def kind_of(value: Any) -> str:
 
 
 def _on_text(test: Callable[[str], Answer]) -> Callable[[Any], Answer]:
-    """A test that is in doubt for every value that is not text."""
+    """Extend a test of text to all values. It is in doubt for values that are not text."""
     return lambda value: test(value) if isinstance(value, str) else None
 
 
@@ -395,7 +395,7 @@ def _missing(predicate: Predicate) -> Callable[[Any], Answer]:
 
 
 def _not(predicate: Predicate) -> Callable[[Any], Answer]:
-    """The negated test. A doubt stays a doubt."""
+    """Negate a test. None (in doubt) stays None."""
     ask = compile_predicate(_given(predicate.not_))
 
     def asked(value: Any) -> Answer:
@@ -419,12 +419,12 @@ _COMPILERS: dict[str, Callable[[Predicate], Callable[[Any], Answer]]] = {
 
 
 def _given(value: T | None) -> T:
-    """A field that the model's validation guarantees."""
+    """Return a field that is never None, because the model's validation guarantees it."""
     return cast("T", value)
 
 
 def any_holds(answers: Iterable[Answer]) -> Answer:
-    """True if any is True, False if all are False."""
+    """Return True if any answer is True, False if all are False, and otherwise None."""
     outcome: Answer = False
     is_empty = True
     for answer in answers:
@@ -437,7 +437,7 @@ def any_holds(answers: Iterable[Answer]) -> Answer:
 
 
 def _every(answers: Iterable[Answer]) -> Answer:
-    """True if all are True, False if any is False."""
+    """Return True if all answers are True, False if any is False, and otherwise None."""
     outcome: Answer = True
     is_empty = True
     for answer in answers:
@@ -459,10 +459,10 @@ def _one(arguments: Any, segments: Sequence[str]) -> Any:
 
 
 def _all(arguments: Any, segments: Sequence[str]) -> list[Any] | None:
-    """The values at a pointer with `*`; None if there are too many.
+    """Return the values at a pointer with `*`, or None if there are more than `MAX_LOOKED_AT`.
 
-    An element without a value at the rest of the pointer counts as ABSENT, and so does a value that
-    is neither list nor object.
+    An element without a value at the rest of the pointer gives ABSENT, and so does `*` on a value
+    that is neither a list nor an object.
     """
     values: list[Any] = [arguments]
     for segment in segments:
@@ -487,7 +487,7 @@ def _step(value: Any, segment: str) -> Any:
         return value.get(segment, ABSENT)
     if isinstance(value, list) and segment.isascii() and segment.isdigit():
         is_index = segment == "0" or not segment.startswith("0")
-        # Longer than any list; Python converts a limited number of digits only.
+        # Such an index is beyond any list, and Python refuses to convert very many digits.
         if is_index and len(segment) < 10 and int(segment) < len(value):
             return value[int(segment)]
     return ABSENT

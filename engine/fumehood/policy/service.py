@@ -19,15 +19,15 @@ from fumehood.policy.rules import CompiledRule, compile_rule, names_exactly
 DANGEROUS_ASKS = "default: dangerous tools wait for a human"
 HARMLESS_PASSES = "default: harmless tools are allowed"
 NO_POLICY = "none"
-"""The version if there is no policy."""
+"""The policy version that is recorded if there is no policy."""
 
 MAX_TOOLS_KNOWN = 20_000
-"""Tool definitions whose rules are cached."""
+"""The most tool definitions whose rules are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """The rules that apply to one tool, in order, by verdict."""
+    """The rules that apply to one tool, grouped by verdict and in the file's order."""
 
     tool: ToolDefinition
     deny: tuple[CompiledRule, ...] = ()
@@ -37,7 +37,7 @@ class _About:
 
 
 class _Rules:
-    """The rules of one version, indexed by tool."""
+    """The rules of one policy version, indexed by tool."""
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.version = policy.version if policy is not None else NO_POLICY
@@ -52,7 +52,7 @@ class _Rules:
                     self._by_name.setdefault(name, []).append(position)
             else:
                 self._of_any.append(position)
-        # By identity: a definition never changes; a new one is another object.
+        # By identity: definitions are immutable, so a changed one is another object.
         self._known: dict[int, _About] = {}
         self.default = {
             True: Decision(Verdict.ASK, DANGEROUS_ASKS, policy_version=self.version),
@@ -60,7 +60,7 @@ class _Rules:
         }
 
     def about(self, tool: ToolDefinition) -> _About:
-        """The rules that apply to this tool."""
+        """Return the rules that apply to this tool."""
         known = self._known.get(id(tool))
         if known is not None and known.tool is tool:
             return known
@@ -95,7 +95,7 @@ class PolicyGate:
         return self._rules.version
 
     def replace(self, policy: Policy | None) -> None:
-        """Use another policy from now on, all of it at once."""
+        """Replace the whole policy at once."""
         self._rules = _Rules(policy, self.environment)
         self._counts: Counter[str] = Counter()
         self._shadow_counts: Counter[str] = Counter()
@@ -110,13 +110,15 @@ class PolicyGate:
         return decision if not about.shadow else _with_shadow(decision, about.shadow, facts)
 
     def count(self, decision: Decision) -> None:
-        """Count the rule that decided a call that was really made, and its shadow decisions."""
+        """Count the deciding rule and the shadow decisions of a call that is made, not only
+        explained.
+        """
         self._counts[decision.rule] += 1
         if decision.shadow:
             self._shadow_counts.update(told.partition(" ")[0] for told in decision.shadow)
 
     def explain(self, facts: CallFacts) -> Explanation:
-        """The decision on a call, and how each rule applies to it."""
+        """Return the decision on a call, and how each rule applies to it."""
         decision = self.decide(facts)
         return Explanation(
             tool=f"{facts.tool.name}@{facts.tool.version}",
@@ -132,7 +134,7 @@ class PolicyGate:
         )
 
     def rules(self) -> tuple[RuleStatus, ...]:
-        """Every rule, with its count of shadow decisions."""
+        """Return every rule with its counts of decisions and shadow decisions."""
         return tuple(self._status(one) for one in self._rules.all)
 
     def _status(self, compiled: CompiledRule) -> RuleStatus:
@@ -155,7 +157,7 @@ def _saying(verdict: Verdict, rules: Iterable[CompiledRule]) -> tuple[CompiledRu
 
 
 def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
-    """The strictest decision of the matching rules."""
+    """Return the strictest decision of the matching rules."""
     denies = next((one for one in about.deny if one.matches(facts)), None)
     if denies is not None:
         return Decision(
@@ -176,7 +178,7 @@ def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
 
 
 def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
-    """The rule's reason. If a condition is in doubt, also the doubt."""
+    """Return the rule's reason. If a condition is in doubt, include why."""
     doubt = rule.doubt(facts)
     if doubt is None:
         return rule.rule.reason
@@ -185,7 +187,9 @@ def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
 
 
 def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> Decision:
-    """The combined question of several rules: the largest quorum, and their common approvers."""
+    """Combine rules that ask: the largest quorum, and the approvers that every list of theirs
+    names.
+    """
     first = asking[0].rule
     named = [one.rule.approvers for one in asking if one.rule.approvers is not None]
     approvers = (

@@ -22,45 +22,48 @@ from tree_sitter import Language, Node, Parser
 from fumehood.core.json_types import JsonObject
 
 MAX_CHARACTERS = 16 * 1024
-"""Characters of a command."""
+"""Characters of one command. A longer one is in doubt, as with every limit below."""
 
 MAX_OPERATORS = 600
-"""Characters of `OPERATORS` in one text; the parser can take quadratic time in them."""
+"""Shell operators (characters of `OPERATORS`) in one text. The parser can take time quadratic in
+their number."""
 
 OPERATORS = "|&;()<>`$[{"
 MAX_PARSE_S = 0.1
-"""Processor time for the texts of one command, together."""
+"""Seconds of processor time to parse a command and its nested texts."""
 
 MAX_NODES = 10_000
-"""Nodes of the texts inside each other, together."""
+"""Syntax nodes of a command and its nested texts together."""
 
 MAX_TEXTS = 20
-"""Nested texts of one command, such as the argument of `bash -c`."""
+"""Texts parsed for one command: itself and nested ones, such as the argument of `bash -c`."""
 
 MAX_HEREDOCS = 20
-"""Here-documents in one text."""
+"""Here-documents (`<<EOF`) in one text."""
 
 MAX_DEPTH = 8
-"""Nested programs, as in `sudo nice rm`."""
+"""Levels of programs that run each other, such as the three in `sudo nice rm`."""
 
 MAX_WORDS = 50_000
-"""Words of all programs of one command, together."""
+"""Words of all programs of one command together."""
 
 OTHERWISE = "bash may read it in another way"
 UNREADABLE = "it cannot be read as a shell command"
 TOO_LONG = "it is too long to be read"
 
 KEPT = 64
-"""Cached readings. Several rules read the same command, and a call is decided several times."""
+"""Number of cached readings. Several rules read the same command, and a call is decided several
+times."""
 
 _LANGUAGE = Language(tree_sitter_bash.language())
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a command. If it is not `whole`, `text` is only how it begins.
+    """A word of a command, as far as it is known before the shell expands it.
 
-    If it is `several`, it may become any number of words.
+    If `whole` is False, `text` is only its beginning. If `several` is True, the shell may expand it
+    to any number of words.
     """
 
     text: str
@@ -68,23 +71,23 @@ class Word:
     several: bool = False
 
     def may_be(self, text: str) -> bool:
-        """Whether it may be this word."""
+        """Whether the word may be this text once expanded."""
         return self.text == text if self.whole else self.several or text.startswith(self.text)
 
 
 Program = tuple[Word, ...]
-"""The name of a program, which is whole, and its arguments."""
+"""The name of a program (always `whole`) and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a command runs."""
+    """The programs that a command runs."""
 
     programs: tuple[Program, ...]
     doubt: str | None = None
-    """Why it may also run other programs."""
+    """The reason why the command may also run other programs, or None."""
     is_plain: bool = True
-    """Whether it does nothing but run them: it sets no variable and writes no file."""
+    """Whether the command only runs programs, without setting variables or writing files."""
 
 
 # -- questions about a call ----------------------------------------------------------------
@@ -93,9 +96,9 @@ class Reading:
 def runs(
     patterns: Iterable[Sequence[str]], arguments: JsonObject, *, for_every: bool
 ) -> bool | None:
-    """Whether a call runs one of these programs, or no others if `for_every`. None is in doubt.
+    """Whether a call runs one of these programs; with `for_every`, whether it runs only them.
 
-    A pattern is the name of a program and words that follow.
+    Returns None if in doubt. A pattern is a program's name and the words after it.
     """
     reading = read_call(arguments)
     if for_every:
@@ -111,7 +114,9 @@ def runs(
 
 
 def read_call(arguments: JsonObject) -> Reading:
-    """What the `command` or `argv` of a call runs."""
+    """Return the programs that a call's `command` or `argv` runs. With neither or both, it is in
+    doubt.
+    """
     given = [arguments[name] for name in ("command", "argv") if arguments.get(name)]
     if len(given) == 1:
         return _read(given[0])
@@ -128,15 +133,16 @@ def _read(value: Any) -> Reading:
 
 
 def _begins(program: Program, pattern: Sequence[str]) -> bool:
-    """Whether it is this program, found by its bare name, with these words first."""
+    """Whether the program, called without a path, begins with exactly these words."""
     words = program[: len(pattern)]
     return all(word.whole for word in words) and [word.text for word in words] == list(pattern)
 
 
 def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
-    """Whether it is this program with these options, and these operands first and in order.
+    """Whether it is this program with these options, and with these operands first and in order.
 
-    A word behind an option may be the option's value and is passed over.
+    Returns None if in doubt. A word after an option may be the option's value, so it is skipped if
+    it is not the expected operand.
     """
     if basename(program) != pattern[0]:
         return False
@@ -147,7 +153,9 @@ def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
 
 
 def _has(words: Program, option: str) -> bool | None:
-    """Whether the words have this option. One letter may be part of a cluster: `-r` in `-fr`."""
+    """Whether the words contain this option, or None if in doubt. One letter may be part of a
+    cluster, such as `-r` in `-fr`.
+    """
     letter = option[1:] if len(option) == 2 else ""
     is_in_doubt = False
     for word in words:
@@ -184,7 +192,7 @@ def _has_operands(words: Sequence[Word], operands: Sequence[str]) -> bool | None
 
 @lru_cache(maxsize=KEPT)
 def read_command(text: str) -> Reading:
-    """What bash runs for this text."""
+    """Return the programs that bash runs for this text."""
     reader = _Reader()
     reader.text(text)
     return reader.reading()
@@ -192,14 +200,14 @@ def read_command(text: str) -> Reading:
 
 @lru_cache(maxsize=KEPT)
 def read_argv(argv: tuple[str, ...]) -> Reading:
-    """What a program and its arguments run."""
+    """Return a program with these arguments, and the programs that it runs."""
     reader = _Reader()
     reader.program(tuple(map(Word, argv)))
     return reader.reading()
 
 
 def basename(program: Program) -> str:
-    """The name of a program without its path."""
+    """Return the name of a program without its path."""
     return program[0].text.rpartition("/")[2]
 
 
@@ -208,14 +216,14 @@ def basename(program: Program) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Wrapper:
-    """A program that runs the one which its arguments name."""
+    """How the arguments of a wrapper (a program that runs another one, such as `nice`) are read."""
 
     valued: str = ""
-    """One-letter options with a value."""
+    """Letters of the options that take a value."""
     operands: int = 0
-    """Operands before the name of the program."""
+    """Number of operands before the name of the program to run."""
     opaque: tuple[str, ...] = ()
-    """Options, without dashes, that make it run text or files that are not analysed."""
+    """Options (without dashes) with which it runs text or files that are not analysed."""
 
 
 WRAPPERS = {
@@ -239,8 +247,10 @@ WRAPPERS = {
     "xargs": _Wrapper("adEIJLnPRsS"),
 }
 TAKES_VARIABLES = ("env", "sudo", "time")
+"""Wrappers that may have assignments (`NAME=value`) before the program to run."""
 
 SHELLS = frozenset({"ash", "bash", "dash", "rbash", "sh"})
+"""Shells whose `-c` text is analysed."""
 
 OPAQUE = frozenset({
     ".", "alias", "bind", "chroot", "chrt", "compgen", "complete", "coproc", "csh", "enable",
@@ -253,11 +263,11 @@ RESERVED = frozenset({
     "!", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if",
     "select", "then", "until", "while", "{", "}",
 })  # fmt: skip
-"""If the grammar takes one of these for the name of a program, it differs from bash."""
+"""Reserved words of bash. If the grammar reads one as a program's name, it disagrees with bash."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?\+?=", re.DOTALL)
 _BASH_ONLY = re.compile(r"""\$['"[]|(?<!\$)\(\(|\[\[|&>""")
-"""Syntax that other shells read differently."""
+"""Bash syntax that other shells read differently."""
 
 _UNKNOWN = Word("", whole=False)
 _SEVERAL = Word("", whole=False, several=True)
@@ -277,7 +287,7 @@ class _Reader:
         return Reading(tuple(self._programs), self._doubt, self.is_plain)
 
     def doubt(self, why: str) -> None:
-        """Note a doubt; the first one counts."""
+        """Record a doubt. Only the first one is kept."""
         self._doubt = self._doubt or why
 
     def text(self, text: str) -> None:
@@ -300,7 +310,7 @@ class _Reader:
             _Text(text, self).walk(root)
 
     def program(self, words: Sequence[Word]) -> None:
-        """Add a program, and those that it runs."""
+        """Add a program and the programs that it runs."""
         if not words:
             return
         if not words[0].whole:
@@ -319,7 +329,7 @@ class _Reader:
         self._depth -= 1
 
     def _run_by(self, name: str, words: Program) -> None:
-        """Add the programs that a program runs."""
+        """Add the programs that this program runs."""
         if name in OPAQUE:
             self._cannot_read(name)
         elif name in SHELLS:
@@ -338,7 +348,9 @@ class _Reader:
         self.doubt(f"{name} runs what cannot be read")
 
     def _shell(self, name: str, words: Program) -> None:
-        """Read the text after `-c`. Without it, a shell reads a file or its input."""
+        """Read the text after a shell's `-c`. Without `-c` there is a doubt: the shell runs a file
+        or its input.
+        """
         values, has_text = 0, False
         for word in words:
             text = word.text
@@ -363,7 +375,7 @@ class _Reader:
         self._cannot_read(name)
 
     def _find(self, words: Program) -> None:
-        """Add the programs of `-exec` and its kind."""
+        """Add the programs of find's `-exec`, `-execdir`, `-ok` and `-okdir`."""
         begins: list[int] = []
         for position, word in enumerate(words):
             if word.several:
@@ -381,7 +393,9 @@ class _Reader:
                 break
 
     def _wrapped(self, name: str, wrapper: _Wrapper, words: Program) -> None:
-        """Add the program that another one runs, in each way in which its options can be read."""
+        """Add the program that a wrapper runs. If its options can be read in several ways, add one
+        for each.
+        """
         waiting, seen = [(0, wrapper.operands, "")], set[tuple[int, int, str]]()
         while waiting and self._words <= MAX_WORDS:
             at, operands, holder = waiting.pop()
@@ -398,7 +412,7 @@ class _Reader:
                         name, wrapper, text, words[at : at + 1]
                     )
                     if name == "command" and set(text) & set("vV"):
-                        return  # it only says what it would run
+                        return  # `command -v` only prints what it would run
                     if may_be_next:
                         waiting.append((at + 1, operands, holder))
                     holder = value or holder
@@ -417,7 +431,9 @@ class _Reader:
     def _option(
         self, name: str, wrapper: _Wrapper, text: str, following: Program
     ) -> tuple[str, bool, bool]:
-        """What `xargs` replaces, and whether the next word is the option's value, or may be."""
+        """Read one option. Returns the placeholder that `xargs` replaces (or an empty text),
+        whether the next word is the option's value, and whether it may be.
+        """
         if text.startswith("--"):
             long, equals, value = text[2:].partition("=")
             if any(one.startswith(long) for one in wrapper.opaque if len(one) > 1):
@@ -439,7 +455,7 @@ class _Reader:
 
 
 def _replaced(word: Word, holder: str) -> Word:
-    """The word after a program has put something in the place of `holder`."""
+    """Return the word after the wrapper replaced the placeholder `holder` by an unknown text."""
     if not holder or holder not in word.text:
         return word
     return Word(word.text.partition(holder)[0], whole=False, several=word.several)
@@ -462,7 +478,7 @@ _KNOWN = frozenset({
     "variable_assignment", "variable_assignments", "variable_name", "while_statement", "word",
     "ansi_c_string", "raw_string",
 })  # fmt: skip
-"""The known nodes of the grammar. Any other node is a doubt."""
+"""The node types of the grammar that this module knows. Any other node is a doubt."""
 
 _INERT = frozenset({"raw_string", "ansi_c_string", "comment", "heredoc_start", "heredoc_end"})
 """Nodes whose text bash does not expand."""
@@ -500,7 +516,7 @@ _PLAIN = frozenset({
     "simple_expansion", "special_variable_name", "string", "string_content", "subshell",
     "translated_string", "variable_name", "while_statement", "word",
 })  # fmt: skip
-"""Nodes that set no variable, as a loop's or an arithmetic one may."""
+"""Node types that set no variable, unlike loops and arithmetic."""
 
 _READS = re.compile(r"\d*(<(?![>&]).*|&?>>?\s*/dev/null|[<>]&[\d-]+)", re.DOTALL)
 """Redirections that write no file and set no variable."""
@@ -514,11 +530,11 @@ _DELIMITER = re.compile(r"""(\w[\w.-]*)|'(\w[\w.-]*)'|"(\w[\w.-]*)"|\\(\w[\w.-]*
 _ANSI = re.compile(r"\$'(\\.|[^'\\])*'", re.DOTALL)
 _ANSI_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-"""Escapes that are read; another one is a doubt."""
+"""The supported escapes in `$'…'`. Any other one is a doubt."""
 
 
 class _Text:
-    """One text and its tree."""
+    """Collects the programs of one text from its syntax tree."""
 
     def __init__(self, text: str, reader: _Reader) -> None:
         self._text = text
@@ -526,7 +542,7 @@ class _Text:
         self._heredocs = 0
 
     def walk(self, root: Node) -> None:
-        """Add the programs of every command below a node, and note doubts."""
+        """Add the programs of every command below a node, and record doubts."""
         waiting = [root]
         while waiting:
             node = waiting.pop()
@@ -551,7 +567,7 @@ class _Text:
             self._reader.doubt(OTHERWISE)
 
     def _is_plain(self, node: Node) -> bool:
-        """Whether it sets no variable and writes no file by itself."""
+        """Whether the node itself sets no variable and writes no file."""
         if node.type != "file_redirect":
             return node.type in _PLAIN
         return bool(_READS.fullmatch(self._of(node)))
@@ -562,7 +578,7 @@ class _Text:
         return [self._word(child) for child in command.children if _is_word(child)]
 
     def _word(self, node: Node) -> Word:
-        """What a node becomes as a word, or as a part of one."""
+        """Return the word, or the part of a word, that a node becomes."""
         kind, text = node.type, self._of(node)
         if kind == "command_name" and node.child_count == 1:
             return self._word(node.children[0])
@@ -590,7 +606,7 @@ class _Text:
         return Word(text, whole, several)
 
     def _quoted(self, node: Node) -> Word:
-        """A text in double quotes, as far as the first expansion."""
+        """Return a double-quoted text as a word, known up to its first expansion."""
         begin = node.start_byte + self._of(node).index('"') + 1
         end, several = node.end_byte - 1, False
         for child in node.named_children:
@@ -607,7 +623,7 @@ class _Text:
         if kind not in _STATEMENTS and any(child.type == "comment" for child in node.children):
             return False
         if kind.endswith("_redirect") and self._text[: node.start_byte].endswith("}"):
-            return False  # the grammar takes the `{a}` of `{a}> file` for an argument
+            return False  # the grammar reads the `{a}` of `{a}> file` as an argument
         if kind in self._checks:
             return self._checks[kind](self, node)
         if kind == "command_substitution" and text.startswith("`"):
@@ -625,9 +641,10 @@ class _Text:
         return kind in _HOLDS_GAPS or self._has_no_gaps(node, " \t\n")
 
     def _is_redirect(self, node: Node) -> bool:
-        """Whether there is one target: the grammar takes arguments that follow for more of them.
+        """Whether the redirection has at most one target, which bash expands only once.
 
-        The target of `>&` is expanded twice unless it is a number.
+        The grammar reads arguments after a redirection as further targets, and bash expands the
+        target of `>&` twice unless it is a number.
         """
         targets = node.children_by_field_name("destination")
         is_copy = any(child.type in (">&", "<&") for child in node.children)
@@ -638,11 +655,13 @@ class _Text:
         return self._has_no_gaps(node, " \t")
 
     def _is_expansion(self, node: Node) -> bool:
-        """Whether it is no prompt (`@P`), which may hold commands, and leaves none out."""
+        """Whether the expansion is not a prompt (`@P`), which may run commands, and all its parts
+        are known.
+        """
         return "@P" not in self._of(node) and self._expands_nothing_else(node)
 
     def _is_ansi(self, node: Node) -> bool:
-        """Whether it ends as bash ends it: the grammar takes `\\\\'` for a quote that does not."""
+        """Whether it ends where bash ends it. The grammar reads `\\\\'` as an escaped quote."""
         return bool(_ANSI.fullmatch(self._of(node))) and self._expands_nothing_else(node)
 
     def _is_joined(self, node: Node) -> bool:
@@ -650,7 +669,9 @@ class _Text:
         return all(one.end_byte == other.start_byte for one, other in pairs)
 
     def _is_test(self, node: Node) -> bool:
-        """Whether `[` is not ended by an operator or a new line, which the grammar lets pass."""
+        """Whether no operator or line break ends the `[ … ]` early. Bash ends it there; the grammar
+        does not.
+        """
         if self._of(node).startswith("[["):
             return self._has_no_gaps(node, " \t\n")
         waiting = [node]
@@ -663,7 +684,9 @@ class _Text:
         return True
 
     def _is_command(self, node: Node) -> bool:
-        """Whether its words are separate, on one line, and not part of the grammar."""
+        """Whether its words are separated, on one line, and neither regular expressions nor
+        assignments.
+        """
         before: Node | None = None
         has_name = False
         for child in node.children:
@@ -682,7 +705,7 @@ class _Text:
         return not is_word
 
     def _is_heredoc(self, node: Node) -> bool:
-        """Whether the text ends at the first line that is its delimiter."""
+        """Whether the here-document ends at the first line that equals its delimiter."""
         self._heredocs += 1
         start, ends, operator = None, None, node.children[0].type
         for child in node.children:
@@ -711,20 +734,24 @@ class _Text:
         return False
 
     def _is_literal(self, node: Node) -> bool:
-        """Whether it is the text of a heredoc with a quoted delimiter."""
+        """Whether it is the body of a here-document with a quoted delimiter, which bash does not
+        expand.
+        """
         owner = node.parent if node.type == "heredoc_body" else None
         starts = [c for c in owner.children if c.type == "heredoc_start"] if owner else []
         return bool(starts) and self._of(starts[0])[:1] in _QUOTES
 
     def _is_quoted(self, node: Node) -> bool:
-        """Whether single quotes quote here: not in "${…}", nor in arithmetic or a subscript."""
+        """Whether single quotes have their usual meaning here, unlike in "${…}", arithmetic and
+        subscripts.
+        """
         above = node.parent
         while above is not None and above.type in _PASSES_QUOTES:
             above = above.parent
         return above is not None and above.type in _TAKES_QUOTES
 
     def _expands_nothing_else(self, node: Node) -> bool:
-        """Whether all that bash would expand in a text has nodes of its own."""
+        """Whether the tree has a node for everything that bash would expand in this node's text."""
         if node.type in _QUOTED and not self._is_quoted(node):
             return not _EXPANDS.search(self._of(node))
         if node.type in _INERT or node.type in _SUBSTITUTIONS or self._is_literal(node):
@@ -738,7 +765,7 @@ class _Text:
         return not any(_EXPANDS.search(_ESCAPED.sub("", part)) for part in parts)
 
     def _has_no_gaps(self, node: Node, blanks: str) -> bool:
-        """Whether the parts of a node leave nothing out but blanks."""
+        """Whether the node's children cover all its text except blanks."""
         at = node.start_byte
         for child in node.children:
             if self._text[at : child.start_byte].replace("\\\n", "").strip(blanks):
@@ -763,15 +790,17 @@ class _Text:
 
 
 def _parsed(text: str, deadline: float) -> Node | str:
-    """The tree of a text, or the reason why it could not be parsed before the deadline."""
+    """Return the syntax tree of a text, or the reason why it could not be parsed before the
+    deadline.
+    """
     if sum(map(text.count, OPERATORS)) > MAX_OPERATORS:
         return TOO_LONG
     if any(character < " " and character not in "\n\t" for character in text):
         return "it has control characters"
     if _JOINED_LINES.search(text):
         return "it joins two lines within a word"
-    # The scanner of the grammar looks up characters in a table that has no others than ASCII. One
-    # byte for each of them, so that offsets are those of the text.
+    # The grammar's scanner looks up characters in an ASCII table. Replace each other character by
+    # one byte, so that byte offsets equal character offsets.
     source = "".join(one if one <= "~" else "Z" for one in text).encode("ascii")
 
     def ends(_: int, has_error: bool) -> bool:

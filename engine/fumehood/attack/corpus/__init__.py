@@ -25,5 +25,5 @@ _BY_WALL: dict[str, tuple[Attack, ...]] = {
 
 
 def attacks_on(wall: str) -> tuple[Attack, ...]:
-    """The rows of one wall, in the order in which they are tried."""
+    """Return the attacks on one wall, in the order in which they are tried."""
     return _BY_WALL[wall]

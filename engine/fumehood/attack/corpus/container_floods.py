@@ -16,7 +16,7 @@ from fumehood.attack.attack import (
 PYTHON, FLOOD = Language.PYTHON, Topic.FLOOD
 
 MARKED = "open('/proc/self/comm', 'w').write('@MARK@')\n"
-"""Names the process, so that the host can find it."""
+"""Program text that renames its process, so that the host can find it."""
 
 NOT_THE_HOSTS = "Processes under gVisor are not the host's; that none is left is tried by reset."
 

@@ -26,9 +26,9 @@ GETPID = (39, 172)
 
 
 def call(numbers: tuple[int, int], *arguments: str) -> str:
-    """A program that makes one system call and raises the kernel's error.
+    """Return a program that makes one system call and raises the kernel's error.
 
-    `numbers` are those of x86-64 and of AArch64.
+    `numbers` are the call's numbers on x86-64 and on AArch64.
     """
     called = ", ".join(["number", *arguments])
     return (

@@ -13,7 +13,7 @@ from fumehood.attack.attack import Attack, Harm, Language, Look, Topic, ends
 CALCULATOR, RESTRICTED = Language.CALCULATOR, Language.RESTRICTED
 REFUSED = ends("policy")
 SLOW = "pow(7, 10**4200, 10**4200 + 7)"
-"""Some seconds of uninterruptible multiplication."""
+"""An expression that multiplies for some seconds and cannot be interrupted."""
 
 _REFUSED = (
     # id, harm, what it tries, language, attack, twin

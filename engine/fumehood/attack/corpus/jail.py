@@ -16,7 +16,7 @@ CALL = (
     "import os\nnumber = {{'x86_64': {0}, 'aarch64': {1}}}[os.uname().machine]\n"
     "libc.syscall(number, 0, 0, 0)"
 )
-"""One system call by its number, on x86-64 and on AArch64."""
+"""Program text that makes one system call by its number, on x86-64 or AArch64."""
 
 HARMLESS = "import os; out = os.getpid() > 0"
 
@@ -24,7 +24,7 @@ HARMLESS = "import os; out = os.getpid() > 0"
 def killed(
     name: str, topic: Topic, harm: Harm, tries: str, code: str, twin: str, *, quick: bool = False
 ) -> Attack:
-    """A row whose attack the filter kills."""
+    """Return an attack that the filter must kill."""
     return Attack(name, topic, harm, tries, FUNCTION, code, KILLED, twin, is_quick=quick)
 
 
