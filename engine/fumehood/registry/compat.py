@@ -16,7 +16,7 @@ from fumehood.core.tool import ToolDefinition
 
 
 class Step(StrEnum):
-    """A step of a semantic version. *Source*: semver.org, items 6 to 8."""
+    """The part of a semantic version that is raised. *Source*: semver.org, items 6 to 8."""
 
     NONE = "none"
     PATCH = "patch"
@@ -32,7 +32,7 @@ _OPAQUE = (
     "not", "if", "then", "else", "patternProperties", "propertyNames", "prefixItems", "contains",
     "dependentRequired", "dependentSchemas", "$defs", "definitions",
 )  # fmt: skip
-"""Keywords whose values are compared as a whole."""
+"""Keywords that are only compared for equality. Adding or changing one counts as breaking."""
 
 _STRICTER = {
     "dangerous": "its calls now wait for a human's approval",
@@ -41,23 +41,29 @@ _STRICTER = {
 }
 _PROMISES = {"read_only": "changes things now", "idempotent": "can no longer be repeated safely"}
 _LIMITS = ("timeout_seconds", "memory_limit_mb", "rate_limit", "timeout")
+"""Fields of a definition for which a lower value is a minor change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: its place, what it is, and the callers that break, if any do."""
+    """One difference between two versions.
+
+    `path` is its place in the definition, and `breaks` names the callers that break, or is None.
+    """
 
     path: str
     message: str
     step: Step
     breaks: str | None = None
     todo: str | None = None
-    """The change that such a caller has to make."""
+    """What a caller that breaks must change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """All differences between two versions, and the step that they need."""
+    """All differences between two versions of a definition, and the version step that they
+    require.
+    """
 
     old: ToolDefinition
     new: ToolDefinition
@@ -73,7 +79,9 @@ class Compatibility:
 
     @property
     def made(self) -> Step:
-        """The step from the old version to the new one; NONE also for a step back."""
+        """The step from the old version number to the new one. NONE also if the new one is
+        lower.
+        """
         before, after = self.old.version_key, self.new.version_key
         if after <= before:
             return Step.NONE
@@ -82,14 +90,14 @@ class Compatibility:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the step made is the step needed. Before 1.0.0 a minor step may break."""
+        """Whether the version was raised enough. Before 1.0.0, a minor step may break callers."""
         needed = self.needed
         if needed is Step.MAJOR and self.old.version_key[0] == 0:
             needed = Step.MINOR
         return _ORDER.index(self.made) >= _ORDER.index(needed)
 
     def migration_note(self) -> str:
-        """What changed, steps, and a check, as Markdown."""
+        """Return a note for callers in Markdown: what changed, what to do, and how to check it."""
         old, new = (f"{tool.name}@{tool.version}" for tool in (self.old, self.new))
         changed = [f"- `{each.path}`: {each.message}" for each in self.changes] or ["- nothing"]
         steps = [f"{n}. {each.todo}" for n, each in enumerate(self.breaking, 1) if each.todo]
@@ -103,7 +111,7 @@ class Compatibility:
 
 
 def compare(old: ToolDefinition, new: ToolDefinition) -> Compatibility:
-    """The differences between two definitions, and the callers that they break."""
+    """Compare two versions of a definition."""
     changes = list(_of_input(old.parameters, new.parameters, "parameters"))
     changes += _of_output(old.output_schema, new.output_schema)
     changes += _of_tool(old, new)
@@ -138,7 +146,9 @@ def _of_tool(old: ToolDefinition, new: ToolDefinition) -> Iterator[Change]:
 
 
 def _of_output(old: JsonObject | None, new: JsonObject | None) -> Iterator[Change]:
-    """The changes of results that readers of the old version do not expect."""
+    """Yield the changes in results. A change breaks if readers of the old version do not expect
+    it.
+    """
     if old == new:
         return
     if new is None:
@@ -161,7 +171,9 @@ def _breaking(path: str, message: str, who: str, todo: str) -> Change:
 
 
 def _of_input(old: Any, new: Any, path: str) -> Iterator[Change]:
-    """The changes that make values of the old schema invalid, and the additions."""
+    """Yield the differences between two schemas. One breaks if values of the old schema are now
+    invalid.
+    """
     if old == new:
         return
     if not isinstance(old, dict) or not isinstance(new, dict):
@@ -205,7 +217,9 @@ def _of_type(old: JsonObject, new: JsonObject, path: str, who: str) -> Iterator[
 
 
 def _types(schema: JsonObject) -> set[str] | None:
-    """The types that a schema names, or None. An integer is also a number."""
+    """Return the types that a schema names, or None if it names none. `number` includes
+    `integer`.
+    """
     named = schema.get("type")
     if named is None:
         return None

@@ -32,7 +32,7 @@ _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Exa
 
 
 class FunctionTool:
-    """A function with its definition. Calling it calls the function."""
+    """A function declared as a tool, with its definition. Calling the object calls the function."""
 
     def __init__(
         self, function: Callable[..., Any], definition: ToolDefinition, model: type[BaseModel]
@@ -53,21 +53,21 @@ class FunctionTool:
         return is_generator or inspect.iscoroutinefunction(self.function)
 
     async def invoke(self, arguments: JsonObject) -> Any:
-        """Call an asynchronous function with arguments that passed the tool's schema.
+        """Call an asynchronous function with arguments that are valid under the tool's schema.
 
-        Returns the generator of a streaming one.
+        For a streaming function, returns its generator.
 
         Raises:
-            ArgumentsRefused: a type that JSON Schema cannot express refuses them.
+            ArgumentsRefused: a declared type has a rule that JSON Schema cannot express.
         """
         returned = self.function(**self.bind(arguments))
         return await returned if inspect.isawaitable(returned) else returned
 
     def bind(self, arguments: JsonObject) -> dict[str, Any]:
-        """The function's keyword arguments, converted to its declared types.
+        """Convert arguments to the function's declared types, as its keyword arguments.
 
         Raises:
-            ArgumentsRefused: a type that JSON Schema cannot express refuses them.
+            ArgumentsRefused: a declared type has a rule that JSON Schema cannot express.
         """
         try:
             typed = self._model.model_validate(arguments)
@@ -149,7 +149,7 @@ def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]
                 name, [f"parameters: {parameter.name!r} must be accepted by keyword"]
             )
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        # Fields are numbered: a parameter can have names that a model's field cannot.
+        # Fields get numbers as names: not every parameter's name is valid for a model's field.
         fields[f"p{len(fields)}"] = (
             hints.get(parameter.name, Any),
             Field(default, alias=parameter.name),
@@ -163,7 +163,9 @@ class _ToolSchema(GenerateJsonSchema):
     """pydantic's generator, without keywords that models do not need."""
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """A plain number: pydantic's form is a pattern with look-ahead, which RE2 lacks."""
+        """Describe a decimal as a number. Pydantic's own pattern uses look-ahead, which RE2 does
+        not support.
+        """
         names = {
             "gt": "exclusiveMinimum",
             "ge": "minimum",
@@ -178,11 +180,11 @@ class _ToolSchema(GenerateJsonSchema):
         return {"type": "number", **bounds}
 
     def encode_default(self, dft: Any) -> Any:
-        """The default of a decimal is a number as well."""
+        """Encode a decimal's default as a number."""
         return float(dft) if isinstance(dft, Decimal) else super().encode_default(dft)
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """No titles: they repeat the name."""
+        """Omit titles, because they only repeat the field's name."""
         return False
 
 
@@ -197,7 +199,9 @@ def _parameters_schema(model: type[BaseModel], described: Mapping[str, str]) -> 
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The summary (up to the first section) and the description of each parameter."""
+    """Split a docstring into its text before the first section, and each parameter's
+    description.
+    """
     summary: list[str] = []
     described: dict[str, str] = {}
     section: str | None = None

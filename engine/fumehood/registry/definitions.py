@@ -35,7 +35,7 @@ EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch", "mcp")
 
 
 class InvalidDefinition(InvalidParams):
-    """A tool's definition is wrong; `details.faults` lists everything that is."""
+    """A tool's definition is invalid. `details.faults` lists every fault."""
 
     def __init__(
         self, name: str, faults: list[str], remedy: str = "", *, message: str | None = None
@@ -52,7 +52,7 @@ class InvalidDefinition(InvalidParams):
 
     @classmethod
     def of_several(cls, errors: Sequence[InvalidDefinition]) -> InvalidDefinition:
-        """One error for several tools: a line for each with its faults, then each remedy once."""
+        """Combine errors: one line per tool with its faults, then each remedy once."""
         lines = (
             f"{len(errors)} tools cannot be registered:",
             *(f"  {error.name[:80]!r}: {'; '.join(error.faults)}" for error in errors),
@@ -66,10 +66,10 @@ class InvalidDefinition(InvalidParams):
 
 
 def parse_definition(document: JsonObject) -> ToolDefinition:
-    """The definition in a document.
+    """Parse and check a document.
 
     Raises:
-        InvalidDefinition: with every fault, not just the first.
+        InvalidDefinition: the document has faults. The error lists all of them.
     """
     if not isinstance(document, dict):
         raise InvalidDefinition(type(document).__name__, ["definition: not an object"])
@@ -94,7 +94,7 @@ def check_definition(definition: ToolDefinition) -> None:
     """Check a definition that is already parsed.
 
     Raises:
-        InvalidDefinition: with every fault.
+        InvalidDefinition: the definition has faults. The error lists all of them.
     """
     parse_definition(definition.model_dump())
 
@@ -216,7 +216,9 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
 
 
 def _declared(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
-    """The properties of the parameters, and the required ones. Empty if they are invalid."""
+    """Return the declared parameters and the names of the required ones. Both are empty if
+    invalid.
+    """
     schema = document.get("parameters")
     schema = schema if isinstance(schema, dict) else {}
     properties, required = schema.get("properties"), schema.get("required")
@@ -238,7 +240,7 @@ def _readable(error: ValidationError) -> list[str]:
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 QUERY_METHODS = ("DELETE", "GET", "HEAD")
-"""Methods whose arguments are the query; others send them as a JSON body."""
+"""Methods that send arguments in the query. Others send them in a JSON body."""
 
 FIELDS = ("endpoint", "headers", "method", "response", "timeout")
 FIELDS_OF: Mapping[str, frozenset[str]] = {
@@ -246,11 +248,13 @@ FIELDS_OF: Mapping[str, frozenset[str]] = {
     "MCP": frozenset({"endpoint", "headers", "timeout"}),  # MCP defines the method itself
 }
 MAX_URL = 2048
-"""Characters of a URL. It also limits how much an agent can send out in one address."""
+"""Characters of a URL. This also limits how much data an agent can leak in one address."""
 
 MAX_HEADER_VALUE = 4096
+"""Characters of a header's value."""
+
 MAX_TIMEOUT_MS = 86_400_000
-"""A day, as for `timeout_seconds`."""
+"""Milliseconds of a tool's `timeout`: one day, as for `timeout_seconds`."""
 
 # *Source*: RFC 3986, section 2: the characters that a URL may hold.
 _URL_TEXT = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")
@@ -269,7 +273,8 @@ _OURS = frozenset(
         "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
-"""Headers of the connection itself. Setting them can split or redirect requests."""
+"""Header names that a definition cannot set. They belong to the connection, and setting them could
+split or redirect requests."""
 
 _CREDENTIAL_NAME = re.compile(
     r"auth(?!or(?!i[sz]))|token(?!s)|secret|passw|credential|cookie|signature|session"
@@ -285,7 +290,7 @@ _USE_A_REFERENCE = "write ${secret:NAME} instead of a literal"
 
 
 def rest_faults(document: JsonObject) -> Iterator[str]:
-    """Every fault in the fields that only REST and MCP tools have."""
+    """Yield every fault in the fields that only REST and MCP tools have."""
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):
         return  # the model names this fault
@@ -311,7 +316,7 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
 
 
 def _request_faults(document: JsonObject) -> Iterator[str]:
-    """Faults in the request that a REST tool makes."""
+    """Yield faults in the fields that describe a REST tool's request."""
     method, headers = document.get("method"), document.get("headers")
     if method not in METHODS:
         yield f"method: a REST tool needs one of {', '.join(METHODS)}"
@@ -329,7 +334,7 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
 
 
 def _response_faults(document: JsonObject) -> Iterator[str]:
-    """Faults in how the answers of a REST tool become results."""
+    """Yield faults in the fields that describe how a REST tool's responses become results."""
     response = document.get("response")
     if not isinstance(response, dict):
         return
@@ -399,7 +404,7 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
 def _placeholder_faults(
     names: list[str], values: list[str], queried: set[str], document: JsonObject
 ) -> Iterator[str]:
-    """Faults of placeholders in the path, and in the values of the query."""
+    """Yield faults of the placeholders in the path and in the query's values."""
     properties, required = _declared(document)
     for name in dict.fromkeys(names):
         declared = properties.get(name)
@@ -417,7 +422,7 @@ def _placeholder_faults(
 
 
 def url_faults(url: str) -> Iterator[str]:
-    """Every fault of a URL that the engine would send a request to."""
+    """Yield every fault of a URL that the engine would send requests to."""
     if len(url) > MAX_URL:
         yield f"endpoint: longer than {MAX_URL} characters"
         return
@@ -456,7 +461,7 @@ def _headers_faults(headers: dict[Any, Any]) -> Iterator[str]:
 
 
 def header_faults(name: str, value: str) -> Iterator[str]:
-    """Every fault of a header that a definition sets."""
+    """Yield every fault of a header that a definition sets."""
     shown = f"headers: {name[:60]!a}"
     if not _HEADER_NAME.fullmatch(name):
         yield f"{shown} is not a header's name"
@@ -475,7 +480,7 @@ def header_faults(name: str, value: str) -> Iterator[str]:
 
 
 def is_header_value(value: str) -> bool:
-    """Whether a header can have this value."""
+    """Whether the text is valid as a header's value."""
     return len(value) <= MAX_HEADER_VALUE and _HEADER_VALUE.fullmatch(value) is not None
 
 

@@ -35,14 +35,16 @@ from fumehood.sandbox.trusted_files import (
 
 TYPES = (ToolType.REST, ToolType.MCP)
 MAX_DEFINITIONS = 10_000
-"""The limit for one file, and for the whole directory."""
+"""The most definitions in one file, and in the whole directory."""
 
 _CHANGED = "it changed while it was read"
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFault:
-    """A file that was left out (None: the directory itself), and the reason."""
+    """A file whose tools are not served, and the reason. `file` is None for a fault of the
+    directory.
+    """
 
     file: str | None
     reason: str
@@ -58,7 +60,7 @@ class DirectoryContents:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The files that one poll found, by name, or the reason why it failed."""
+    """The files that one poll found, by name, or the reason why the poll failed."""
 
     files: dict[str, Signature] = field(default_factory=dict)
     fault: str | None = None
@@ -66,7 +68,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """The result of reading a file. Without a signature it is read again at the next poll."""
+    """The result of reading a file. If `signature` is None, the next poll reads the file again."""
 
     signature: Signature | None
     tools: tuple[RegisteredTool, ...] = ()
@@ -103,10 +105,10 @@ class ToolDirectory:
         return self._contents()
 
     def poll(self) -> DirectoryContents | None:
-        """Look again; the contents if they differ from the last answer.
+        """Check the directory. Returns its contents if they differ from the last ones returned.
 
-        A change counts once two polls in a row have seen it, so that a file is never read while
-        it is being written. A fault of the directory itself counts at once.
+        A change takes effect once two polls in a row have seen it, so that a file is never read
+        while it is being written. A fault of the directory itself takes effect at once.
         """
         look, before = self._look(), self._last
         self._last = look
@@ -115,7 +117,7 @@ class ToolDirectory:
         if before.fault is not None:
             return None
         settled = {n: s for n, s in look.files.items() if before.files.get(n) == s}
-        # A file that one poll missed may be in the middle of a replacement.
+        # A file that only one poll missed may just be being replaced.
         missed = before.files.keys() - look.files.keys()
         return self._contents() if self._update(look, settled, missed) else None
 
@@ -138,7 +140,7 @@ class ToolDirectory:
         settled: dict[str, Signature] | None = None,
         missed: frozenset[str] | set[str] = frozenset(),
     ) -> bool:
-        """Apply a poll's findings; whether that changed anything."""
+        """Apply a poll's findings. Returns whether anything changed."""
         settled = look.files if settled is None else settled
         gone = self._files.keys() - look.files.keys() - missed
         changed = bool(gone) or self._fault != look.fault
@@ -167,7 +169,7 @@ class ToolDirectory:
         return any(news)
 
     def _keep(self, name: str, result: _File) -> bool:
-        """Store the result of reading a file; whether it is new."""
+        """Store the result of reading a file. Returns whether it differs from the previous one."""
         before = self._files.get(name)
         if before is not None and result.fault == _CHANGED:
             return False  # it is read again once it has settled
@@ -206,7 +208,7 @@ class ToolDirectory:
         return DirectoryContents(tuple(tools), tuple(faults))
 
     def _clashes(self) -> dict[str, str]:
-        """The conflict of each file whose tools clash with those of another file or source."""
+        """Return, by file, a conflict of its tools with those of another file or source."""
         clashes: dict[str, str] = {}
         first: dict[str, str] = {}
         for file, read in sorted(self._files.items()):
@@ -251,17 +253,17 @@ def _tool(document: JsonObject, secrets: SecretBindings) -> RegisteredTool:
 
 
 def _which(position: int, documents: list[JsonObject]) -> str:
-    """How a fault names one of the file's definitions."""
+    """Return how a fault refers to one of a file's definitions."""
     name = documents[position].get("name")
     named = f"{name[:64]!a}" if isinstance(name, str) else "a tool without a name"
     return named if len(documents) == 1 else f"{named} (number {position + 1})"
 
 
 def read_documents(name: str, data: bytes) -> list[JsonObject]:
-    """The documents in a file. Its name decides the format.
+    """Parse the definitions in a file. Its name's suffix decides the format.
 
     Raises:
-        FileFault: the file has another format, or holds no definitions.
+        FileFault: the data is not of this format, or has no definitions.
     """
     return _documents(read_values(name, data))
 

@@ -41,16 +41,18 @@ TOO_WIDE = frozenset(
                "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var",  # noqa: S108
                "/var/lib", "/var/tmp"))  # noqa: S108
 )  # fmt: skip
-"""Directories too broad for an import path: sharing one would expose other files."""
+"""Directories that cannot be an import path, because the jail would expose all other files in
+them."""
 
 MAX_PICKLE_CHARACTERS = 128 * 1024
-"""Size of a pickled function in base64. It is sent with each call."""
+"""Characters of a pickled function in base64. It is sent with each call."""
 
 REMEDY = (
     "Define the function at the top level of an importable module; or, if you trust its code, "
     "make it async with sandboxed=False"
 )
-"""For functions that another process cannot find; an asynchronous one can run in this process."""
+"""The remedy if another process cannot find a function. Asynchronous functions can run in this
+one."""
 
 FETCH, SEARCH = "fetch_url", "search_web"
 GROUP = "fumehood.tools"
@@ -59,7 +61,7 @@ BUILTIN_PACKAGE = "fumehood_tools"
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """An entry point whose tools were left out, and the reason."""
+    """An entry point whose tools were not registered, and the reason."""
 
     entry_point: str
     reason: str
@@ -109,7 +111,9 @@ def discover(
 def _configured(
     definition: ToolDefinition, settings: WebSettings
 ) -> tuple[ToolDefinition, str | None]:
-    """A built-in tool as the operator has configured it, and why it is disabled, if it is."""
+    """Return a built-in tool as the operator has configured it, and why it is disabled (or
+    None).
+    """
     if definition.name == FETCH and not settings.fetch_url:
         return _disabled(definition, "web.fetch_url = true")
     if definition.name != SEARCH:
@@ -120,7 +124,9 @@ def _configured(
 
 
 def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition, str]:
-    """Lists then show it as disabled, and no model is offered it."""
+    """Return the tool disabled, and the reason. Lists show it as such, and no model is offered
+    it.
+    """
     return definition.model_copy(update={"is_active": False}), (
         "It would give agents access to the network, and the configuration does not allow it; the "
         f"operator can set {setting}."
@@ -128,7 +134,9 @@ def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition,
 
 
 def _with_service(definition: ToolDefinition, settings: SearchSettings) -> ToolDefinition:
-    """The tool for a service, without the parameters that the service does not know."""
+    """Return the tool for a search service, without parameters that the service does not
+    support.
+    """
     unknown = set()
     if "limit" not in QUERY_PLACE.findall(settings.endpoint):
         unknown.add("limit")
@@ -174,7 +182,9 @@ def _only_native(definition: ToolDefinition) -> ToolDefinition:
 
 
 def _is_builtin(entry_point: EntryPoint, is_own: Callable[[Distribution | None], bool]) -> bool:
-    """Whether it belongs to the engine's own distribution; other packages cannot claim that."""
+    """Whether an entry point belongs to the engine's own distribution, which others cannot
+    imitate.
+    """
     return entry_point.module.split(".")[0] == BUILTIN_PACKAGE and is_own(entry_point.dist)
 
 
@@ -190,10 +200,12 @@ Tool = FunctionTool | ToolDefinition | JsonObject
 
 
 def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[Path]) -> None:
-    """Register an embedding program's tools. No function may be in a `private` directory.
+    """Register an embedding program's tools: all of them, or none if one is invalid.
+
+    No import path of a sandboxed function may contain a `private` directory.
 
     Raises:
-        InvalidDefinition: with every fault of every tool.
+        InvalidDefinition: a tool is invalid. The error lists every fault of every tool.
     """
     faults: list[InvalidDefinition] = []
     for tool in tools:
@@ -212,8 +224,10 @@ def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[P
 
 
 def import_paths(registry: ToolIndex) -> frozenset[str]:
-    """The import paths of all sandboxed functions. Without any, the jail is not started, because
-    functions come only at the start, and it would waste memory.
+    """Return the import paths of all sandboxed functions.
+
+    If there are none, the engine does not start the jail: functions are registered only at the
+    start, so it would only waste memory.
     """
     versions = (tool for name in registry for tool in registry.versions(name.definition.name))
     return frozenset(
@@ -265,14 +279,14 @@ def register_function(
 
 
 class _NotFound(Exception):
-    """The reason why another process cannot, or must not, import the function."""
+    """Another process cannot, or must not, import the function. The message is the reason."""
 
 
 def address_of(tool: FunctionTool) -> FunctionAddress:
-    """Where another process finds the function.
+    """Return how another process finds the function: its import path and name, or its pickle.
 
     Raises:
-        _NotFound: nowhere.
+        _NotFound: the function can be neither imported nor pickled.
     """
     function = tool.function
     module_name = str(getattr(function, "__module__", None))
@@ -289,7 +303,7 @@ def address_of(tool: FunctionTool) -> FunctionAddress:
 
 
 def _pickled(tool: FunctionTool, name: str) -> FunctionAddress:
-    """The tool by value, as it is now."""
+    """Pickle the function by value, in its present state."""
     import cloudpickle  # few programs need it
 
     try:
@@ -316,7 +330,7 @@ def _name_in(module: ModuleType, tool: FunctionTool) -> str:
 
 
 def _import_path(module: ModuleType) -> Path:
-    """The directory from which `import` finds the module by its full name."""
+    """Return the directory from which `import` finds the module by its full name."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     file = Path(origin) if isinstance(origin, str) else None
     if file is None or not file.is_file():
@@ -335,7 +349,7 @@ def _import_path(module: ModuleType) -> Path:
 
 
 def _check_import_path(path: Path, private: Sequence[Path]) -> None:
-    """The function can read everything below its import path."""
+    """Refuse a broad or private import path, because the function can read everything below it."""
     resolved = [directory.resolve() for directory in private]
     if path in TOO_WIDE or any(directory.is_relative_to(path) for directory in resolved):
         raise _NotFound(

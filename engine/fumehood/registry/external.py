@@ -22,17 +22,17 @@ ANY_ARGUMENTS: JsonObject = {"type": "object", "additionalProperties": True}
 
 
 class ExternalTools:
-    """The tools of one configuration, by name."""
+    """The external tools of one configuration. Calling the object looks one up."""
 
     def __init__(self, declared: Mapping[str, ExternalToolSettings]) -> None:
         self._declared = {name: _made(name, settings) for name, settings in declared.items()}
         self._other = lru_cache(lambda name: _made(name, ExternalToolSettings()))
 
     def __call__(self, reference: str) -> RegisteredTool:
-        """The tool `external:NAME`, or that name with its one version.
+        """Return the tool for `external:NAME` or `external:NAME@VERSION` (there is one version).
 
         Raises:
-            ToolNotFound: no tool can have this name or version.
+            ToolNotFound: the name is invalid, or there is no such version.
         """
         name, _, version = reference.removeprefix(EXTERNAL).partition("@")
         if not re.fullmatch(EXTERNAL_NAME_PATTERN, name):
@@ -47,7 +47,7 @@ def _made(name: str, settings: ExternalToolSettings) -> RegisteredTool:
     definition = ToolDefinition(
         name="external", parameters=ANY_ARGUMENTS, sandboxed=False, **dict(settings)
     )
-    # Past the patterns of a definition: no document can define a tool like this one.
+    # Skips validation, because a definition's pattern for names refuses `external:`.
     own = {"id": f"{EXTERNAL}{name}@{definition.version}", "name": f"{EXTERNAL}{name}",
            "executor": DECISION}  # fmt: skip
     return RegisteredTool(

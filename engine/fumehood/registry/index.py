@@ -25,7 +25,7 @@ from fumehood.registry.secrets import NO_SECRETS, SecretBindings
 
 
 class Source(StrEnum):
-    """The source of a tool. It limits the types of tools that are accepted."""
+    """Where a tool comes from. It limits the types of tools that are accepted."""
 
     BUILTIN = "builtin"
     ENTRY_POINT = "entry_point"
@@ -33,15 +33,16 @@ class Source(StrEnum):
     DIRECTORY = "directory"
     API = "api"
     EXTERNAL = "external"
-    """Not a registered tool: its caller runs it."""
+    """Not a registered tool: its caller runs it, and the engine only decides on calls."""
     MCP = "mcp"
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTool:
-    """A fully checked definition, compiled for its calls.
+    """A fully checked definition with compiled schemas.
 
-    A function is called in this process (`function`) or found by another one (`address`).
+    A function tool has either `function`, to be called in this process, or `address`, by which
+    another process finds it.
     """
 
     definition: ToolDefinition
@@ -56,10 +57,12 @@ class RegisteredTool:
 def tool_of_document(
     document: JsonObject, source: Source, secrets: SecretBindings = NO_SECRETS
 ) -> RegisteredTool:
-    """A checked tool without a function, not yet in an index. It may refer to these `secrets`.
+    """Return a checked tool without a function, not yet in an index.
+
+    Its definition may refer to `secrets` that are bound to it.
 
     Raises:
-        InvalidDefinition: with every fault of the document.
+        InvalidDefinition: the document has faults. The error lists all of them.
     """
     definition = parse_definition(document)
     faults = secrets.faults(definition)
@@ -69,7 +72,7 @@ def tool_of_document(
 
 
 class _Tools:
-    """An immutable state: tools by name and version, and the preferred version of each name."""
+    """One state of the index: tools by name and version, and the preferred version of each name."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, dict[str, RegisteredTool]] = {}
@@ -86,7 +89,7 @@ class _Tools:
             self._names = None
 
     def put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
-        """Set all versions of one name; empty removes the name."""
+        """Set all versions of one name. Without versions, the name is removed."""
         if versions:
             self.by_name[name] = versions
             self.preferred[name] = max(versions.values(), key=_preference)
@@ -102,7 +105,7 @@ class _Tools:
 
     @property
     def names(self) -> list[str]:
-        """Every name in order. Sorted at each change, not at each list."""
+        """Every name in alphabetical order. Cached, so that lists need not sort."""
         if self._names is None:
             self._names = sorted(self.preferred)
         return self._names
@@ -122,10 +125,12 @@ class ToolIndex:
     ) -> None:
         self.secrets = secrets
         self.changes = 0
-        """Grows with every change."""
+        """A counter that grows with every change, so that callers notice changes."""
         self._external = external
         self.coming = tuple((f"{server}__", "") for server in mcp_servers)
-        """Prefixes of the names of MCP servers' tools, in the form that the policy loader takes."""
+        """Name prefixes of MCP servers' tools that may be listed later, in the policy loader's
+        form.
+        """
         self._now = _Tools()
 
     def register(
@@ -171,7 +176,7 @@ class ToolIndex:
         self._rebuild(name, lambda versions: versions.update({version: tool}))
 
     def require_free(self, name: str, source: Source) -> None:
-        """Raises InvalidDefinition if another source has this name."""
+        """Require that no other source has this name. Raises InvalidDefinition."""
         owner = self.owner(name, but=source)
         if owner is not None:
             fault = f"name: {name} belongs to another source ({owner.value})"
@@ -182,7 +187,7 @@ class ToolIndex:
         self._rebuild(name, lambda versions: versions.pop(version, None))
 
     def switch(self, name: str, version: str, *, is_active: bool) -> None:
-        """Enable or disable a version, if it exists and that is a change."""
+        """Enable or disable a version. Does nothing if it is missing or already in that state."""
         tool = self.find(name, version)
         if tool is None or tool.definition.is_active is is_active:
             return
@@ -191,7 +196,7 @@ class ToolIndex:
         self._rebuild(name, lambda versions: versions.update({version: switched}))
 
     def find(self, name: str, version: str) -> RegisteredTool | None:
-        """One version, if it exists."""
+        """Return one version, or None."""
         return self._now.by_name.get(name, {}).get(version)
 
     def _rebuild(self, name: str, change: Callable[[dict[str, RegisteredTool]], object]) -> None:
@@ -204,8 +209,8 @@ class ToolIndex:
     def replace_source(self, source: Source, tools: Iterable[RegisteredTool]) -> None:
         """Replace all tools of a source at once.
 
-        The tools are of this source, each name and version once, and `owner` finds no other source
-        for their names.
+        The caller guarantees that the tools have this source and distinct names and versions, and
+        that no other source owns their names.
         """
         after = _Tools()
         for versions in self._now.by_name.values():
@@ -218,14 +223,15 @@ class ToolIndex:
         self._now = after
 
     def owner(self, name: str, *, but: Source) -> Source | None:
-        """The source that already has this name, apart from one source."""
+        """Return the source, other than `but`, that already has this name, or None."""
         versions = self._now.by_name.get(name, {}).values()
         return next((tool.source for tool in versions if tool.source is not but), None)
 
     def get(self, reference: str, *, names_others: bool = True) -> RegisteredTool:
-        """`name` (the newest version that is not deprecated, else the newest) or `name@1.2.0`.
+        """Return the tool for a reference: `name@1.2.0`, or `name` for the preferred version.
 
-        With `names_others` the caller may see every tool, so a refusal suggests similar names.
+        That is the newest version that is not deprecated, or else the newest one. `names_others`
+        tells that the caller may see every tool, so that the error suggests similar names.
 
         Raises:
             ToolNotFound: no such name or version.
@@ -247,21 +253,21 @@ class ToolIndex:
         return versions[version]
 
     def versions(self, name: str) -> list[RegisteredTool]:
-        """All versions of one name, newest first."""
+        """Return all versions of one name, newest first."""
         found = self._now.by_name.get(name, {}).values()
         return sorted(found, key=lambda tool: tool.definition.version_key, reverse=True)
 
     def __iter__(self) -> Iterator[RegisteredTool]:
-        """The preferred version of each name, by name."""
+        """Iterate over the preferred version of each name, sorted by name."""
         now = self._now
         return (now.preferred[name] for name in now.names)
 
     def page(
         self, accepts: Callable[[ToolDefinition], bool], after: str, limit: int
     ) -> tuple[list[RegisteredTool], int]:
-        """At most `limit` accepted tools whose names come after `after`, and how many there are.
+        """Return one page of accepted tools, and the total number of accepted tools.
 
-        The count includes accepted tools before `after`.
+        The page has at most `limit` tools, whose names sort after `after`.
         """
         now = self._now
         accepted = [name for name in now.names if accepts(now.preferred[name].definition)]
@@ -320,7 +326,7 @@ _KEPT_BY_EXECUTOR = {
 
 
 def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:
-    """The output schema, unless the executor guarantees that schema itself."""
+    """Return the compiled output schema, or None if the executor already guarantees it."""
     promised = definition.output_schema
     if promised is None or promised == _KEPT_BY_EXECUTOR.get(definition.executor):
         return None

@@ -29,7 +29,11 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 MAX_SCHEMA_NODES = 10_000
+"""JSON values in one schema, at all levels."""
+
 MAX_SCHEMA_DEPTH = 32
+"""Levels of nested JSON values in one schema."""
+
 DIALECTS = (
     "https://json-schema.org/draft/2020-12/schema",
     "http://json-schema.org/draft-07/schema",
@@ -43,11 +47,14 @@ _NOT_OFFERED = {
 }
 """Keywords that would be ignored, or whose cost is unbounded."""
 MAX_STEPS = 100_000
-"""Keyword evaluations for one document; a large, legitimate one needs a few thousand."""
+"""Keyword evaluations for one document. A large, legitimate document needs a few thousand."""
 
 MAX_ERRORS = 20
+"""Violations reported for one document."""
+
 UNKNOWN = "is not a parameter of this tool"
 PATTERN_MEMORY_BYTES = 1 << 20
+"""Memory that RE2 may use for one pattern. Larger patterns are refused."""
 
 
 class TooCostly(Exception):
@@ -56,14 +63,16 @@ class TooCostly(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One violation of a schema. `path` is dotted; `""` is the root."""
+    """One violation of a schema. `path` has the keys to the value, joined by dots; `""` is the
+    root.
+    """
 
     path: str
     message: str
 
 
 class CompiledSchema:
-    """A sound schema, compiled for validation."""
+    """A schema without faults, compiled for validation."""
 
     def __init__(self, schema: JsonObject) -> None:
         self._validator = _Validator(schema)
@@ -73,19 +82,20 @@ class CompiledSchema:
         self._filled_in = {name for name, said in properties.items() if "default" in said}
 
     def is_plainly_right(self, document: JsonObject) -> bool:
-        """Whether a document is valid, names nothing unknown, and lacks nothing with a default.
+        """Whether a document is certainly valid and complete.
 
-        False may also mean that only a whole validation can tell.
+        Complete means that it has no unknown parameter and gives every one that has a default.
+        False may also mean that only the full validation can tell.
         """
         keys = document.keys()
         is_whole = keys <= self._named and self._filled_in <= keys
         return is_whole and self._accepts is not None and self._accepts(document)
 
     def violations(self, document: Any) -> list[Violation]:
-        """Every violation, at most 20.
+        """Return the violations in a document, at most `MAX_ERRORS`.
 
         Raises:
-            TooCostly: the budget of steps was used up.
+            TooCostly: the validation took over `MAX_STEPS` steps, or recursed too deeply.
         """
         if self._accepts is not None and self._accepts(document):
             return []
@@ -104,7 +114,7 @@ class CompiledSchema:
 
 
 def compile_pattern(pattern: str) -> Any:
-    """An RE2 pattern.
+    """Compile a pattern with RE2.
 
     Raises:
         ValueError: RE2 does not support this syntax (look-around, back-references), or the
@@ -209,7 +219,7 @@ def _additional_properties(
 def _multiple_of(
     validator: Any, factor: Any, instance: Any, schema: Any
 ) -> Iterator[ValidationError]:
-    """Exact: 19.99 is a multiple of 0.01, and integers may have any size."""
+    """Check `multipleOf` exactly: 19.99 is a multiple of 0.01, and integers may have any size."""
     if isinstance(instance, bool) or not isinstance(instance, int | float):
         return
     if (Fraction(repr(instance)) / Fraction(repr(factor))).denominator != 1:
@@ -227,7 +237,7 @@ def _unique_items(
 
 
 def _canonical(value: Any) -> Any:
-    """Equal values get equal text: keys are sorted, and 1 equals 1.0 as in JSON Schema."""
+    """Convert a value so that equal values compare equal: keys are sorted, and 1 equals 1.0."""
     if isinstance(value, dict):
         return {key: _canonical(value[key]) for key in sorted(value)}
     if isinstance(value, list):
@@ -352,7 +362,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def plain_acceptor(schema: JsonObject) -> Acceptor | None:
-    """A quick check that accepts only valid documents, or None if the schema is not plain."""
+    """Return a quick check that accepts only valid documents, or None if the schema is not
+    plain.
+    """
     properties = schema.get("properties", {})
     if (
         schema.get("type") != "object"
@@ -388,7 +400,7 @@ def _property_acceptor(schema: Any) -> Acceptor | None:
         return None
     if not schema.keys() <= {"type"} | _BOUNDS[kind] | _SAYS_NOTHING:
         return None
-    # Exactly these types: a bool is not a number, and 3.0 is left to the validator.
+    # Exactly these types: a bool is not a number, and 3.0 as an integer is left to the validator.
     types = _TYPES[kind]
     measured = {"string": ("minLength", "maxLength")}.get(kind, ("minimum", "maximum"))
     low, high = (schema.get(bound) for bound in measured)
@@ -411,7 +423,7 @@ def _itself(value: Any) -> Any:
 
 
 def schema_faults(schema: JsonObject, where: str) -> list[str]:
-    """Every fault in the schema; empty if it is sound."""
+    """Return every fault in the schema, or an empty list."""
     if not _is_small(schema):
         return [f"{where}: over {MAX_SCHEMA_NODES} nodes or {MAX_SCHEMA_DEPTH} levels"]
     if is_surely_sound(schema):
@@ -501,7 +513,10 @@ _TYPE_NAMES = {"string", "integer", "number", "boolean", "array", "object", "nul
 
 
 def is_surely_sound(schema: Any) -> bool:
-    """Whether a schema of bounded depth is certainly sound. False leaves it to the full check."""
+    """Whether a schema certainly has no faults. If False, only the full check can tell.
+
+    The schema's depth must be bounded (`_is_small`).
+    """
     return isinstance(schema, dict) and all(
         keyword in _CHECKS and _CHECKS[keyword](said) for keyword, said in schema.items()
     )
@@ -530,7 +545,7 @@ def _is_count(said: Any) -> bool:
 
 
 def _is_scalar(said: Any) -> bool:
-    # An object or array could contain something the full check looks for, such as a reference.
+    # An object or array could contain something that only the full check finds, such as a `$ref`.
     return said is None or isinstance(said, str | bool | int | float)
 
 
