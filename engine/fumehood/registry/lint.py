@@ -58,18 +58,19 @@ RULES: Mapping[str, tuple[Severity, str]] = {
     "model-instructions": (E, "Describe the tool. Do not give orders to the model."),
     "look-alike-name": (E, "Choose a name that cannot be taken for another tool's."),
 }
-"""Each rule with its severity and remedy."""
+"""Rule → its severity, and the remedy for the author."""
 
 POISON = frozenset({"hidden-characters", "model-instructions", "look-alike-name"})
 
 MAX_FINDINGS = 200
-"""Findings of one definition."""
+"""The most findings reported for one definition."""
 
 MAX_PATH = 500
-"""Characters of one path. With long keys, all paths could be far larger than the definition."""
+"""Characters of one finding's path. Longer ones are cut, because with long keys all paths together
+could be far larger than the definition."""
 
 PIECE = 256
-"""Characters that are normalized at once."""
+"""Characters of text that are normalized at once."""
 
 _VERBS = frozenset(
     re.findall(
@@ -141,7 +142,8 @@ _ODD_PAGES = frozenset(
         "startcursor", "aftertoken",
     }
 )  # fmt: skip
-"""Names in lower case, without underscores. `nextCursor` is MCP's own."""
+"""Other names for a paging cursor, in lower case without underscores. `nextCursor` is allowed,
+because MCP uses it."""
 
 _PAGE_SIZES = frozenset(
     {"limit", "num_results", "page_size", "max_results", "count", "top_k", "n", "per_page"}
@@ -166,9 +168,11 @@ _ORDERS = re2.compile(
     r"\b(?:conversation|chat|message)(?: history|s so far)\b"
     r"|~/\.(?:ssh|aws|config|cursor|gnupg)|\bid_rsa\b|/etc/(?:passwd|shadow)\b|\bmcp\.json\b"
 )
-"""Phrases that address the model, or send it to secrets. They are read without line ends."""
+"""Phrases that give orders to the model, or name files with secrets. Matched in text without line
+breaks."""
 
-# *Source*: Unicode's Default_Ignorable_Code_Point, without what emoji and scripts need alone.
+# *Source*: Unicode's Default_Ignorable_Code_Point, without single characters that emoji and some
+# scripts need.
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -178,9 +182,10 @@ _LOOKS = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "_": None, "-": 
 
 
 def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
-    """Every broken rule of a definition, the gravest first. `others` are names of other tools.
+    """Return every violated rule of a definition, the most severe first.
 
-    A definition in the form of a provider (`{"type": "function", "function": {…}}`) is read too.
+    `others` are names of other tools. The definition may also have a provider's form:
+    `{"type": "function", "function": {…}}`.
     """
     inner = document.get("function")
     if document.get("type") == "function":
@@ -201,14 +206,14 @@ def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
 
 
 def poison(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
-    """The findings that concern an attack on the model that reads the definition."""
+    """Return the findings that point to an attack on the model that reads the definition."""
     found: list[Finding] = []
     for path, text in _texts(document, ""):
         hidden = _INVISIBLE.search(text)
         if hidden is not None:
             point = f"U+{ord(hidden[0][0]):04X}"
             found.append(_finding("hidden-characters", path, f"holds the hidden {point}"))
-        # Compatibility forms and line ends are how such phrases are hidden from a search.
+        # Compatibility forms and line breaks can hide such phrases from a search.
         plain = " ".join(_normalized(_INVISIBLE.sub("", text)).split())
         order = _ORDERS.search(plain)
         if order is not None:
@@ -222,7 +227,7 @@ def poison(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
 
 
 def looks_like(name: str, other: str) -> bool:
-    """Whether two different names are easily taken for each other."""
+    """Whether two different names are easily confused."""
     return name != other and _look(name) == _look(other)
 
 
@@ -240,14 +245,17 @@ def _finding(rule: str, path: str, message: str) -> Finding:
 
 
 def _normalized(text: str) -> str:
-    """The text in NFKC, in pieces: a long row of accents takes the square of its length to sort,
-    and stops the whole process meanwhile."""
+    """Normalize a text to NFKC, in pieces of `PIECE` characters.
+
+    Normalizing a long row of accents at once takes quadratic time, and blocks the whole process
+    meanwhile.
+    """
     pieces = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
     return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every text of a document, keys included, with its place."""
+    """Yield every text in a document, including keys, with its path."""
     level = [(value, path)]
     while level:
         value, path = level.pop()
@@ -317,7 +325,7 @@ def _description(document: JsonObject, name: str, text: str) -> Iterator[Finding
 
 
 def _parameters(schema: JsonObject, path: str, depth: int) -> Iterator[Finding]:
-    """Rules for an object's properties, and those of the objects in it."""
+    """Check the rules for an object's properties, including those of nested objects."""
     properties = schema.get("properties")
     properties = properties if isinstance(properties, dict) else {}
     if schema.get("additionalProperties", True) is True:
@@ -359,7 +367,7 @@ def _parameter(
 
 
 def _unlisted(kinds: set[Any], schema: JsonObject, text: str, path: str) -> Iterator[Finding]:
-    """Rules for a parameter whose values are not enumerated."""
+    """Check the rules for a parameter whose values are not enumerated."""
     given = set(schema)
     if "string" in kinds and "format" not in given:
         missing = sorted({"maxLength", "minLength"} - given)

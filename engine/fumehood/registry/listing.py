@@ -18,19 +18,22 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import RegisteredTool, ToolIndex
 
 DEFAULT_LIMIT = 10
+"""Tools on one page if the caller sets no limit."""
+
 MAX_LIMIT = 100
+"""The most tools on one page."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """The filters of a list. An absent field filters nothing; the others match exactly."""
+    """The filters of a list. None accepts every tool; other values must match exactly."""
 
     category: str | None = None
     tag: str | None = None
     type: ToolType | None = None
 
     def accepts(self, tool: ToolDefinition) -> bool:
-        """Whether every given field matches."""
+        """Whether a tool matches every given filter."""
         return (
             (self.category is None or tool.category == self.category)
             and (self.tag is None or self.tag in tool.tags)
@@ -39,13 +42,15 @@ class ToolFilter:
 
     @property
     def listing(self) -> str:
-        """The list's name for its cursors: another filter is another list."""
+        """The list's name, to which its cursors are bound. Each combination of filters is a list of
+        its own.
+        """
         return "tools" + strict_json.dumps([self.category, self.tag, self.type]).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPage:
-    """Some tools of a list, and `data.pagination` (mission E5)."""
+    """One page of a list of tools."""
 
     tools: list[RegisteredTool]
     next_cursor: str | None
@@ -53,7 +58,7 @@ class ToolPage:
 
     @property
     def pagination(self) -> JsonObject:
-        """As shown in the envelope."""
+        """The envelope's `data.pagination` (mission E5)."""
         return {
             "has_more": self.next_cursor is not None,
             "next_cursor": self.next_cursor,
@@ -70,10 +75,10 @@ def page_of_tools(
     limit: int,
     cursor: str | None,
 ) -> ToolPage:
-    """One page of the preferred versions.
+    """Return one page of the preferred versions.
 
     Raises:
-        InvalidParams: a limit out of range, or a cursor of another list or principal.
+        InvalidParams: the limit is out of range, or the cursor is of another list or principal.
     """
     if not 1 <= limit <= MAX_LIMIT:
         raise InvalidParams(f"limit must be from 1 to {MAX_LIMIT}.", fields=["limit"])
@@ -88,7 +93,7 @@ def page_of_tools(
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A tool that was not chosen, and the first reason."""
+    """A tool that was not chosen, and the first reason against it."""
 
     name: str
     reason: str
@@ -96,7 +101,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen tools, in their order, and the others."""
+    """The chosen tools in their given order, and those that were not chosen."""
 
     tools: tuple[ToolDefinition, ...]
     left_out: tuple[LeftOut, ...]
@@ -110,10 +115,10 @@ def filter_tools(
     max_cost: Decimal | None = None,
     at_most: int | None = None,
 ) -> Selection:
-    """Choose tools (mission R2). Without `categories` all are allowed, with an empty collection
-    none.
+    """Choose tools (mission R2), at most `at_most` of them, in their given order.
 
-    `max_cost` is compared with `cost_per_use`; an equal cost is allowed.
+    If `categories` is None, every category is allowed; if it is empty, none is. `max_cost` is the
+    highest allowed `cost_per_use`. Disabled tools are never chosen.
     """
     kept: list[ToolDefinition] = []
     left_out: list[LeftOut] = []

@@ -38,14 +38,20 @@ from fumehood.registry.openapi_document import (
 from fumehood.registry.secrets import Origin
 
 MAX_OPERATIONS = 2000
+"""Operations, and also security schemes, in one document."""
+
 MAX_DEFINITION_BYTES = 128 * 1024
+"""Bytes of one imported definition as JSON."""
+
 MAX_TOOL_DESCRIPTION = 2000
+"""Characters of a tool's description. Longer ones are cut."""
+
 RETRIES = 2
-"""Retries of tools that can be repeated without harm."""
+"""Retries of a call to a tool that can be repeated without harm (GET, HEAD and PUT)."""
 
 _METHODS_OF_PATHS = ("get", "head", "put", "post", "patch", "delete", "options", "trace")
 _OURS = frozenset({("header", name) for name in ("accept", "content-type", "authorization")})
-"""*Source*: OpenAPI 3.1, "Parameter Object": header parameters of these names are ignored."""
+"""Header parameters that are ignored. *Source*: OpenAPI 3.1, "Parameter Object"."""
 
 _WAYS = {
     "basic": ("Basic ", "USER:PASSWORD in base64"),
@@ -53,19 +59,21 @@ _WAYS = {
     "oauth2": ("Bearer ", "an access token, which is not renewed"),
     "openIdConnect": ("Bearer ", "an access token, which is not renewed"),
 }
-"""Security schemes → the header's value before the secret, and the secret's content."""
+"""Security scheme → the text before the secret in the `Authorization` header, and what the secret
+contains."""
 
 _STYLES = {
     "path": ("simple", ("object", "array")),
     "query": ("form", ("object",)),
     "header": ("simple", ("object", "array")),
 }
-"""Place of a parameter → the one supported style, and the unsupported types."""
+"""Place of a parameter → the only supported style, and the types that are not supported there."""
 
 _PLAIN = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
 )
-"""Keywords of a body whose properties can be a tool's arguments."""
+"""Keywords that a body's schema may have. With any other one, its properties cannot be
+arguments."""
 
 _JSON_TYPE = re.compile(r"application/([a-z0-9.-]{1,60}\+)?json")
 _IN_PATH = re.compile(r"\{([^{}]*)\}")
@@ -73,9 +81,12 @@ _IN_PATH = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """The operator's choices. `source` is the document's own address.
+    """The operator's choices for an import.
 
-    `only` names tools, operations or tags, `no_approval` tools; both exactly or with `*`.
+    `only` chooses tools, operations or tags by name, and `no_approval` chooses tools; names may
+    contain `*`. `prefix` begins each tool's name. `server` replaces an absolute server address
+    of the document. Relative ones are resolved against `server`, or against `source`, the
+    document's own URL.
     """
 
     only: tuple[str, ...] = ()
@@ -87,7 +98,9 @@ class ImportOptions:
 
 @dataclass(slots=True)
 class SecretNeed:
-    """A secret that imported tools refer to: its content, the tools, and the hosts it goes to."""
+    """A secret that the operator must provide: its content, the tools that use it, and their
+    hosts.
+    """
 
     content: str
     tools: list[str] = field(default_factory=list)
@@ -96,7 +109,11 @@ class SecretNeed:
 
 @dataclass(slots=True)
 class Imported:
-    """Definitions, and remarks for the operator, each with the operation that it is about."""
+    """The result of an import.
+
+    `left_out` has pairs of an operation and the reason why it is not a tool; `notes` has pairs of
+    an operation and a remark for the operator; `secrets` is keyed by the secret's name.
+    """
 
     tools: list[JsonObject] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
@@ -105,10 +122,11 @@ class Imported:
 
 
 def import_openapi(document: Any, options: ImportOptions) -> Imported:
-    """Make a definition of every chosen operation.
+    """Make a tool's definition from every chosen operation.
 
     Raises:
-        CannotImport: no document of OpenAPI 3.0 or 3.1, or a choice that fits nothing.
+        CannotImport: the document is not OpenAPI 3.0 or 3.1, or an option is invalid or matches
+            nothing.
     """
     if not re.fullmatch(r"([A-Za-z_][A-Za-z0-9_-]*)?", options.prefix):
         raise CannotImport("--prefix takes letters, digits, '_' or '-', a letter first")
@@ -143,7 +161,9 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One method of one path. `item` holds the parts that all methods of the path share."""
+    """One method of one path. `node` is its object; `item` is the path's, which all methods
+    share.
+    """
 
     name: str
     method: str
@@ -157,12 +177,12 @@ class _Operation:
 
     @property
     def known_as(self) -> tuple[str, ...]:
-        """The names that `--only` can choose it by."""
+        """The names by which `--only` can choose it."""
         return (self.name, *texts([self.node.get("operationId")]), *texts(self.node.get("tags")))
 
 
 def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[_Operation]:
-    """Every supported operation, with a unique name, in the document's order."""
+    """Yield every supported operation with a unique tool name, in the document's order."""
     taken: set[str] = set()
     for path, given in root.table("paths").items():
         try:
@@ -188,7 +208,7 @@ def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[
 
 
 def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
-    """A secret of its own for each security scheme, by the scheme's name."""
+    """Map each security scheme's name to the name of a secret of its own."""
     names: dict[str, str] = {}
     schemes = root.table("components", "securitySchemes")
     if len(schemes) > MAX_OPERATIONS:
@@ -215,7 +235,11 @@ def _unique(name: str, taken: set[str]) -> str:
 def _fitting(
     option: str, patterns: Sequence[str], names: Mapping[str, Collection[str]]
 ) -> set[str]:
-    """The tools that the patterns match by one of their names. A pattern must match a tool."""
+    """Return the tools with a name that a pattern matches.
+
+    Raises:
+        CannotImport: a pattern matches no tool.
+    """
     chosen: set[str] = set()
     for pattern in patterns:
         fits = compile_glob(pattern)
@@ -231,7 +255,7 @@ def _fitting(
 
 
 class _Reader:
-    """Makes the definition of one operation."""
+    """Makes a tool's definition from one operation."""
 
     def __init__(
         self,
@@ -251,7 +275,7 @@ class _Reader:
         self._required: set[tuple[str, str]] = set()
 
     def definition(self, *, needs_approval: bool) -> JsonObject:
-        """The definition. Raises CannotImport if the operation cannot be one."""
+        """Return the definition. Raises CannotImport if the operation cannot be a tool."""
         operation, node = self._operation, self._operation.node
         is_read = operation.method in ("GET", "HEAD")
         headers: dict[str, str] = {}
@@ -286,7 +310,7 @@ class _Reader:
         return {name: value for name, value in fields.items() if value is not None}
 
     def add_to(self, made: Imported, definition: JsonObject) -> None:
-        """Add the checked definition, its secrets and its notes."""
+        """Add the checked definition, its notes and its secrets to the result."""
         made.tools.append(definition)
         notes = dict.fromkeys([*self._notes, *self._schemas.notes])
         made.notes += [(self._operation.label, note) for note in notes]
@@ -304,10 +328,12 @@ class _Reader:
         parts = [summary, text] if not text.startswith(summary) else [text]
         return cut("\n\n".join(filter(None, parts)), MAX_TOOL_DESCRIPTION) or self._operation.label
 
-    # -- where it goes
+    # -- address and credentials
 
     def _base(self) -> str:
-        """The address that the path is appended to: the first server that is given."""
+        """Return the URL that the path is appended to: the first server of the operation, its path
+        or the document.
+        """
         given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
         lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
         server: Any = next((x[0] for x in lists if x), None)
@@ -331,7 +357,9 @@ class _Reader:
         return base
 
     def _credential_query(self, headers: dict[str, str]) -> list[str]:
-        """Add the headers of the first security requirement that can be met; its query."""
+        """Meet the first security requirement that is supported: add its headers, and return its
+        query.
+        """
         node = self._operation.node
         wanted = node.get("security", self._root.document.get("security"))
         if not isinstance(wanted, list) or not wanted:
@@ -371,12 +399,13 @@ class _Reader:
             return _Credential("header", "authorization", prefix + reference, secret, content)
         raise CannotImport(f"its security scheme {name[:80]!a} is of a kind that is not supported")
 
-    # -- its arguments
+    # -- arguments
 
     def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str, list[str]]:
-        """One schema for all arguments, and the path and query with places for some of them.
+        """Return one schema for all arguments, and the path and query with placeholders.
 
-        An argument with a place is renamed where the body or the rest of the query has its name.
+        An argument with a placeholder is renamed if the body, or the rest of the query, has an
+        argument of the same name.
         """
         placed, sent = self._declared()
         sent = self._body(headers) or sent
@@ -402,7 +431,9 @@ class _Reader:
         return schema, path, query
 
     def _declared(self) -> tuple[dict[tuple[str, str], JsonObject], JsonObject]:
-        """The schemas of parameters that need a place, and one schema for a plain query."""
+        """Return the schemas of parameters that need a placeholder, and one schema for a plain
+        query.
+        """
         placed: dict[tuple[str, str], JsonObject] = {}
         query: JsonObject = {}
         given = self._given_parameters()
@@ -428,7 +459,9 @@ class _Reader:
         return placed, _object(query, required, is_open=False)
 
     def _given_parameters(self) -> dict[tuple[str, str], JsonObject]:
-        """(place, name) → parameter; the operation's replace those of its path."""
+        """Map (place, name) to the parameter. The operation's parameters replace those of its
+        path.
+        """
         found: dict[tuple[str, str], JsonObject] = {}
         for owner in (self._operation.item, self._operation.node):
             listed = owner.get("parameters")
@@ -444,7 +477,7 @@ class _Reader:
         return found
 
     def _schema_of(self, place: str, name: str, given: JsonObject) -> JsonObject:
-        """The schema of a parameter. Raises CannotImport if it could not be sent."""
+        """Return a parameter's schema. Raises CannotImport if its arguments could not be sent."""
         if place not in _STYLES:
             raise CannotImport(f"arguments are not sent in a {place[:20]}")
         style, refused = _STYLES[place]
@@ -466,7 +499,7 @@ class _Reader:
         return {**schema, "deprecated": True} if given.get("deprecated") is True else schema
 
     def _body(self, headers: dict[str, str]) -> JsonObject | None:
-        """The schema of a JSON body, or None without a body."""
+        """Return the schema of the JSON body, or None if there is no body."""
         if "requestBody" not in self._operation.node:
             return None
         body = self._root.resolved(self._operation.node["requestBody"], "the body")
@@ -494,7 +527,11 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Credential:
-    """A reference to a secret and its place. `content` describes the secret to the operator."""
+    """A reference to a secret, and where a request carries it.
+
+    `place` is `header` or `query`, and `key` the name there. `content` tells the operator what the
+    secret contains.
+    """
 
     place: str
     key: str
@@ -513,18 +550,20 @@ def _object(properties: JsonObject, required: list[str], *, is_open: Any) -> Jso
 
 
 def _kinds(schema: JsonObject) -> list[Any]:
-    """The types that a schema names, or an empty list."""
+    """Return the types that a schema names, or an empty list."""
     kinds = schema.get("type", [])
     return kinds if isinstance(kinds, list) else [kinds]
 
 
 def shown_host(endpoint: str) -> str:
-    """The host of an endpoint as the configuration names it: with a port that is not usual."""
+    """Return an endpoint's host as the configuration names it: with the port unless it is the
+    default.
+    """
     return Origin.of(endpoint.partition("?")[0]).shown
 
 
 def _filled(url: str, variables: Any) -> str:
-    """A server's address with the defaults of its variables."""
+    """Return a server's address with its variables replaced by their defaults."""
 
     def default(found: re.Match[str]) -> str:
         row = variables.get(found[1]) if isinstance(variables, dict) else None

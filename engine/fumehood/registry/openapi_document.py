@@ -17,14 +17,16 @@ from fumehood.protocol.files import FileFault, read_values
 from fumehood.registry.json_schema import compile_pattern
 
 MAX_DOCUMENT_BYTES = 16 << 20
+"""Bytes of one OpenAPI document."""
+
 MAX_SCHEMA_PARTS = 5000
-"""Schemas and keywords of one operation, after references are replaced: these can double them."""
+"""Schemas and keywords of one operation after references are replaced, which can multiply them."""
 
 MAX_LEVELS = 24
-"""Levels of a schema, and references that lead to references."""
+"""Nested levels of a schema, and references that lead to further references."""
 
 MAX_DESCRIPTION = 500
-"""Characters of a parameter's description."""
+"""Characters of a parameter's description. Longer ones are cut."""
 
 _COPIED = frozenset(
     {
@@ -42,7 +44,8 @@ _IGNORED = frozenset(
         "contentSchema",
     }
 )  # fmt: skip
-"""Keywords that do not constrain arguments. Other unknown keywords are reported in a note."""
+"""Keywords that are dropped silently, because they do not constrain arguments. Dropping any other
+unsupported keyword is reported in a note."""
 
 _STRUCTURE = _WITH_SCHEMAS | {"properties"}
 
@@ -52,10 +55,10 @@ class CannotImport(Exception):
 
 
 def read_document(name: str, data: bytes) -> Any:
-    """Parse JSON or YAML; the name's suffix decides, or else the first character.
+    """Parse JSON or YAML. The name's suffix decides which, or else the first character.
 
     Raises:
-        CannotImport: too large, or neither.
+        CannotImport: the data is too large, or is not valid in that format.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise CannotImport(f"it is larger than {MAX_DOCUMENT_BYTES >> 20} MB")
@@ -70,10 +73,11 @@ def read_document(name: str, data: bytes) -> Any:
 
 
 class OpenApiDocument:
-    """A document of version 3.0 or 3.1, and references within it.
+    """An OpenAPI document of version 3.0 or 3.1, with its internal references.
 
     Raises:
-        CannotImport: it is something else; so do its methods where a reference leads nowhere.
+        CannotImport: the document is not OpenAPI 3.0 or 3.1. Methods raise it if a reference leads
+            nowhere.
     """
 
     def __init__(self, document: Any) -> None:
@@ -90,7 +94,7 @@ class OpenApiDocument:
         self.is_3_0 = version.startswith("3.0")
 
     def target(self, reference: str) -> Any:
-        """The target of a reference within the document."""
+        """Return the target of a reference within the document."""
         if not reference.startswith("#/"):
             raise CannotImport(f"{reference[:80]!a} refers to another document, which is not read")
         found: Any = self.document
@@ -105,7 +109,9 @@ class OpenApiDocument:
         return found
 
     def resolved(self, node: Any, kind: str) -> JsonObject:
-        """An object, or the one that its references lead to."""
+        """Return `node` or, if it is a reference, the object that it leads to. `kind` names it in
+        errors.
+        """
         for _ in range(MAX_LEVELS):
             if not isinstance(node, dict):
                 raise CannotImport(f"{kind} is not an object")
@@ -115,7 +121,7 @@ class OpenApiDocument:
         raise CannotImport(f"{kind} refers in a circle")
 
     def table(self, *keys: str) -> JsonObject:
-        """A table of the document, or an empty one."""
+        """Return the object at these keys in the document, or an empty one."""
         found: Any = self.document
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
@@ -131,7 +137,10 @@ class Schemas:
         self.notes: list[str] = []
 
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
-        """The schema. `trail` has the references that lead here, and "" for each other level."""
+        """Return the converted schema.
+
+        `trail` has an entry for each level above it: the reference that was followed, or "".
+        """
         self._left -= 1 + (len(node) if isinstance(node, dict) else 0)
         if self._left < 0:
             raise CannotImport(f"its schemas have more than {MAX_SCHEMA_PARTS} parts")
@@ -154,7 +163,7 @@ class Schemas:
             return {"type": kind} if isinstance(kind, str) else {}
         schema = self.converted(target, (*trail, reference))
         if self._root.is_3_0:
-            return schema  # what stands beside a reference is ignored
+            return schema  # OpenAPI 3.0 ignores keywords next to a reference
         beside = {key: value for key, value in node.items() if key != "$ref"}
         return {**schema, **self._keywords(beside, trail)}
 
@@ -185,7 +194,7 @@ class Schemas:
         return schema
 
     def _mend(self, schema: JsonObject, node: JsonObject) -> None:
-        """Convert keywords that JSON Schema or this engine writes in another form."""
+        """Adapt keywords that JSON Schema writes in another form, and drop unsupported patterns."""
         for bound in ("minimum", "maximum"):
             exclusive = f"exclusive{bound.title()}"
             is_bool = isinstance(schema.get(exclusive), bool)  # so in OpenAPI 3.0
@@ -206,7 +215,7 @@ class Schemas:
                 self.notes.append(f"without the pattern {pattern[:60]!a}: it is not supported")
 
     def _merged(self, schema: JsonObject, node: JsonObject, trail: tuple[str, ...]) -> JsonObject:
-        """The schema with the parts of its `allOf`, merged if that is simple."""
+        """Return the schema with the parts of its `allOf`, merged into it if that is simple."""
         given = node.get("allOf")
         if not isinstance(given, list):
             return schema
@@ -230,7 +239,7 @@ class Schemas:
 
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject | None:
-    """One schema equivalent to both, or None if merging is not simple."""
+    """Return one schema equivalent to both together, or None if merging them is not simple."""
     both_have = "properties" in one and "properties" in other
     if both_have and any(
         part.get("additionalProperties", True) is not True for part in (one, other)
@@ -260,7 +269,9 @@ def texts(value: Any) -> list[str]:
 
 
 def clean(value: Any, longest: int) -> str:
-    """A text without control and invisible characters but line ends, within a length."""
+    """Return a text without control and invisible characters, except line breaks, cut to
+    `longest`.
+    """
     if not isinstance(value, str):
         return ""
     kept = value[: 4 * longest].expandtabs(2)

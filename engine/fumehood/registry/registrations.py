@@ -24,7 +24,9 @@ from fumehood.storage.schema import DEFINITIONS, SWITCHES
 
 
 class Registrations:
-    """Changes to the registry. `load_faults` are stored definitions that this version refuses."""
+    """Registers, replaces, deletes and switches tools. `load_faults` describes stored definitions
+    that this version refuses.
+    """
 
     def __init__(self, index: ToolIndex, database: Database) -> None:
         self._index = index
@@ -40,7 +42,7 @@ class Registrations:
         self.apply_switches()
 
     def apply_switches(self) -> None:
-        """Restore every switch, after a source was loaded again."""
+        """Restore every stored on/off switch. Needed after a source was reloaded."""
         for (name, version), is_active in self._switches.items():
             self._index.switch(name, version, is_active=is_active)
 
@@ -50,7 +52,7 @@ class Registrations:
         """Register one version of one tool.
 
         Raises:
-            InvalidDefinition: with every fault.
+            InvalidDefinition: the document has faults. The error lists all of them.
             IdempotencyConflict: this version is already registered.
         """
         async with self._changing():
@@ -66,12 +68,12 @@ class Registrations:
     async def replace(
         self, name: str, version: str, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Replace a registered definition; name and version stay.
+        """Replace a registered definition. Name and version stay.
 
         Raises:
             ToolNotFound: there is no such version.
-            PermissionDenied: it was not registered here.
-            InvalidDefinition: with every fault.
+            PermissionDenied: the version comes from another source.
+            InvalidDefinition: the document has faults. The error lists all of them.
         """
         async with self._changing():
             self._require_own(name, version)
@@ -86,7 +88,7 @@ class Registrations:
 
         Raises:
             ToolNotFound: there is no such version.
-            PermissionDenied: it was not registered here.
+            PermissionDenied: the version comes from another source.
         """
         async with self._changing():
             self._require_own(name, version)
@@ -100,7 +102,7 @@ class Registrations:
     async def switch(
         self, name: str, version: str | None, *, is_active: bool, by: Principal, now: datetime
     ) -> list[RegisteredTool]:
-        """Switch one version, or all, on or off; of any source.
+        """Enable or disable one version of a tool of any source, or all its versions.
 
         Raises:
             ToolNotFound: there is no such tool or version.
@@ -180,7 +182,7 @@ def all_definitions(connection: Connection) -> list[JsonObject]:
 def put_definition(
     connection: Connection, name: str, version: str, document: JsonObject, at: str
 ) -> None:
-    """Store a document; replaces one with the same name and version."""
+    """Store a definition. Replaces one with the same name and version."""
     here = (DEFINITIONS.c.name == name) & (DEFINITIONS.c.version == version)
     made = connection.execute(select(DEFINITIONS.c.created_at).where(here)).scalar()
     connection.execute(delete(DEFINITIONS).where(here))
@@ -195,13 +197,13 @@ def put_definition(
 
 
 def delete_definition(connection: Connection, name: str, version: str) -> None:
-    """Delete a document and its switch."""
+    """Delete a definition and its on/off switch."""
     for table in (DEFINITIONS, SWITCHES):
         connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
 
 
 def all_switches(connection: Connection) -> dict[tuple[str, str], bool]:
-    """Switched versions of tools of any source, by name and version."""
+    """Return the stored on/off switches of tools of any source, by name and version."""
     rows = connection.execute(select(SWITCHES)).mappings()
     return {(row["name"], row["version"]): row["is_active"] for row in rows}
 

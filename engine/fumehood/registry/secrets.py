@@ -28,14 +28,17 @@ from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
 SECRET_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 MIN_CHARACTERS = 8
-"""Shorter values could not be redacted in answers without removing ordinary text."""
+"""Characters that a secret must have. A shorter value could not be redacted in answers without
+removing ordinary text."""
 
 MAX_CHARACTERS = 4096
+"""Characters that a secret may have."""
+
 KEYRING_WAIT_S = 10.0
-"""Seconds that a call waits while another call reads the keyring."""
+"""Seconds that a call waits for another call to finish reading the keyring."""
 
 _VALUE = re.compile(rf"[!-~]([ -~]{{0,{MAX_CHARACTERS - 2}}}[!-~])?")
-"""Characters that are valid in a header, without surrounding space."""
+"""The form of a secret's value: text that is valid in a header, without surrounding spaces."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?)(:[0-9]{1,5})?")
 
@@ -48,7 +51,7 @@ def _lower_host(value: str) -> str:
 
 
 HostPattern = Annotated[str, AfterValidator(_lower_host)]
-"""An exact host (every port of it), or an exact host and port. IPv6 addresses are in brackets."""
+"""A host (with any port), or a host and port. Matched exactly. IPv6 addresses are in brackets."""
 
 
 class RestSettings(BaseModel):
@@ -57,9 +60,9 @@ class RestSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     allowed_hosts: tuple[HostPattern, ...] = ()
-    """Hosts that they may reach although their addresses are not public."""
+    """Hosts that REST tools may reach although their addresses are not public."""
     stream_kb: int = Field(default=1024, ge=1, le=1024 * 1024)
-    """The longest answer of a tool with `streaming`."""
+    """The longest answer of a tool with `streaming`, in KiB."""
 
 
 class KeyringEntry(BaseModel):
@@ -98,7 +101,7 @@ KEYRING_FAULTS = {
     "KeyringLocked": "the keyring is locked; the operator must unlock it",
     "NoKeyringError": "the engine's user has no keyring on this host; the operator must set one up",
 }
-"""Name of the library's exception → reason."""
+"""Name of an exception of the `keyring` package → the reason shown."""
 
 
 class KeyringFault(Exception):
@@ -118,7 +121,9 @@ class Origin:
 
     @classmethod
     def of(cls, url: str) -> Origin:
-        """The origin of a checked endpoint. Raises ValueError if it is not an http(s) URL."""
+        """Return the origin of a checked endpoint. Raises ValueError if it is not an http(s)
+        URL.
+        """
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
         if parts.scheme not in ("https", "http") or not host:
@@ -127,23 +132,25 @@ class Origin:
 
     @property
     def shown_host(self) -> str:
-        """The host as a URL writes it."""
+        """The host as in a URL, with IPv6 addresses in brackets."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def shown(self) -> str:
-        """The host as the configuration and a `Host` header name it: with a port that is not
-        usual."""
+        """The host as in the configuration and a `Host` header: with any port but the default."""
         usual = {"https": 443, "http": 80}[self.scheme]
         return self.shown_host if self.port == usual else f"{self.shown_host}:{self.port}"
 
     def is_in(self, hosts: Collection[str]) -> bool:
-        """Whether a list of hosts names it, with or without its port."""
+        """Whether a list of hosts contains this host, with or without its port."""
         return self.shown_host in hosts or f"{self.shown_host}:{self.port}" in hosts
 
 
 class SecretBindings:
-    """The operator's secrets. Without settings every reference is refused."""
+    """The operator's secrets, and the tools and hosts that may use them.
+
+    Without settings, every reference to a secret is refused.
+    """
 
     def __init__(
         self,
@@ -157,7 +164,7 @@ class SecretBindings:
         self._keyring_lock = threading.Lock()
 
     def faults(self, definition: ToolDefinition) -> list[str]:
-        """A fault for each secret that the definition refers to and may not have."""
+        """Return a fault for each secret that the definition refers to but may not use."""
         return [
             f"{field}: {fault}"
             for field, text in _texts(definition)
@@ -166,7 +173,9 @@ class SecretBindings:
         ]
 
     def values(self, definition: ToolDefinition) -> dict[str, str]:
-        """The values of the secrets that a definition refers to. May read files.
+        """Return the values of the secrets that a definition refers to, by name.
+
+        May block, because it may read files or the keyring.
 
         Raises:
             ExecutionError: a secret is not bound to this tool and host, or has no usable value.
@@ -236,10 +245,10 @@ class SecretBindings:
         return data.decode("ascii").removesuffix("\n").removesuffix("\r")
 
     def _read_keyring(self, entry: KeyringEntry) -> str:
-        """The password of an entry.
+        """Return the password of a keyring entry.
 
-        A keyring may ask its user to unlock it, and wait. So one call reads it at a time, and the
-        others do not wait for long.
+        A keyring may wait for its user to unlock it. So only one call reads it at a time, and other
+        calls wait at most `KEYRING_WAIT_S`.
 
         Raises:
             KeyringFault: the keyring cannot be read, or has no such entry.
@@ -270,7 +279,7 @@ NO_SECRETS = SecretBindings()
 
 
 def _texts(definition: ToolDefinition) -> list[tuple[str, str]]:
-    """The fields that may refer to secrets."""
+    """Return the fields that may refer to secrets, as pairs of name and text."""
     headers = (definition.headers or {}).values()
     return [("endpoint", definition.endpoint or ""), *(("headers", value) for value in headers)]
 

@@ -62,5 +62,7 @@ class WebSettings(BaseModel):
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Hosts that `fetch_url` may reach although their addresses are not public."""
     only_hosts: tuple[HostPattern, ...] | None = None
-    """The only hosts that it may reach. None: every one with public addresses; empty: none."""
+    """The only hosts that `fetch_url` may reach. None allows all public addresses; empty allows no
+    host.
+    """
     search: SearchSettings | None = None

@@ -27,10 +27,10 @@ PERIOD_S = 0.5
 
 
 class Watched(Protocol[T_co]):
-    """A source that can be polled."""
+    """A source whose changes are found by polling."""
 
     def poll(self) -> T_co | None:
-        """The current contents, if they differ from the last ones returned."""
+        """Return the current contents if they differ from the last ones returned, or None."""
         ...
 
 
@@ -39,7 +39,7 @@ async def watch(
     on_change: Callable[[T], None],
     on_failure: Callable[[Exception], None],
 ) -> None:
-    """Poll forever; `on_change` runs on the event loop."""
+    """Poll until cancelled. `on_change` and `on_failure` run on the event loop."""
     while True:
         await anyio.sleep(PERIOD_S)
         try:
@@ -51,7 +51,7 @@ async def watch(
 
 
 class WatchedDirectory:
-    """The tools of a directory in the registry. While `follow` runs, changes are applied."""
+    """Keeps a directory's tools registered. Changes are applied while `follow` runs."""
 
     def __init__(
         self, path: Path, registry: ToolIndex, registrations: Registrations, log: Logger
@@ -72,7 +72,9 @@ class WatchedDirectory:
         await watch(self._directory, self._serve, self._on_failed_look)
 
     def _serve(self, contents: DirectoryContents) -> None:
-        """Serve the tools of the directory. Each fault is logged once."""
+        """Register the directory's tools in place of the previous ones. Each fault is logged
+        once.
+        """
         self._registry.replace_source(Source.DIRECTORY, contents.tools)
         self._registrations.apply_switches()
         for fault in contents.faults:
