@@ -73,7 +73,7 @@ class WallCard:
 
 @dataclass(frozen=True, slots=True)
 class Scorecard:
-    """The cards of all walls."""
+    """The results on all walls."""
 
     engine_version: str
     is_quick: bool

@@ -102,7 +102,7 @@ class CannotTry(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Docker's view of the containers of one wall."""
+    """Queries Docker about the containers of one wall."""
 
     docker: Docker
     engine_id: str

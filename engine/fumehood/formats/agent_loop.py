@@ -68,7 +68,7 @@ class AgentLoop:
 
     @property
     def format(self) -> MessageFormat:
-        """The name of the format."""
+        """The name of the provider's format."""
         return self._name
 
     @property

@@ -42,7 +42,9 @@ class Exports:
         self._whole: dict[str, tuple[list[ToolDefinition], ExportedTools]] = {}
 
     def of_all(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
-        """Export all tools of the registry. Replaces the cached exports."""
+        """Export all given tools, which are the whole registry. Their converted forms replace the
+        cache.
+        """
         definitions = list(tools)
         before = self._whole.get(name)
         if before is not None and _are_same(before[0], definitions):

@@ -48,12 +48,12 @@ class HandleOptions(CallOptions):
     """Options of all calls of a message: those of a call, and how they are read and run."""
 
     idempotency_key: str | None = Field(default=None, json_schema_extra={"type": "null"})
-    """None: it belongs to one call."""
+    """Always None, because a key belongs to a single call and these options apply to several."""
     max_parallel: int = Field(default=8, ge=1, le=32)
     parallel_tool_calls: bool = True
     repair_arguments: bool = False
     tools: list[str] | None = Field(default=None, max_length=MAX_CALLS)
-    """Only these may be called; None means every tool."""
+    """Names of the tools that may be called. None allows every tool."""
 
     @model_validator(mode="after")
     def _is_for_all(self) -> Self:
@@ -83,10 +83,10 @@ class HandledCalls(_Value):
 
 
 class AgentRun(_Value):
-    """Where a run of an agent has ended; it can be stored as JSON, and gone on with.
+    """The state in which an agent's run ended. It can be stored as JSON and continued.
 
-    `messages` are the whole conversation so far, in the provider's format. Of a run that waits for
-    a human, the last of them say so to the model; `envelopes` are those of the last turn's calls.
+    `messages` is the whole conversation so far, in the provider's format. If calls wait for
+    approval, the last messages tell the model so. `envelopes` are those of the last turn's calls.
     """
 
     format: MessageFormat
@@ -99,12 +99,12 @@ class AgentRun(_Value):
 
     @property
     def waiting(self) -> tuple[Envelope, ...]:
-        """The envelopes of the calls that wait for a human."""
+        """The envelopes of the calls that wait for approval."""
         return tuple(filter(waits, self.envelopes))
 
 
 def waits(envelope: Envelope) -> bool:
-    """Whether a call waits for a human."""
+    """Whether a call waits for approval."""
     error = envelope.error
     return (
         error is not None

@@ -39,7 +39,8 @@ _SILENT = frozenset(
 )
 _ANNOTATIONS = _SILENT | {"title", "description", "default"}
 _REWRITTEN = frozenset({"allOf", "const", "oneOf", "anyOf", "$ref"})
-"""Keywords that have a simpler form, or are converted together with their neighbours."""
+"""Keywords that `_plain` may replace by a simpler form, or that must be alone in a strict
+schema."""
 
 _NOTED = frozenset(
     {
@@ -167,7 +168,7 @@ class _Fitting:
         self._nulls: dict[int, bool] = {}
 
     def run(self) -> Fitted:
-        """Convert the root, then its definitions, and check the totals."""
+        """Convert the root and its definitions, and check the dialect's limits."""
         root, result = dict(self._root), self._result
         for keyword in UNION_KEYWORDS:
             if keyword in root:

@@ -1,4 +1,4 @@
-"""Every provider's format by name. `exports.py` adds formats that have only tools."""
+"""Every provider's format by name. `exports.py` adds formats that can only export tools."""
 
 from __future__ import annotations
 

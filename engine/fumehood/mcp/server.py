@@ -1,4 +1,4 @@
-"""The server: answers one client's messages from an engine, in both eras of the protocol.
+"""The server: answers one client's messages from an engine, with or without a protocol handshake.
 
 Host side, in the daemon, behind `http/mcp.py`. It is only a caller: each call goes through
 `Engine.run` or `Engine.open_stream`. It keeps no sessions: a session's id only repeats what its
@@ -111,7 +111,7 @@ class Client:
     principal: Principal
     version: str
     elicits: bool
-    """Whether it can ask its user a question."""
+    """Whether the client can ask its user a question (MCP's elicitation)."""
     session: str = ""
     """The id of its MCP session. Empty in the version without a handshake."""
     agent_id: str | None = None

@@ -1,4 +1,4 @@
-"""The policy of a running engine: it is loaded, watched, replaced as a whole, and explained.
+"""The policy of a running engine: load, watch, replace and explain it.
 
 Host side. Above it `compose` and the faces; below it the loader and the gate. Invariants: an engine
 whose policy is faulty does not start; a policy that becomes faulty later is ignored, and the old

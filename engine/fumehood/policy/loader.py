@@ -228,7 +228,9 @@ class _Faults:
         self._found.append((int(number), fault))
 
     def raise_if_any(self) -> None:
-        """Raises PolicyError if there are faults, ordered by line or by rule."""
+        """Raise PolicyError if there are faults. It lists them by line, or by rule if lines are
+        unknown.
+        """
         if self._found:
             ordered = [
                 fault for _, fault in sorted(self._found, key=lambda it: (it[1].line or 0, it[0]))
@@ -376,7 +378,7 @@ def _check_arguments(
 
 
 def takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
-    """Whether the tool accepts such an argument. True if its schema leaves that open."""
+    """Whether the tool accepts an argument at this path. True if its schema does not tell."""
     schema: Any = tool.parameters
     for segment in segments:
         if not isinstance(schema, Mapping) or not _is_complete(schema):

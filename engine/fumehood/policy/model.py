@@ -69,7 +69,7 @@ class Decision:
     rule: str
     """The id of the deciding rule, or a sentence that begins with `default:`."""
     reason: str | None = None
-    """For the caller and the approver."""
+    """The rule's reason, shown to the caller and the approver."""
     approvers: tuple[str, ...] = ()
     """Names of the approvers who may approve. Empty means every approver."""
     quorum: int = 1
@@ -248,12 +248,14 @@ class Condition(Predicate):
 
     @property
     def name(self) -> str:
-        """What it tests."""
+        """The name of what the condition tests, for messages: an argument or the shell command."""
         return f"argument {self.argument}" if self.runs is None else "shell command"
 
     @property
     def places(self) -> tuple[tuple[str, ...], ...]:
-        """The unescaped parts of the pointer; of each argument that may hold a command."""
+        """The paths of the tested arguments, unescaped. For `runs`, these are `command` and
+        `argv`.
+        """
         if self.runs is not None:
             return (("command",), ("argv",))
         parts = self.argument.split("/")[1:]
@@ -261,7 +263,7 @@ class Condition(Predicate):
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """The first of its places."""
+        """The first of the tested paths."""
         return self.places[0]
 
     @property
@@ -300,7 +302,7 @@ class Rule(_Written):
     @model_validator(mode="before")
     @classmethod
     def _move_runs(cls, document: Any) -> Any:
-        """`runs` beside the other keys is short for a condition in `when`."""
+        """Move a rule's own `runs` into `when`, because it is short for a condition there."""
         if not isinstance(document, dict) or document.get("runs") is None:
             return document
         when = document.get("when", [])
@@ -373,7 +375,7 @@ class Rule(_Written):
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether it tests only the tool and the caller."""
+        """Whether the rule has no conditions and does not test the budget."""
         return not self.when and not self.any and not self.over_budget
 
 
@@ -383,13 +385,13 @@ class Policy(_Value):
     version: str
     """The first 12 hexadecimal digits of the SHA-256 of the file's bytes."""
     file: str
-    """Its name without the directory."""
+    """The file's name without its directory."""
     rules: tuple[Rule, ...]
     lines: tuple[int | None, ...]
     """The first line of each rule in a YAML file; None in TOML."""
 
     def enforced(self) -> Policy:
-        """The same policy without shadow mode."""
+        """Return the same policy with every rule enforced, also those in shadow mode."""
         rules = tuple(rule.model_copy(update={"mode": "enforce"}) for rule in self.rules)
         return self.model_copy(update={"rules": rules})
 
@@ -482,9 +484,9 @@ class RuleStatus(_Value):
     is_of_this_environment: bool
     reason: str | None
     decided: int
-    """Calls that it decided since this policy was loaded."""
+    """Calls that the rule decided since this policy was loaded."""
     would_have_decided: int
-    """Calls that it matched in shadow mode since this policy was loaded."""
+    """Calls that the rule matched in shadow mode since this policy was loaded."""
 
 
 class PolicyStatus(_Value):

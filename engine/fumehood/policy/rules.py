@@ -55,7 +55,7 @@ class OfCall:
     says: str
     ask: Callable[[CallFacts], Answer]
     conditions: tuple[Condition, ...] = ()
-    """The conditions that it evaluates."""
+    """The conditions that the test evaluates. Empty if it tests no arguments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class _Rules:
 
 
 class PolicyGate:
-    """Decides by the current policy; without one, by the defaults."""
+    """Decides on calls by the current policy, or by the defaults if there is no policy."""
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.environment = environment

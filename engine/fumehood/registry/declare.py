@@ -160,7 +160,7 @@ def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]
 
 
 class _ToolSchema(GenerateJsonSchema):
-    """pydantic's generator, without keywords that models do not need."""
+    """Pydantic's JSON Schema generator, without keywords that language models do not need."""
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
         """Describe a decimal as a number. Pydantic's own pattern uses look-ahead, which RE2 does

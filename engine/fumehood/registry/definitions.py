@@ -118,7 +118,7 @@ def _document_faults(document: JsonObject) -> list[str]:
 
 
 def _cache_faults(document: JsonObject) -> Iterator[str]:
-    """Faults in the fields about caching."""
+    """Yield faults in the fields about caching."""
     if document.get("cacheable") in (None, False):
         for field in ("cache_ttl", "cache_key_params"):
             if document.get(field) is not None:
@@ -140,7 +140,7 @@ def _cache_faults(document: JsonObject) -> Iterator[str]:
 
 
 def _failure_faults(document: JsonObject) -> Iterator[str]:
-    """Faults in the fields about retries and fallbacks."""
+    """Yield faults in the fields about retries and fallbacks."""
     fallback = document.get("fallback")
     if isinstance(fallback, str) and fallback.partition("@")[0] == document.get("name"):
         yield "fallback: a tool cannot be its own fallback"

@@ -99,7 +99,7 @@ class ToolDirectory:
         self._fault: str | None = None
 
     def load(self) -> DirectoryContents:
-        """Read the whole directory now."""
+        """Read the whole directory now and return its contents."""
         self._last = self._look()
         self._update(self._last)
         return self._contents()

@@ -74,14 +74,14 @@ def discover(
     private: Sequence[Path] = (),
     web: WebSettings | None = None,
 ) -> list[LoadFault]:
-    """Register every offered tool; returns the failures.
+    """Register every tool that installed packages offer, and return the failures.
 
-    Tools of the web are disabled unless `web` enables them. `private` are directories that no
-    import path of a sandboxed function may contain.
+    The built-in web tools are disabled unless `web` enables them. No import path of a sandboxed
+    function may contain a `private` directory.
     """
     faults: list[LoadFault] = []
     offered = list(found if found is not None else entry_points(group=GROUP))
-    is_own = cache(_is_own)  # the name is parsed anew each time, from the whole metadata
+    is_own = cache(_is_own)  # reading a distribution's name parses all its metadata
     # Built-in tools first, so that no other source takes their names.
     for entry_point in sorted(offered, key=lambda e: (not _is_builtin(e, is_own), e.value)):
         try:
@@ -256,13 +256,13 @@ def register_function(
     private: Sequence[Path],
     disabled_because: str | None = None,
 ) -> RegisteredTool:
-    """Add a function to the index, in the form in which it will be called.
+    """Add a function to the index: to be called here, or with the address for another process.
 
-    `private` are directories that no import path of a sandboxed function may contain.
+    No import path of a sandboxed function may contain a `private` directory.
 
     Raises:
-        InvalidDefinition: as `ToolIndex.register`, or another process must find the function
-            and cannot.
+        InvalidDefinition: `ToolIndex.register` refuses it, or another process must find the
+            function and cannot.
     """
     definition = tool.definition
     if definition.executor != "function" or (tool.is_async and not definition.sandboxed):

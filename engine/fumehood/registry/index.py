@@ -114,7 +114,7 @@ class _Tools:
 class ToolIndex:
     """Tools by name and version. Their definitions may refer to these `secrets`.
 
-    `external` makes the tools that are not registered, from names that begin with `external:`.
+    `external` returns the tool for a name that begins with `external:`, which is never registered.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class ToolIndex:
         The definition of a built-in tool is not checked: a test checks them all.
 
         Raises:
-            InvalidDefinition: the definition is wrong, already registered, has a missing or
-                superfluous function, or uses a built-in tool's name.
+            InvalidDefinition: the definition has faults, the version is already registered, the
+                name is a built-in tool's, or a function is missing or not allowed.
         """
         faults = self._faults(definition, source, function or address)
         try:
@@ -302,7 +302,7 @@ def _registered(
     disabled_because: str | None = None,
     address: FunctionAddress | None = None,
 ) -> RegisteredTool:
-    """Make a registered tool from a checked definition."""
+    """Compile a checked definition to a registered tool."""
     return RegisteredTool(
         definition=definition,
         source=source,
