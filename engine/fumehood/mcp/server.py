@@ -1,8 +1,8 @@
 """The server: answers one client's messages from an engine, with or without a protocol handshake.
 
 Host side, in the daemon, behind `http/mcp.py`. It is only a caller: each call goes through
-`Engine.run` or `Engine.open_stream`. It keeps no sessions: a session's id only repeats what its
-client said in `initialize`, and grants nothing. Invariants: one principal's message never ends or
+`Engine.run` or `Engine.open_stream`. It keeps no sessions: a session's id only encodes what its
+client sent in `initialize`, and grants nothing. Invariants: one principal's message never ends or
 answers another's request; `requestState` runs nothing and only names a call that is looked up for
 its own principal; a client's "accept" makes the engine look again and is never an approval.
 """

@@ -4,9 +4,8 @@ Client side, in a process of its own, which must answer within half a second of 
 standard library is all that it needs. The thread that reads a line also answers it, while another
 thread reads the next line. A request has a connection of its own while it is answered; idle
 connections are reused. Without a daemon, this process answers what it can, and calls fail with the
-reason.
-Invariants: a request is sent once; a request that the client has cancelled has no response, and its
-connection is closed, which ends the call; nothing but messages is written.
+reason. Invariants: a request is sent once; a request that the client has cancelled has no response,
+and its connection is closed, which ends the call; nothing but messages is written.
 """
 
 from __future__ import annotations

@@ -39,7 +39,11 @@ _STRICTER = {
     "strict": "values are no longer converted to the declared type",
     "requires_auth": "calls without authentication are refused",
 }
+"""Field → what breaks callers if it becomes true."""
+
 _PROMISES = {"read_only": "changes things now", "idempotent": "can no longer be repeated safely"}
+"""Field → what breaks callers if it becomes false."""
+
 _LIMITS = ("timeout_seconds", "memory_limit_mb", "rate_limit", "timeout")
 """Fields of a definition for which a lower value is a minor change."""
 

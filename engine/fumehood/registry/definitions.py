@@ -32,6 +32,7 @@ from fumehood.core.tool import (
 from fumehood.registry.json_schema import schema_faults
 
 EXECUTORS_HERE = (*ARGUMENTS, "function", "http", "http:fetch", "mcp")
+"""The executors that a definition can name in this version."""
 
 
 class InvalidDefinition(InvalidParams):
@@ -243,10 +244,14 @@ QUERY_METHODS = ("DELETE", "GET", "HEAD")
 """Methods that send arguments in the query. Others send them in a JSON body."""
 
 FIELDS = ("endpoint", "headers", "method", "response", "timeout")
+"""Fields that only definitions of REST and MCP tools can have."""
+
 FIELDS_OF: Mapping[str, frozenset[str]] = {
     "REST": frozenset(FIELDS),
     "MCP": frozenset({"endpoint", "headers", "timeout"}),  # MCP defines the method itself
 }
+"""Type of tool → those of `FIELDS` that its definition can have."""
+
 MAX_URL = 2048
 """Characters of a URL. This also limits how much data an agent can leak in one address."""
 

@@ -38,14 +38,19 @@ DIALECTS = (
     "https://json-schema.org/draft/2020-12/schema",
     "http://json-schema.org/draft-07/schema",
 )
+"""Accepted values of `$schema`."""
+
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+"""Keywords that refer to another schema."""
+
 _LOCAL_REFERENCE = re.compile(r"#(/(\$defs|definitions|properties)/[^/]+)*\Z")
 _NOT_OFFERED = {
     "dependencies": "draft 2020-12 calls it dependentRequired and dependentSchemas",
     "unevaluatedProperties": "use additionalProperties",
     "unevaluatedItems": "use items",
 }
-"""Keywords that would be ignored, or whose cost is unbounded."""
+"""Refused keyword → remedy. They would be ignored, or their cost is unbounded."""
+
 MAX_STEPS = 100_000
 """Keyword evaluations for one document. A large, legitimate document needs a few thousand."""
 

@@ -61,6 +61,7 @@ RULES: Mapping[str, tuple[Severity, str]] = {
 """Rule → its severity, and the remedy for the author."""
 
 POISON = frozenset({"hidden-characters", "model-instructions", "look-alike-name"})
+"""Rules whose violation may be an attack on the model."""
 
 MAX_FINDINGS = 200
 """The most findings reported for one definition."""
