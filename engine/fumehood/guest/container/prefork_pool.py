@@ -24,7 +24,6 @@ from fumehood.guest.container import processes
 from fumehood.guest.container.processes import USER_ID
 from fumehood.guest.container.zygote import NOTICE_BYTES, PRELOAD, Notice, order_child
 from fumehood.guest.core import kernel
-from fumehood.guest.core.pipes import unwatch
 from fumehood.protocol import framing
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ class PreforkPool:
                 self._on_end(ended)
                 return
             self._ready.remove(child)
-        unwatch(self._selector, child.reply_fd)
+        self._unwatch(child)
         child.close()
         self._fail("a child died before it was used")
 
@@ -226,7 +225,7 @@ class PreforkPool:
         except BlockingIOError:
             return
         if not chunk:  # dead; its exit tells the rest
-            unwatch(self._selector, child.reply_fd)
+            self._unwatch(child)
             return
         for message in child.decoder.feed(chunk):
             if message != {"ready": True}:
@@ -234,10 +233,14 @@ class PreforkPool:
                 return
             self._failures = 0
             self._patience_s = READY_DEADLINE_S
-            unwatch(self._selector, child.reply_fd)
+            self._unwatch(child)
             del self._coming[child.pid]
             self._ready.append(child)
             self._on_ready()
+
+    def _unwatch(self, child: Child) -> None:
+        if child.reply_fd in self._selector.get_map():
+            self._selector.unregister(child.reply_fd)
 
     def _fail(self, fault: str) -> None:
         self._failures += 1

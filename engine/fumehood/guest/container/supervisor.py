@@ -47,7 +47,6 @@ from fumehood.guest.container.zygote import Notice, run_zygote
 from fumehood.guest.core import children, kernel
 from fumehood.guest.core.children import peak_bytes
 from fumehood.guest.core.limits import address_space_bytes
-from fumehood.guest.core.pipes import flush, unwatch
 from fumehood.protocol import framing
 
 MAX_CLAIM_BYTES = 512 * 1024
@@ -305,20 +304,30 @@ class Supervisor:
         run = self._run
         if run is None or run.child is None or run.child.request_fd < 0:
             return
-        written = flush(self._selector, run.child.request_fd, run.request, self._flush_request)
-        # Nobody reads: the child is dead, and its exit status has the reason.
-        run.request = b"" if written is None else run.request[written:]
-        run.sent_bytes += written or 0
+        descriptor = run.child.request_fd
+        try:
+            sent_bytes = os.write(descriptor, run.request)
+            run.request = run.request[sent_bytes:]
+            run.sent_bytes += sent_bytes
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            run.request = b""  # dead: its exit status has the reason
+        watched = descriptor in self._selector.get_map()
+        if run.request and not watched:
+            self._selector.register(descriptor, selectors.EVENT_WRITE, self._flush_request)
+        elif not run.request and watched:
+            self._selector.unregister(descriptor)
 
     def _on_output(self, stream: Stream) -> None:
         run = self._run
         if run is None:
             return
         if not stream.read(run.limits.output_bytes):
-            unwatch(self._selector, stream.descriptor)  # closed; it may be written to no more
+            self._unwatch(stream.descriptor)  # closed; it may be written to no more
             return
         if stream.is_over:
-            unwatch(self._selector, stream.descriptor)
+            self._unwatch(stream.descriptor)
             self._stop(run, "output")
         elif self._output_due is None:
             now = time.monotonic()
@@ -340,14 +349,14 @@ class Supervisor:
         run.received_bytes += len(chunk)
         most = MAX_REPLY_BYTES_WITH_CALLS if run.has_tools else MAX_REPLY_BYTES
         if not chunk or run.received_bytes > most:
-            unwatch(self._selector, run.child.reply_fd)
+            self._unwatch(run.child.reply_fd)
             return
         try:
             for message in run.child.decoder.feed(chunk):
                 self._on_message(run, message)
         except framing.FrameError:
             run.claim = None
-            unwatch(self._selector, run.child.reply_fd)
+            self._unwatch(run.child.reply_fd)
             if run.has_tools and _is_running(run):
                 self._stop(run, "policy")  # it would wait for answers until its time is over
         if self._check is not None and run.claim is not None:
@@ -500,7 +509,7 @@ class Supervisor:
         child = run.child
         assert child is not None
         for descriptor in (child.request_fd, child.stdout.descriptor, child.stderr.descriptor):
-            unwatch(self._selector, descriptor)
+            self._unwatch(descriptor)
         for stream in (child.stdout, child.stderr):
             stream.drain(run.limits.output_bytes)
             if stream.is_over and run.killed_for is None:
@@ -509,7 +518,7 @@ class Supervisor:
             before = run.received_bytes
             self._on_reply()
             if run.received_bytes == before:
-                unwatch(self._selector, child.reply_fd)
+                self._unwatch(child.reply_fd)
 
     def _finish_check(self, check: selfcheck.SelfCheck, run: Run, why: str | None) -> None:
         enforces, faults = check.result(run, self._meter.read())
@@ -517,6 +526,10 @@ class Supervisor:
         if why is not None:
             faults = [why, *faults][: selfcheck.MAX_FAULTS]
         self._host.send({"op": "ready", "enforces": enforces, "faults": faults})
+
+    def _unwatch(self, descriptor: int) -> None:
+        if descriptor >= 0 and descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)
 
     # -- a session's processes that wait ---------------------------------------------
 

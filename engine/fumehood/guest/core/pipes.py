@@ -9,9 +9,7 @@ import array
 import math
 import os
 import select
-import selectors
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from fumehood.protocol import framing
@@ -66,33 +64,6 @@ def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> 
         except BlockingIOError:
             if not select.select([], [descriptor], [], patience_s)[1]:
                 raise TimeoutError from None
-
-
-def unwatch(selector: selectors.BaseSelector, descriptor: int) -> None:
-    """Unregister a descriptor, if it is registered."""
-    if descriptor >= 0 and descriptor in selector.get_map():
-        selector.unregister(descriptor)
-
-
-def flush(
-    selector: selectors.BaseSelector, descriptor: int, data: bytes, on_room: Callable[[], None]
-) -> int | None:
-    """Write what fits, and have `on_room` called when there is room for the rest.
-
-    Returns the number of bytes written, or None if nobody reads any more.
-    """
-    written: int | None = 0
-    try:
-        written = os.write(descriptor, data)
-    except BlockingIOError:
-        pass
-    except BrokenPipeError:
-        written = None
-    if written is None or written == len(data):
-        unwatch(selector, descriptor)
-    elif descriptor not in selector.get_map():
-        selector.register(descriptor, selectors.EVENT_WRITE, on_room)
-    return written
 
 
 MAX_REPORTS = 1000

@@ -41,7 +41,7 @@ from fumehood.guest.core.children import (
     own_filters,
     peak_bytes,
 )
-from fumehood.guest.core.pipes import flush, unwatch, write_all
+from fumehood.guest.core.pipes import write_all
 from fumehood.guest.process.run import (
     INTERPRETER,
     JAIL,
@@ -434,12 +434,22 @@ class Supervisor:
 
     def _flush(self, child: Child) -> None:
         """Write as much of the request as fits, and the rest when there is room."""
-        if child.pid in self._children:
-            written = flush(
-                self._selector, child.request_fd, child.outbox, lambda: self._flush(child)
+        if child.pid not in self._children:
+            return
+        try:
+            written = os.write(child.request_fd, child.outbox)
+        except BlockingIOError:
+            written = 0
+        except BrokenPipeError:
+            return  # dead: its exit status has the reason
+        child.outbox = child.outbox[written:]
+        watched = child.request_fd in self._selector.get_map()
+        if child.outbox and not watched:
+            self._selector.register(
+                child.request_fd, selectors.EVENT_WRITE, lambda: self._flush(child)
             )
-            # Nobody reads: the child is dead, and its exit status has the reason.
-            child.outbox = b"" if written is None else child.outbox[written:]
+        elif not child.outbox and watched:
+            self._selector.unregister(child.request_fd)
 
     def _doom(self, child: Child) -> None:
         """Kill a child and never use it again."""
@@ -505,7 +515,8 @@ class Supervisor:
         if child.request_fd < 0:
             return
         for descriptor in (child.request_fd, child.reply_fd):
-            unwatch(self._selector, descriptor)
+            if descriptor in self._selector.get_map():
+                self._selector.unregister(descriptor)
             os.close(descriptor)
         child.request_fd = child.reply_fd = -1
 
