@@ -1,7 +1,7 @@
-"""Addresses: which ones the engine connects to for a tool, and the connection itself.
+"""Addresses: the check of addresses that a tool may reach, and the connections to them.
 
-Host side. Names are resolved here, every address that a name has is checked, and the connection
-goes to a checked address, not to the name: a name that means something else a moment later (DNS
+Host side. The engine resolves a host's name, checks every address that it gets, and connects to a
+checked address instead of the name. So a name that resolves differently a moment later (DNS
 rebinding) changes nothing. TLS still verifies the name. Invariant: an address that is not public is
 reached only if the operator's configuration names the host.
 """
@@ -24,17 +24,19 @@ from fumehood.registry.secrets import Origin
 from fumehood.sandbox.bounded_threads import BoundedThreads
 
 RESOLVED_AT_ONCE = 8
+"""Maximum number of names that one backend resolves at the same time."""
+
 RESOLVE_S = 60.0
-"""Resolvers give up sooner."""
+"""The longest that the engine waits for a name, in seconds. System resolvers give up sooner."""
 
 TURNS = 2
-"""Turns of the event loop after which a read has returned any data that has arrived."""
+"""Number of event loop turns after which a read has returned, if any data has arrived."""
 
-# *Source*: IANA's registries of special-purpose addresses, as `ipaddress` knows them
-# (`is_global`), with these beside them.
+# *Source*: IANA's registries of special-purpose addresses, in the form of `ipaddress`
+# (`is_global`), plus the networks below.
 _NOT_PUBLIC_V4 = (
-    IPv4Network("192.88.99.0/24"),  # relays of 6to4
-    IPv4Network("168.63.129.16/32"),  # a cloud's service for its own machines
+    IPv4Network("192.88.99.0/24"),  # 6to4 relays
+    IPv4Network("168.63.129.16/32"),  # a cloud provider's internal service for its virtual machines
 )
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = (
@@ -47,7 +49,8 @@ _NOT_PUBLIC_V6 = (
 def is_public(address: IPv4Address | IPv6Address) -> bool:
     """Whether an address is on the public Internet.
 
-    Forms of IPv6 that carry an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) are not.
+    False for IPv6 addresses that embed an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo),
+    because they could lead to an internal one.
     """
     if not address.is_global or address.is_multicast:
         return False
@@ -57,16 +60,16 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 class CheckedBackend(httpcore2.AnyIOBackend):
-    """Connects to checked addresses only."""
+    """The network backend of the HTTP client, which connects to checked addresses only."""
 
     def __init__(
         self, allowed_hosts: Collection[str] = (), setting: str = "rest.allowed_hosts"
     ) -> None:
-        """`setting` is the one that allows hosts, for the refusals."""
+        """`setting` names the setting that `allowed_hosts` comes from, for error messages."""
         self._allowed_hosts = frozenset(allowed_hosts)
         self._setting = setting
-        # Its own threads: the owner of a domain can let questions for its names hang, and a caller
-        # of `fetch_url` can ask for many. REST tools resolve theirs meanwhile.
+        # Each backend has its own threads: a domain's owner can delay DNS answers, and a caller of
+        # `fetch_url` can request many such names. That must not block REST tools.
         self._resolving = BoundedThreads(RESOLVED_AT_ONCE, "resolve")
 
     async def connect_tcp(
@@ -77,11 +80,11 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to the first checked address that answers.
+        """Connect to the first checked address that accepts the connection.
 
         Raises:
             PermissionDenied: an address of the host is not public, and the host is not allowed.
-            NetworkError: it cannot be resolved or reached.
+            NetworkError: the host cannot be resolved or reached.
         """
         for address in await self._addresses(host, port):
             try:
@@ -104,14 +107,14 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         return found
 
     async def resolve(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
-        """The addresses of a host. Raises NetworkError if it has none."""
+        """Return the addresses of a host, unchecked. Raises NetworkError if there are none."""
         try:
             rows = await self._resolving.run(
                 lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), RESOLVE_S
             )
         except (OSError, UnicodeError):
             rows = []
-        # The scope of a link-local address is cut off: such an address is not public anyway.
+        # Drop the zone of a link-local address (`%eth0`): such an address is not public anyway.
         found = dict.fromkeys(ip_address(str(row[4][0]).partition("%")[0]) for row in rows)
         if not found:
             raise NetworkError(
@@ -121,11 +124,12 @@ class CheckedBackend(httpcore2.AnyIOBackend):
 
 
 class _Connection(httpcore2.AsyncNetworkStream):
-    """A connection that carries one answer for each request, and is closed where it is left.
+    """A connection that is not reused after unexpected data, and is closed if its handshake fails.
 
-    The library looks for more than one answer in the socket only, not in what TLS and the event
-    loop have read already; and it leaves a connection open whose handshake is cancelled, so that a
-    service that never answers a handshake would keep a socket with each call.
+    The HTTP library does neither. Before it reuses a connection, it looks for unread data only in
+    the socket, not in the buffers of TLS and the event loop, so a service could answer a later
+    request in advance. It also leaves a connection open if its TLS handshake is cancelled, so a
+    service that never completes handshakes would cost a socket for each call.
     """
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
@@ -138,19 +142,19 @@ class _Connection(httpcore2.AsyncNetworkStream):
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
         if self._has_answered and await self._has_unread():
-            raise httpcore2.ConnectionNotAvailable  # so that the library takes another
+            raise httpcore2.ConnectionNotAvailable  # the library then uses another connection
         self._has_answered = False
         await self._stream.write(buffer, timeout)
 
     async def _has_unread(self) -> bool:
-        """Whether anything has come after the last answer, its end included."""
+        """Whether data, an error or the end of the stream has arrived since the last answer."""
         async with anyio.create_task_group() as group:
             group.start_soon(_cancel_soon, group.cancel_scope)
             with contextlib.suppress(httpcore2.ReadError):
                 await self._stream.read(1)
             group.cancel_scope.cancel()
             return True
-        return False  # it was cancelled
+        return False  # the read was cancelled: nothing had arrived
 
     async def aclose(self) -> None:
         await self._stream.aclose()

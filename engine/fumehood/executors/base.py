@@ -1,8 +1,8 @@
-"""The type `Executor`: one kind of tool, and everything about it that depends on its kind.
+"""The base class `Executor`: how one kind of tool is placed, previewed and run.
 
 Host side, above the walls, below the pipeline. To add a kind, write a file in this package with an
 `Executor`, and add a row to `EXECUTORS` in `kinds.py`. Invariants: a placement is never a weaker
-wall than the definition asks for, and a run uses only what its `ToolRun` holds.
+wall than the definition requires, and a run uses only what its `ToolRun` holds.
 """
 
 from __future__ import annotations
@@ -32,28 +32,31 @@ from fumehood.storage.blobs import BlobStore
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a tool runs, and the sentence that a dry run shows."""
+    """Where a tool runs. `why` is the sentence that a dry run shows about it."""
 
     kind: str
     wall: str
     why: str
     fresh: bool = False
-    """Whether every call gets a new process, whatever it asks for."""
+    """Whether every call gets a new process, regardless of its `isolation` option."""
     isolations: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
-    """The `isolation` that a call may ask for, and whether it needs a place in which nothing has
-    run before. Any other could not be enforced."""
+    """The `isolation` options that a call may have → whether that option needs a sandbox in which
+    nothing has run before. Others cannot be enforced here."""
     is_of_session: bool = False
-    """Whether it is the place of the call's session, which the call must then name."""
+    """Whether the tool runs in the sandbox of a session, which the call must then name."""
     is_outside: bool = False
     """Whether the caller runs the tool itself, without any wall or limit of the engine."""
 
     def needs_fresh_place(self, isolation: str | None) -> bool:
-        """Whether the place must be new for a call with this option."""
+        """Whether a call with this `isolation` needs a sandbox in which nothing has run before."""
         return self.fresh or (isolation is not None and self.isolations[isolation])
 
 
 A_PROCESS_A_CALL = MappingProxyType({"call": True})
+"""`Placement.isolations` of walls that can give each call a process of its own."""
+
 A_SESSION = MappingProxyType({"session": False})
+"""`Placement.isolations` of tools that run in a session's sandbox."""
 
 
 class ProgramCalls(Protocol):
@@ -61,26 +64,26 @@ class ProgramCalls(Protocol):
 
     @property
     def tools(self) -> list[JsonObject]:
-        """The tools that it may call, as the guest describes them to it."""
+        """The tools that the program may call, in the form that the guest receives."""
         ...
 
     @property
     def report(self) -> JsonObject:
-        """What became of its calls."""
+        """How many calls the program made, and how many of them failed."""
         ...
 
     def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
-        """Begin a call, or refuse it. Must not wait."""
+        """Start a call, or refuse it. Must not block. The answer is sent through `port`."""
         ...
 
     async def close(self) -> None:
-        """Cancel the calls that are open, and wait for their end."""
+        """Cancel the calls that still run, and wait until they have ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """One admitted call, as its executor gets it."""
+    """One admitted call, with everything that its executor may use."""
 
     tool: RegisteredTool
     arguments: JsonObject
@@ -94,13 +97,13 @@ class ToolRun:
     upstreams: Upstreams
     request: CallRequest
     expected: str | None = None
-    """The `base` of the `Effect` that a human approved; the run must find it unchanged."""
+    """`Effect.base` of the preview that a human approved. The run fails if it is different now."""
     calls: ProgramCalls | None = None
     """Set for a program that may call other tools."""
 
     @property
     def traceparent(self) -> str:
-        """The call's own span, for those whom it calls."""
+        """The `traceparent` header of the call's own span, for requests to other services."""
         request = self.request
         return str(context_of(request.trace_id, request.call_id, request.traceparent))
 
@@ -109,22 +112,24 @@ class Executor(ABC):
     """One kind of tool."""
 
     language: str | None = None
-    """The language that the place must support, or None for any place."""
+    """The language that the sandbox must support, or None if any sandbox will do."""
     has_preview = False
     """Whether a human can see a call's effect before the call runs."""
 
     @abstractmethod
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
-        """Where a tool runs, in a call that names a session or none."""
+        """Return where a tool runs. `in_session` is whether the call names a session."""
 
     async def preview(
         self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
     ) -> Effect | None:
-        """The effect that a call would have, in the leased sandbox. Changes nothing.
+        """Return the effect that a call would have in the leased sandbox. Changes nothing.
+
+        Return None if this kind of tool has no preview.
 
         Raises:
-            InvalidParams: there is too much to see, or it cannot be read.
-            SandboxUnavailable, Timeout, …: as `run` would raise.
+            InvalidParams: the effect is too large to show, or files cannot be read.
+            SandboxUnavailable, Timeout, …: in the same cases as `run`.
         """
         return None
 
@@ -132,6 +137,6 @@ class Executor(ABC):
     def run(self, run: ToolRun) -> Awaitable[Outcome]:
         """Run the tool once.
 
-        A program that fails is an `Outcome` with an error. Raises only if nothing can be said
-        about the run.
+        If the tool fails, return an `Outcome` with an error. Raise only if nothing is known about
+        the run.
         """

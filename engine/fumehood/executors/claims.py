@@ -1,8 +1,8 @@
-"""The claims of functions and programs about their results and failures, checked.
+"""Validation of claims: what functions and programs report about their results and failures.
 
 Host side, between the executors and the guests. Untrusted code can write anything in place of its
-result, so a claim is either a valid value of a model here or ignored. It never chooses a class, and
-never decides whether a run succeeded.
+result, so a claim that does not match a model here is ignored. A claim never selects a Python
+class, and never decides whether a run succeeded.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 MAX_TOKENS = 10**12
+"""Maximum number of tokens that one call may claim to have used."""
+
 MAX_FIELDS = 50
+"""Maximum number of argument names in one refusal."""
 
 MAX_VALUE_DEPTH = 50
-"""Slightly less than an envelope can hold, because the value is nested in its data."""
+"""Maximum nesting of a claimed value, in levels. An envelope, which contains it, allows more."""
 
 MAX_EXACT_INTEGER = 2**53 - 1
-"""JSON readers disagree about larger integers, so a value that holds one is left out."""
+"""The largest integer that all JSON readers read exactly. A value with a larger one is left out."""
 
 
 def unfit(*, is_result: bool) -> ExecutionError:
-    """The error for data of a tool that an envelope cannot hold."""
+    """Return the error for a tool's data that an envelope cannot hold."""
     what = "The tool's result" if is_result else "The details of the tool's own error"
     return ExecutionError(
         f"{what} cannot be given as JSON: there is NaN in it, an object of a class, bytes that "
@@ -44,7 +47,7 @@ def unfit(*, is_result: bool) -> ExecutionError:
 
 
 class Unreadable(Exception):
-    """The reply has not the form that this engine's own code gives it."""
+    """The reply does not have the form that this engine's own code writes."""
 
 
 class _Claim(BaseModel):
@@ -76,7 +79,7 @@ class _ArgumentsRefused(_Claim):
 
 
 class Raised(_Claim):
-    """An exception of the function: kind, words, and the way through its own modules."""
+    """An exception that the function raised. The traceback shows only frames of its own package."""
 
     kind: Literal["exception"]
     type: str = Field(max_length=100)
@@ -85,10 +88,10 @@ class Raised(_Claim):
 
 
 def read_result(result: JsonObject | None) -> ToolResult:
-    """The function's result.
+    """Parse the function's result.
 
     Raises:
-        Unreadable: it has another form, or figures that could not be accounted.
+        Unreadable: it has the wrong form, or an invalid cost or token count.
     """
     try:
         claim = _Result.model_validate(result)
@@ -101,7 +104,7 @@ def read_result(result: JsonObject | None) -> ToolResult:
 
 
 def read_error(claim: JsonObject) -> EngineError | None:
-    """The error that a function chose itself, or None for any other failure."""
+    """Return the error for a `ToolError`, refused arguments or unfit data, or None otherwise."""
     try:
         match claim.get("kind"):
             case "tool_error":
@@ -118,13 +121,13 @@ def read_error(claim: JsonObject) -> EngineError | None:
                 return ArgumentsRefused(refused.message[:2000], fields=refused.fields)
             case "unfit" | "unfit_details" as kind:
                 return unfit(is_result=kind == "unfit")
-    except (ValidationError, ValueError):  # a code that belongs to the engine, too
+    except (ValidationError, ValueError):  # ValueError: the code is reserved for the engine
         return None
     return None
 
 
 def read_raised(claim: JsonObject) -> Raised | None:
-    """The function's exception, or None if its process reported something else."""
+    """Parse the function's exception. Return None if its process reported something else."""
     try:
         return Raised.model_validate(claim)
     except ValidationError:
@@ -135,13 +138,13 @@ def read_raised(claim: JsonObject) -> Raised | None:
 
 
 class ValueClaim(_Claim):
-    """The value of the last expression; `has_value` tells whether there was one."""
+    """The value of a program's last expression. `has_value` is False if it has no such value."""
 
     value: Any
     has_value: bool
     value_repr: str | None
     notes: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=5)
-    """Notes about figures that are not in the answer."""
+    """Notes about plots (figures) that are missing from the answer."""
 
 
 class ExceptionClaim(_Claim):
@@ -154,7 +157,7 @@ class ExceptionClaim(_Claim):
 
 
 class FailureClaim(_Claim):
-    """The program's account of its failure; `errno` is an `OSError`'s, for the supervisor."""
+    """The program's report of its failure. `errno` is an `OSError`'s, for use by the supervisor."""
 
     kind: Literal["exception", "memory", "policy", "invalid"]
     message: str
@@ -166,7 +169,7 @@ NO_VALUE = ValueClaim(value=None, has_value=False, value_repr=None)
 
 
 def read_value(result: JsonObject | None) -> ValueClaim:
-    """The claimed value; `NO_VALUE` if the claim is invalid."""
+    """Parse the claimed value. Return `NO_VALUE` if the claim is invalid."""
     try:
         claim = ValueClaim.model_validate(result)
     except ValidationError:
@@ -177,7 +180,7 @@ def read_value(result: JsonObject | None) -> ValueClaim:
 
 
 def read_failure(claimed: JsonObject | None) -> FailureClaim | None:
-    """The claimed failure, or None if the claim is invalid."""
+    """Parse the claimed failure. Return None if the claim is invalid."""
     try:
         return FailureClaim.model_validate(claimed)
     except ValidationError:
@@ -185,7 +188,7 @@ def read_failure(claimed: JsonObject | None) -> FailureClaim | None:
 
 
 def _is_fit(value: Any) -> bool:
-    """Whether an envelope can hold the value, and every JSON reader reads it the same way."""
+    """Whether an envelope can hold the value, and every JSON reader would read it alike."""
     level = [value]
     for _ in range(MAX_VALUE_DEPTH + 1):
         deeper: list[Any] = []

@@ -1,11 +1,12 @@
-"""Effects: a preview of a call's changes, for the human who decides on it. Changes nothing.
+"""Effects: previews of a call's changes, for the human who decides on it. They change nothing.
 
-Host side, beside the executors; computed before an approval and enforced by `run_workspace` after
-it. The guest's program `files` surveys the paths; the survey is checked and bounded, and diffs are
-made here. Invariants: `base` and `effect` are hashes of what is shown; a call whose effect cannot
-be seen completely is refused, not guessed. A survey covers only the requested paths and their
-surroundings, in order, without a duplicate, and a complete one matches its own hash.
-Tools of other executors have no preview yet; a preview is a row in `PREVIEWS`.
+Host side, beside the executors. A preview is computed before an approval; afterwards the workspace
+executor refuses to run if `base` has changed. The guest's program `files` surveys the paths. The
+survey is validated here, and diffs are computed here. Invariants: `base` and `effect` are hashes of
+the state before and after the call; a write whose surroundings cannot be surveyed completely is
+refused. A survey covers only the requested paths, their parents and their contents, sorted and
+without duplicates, and a complete one matches its own hash. `PREVIEWS` has a row for each executor
+with a preview.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ NEW_DIRECTORY_MODE = 0o755
 """The modes that the guest gives new files and directories."""
 
 SURVEY_FORMAT = b"fumehood.survey.1\n"
-"""The first line of the guest's manifest."""
+"""The first line of the manifest that the guest hashes for `base`. It names the format."""
 
 MAX_FILE_MODE = 0o7777
+"""The largest file mode: all permission bits, with set-user-ID, set-group-ID and sticky."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -67,26 +69,28 @@ T = TypeVar("T")
 class Effect:
     """The changes that one call would make.
 
-    `base` is the hash of everything that it reads or changes, as it is now; `effect` is the hash of
-    the state afterwards.
+    `base` is the hash of everything that the call reads or changes, in its present state. `effect`
+    is the hash of the state after the call.
     """
 
     shown: JsonObject
-    """`added`, `changed`, `removed`, `missing`, `kept`, `counts`, `truncated`, `would_fail`."""
+    """The preview for the human: `added`, `changed`, `removed`, `missing`, `kept`, `counts`,
+    `truncated`, and `would_fail` if the call is known to fail.
+    """
     base: str
     effect: str
     error: EngineError | None = field(default=None, compare=False)
-    """The error that the tool would end with, if it is already known to fail."""
+    """The error that the call would end with, or None if it is not known to fail."""
 
 
 async def effect_of(
     tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
 ) -> Effect | None:
-    """The effect of a call in the leased sandbox; None for executors without a preview.
+    """Return the effect of a call in the leased sandbox, or None if its executor has no preview.
 
     Raises:
-        InvalidParams: too much to survey, or unreadable.
-        SandboxUnavailable, Timeout, …: as the tool itself would raise.
+        InvalidParams: there is too much to survey, or it is unreadable.
+        SandboxUnavailable, Timeout, …: in the same cases as the tool itself.
     """
     preview = PREVIEWS.get(tool.executor)
     return None if preview is None else await preview(arguments, _Place(lease, limits))
@@ -105,7 +109,7 @@ class _Place:
             raise not_as_agreed() from None
 
     async def read(self, path: str, seen: Seen) -> bytes:
-        """The content of a small file, checked against the survey."""
+        """Read a file of at most `MAX_READ_BYTES`. Check its size and hash against the survey."""
         size = seen.size or 0
         request = {"do": "read", "path": path, "offset": 0, "length": MAX_READ_BYTES}
         piece = (await ask(self.lease, request, self.limits, Piece)).required
@@ -125,7 +129,7 @@ async def _effect_of_write(arguments: JsonObject, place: _Place) -> Effect:
     path, content = arguments["path"], content_of(arguments)
     request = write_request(arguments)
     if request["mode"] != "append":
-        request["content_base64"] = ""  # its hash is known here
+        request["content_base64"] = ""  # only an append needs it, for the resulting file's hash
     survey = await place.survey(request, [path])
     if survey.claim.has_more:
         raise InvalidParams(FAULT_WORDS["unseen"], fields=["path"], details={"fault": "unseen"})
@@ -186,7 +190,7 @@ async def _effect_of_change(
 
 
 def _lacking_above(path: str, survey: Survey) -> list[str]:
-    """The missing parent directories that would be created, from the top."""
+    """Return the missing parent directories that the call would create, topmost first."""
     parts = path.split("/")
     above = ["/".join(parts[:end]) for end in range(1, len(parts))]
     for number, one in enumerate(above):
@@ -197,7 +201,7 @@ def _lacking_above(path: str, survey: Survey) -> list[str]:
 
 
 async def _diff(before: bytes, after: bytes) -> JsonObject:
-    """A diff, or the reason for its absence. Runs in a thread: its cost depends on the texts."""
+    """Return a diff, or the reason why there is none. Slow texts do not block: it uses a thread."""
     if max(len(before), len(after)) > MAX_READ_BYTES:
         return {"too_large": True}
     old, new = text_of(before), text_of(after)
@@ -243,7 +247,7 @@ async def _effect_of_deletion(arguments: JsonObject, place: _Place) -> Effect:
 
 
 def _removed(entry: Seen) -> JsonObject:
-    """An entry that would be removed, as shown."""
+    """Return an entry that would be removed, in the form of the preview."""
     shown = entry.model_dump(exclude_none=True, exclude={"version"})
     if entry.mode is not None:
         shown["mode"] = _mode(entry.mode)
@@ -265,7 +269,7 @@ def _shown(
     truncated: bool = False,
     would_fail: EngineError | None = None,
 ) -> JsonObject:
-    """The preview. `count` and `size` cover everything that would be removed, shown or not."""
+    """Build the preview. `count` and `size` (bytes) also cover removed entries that it omits."""
     shown: JsonObject = {
         "added": added or [],
         "changed": changed or [],
@@ -296,7 +300,7 @@ def _mode(mode: int) -> str:
 
 
 def _agreed(value: T | None) -> T:
-    """The required value. Raises SandboxUnavailable if it is missing."""
+    """Return a value that the guest must give. Raises SandboxUnavailable if it is None."""
     if value is None:
         raise not_as_agreed()
     return value
@@ -312,14 +316,14 @@ def _hash(manifest: list[JsonObject]) -> str:
 PREVIEWS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[Effect]]] = MappingProxyType(
     {"workspace:write": _effect_of_write, "workspace:delete": _effect_of_deletion}
 )
-"""The preview function of each executor."""
+"""Executor name → its preview function."""
 
 
 # -- surveys -------------------------------------------------------------------------------
 
 
 class Seen(Claim):
-    """One path in the workspace and what was found there; `absent` if nothing was."""
+    """One path in the workspace and what the guest found there. `kind` is `absent` if nothing."""
 
     path: str = Field(min_length=1)
     path_base64: str | None = None
@@ -328,10 +332,10 @@ class Seen(Claim):
     mode: int | None = Field(default=None, ge=0, le=MAX_FILE_MODE)
     size: int | None = Field(default=None, ge=0, le=MAX_SIZE)
     links: int | None = Field(default=None, ge=1, le=1 << 32)
-    """The number of the file's hard links, in the workspace or elsewhere."""
+    """Number of the file's hard links, in the workspace or elsewhere."""
     sha256: Sha256 | None = None
     version: str | None = Field(default=None, min_length=1, max_length=200)
-    """Replaces the hash of an unreadable file."""
+    """A value that replaces `sha256` if the file cannot be read."""
     target: str | None = None
     target_base64: str | None = None
     special: Literal["pipe", "socket", "device", "unknown"] | None = None
@@ -365,43 +369,43 @@ class Seen(Claim):
 
 
 class Appended(Claim):
-    """A file after an append."""
+    """The state of a file after the previewed append."""
 
     size: int = Field(ge=0, le=MAX_SIZE)
     sha256: Sha256
 
 
 class SurveyClaim(Claim):
-    """Everything that a call reads or changes, by path; `base` is the hash of all of it."""
+    """Everything that a call reads or changes, sorted by path. `base` is the hash of all of it."""
 
     base: Sha256
     entries: list[Seen] = Field(max_length=MAX_LISTED)
     has_more: bool
     faults: list[FaultKind | None] = Field(max_length=MAX_PATHS)
-    """The reason why each requested path would be refused, in order; null if it would not."""
+    """For each requested path, in order: why it would be refused, or null if it would not."""
     appended: Appended | None
     count: int = Field(ge=0, le=MAX_SIZE)
-    """The number of entries at or below paths that are not refused."""
+    """Number of existing entries at or below paths that are not refused."""
     size: int = Field(ge=0, le=MAX_SIZE * 1024)
-    """The bytes of these files."""
+    """Total size of these entries, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A consistent survey of the requested paths."""
+    """A survey of the requested paths that `read_survey` has checked."""
 
     claim: SurveyClaim
     faults: Mapping[str, FaultKind | None]
-    """Path → change, in the order of the request."""
+    """Requested path → why it would be refused, or None. In the order of the request."""
     entries: Mapping[bytes, Seen]
 
     def at(self, path: str) -> Seen | None:
-        """The entry at a path, if it was surveyed."""
+        """Return the entry at a path, or None if the survey does not cover it."""
         return self.entries.get(path.encode())
 
     @property
     def going(self) -> list[Seen]:
-        """The existing entries at or below paths that are not refused."""
+        """The existing entries at or below requested paths that are not refused."""
         tops = {path.encode() for path, fault in self.faults.items() if fault is None}
         return [
             entry
@@ -411,10 +415,10 @@ class Survey:
 
 
 def read_survey(claim: SurveyClaim, paths: Sequence[str]) -> Survey:
-    """Check a survey of these paths, which are all different.
+    """Check a survey of the requested paths, which must be distinct.
 
     Raises:
-        NotAsAgreed: other paths, a wrong order, or a mismatch with its own hash or counts.
+        NotAsAgreed: it has other paths or a wrong order, or contradicts its own hash or counts.
     """
     entries = {entry.raw_path: entry for entry in claim.entries}
     if len(claim.faults) != len(paths) or len(entries) != len(claim.entries):
@@ -447,20 +451,24 @@ def _base(survey: Survey) -> str:
 
 
 def _way(path: bytes) -> Iterator[bytes]:
-    """A path and its parents."""
+    """Yield a path, then each of its parents, innermost first."""
     while path:
         yield path
         path = path.rpartition(b"/")[0]
 
 
 def manifest_line(value: JsonObject) -> bytes:
-    """One value as a line of a manifest: sorted keys, ASCII, no spaces."""
+    """Encode a value as one line of a manifest: JSON in ASCII, with sorted keys, no spaces."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return text.encode("ascii") + b"\n"
 
 
 def _bytes_of(text: str, encoded: str | None) -> bytes:
-    """The bytes of a name. Raises ValueError if text and bytes differ."""
+    """Return the bytes of a name, which are `encoded` only if they are not UTF-8.
+
+    Raises:
+        ValueError: `text` and `encoded` contradict each other.
+    """
     if encoded is None:
         return text.encode()
     raw = base64.b64decode(encoded, validate=True)
@@ -476,30 +484,31 @@ def _bytes_of(text: str, encoded: str | None) -> bytes:
 # -- diffs -------------------------------------------------------------------------------
 
 CONTEXT_LINES = 3
+"""Number of unchanged lines before and after each change in a diff."""
 
 MAX_DIFF_BYTES = 16 * 1024
-"""Size limit of one file's diff."""
+"""Maximum size of one file's diff, in bytes."""
 
 MAX_STEPS = 4_000_000
-"""Pairs of lines looked at, at some 25 ns each, so 0.15 s: measured with texts made to be slow."""
+"""Maximum number of line comparisons for one diff: about 0.15 s with the slowest test texts."""
 
 NO_NEWLINE = "\\ No newline at end of file\n"
-"""*Source*: POSIX diff, "Diff Default Output Format"."""
+"""The line after a last line without a newline. *Source*: POSIX diff, its output format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The lines from the first `@@` on."""
+    """A unified diff without its two lines of file names."""
 
     text: str
     is_truncated: bool
-    """Lines were left out."""
+    """Whether lines were left out because of the size limit."""
     is_coarse: bool = False
-    """The differing part was too large to compare line by line."""
+    """Whether the differing part is shown as one change, too large to compare line by line."""
 
 
 def text_of(raw: bytes) -> str | None:
-    """Decode bytes that a human can read; None for others."""
+    """Decode UTF-8 text. Return None for bytes that are not text."""
     if b"\0" in raw:
         return None
     try:
@@ -509,7 +518,7 @@ def text_of(raw: bytes) -> str | None:
 
 
 def unified(before: str, after: str, max_bytes: int = MAX_DIFF_BYTES) -> Diff:
-    """Compare two texts. File names are left out: a name may hold anything."""
+    """Return a unified diff of two texts. It has no file names, which could contain anything."""
     old, new = _lines(before), _lines(after)
     matcher = _Matcher(old, new)
     parts: list[str] = []
@@ -531,15 +540,15 @@ def _lines(text: str) -> list[str]:
 
 
 def _beginning(part: str, room: int) -> str:
-    """As much of a line as fits, without half a character."""
+    """Cut a line to at most `room` bytes of UTF-8, at a character boundary."""
     return part.encode()[:room].decode(errors="ignore")
 
 
 class _Matcher(SequenceMatcher[int]):
-    """Looks for equal lines only between the first and the last that differ."""
+    """Compares only the lines between the first and the last difference."""
 
     def __init__(self, old: Sequence[str], new: Sequence[str]) -> None:
-        # Compared as numbers, so that long lines are read once.
+        # Equal lines get equal numbers, so that each long line is compared only once.
         numbers: dict[str, int] = {}
         a = [numbers.setdefault(line, len(numbers)) for line in old]
         b = [numbers.setdefault(line, len(numbers)) for line in new]
@@ -571,13 +580,13 @@ class _Middle(SequenceMatcher[Hashable]):
 
     @property
     def most_steps(self) -> int:
-        """Every line and every pair of equal lines may be looked at once for each match found."""
+        """The worst-case number of steps: each match found may visit all lines and equal pairs."""
         pairs = sum(len(self.b2j.get(line, ())) for line in self.a)
         return (len(self.a) + pairs) * min(len(self.a), len(self.b))
 
 
 def _shared_ends(old: Sequence[int], new: Sequence[int]) -> tuple[int, int]:
-    """How many lines both begin and end with; none counts twice."""
+    """Return how many lines are equal at the start and at the end. No line counts for both."""
     most = min(len(old), len(new))
     start = 0
     while start < most and old[start] == new[start]:
@@ -589,7 +598,7 @@ def _shared_ends(old: Sequence[int], new: Sequence[int]) -> tuple[int, int]:
 
 
 def _hunks(old: Sequence[str], new: Sequence[str], matcher: _Matcher) -> Iterator[str]:
-    """Heads and lines, one at a time, so that a long diff is never whole in memory."""
+    """Yield the lines of a diff one by one, so that a long diff is never in memory as a whole."""
     for group in matcher.get_grouped_opcodes(CONTEXT_LINES):
         (_, a, _, c, _), (_, _, b, _, d) = group[0], group[-1]
         yield f"@@ -{_range(a, b)} +{_range(c, d)} @@\n"
@@ -606,7 +615,11 @@ def _marked(mark: str, line: str) -> str:
 
 
 def _range(start: int, end: int) -> str:
-    """*Source*: POSIX diff: a range of one line has no length, an empty one begins before."""
+    """Format a hunk's range. `end` is exclusive.
+
+    *Source*: POSIX diff: a range of one line has no length, and an empty range gives the line
+    before it.
+    """
     length = end - start
     if length == 1:
         return f"{start + 1}"

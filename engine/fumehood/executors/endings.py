@@ -1,8 +1,8 @@
 """The endings of runs: the error, the limit and the message for the caller.
 
-Host side, pure, for every wall. `ENDING_ERRORS` gives each ending its error, `_LIMITS` the limit
-that ended it, and each executor one message for each ending that its wall can have. How a run
-ended was measured outside of the program. A message for a limit names the limit and a remedy.
+Host side, pure, for every wall. `ENDING_ERRORS` maps each ending to an error class and `_LIMITS` to
+the limit that caused it. Each executor has one message for each ending that its wall can have. How
+a run ended was measured outside the program. A message about a limit names the limit and a remedy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fumehood.executors.claims import ExceptionClaim, FailureClaim
 from fumehood.sandbox.wall import RunEnding
 
 Messages = Mapping[EndedBy, str]
-"""One template for each ending. `{limit}` is the value of the limit that ended the run."""
+"""Ending → message template. `{limit}` is the value of the limit that ended the run."""
 
 _LIMITS: Mapping[EndedBy, tuple[str, str]] = MappingProxyType(
     {
@@ -41,9 +41,10 @@ _LIMITS: Mapping[EndedBy, tuple[str, str]] = MappingProxyType(
         EndedBy.OUTPUT: ("output_bytes", "output_bytes"),
     }
 )
-"""The limit that each ending means: its name in `details.limit`, and in `Limits`."""
+"""Ending → the limit that caused it: its name in `details.limit`, and its field in `Limits`."""
 
 MAX_MESSAGE_CHARACTERS = 500
+"""Maximum length of a program's own words in an error message, in characters."""
 
 
 def error_of(
@@ -55,9 +56,10 @@ def error_of(
     values: Mapping[str, str] = MappingProxyType({}),
     measured: JsonObject | None = None,
 ) -> EngineError | None:
-    """The error of a run, or None for a success.
+    """Return the error of a run, or None if it succeeded.
 
-    `values` fill the templates. `measured` is added to the limit in `details.limit`.
+    `values` are the templates' other placeholders. If a limit ended the run, `details.limit` is set
+    to the limit and `measured`.
     """
     error_class = ENDING_ERRORS[ending.ended_by]
     if error_class is None:
@@ -72,7 +74,7 @@ def error_of(
 
 
 def sandbox_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
-    """The error for a process that was lost during a run."""
+    """Return the error for a process that was lost during a run."""
     return SandboxUnavailable(
         "The sandbox was lost during the call; a new one is being started. "
         + ("Repeat the call." if tool.idempotent else "It may or may not have taken effect."),
@@ -83,7 +85,7 @@ def sandbox_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailabl
 
 
 def container_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
-    """The error for a container that was lost during a run."""
+    """Return the error for a container that was lost during a run."""
     return SandboxUnavailable(
         "The container was lost while the program ran; the next call gets another one. "
         + ("Repeat the call." if tool.idempotent else "Nothing outside it changed."),
@@ -94,7 +96,7 @@ def container_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavaila
 
 
 def session_lost(details: JsonObject) -> SandboxUnavailable:
-    """The error for a session whose container is gone."""
+    """Return the error for a session whose container no longer exists."""
     return SandboxUnavailable(
         "The session's container was lost, with its files and variables. Start another session.",
         details=details,
@@ -105,10 +107,10 @@ def session_lost(details: JsonObject) -> SandboxUnavailable:
 # -- programs in containers ----------------------------------------------------------------
 
 MUCH_HELD = 0.4
-"""The share of a session's memory from which on its variables are named as the cause."""
+"""Share of a session's memory limit. If its variables use more, the hint names them."""
 
 IDLE_SHARE = 0.05
-"""A run that used less CPU than this share of its time was waiting for something."""
+"""Share of the time limit. A run that used less CPU time than that was mostly waiting."""
 
 NO_TERMINAL = "no terminal is available, and nobody can answer prompts"
 
@@ -147,26 +149,27 @@ _HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
         _NO_TERMINAL: f"It probably looked for a terminal: {NO_TERMINAL}.",
     }
 )
-"""What a failed program said → the hint for it. The first one that fits is given."""
+"""Pattern in a failed program's output → hint for the caller. The first match is used."""
 
 LOOKED_AT_CHARACTERS = 4000
+"""How much of the end of stderr, traceback and message is searched for hints, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The subject of a message: what ran, and where."""
+    """What a message is about: a program's language, and whether it ran in a session."""
 
     language: Language = LANGUAGES["python"]
     in_session: bool = False
 
     @property
     def what(self) -> str:
-        """The noun for it."""
+        """The noun for what ran, such as "program"."""
         return self.language.noun
 
     @property
     def more_memory(self) -> str:
-        """The remedy for too little memory."""
+        """How the caller can get more memory."""
         return "start a session with more" if self.in_session else "allow more (memory_limit_mb)"
 
 
@@ -191,7 +194,7 @@ def program_error(
     subject: Subject,
     details: JsonObject,
 ) -> EngineError | None:
-    """The error of a program in a container; None for a success."""
+    """Return the error of a program in a container, or None if it succeeded."""
     values = {"what": subject.what, "hint": ""}
     if ending.ended_by not in _LIMITS:
         messages = {ending.ended_by: "{message}"}
@@ -203,7 +206,7 @@ def program_error(
 
 
 def _measured(ending: RunEnding, limits: Limits, subject: Subject) -> JsonObject:
-    """The measurement that belongs to the limit that ended a run, and a remedy."""
+    """Return the measurement for the limit that ended a run, and a remedy as `hint`."""
     match ending.ended_by:
         case EndedBy.WALL_TIME:
             hint = _wall_time_hint(ending, limits, subject)
@@ -221,7 +224,7 @@ def _measured(ending: RunEnding, limits: Limits, subject: Subject) -> JsonObject
 
 
 def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """The remedy; if the session's own variables take much memory, that first."""
+    """Return the remedy for too little memory. It names a session's variables if they use much."""
     held_mb = (ending.variables_bytes or 0) / MB
     if subject.in_session and held_mb > (limits.memory_mb or 0) * MUCH_HELD:
         return (
@@ -232,7 +235,7 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """The remedy. The CPU time was measured; what the program waited for is a guess."""
+    """Return the remedy for a timeout. CPU time is measured; what it waited for is a guess."""
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
     if was_idle and subject.language.name == "javascript":
         return (
@@ -248,7 +251,7 @@ def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM) -> tuple[str, ...]:
-    """A sentence for each limit that refused the program something without ending it."""
+    """Return a warning for each limit that refused something but did not end the program."""
     more_memory = (
         "start a session with more memory"
         if subject.in_session
@@ -276,7 +279,7 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
 
 
 def left_out_words(count: int) -> tuple[str, ...]:
-    """A sentence if files were left out."""
+    """Return the warning that `count` files were left out."""
     how_many = "1 file was" if count == 1 else f"{count} files were"
     words = (
         f"files_left_out: {how_many} not returned; the limits are {CONTAINER_FILES_OUT} "
@@ -289,7 +292,7 @@ def left_out_words(count: int) -> tuple[str, ...]:
 def failure_message(
     ending: RunEnding, claim: FailureClaim | None, subject: Subject = PROGRAM
 ) -> str:
-    """The message for a run that no limit ended."""
+    """Return the message for a run that failed without reaching a limit of `_LIMITS`."""
     what = subject.what
     match ending.ended_by:
         case EndedBy.EXCEPTION if claim is not None and claim.kind == "invalid":
@@ -313,7 +316,7 @@ def failure_message(
 
 
 def _hint(ending: RunEnding, claim: FailureClaim | None, subject: Subject) -> str:
-    """A sentence on what the sandbox lacks, if the program's last words show that it needed it."""
+    """Return a hint on what the sandbox lacks, or "" if the output does not suggest one."""
     thrown = claim.exception if claim is not None else None
     said = [ending.stderr] if thrown is None or thrown.type == "CalledProcessError" else []
     said += [thrown.traceback, f"{thrown.type}: {thrown.message}"] if thrown is not None else []
@@ -333,7 +336,7 @@ _STATES = {
 
 
 def state_words(state: str | None) -> tuple[str, ...]:
-    """A sentence if the session's variables are not as the call left them."""
+    """Return a warning if the session's variables were restored or lost."""
     return (_STATES[state],) if state in _STATES else ()
 
 
@@ -344,14 +347,16 @@ def _reason(claim: FailureClaim | None) -> str:
         return claim.message or "it gave no reason"
     words = _words(claim.exception)[:MAX_MESSAGE_CHARACTERS]
     line = claim.exception.line
-    if line is None or words.endswith(f"line {line})"):  # a syntax error says it itself
+    if line is None or words.endswith(f"line {line})"):  # a syntax error has it already
         return words
     return f"{words} (line {line})"
 
 
 def _words(said: ExceptionClaim) -> str:
-    """Type and message on one line. A message may already begin with its type, and the message of
-    a syntax error with the lines of source that it refers to.
+    """Return an exception's type and message on one line.
+
+    The type is not repeated if the message contains it. Source lines before it, as in a syntax
+    error, are dropped.
     """
     lines = [line.strip() for line in said.message.splitlines() if line.strip()]
     if not lines:
@@ -380,7 +385,10 @@ def _cpu_s(ending: RunEnding) -> float | None:
 
 
 def _peak_memory(ending: RunEnding, limits: Limits) -> JsonObject:
-    """The program's peak, if known. A peak over the limit includes the image's own memory."""
+    """Return the program's peak memory in MB, or {} if it is unknown.
+
+    A peak over the limit is left out: it includes memory of the image itself.
+    """
     peak, most = ending.peak_memory_bytes, limits.memory_mb
     if peak is None or (most is not None and peak > most * MB):
         return {}

@@ -1,7 +1,7 @@
-"""Expressions and restricted programs in the interpreter wall.
+"""Executors for expressions and restricted programs, which run in the interpreter wall.
 
 Host side, between `pipeline/execute` and a wall's lease. How a run ended was decided outside the
-child; the rest is untrusted data.
+child process; everything else in its ending is untrusted data.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _PROGRAM_PLACEMENT = Placement(
 
 
 class ExpressionExecutor(Executor):
-    """Expressions in a process that its trust domain may share."""
+    """Evaluates expressions in a process that calls of one trust domain may share."""
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         return _EXPRESSION_PLACEMENT
@@ -87,7 +87,7 @@ class ExpressionExecutor(Executor):
 
 
 class RestrictedPythonExecutor(Executor):
-    """Restricted programs, each in a process of its own."""
+    """Runs restricted programs, each in a process of its own."""
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         return _PROGRAM_PLACEMENT
@@ -95,8 +95,8 @@ class RestrictedPythonExecutor(Executor):
     async def run(self, run: ToolRun) -> Outcome:
         """Run one restricted program in the interpreter.
 
-        If it fails, `details` hold the same fields as `data` would, with `exception`; all of them
-        are null if the program was ended from outside.
+        If it fails, `details` has the same fields as `data`, and `exception`. All of them are null
+        if the program was ended from outside.
         """
         ending = await run.lease.run("restricted_python", run.arguments, run.limits)
         if ending.ended_by is EndedBy.OK and not is_program_result(ending.result):
@@ -137,7 +137,7 @@ def _error(
 
 
 def _claims(ending: RunEnding) -> Mapping[str, str]:
-    """The guest's own reason, for messages."""
+    """Return the guest's own reason as the template values `claim` and `violation`."""
     message = _claimed_message(ending)
     return {"claim": _sentence(message, capital=False), "violation": _sentence(message)}
 
@@ -161,10 +161,11 @@ def is_program_result(result: JsonObject | None) -> bool:
 
 
 NOTHING_SAID: JsonObject = {"value": None, "value_repr": None, "stdout": None, "exception": None}
+"""The details of a program that reported nothing about its failure."""
 
 
 def program_details(claimed: Any) -> JsonObject:
-    """The claimed details of a failed program; nulls if the claim is invalid."""
+    """Return the claimed details of a failed program, or `NOTHING_SAID` if they are invalid."""
     if not isinstance(claimed, dict) or not isinstance(claimed.get("stdout"), str):
         return dict(NOTHING_SAID)
     exception = claimed.get("exception")
@@ -194,7 +195,7 @@ def _claimed_message(ending: RunEnding) -> str:
 
 
 def _sentence(text: str, *, capital: bool = True) -> str:
-    """The program's clause as a sentence; a name or sign at its start stays as it is."""
+    """Return a clause as a sentence. A name or sign at its start is not capitalized."""
     if capital and text.startswith(("the ", "only ", "a ", "names ", "attributes ")):
         text = text[0].upper() + text[1:]
     return text if text.endswith((".", "?", "!")) else text + "."

@@ -1,9 +1,9 @@
-"""`fetch_url`: one GET of an address that the caller gives.
+"""The tool `fetch_url`: one GET request to a URL that the caller chooses.
 
-Host side, beside `rest`, whose requests and errors it shares. The address is hostile: it may point
-into this host's networks, and carry away what the caller knows. Invariants: nothing is sent unless
-the operator has enabled the tool; its connections are its own, so that it reaches no host that was
-allowed to a REST tool; the request carries no secret and no id of the call.
+Host side, beside `rest`, whose requests and errors it shares. The URL is hostile: it may point into
+this host's networks, or contain data that the caller leaks. Invariants: nothing is sent unless the
+operator has enabled the tool; it shares no connections with REST tools, so it cannot reach hosts
+that only those may reach; the request contains no secret and no call id.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ HEADERS = (
     ("user-agent", "fumehood"),
 )
 MAX_JSON_BYTES = 10 * 1024
-"""Longer JSON is handed back as text, which is shortened like any other (mission E6)."""
+"""Maximum size of JSON that is returned parsed, in bytes. Longer JSON is returned as text, which
+may be shortened.
+"""
 
-# *Source*: the WHATWG's Encoding Standard, its names of encodings. Python's other codecs are not
-# for pages: some of them take very long, or unpack.
+# Encoding name → Python codec. *Source*: the WHATWG's Encoding Standard. Python's other codecs are
+# not for web pages: some are very slow, and some decompress.
 _CODECS = {
     **dict.fromkeys(("ascii", "us-ascii", "iso-8859-1", "latin1", "windows-1252"), "windows-1252"),
     **{name: name for name in ("utf-8", "utf-16", "utf-16le", "utf-16be", "big5", "euc-jp")},
@@ -74,7 +76,7 @@ class FetchExecutor(Executor):
 
 
 async def fetch(run: ToolRun) -> Outcome:
-    """Fetch one address, and read its answer."""
+    """Fetch the URL in the call's arguments, and return its content as the outcome's data."""
 
     async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
         make = partial(page_data, answer, raw=raw, start=start)
@@ -89,15 +91,15 @@ async def fetch(run: ToolRun) -> Outcome:
         run.upstreams.fetches,
         run.redactor,
     )
-    # The answer's body has kept the limit; as base64 it is longer.
+    # The body was within the limit when it was read; as base64 it is longer.
     return replace(outcome, max_data_bytes=2 * run.limits.output_bytes)
 
 
 def fetch_request(arguments: JsonObject) -> UpstreamRequest:
-    """The request for an address; a fragment is not sent.
+    """Build the request for the URL in `arguments`, without its fragment.
 
     Raises:
-        ArgumentsRefused: the address cannot be fetched.
+        ArgumentsRefused: the URL is invalid.
     """
     url = str(arguments.get("url", "")).partition("#")[0]
     faults = [fault.removeprefix("endpoint: ") for fault in url_faults(url)]
@@ -107,7 +109,7 @@ def fetch_request(arguments: JsonObject) -> UpstreamRequest:
 
 
 def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
-    """The tool's result: JSON, the text from the character `start` on, or a file."""
+    """Return the tool's result: parsed JSON, the text after `start` characters, or a file."""
     data: JsonObject = {
         "url": answer.url,
         "status": answer.status,
@@ -138,13 +140,13 @@ def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
 
 
 def file_name(url: str) -> str:
-    """A name for the file behind an address, which cannot be a path."""
+    """Return a file name for the content of a URL. It is safe: never a path, hidden or empty."""
     last = unquote(urlsplit(url).path).rpartition("/")[2]
     return _NOT_OF_A_NAME.sub("_", last).lstrip("._")[:100] or "download"
 
 
 def _text(answer: UpstreamAnswer) -> str | None:
-    """The body as text, or None if it is not text."""
+    """Decode the body, or return None if it is not text."""
     found = _CHARSET.search(answer.headers.get("content-type", ""))
     codec = _CODECS.get(found[1].lower()) if found is not None else None
     if codec is not None and codec != "utf-8":
@@ -173,11 +175,11 @@ _BREAK = re.compile(
 )
 _TAG = re.compile(rf"<[a-z/!?]{_QUOTED}>", re.IGNORECASE)
 _OPEN_QUOTE = re.compile(r"<[a-z/!?][^<>]*+>", re.IGNORECASE)
-"""A tag whose quotes do not end."""
+"""A tag with an unclosed quote."""
 
 
 def readable_text(page: str) -> str:
-    """The text of a page, a line for each block."""
+    """Return the visible text of an HTML page, with one line for each block."""
     text = _DROPPED.sub(" ", page)
     text = _OPEN_QUOTE.sub("", _TAG.sub("", _BREAK.sub("\n", text)))
     lines = (" ".join(line.split()) for line in _unescaped(text).splitlines())
@@ -187,5 +189,5 @@ def readable_text(page: str) -> str:
 def _unescaped(text: str) -> str:
     try:
         return html.unescape(text)
-    except ValueError:  # a character's number has more digits than Python reads
+    except ValueError:  # a character reference has more digits than Python parses
         return text

@@ -1,9 +1,9 @@
 """Functions: trusted ones in the engine's process or a worker process, sandboxed ones in the jail.
 
-Host side. A host function has no wall: its timeout cancels it, or kills the worker process that a
-synchronous one runs in. Its own errors are its answer (`ToolError`); anything else that it raises
-is hidden from the caller and logged. How a run in the jail ended was decided outside the child;
-its result, error and traceback are claims, and paths of this host are taken out of them.
+Host side. A trusted function has no wall: its timeout cancels it, or kills the worker process if it
+is synchronous. Its `ToolError`s go to the caller; any other exception is logged and hidden from the
+caller. How a run in the jail ended was decided outside the child process. The result, error and
+traceback from the jail are claims; this host's paths are removed from messages and tracebacks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _IN_THE_JAIL = Placement(
 
 
 class FunctionExecutor(Executor):
-    """Python functions, sandboxed or trusted."""
+    """Runs Python functions, sandboxed or trusted."""
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         return _IN_THE_JAIL if tool.sandboxed else _ON_THE_HOST
@@ -93,9 +93,9 @@ def _run(run: ToolRun, parts: FollowedParts | None) -> Coroutine[Any, Any, Outco
 
 
 class FollowedParts:
-    """Passes the parts of one result on: redacted, and no more than the result may have.
+    """Passes the parts of a streamed result to followers, redacted and limited in length.
 
-    The parts of sandboxed functions are claims. What a caller gets at the end is not made of them.
+    Parts from a sandboxed function are claims. The final result is not built from them.
     """
 
     def __init__(self, output: OnOutput | None, redactor: Redactor, most_characters: int) -> None:
@@ -105,12 +105,12 @@ class FollowedParts:
         self._left = most_characters
 
     def hear(self, stream: str, text: str) -> None:
-        """Pass the next part on."""
+        """Redact the next part and pass it on. Characters over the limit are dropped."""
         text, self._left = text[: self._left], max(0, self._left - len(text))
         self._pass_on(self._redactor.feed(text) if text else "")
 
     def finish(self) -> None:
-        """Pass on what might have been the beginning of a secret."""
+        """Pass on the text that was held back because it could have been the start of a secret."""
         self._pass_on(self._redactor.finish())
 
     def _pass_on(self, text: str) -> None:
@@ -129,7 +129,7 @@ async def _run_followed(run: ToolRun) -> Outcome:
 async def _ending_of(
     run: ToolRun, address: FunctionAddress, where: JsonObject, parts: FollowedParts | None
 ) -> RunEnding:
-    """Call the function in another process; with `parts`, its result is streamed in parts."""
+    """Call the function in another process. With `parts`, its result is streamed to followers."""
     call: JsonObject = {
         "module": address.module,
         "name": address.name,
@@ -158,9 +158,9 @@ class HostFunctionFailed(ExecutionError):
 
 
 async def _run_here(run: ToolRun, function: HostFunction, parts: FollowedParts | None) -> Outcome:
-    """Await the function, at most as long as its limit.
+    """Run an asynchronous trusted function until its time limit.
 
-    With `parts`, it yields its result.
+    With `parts`, the function may be a generator, whose items are the parts of its result.
     """
     limits = run.limits
     returned = None
@@ -181,16 +181,19 @@ async def _run_here(run: ToolRun, function: HostFunction, parts: FollowedParts |
             raise  # the call itself is cancelled
         return _failed(EndedBy.EXCEPTION, HostFunctionFailed(error))
     except (KeyboardInterrupt, GeneratorExit):
-        raise  # the program's end, and not the function's own
+        raise  # the program or this coroutine is ending
     except BaseException as error:
         return _failed(EndedBy.EXCEPTION, HostFunctionFailed(error))
-    if deadline.cancel_called:  # also where the function swallowed it and went on
+    if deadline.cancel_called:  # also if the function ignored the cancellation
         return _failed(EndedBy.WALL_TIME, _timeout("cancelled", limits))
     return _succeeded(ToolResult.of(returned))
 
 
 class WorkerFault(Exception):
-    """An exception of a function in its worker. `kind` and `where` are for the log."""
+    """An exception that a function raised in its worker process.
+
+    `kind` (the exception's type) and `where` (its traceback) are for the log.
+    """
 
     def __init__(self, claim: JsonObject) -> None:
         raised = read_raised(claim)
@@ -202,7 +205,7 @@ class WorkerFault(Exception):
 async def _run_in_worker(
     run: ToolRun, address: FunctionAddress, parts: FollowedParts | None
 ) -> Outcome:
-    """Call the function in a worker process, which is killed at the limit."""
+    """Call a trusted function in a worker process, which is killed at the time limit."""
     limits = run.limits
     ending = await _ending_of(run, address, {}, parts)
     match ending.ended_by:
@@ -278,7 +281,7 @@ def _failed(ended_by: EndedBy, error: EngineError) -> Outcome:
 async def _run_jailed(
     run: ToolRun, address: FunctionAddress, parts: FollowedParts | None
 ) -> Outcome:
-    """Call the function in the jail."""
+    """Call a sandboxed function in the jail."""
     where: JsonObject = {"import_path": address.import_path}
     ending = await _ending_of(run, address, where, parts)
     result: ToolResult | None = None
@@ -352,7 +355,7 @@ def _raised(ending: RunEnding, details: JsonObject, address: FunctionAddress) ->
 
 
 def without_paths(text: str, address: FunctionAddress) -> str:
-    """The text without this host's directories, which a message can quote by accident."""
+    """Remove this host's directories from a text, because an error message may contain them."""
     engine = Path(__file__).parents[2]
     known = {address.import_path, sys.prefix, sys.base_prefix, str(engine), str(Path.home())}
     for path in sorted(known - {"/", ""}, key=len, reverse=True):

@@ -1,8 +1,8 @@
-"""The handle of a running call: its output and progress for listeners, and its cancellation.
+"""The handle of a running call: it passes output and progress to listeners, and cancels the call.
 
-Host side, made by the engine for each call, and passed through the pipeline to the executors.
-Nothing here waits; events without a listener are dropped. Invariant: a call is cancelled at most
-once, and only while a part of it can still be ended.
+Host side. The engine makes one for each call, and the pipeline passes it to the executors. Nothing
+here waits; events without a listener are dropped. Invariant: a call is cancelled at most once, and
+only while it still runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import FileSink, OnCall, OnEnding, OnOutput, OnProgress, RunSinks
 
 MAX_REPORTS = 1000
-"""Progress reports of one call; later ones are dropped."""
+"""Maximum number of progress reports of one call. Later ones are dropped."""
 
 
 class CallHandle:
@@ -41,17 +41,17 @@ class CallHandle:
         self._on_output = output
         self.output = self._pass_on if output is not None else None
         self.has_output = False
-        """Whether its followers have got output: what they have read cannot be taken back."""
+        """Whether followers have received output. It cannot be taken back, so no retry follows."""
         self.drained = drained
-        """Waits until little of the output waits for the disk."""
+        """Function that waits until the output so far is on disk, or None if it is not recorded."""
         self.partial: Outcome | None = None
         """The partial outcome of a cancelled run, if its executor knows it."""
         self.is_cancelled = False
-        """Whether its caller has cancelled it."""
+        """Whether the caller has cancelled the call."""
         self.answered_call: str | None = None
-        """The call whose stored answer its caller gets: its own, or the one that it repeats."""
+        """Id of the call whose stored answer the caller gets: this one, or the one it repeats."""
         self.is_delivered_later = False
-        """Whether the face itself says when the caller has that answer (`Engine.delivered`)."""
+        """Whether the face (such as HTTP) itself calls `Engine.delivered` after the answer."""
         self._over: asyncio.Event | None = None
         self._on_progress = progress
         self._on_begun = begun
@@ -64,7 +64,7 @@ class CallHandle:
 
     @property
     def over(self) -> asyncio.Event:
-        """Set when nothing of the call runs any more. Created on first use."""
+        """An event that is set when the call no longer runs. Created on first use."""
         if self._over is None:
             self._over = asyncio.Event()
             if self._is_over:
@@ -72,25 +72,25 @@ class CallHandle:
         return self._over
 
     def attach(self) -> None:
-        """Note that the current task runs the call."""
+        """Record the current task as the one that runs the call, and that `cancel` cancels."""
         self._task = asyncio.current_task()
         self._cancelling_before = self._task.cancelling() if self._task is not None else 0
 
     def begin(self) -> None:
-        """Note that the call has passed every gate; it waits for its place, then it runs."""
+        """Notify the listener, once, that the call has passed every gate. It may still queue."""
         on_begun, self._on_begun = self._on_begun, None
         if on_begun is not None:
             on_begun()
 
     def report(self, percent: float, message: str) -> None:
-        """Pass on the tool's progress. From any thread."""
+        """Pass the tool's progress to the listener. May run in any thread."""
         self._reports += 1
         if self._on_progress is not None and self._reports <= MAX_REPORTS:
             self._on_progress(percent, message)
 
     @contextlib.contextmanager
     def waiting_for_human(self) -> Iterator[None]:
-        """Note that the call waits for an approval, and for the answer that follows it."""
+        """Notify the listener while the call waits for an approval and the answer after it."""
         if self._on_waiting is None:
             yield
             return
@@ -106,14 +106,14 @@ class CallHandle:
             self._on_output(stream, text)
 
     def retrying(self, retry_count: int, max_retries: int, error: EngineError) -> None:
-        """Pass on that an attempt failed and another one follows."""
+        """Notify the listener that an attempt failed and another one follows."""
         if self._on_retrying is not None:
             self._on_retrying(retry_count, max_retries, error)
 
     def for_fallback(self) -> CallHandle:
-        """A handle for the call of another tool in this one's place, in the same task.
+        """Return a handle for a fallback tool's call, which runs in this call's task.
 
-        Its events are this call's. Cancelling this call also ends it.
+        Its events go to this call's listeners. Cancelling this call also ends the fallback.
         """
         return CallHandle(
             output=self.output,
@@ -131,7 +131,7 @@ class CallHandle:
         ending: OnEnding | None = None,
         call: OnCall | None = None,
     ) -> RunSinks:
-        """The sinks for a run behind a wall: the call's own and those of its executor."""
+        """Return the sinks for a run behind a wall: the executor's, and this call's progress."""
         return RunSinks(
             progress=self.report,
             files=files,
@@ -142,7 +142,7 @@ class CallHandle:
         )
 
     def cancel(self) -> bool:
-        """Cancel the call. False if nothing of it can be ended any more."""
+        """Cancel the call. Return False if it does not run."""
         if self._is_over or self._task is None:
             return False
         if not self.is_cancelled:
@@ -151,9 +151,9 @@ class CallHandle:
         return True
 
     def close(self) -> bool:
-        """Note that nothing of the call runs any more. Returns whether its caller cancelled it.
+        """Record that the call no longer runs. Return whether its caller cancelled it.
 
-        Also False if the task is cancelled from outside: that cancellation continues.
+        Return False if the task is also being cancelled from outside, so that the task ends.
         """
         if not self._is_over:
             self._is_over = True

@@ -1,9 +1,9 @@
-"""Inside: how a tool's function is imported and called in the process where it runs.
+"""Inside: import and call a tool's function in the process where it runs.
 
-Loaded by the jail's child and by the worker process, never by the engine. Takes names and
-JSON, gives one reply as JSON: `{"result": {data, tokens_used, cost}}` or `{"error": {kind,
-…}}`. Invariant: whatever the function returns or raises, the reply is plain JSON that every
-reader of this engine understands. What it says is a claim; the host's side validates it.
+Loaded by the jail's child and by the worker process, never by the engine. The input is a module, a
+name and JSON arguments. The reply is JSON: `{"result": {data, tokens_used, cost}}` or `{"error":
+{kind, …}}`. Invariant: whatever the function returns or raises, the reply is plain JSON that the
+host can parse. Its content is a claim, which the host validates.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from fumehood.core.json_types import JsonObject
 from fumehood.executors.parts import Parts, Report, TooManyParts, Unfit, plain, reports_to
 
 MAX_MESSAGE_CHARACTERS = 2000
+"""Maximum length of an error message in a reply, in characters."""
+
 MAX_FRAMES = 20
+"""Maximum number of frames in a reply's traceback. The innermost are kept."""
 
 
 class BindableTool(Protocol):
-    """What `@tool` makes."""
+    """A function that the decorator `@tool` has wrapped."""
 
     def bind(self, arguments: JsonObject) -> dict[str, Any]: ...
 
@@ -44,13 +47,14 @@ def answer(
     report: Report | None = None,
     parts: Parts | None = None,
 ) -> JsonObject:
-    """Import `module:name`, call it with checked types, and describe how that went.
+    """Import `module:name`, call it with type-checked arguments, and return the reply.
 
-    `pickled` is the function itself, by the host, in base64: it is unpickled once in a process.
-    With `parts` it yields its result.
+    `pickled`, if not empty, is the function as a base64 pickle from the host, and replaces the
+    import; each process unpickles it once. `parts` collects the items if the function is a
+    generator.
 
     Raises:
-        MemoryError: unchanged; the caller can report it without memory.
+        MemoryError: passed through, because only the caller can report it without more memory.
     """
     try:
         found = _unpickled(pickled) if pickled else getattr(importlib.import_module(module), name)
@@ -67,14 +71,14 @@ def answer(
         return _error("arguments", message=error.message, fields=list(error.fields))
     except ToolError as error:
         return _refusal(error, max_depth)
-    except BaseException as error:  # its own exit and interrupt, too, are its failure
+    except BaseException as error:  # also the function's own SystemExit or KeyboardInterrupt
         return _failure(error, module)
 
 
 @cache
 def _unpickled(pickled: str) -> BindableTool:
-    """The function that the host has pickled; its globals live as long as this process."""
-    found: BindableTool = pickle.loads(base64.b64decode(pickled))  # noqa: S301  # the host's own
+    """Unpickle the host's function once, so that its globals live as long as this process."""
+    found: BindableTool = pickle.loads(base64.b64decode(pickled))  # noqa: S301  # pickled by the host
     return found
 
 
@@ -84,7 +88,7 @@ def _call(found: BindableTool, arguments: JsonObject, parts: Parts | None) -> An
         return parts.collect(returned)
     if parts is not None and isinstance(returned, AsyncGenerator):
         returned = parts.collect_async(returned)
-    # By its type: nothing of the value's own runs, which may lie about its class.
+    # Check the type, not the value: no code of the value runs, and it cannot fake its class.
     return asyncio.run(_wait_for(returned)) if hasattr(type(returned), "__await__") else returned
 
 
@@ -119,7 +123,7 @@ def _refusal(error: ToolError, max_depth: int) -> JsonObject:
 def _failure(error: BaseException, module: str) -> JsonObject:
     try:
         message = str(error)
-    except BaseException:  # its own `__str__` is its author's, too, with its own exit
+    except BaseException:  # the exception's own `__str__` may raise anything, also SystemExit
         message = ""
     return _error(
         "exception",
@@ -130,7 +134,7 @@ def _failure(error: BaseException, module: str) -> JsonObject:
 
 
 def _frames(traceback: TracebackType | None, package: str) -> list[str]:
-    """The way through the tool's own modules, innermost last: `module:line in function`."""
+    """Return the traceback within the tool's package, innermost last: `module:line in function`."""
     frames: list[str] = []
     while traceback is not None:
         frame = traceback.tb_frame
