@@ -69,7 +69,8 @@ class ProgramCalls(Protocol):
 
     @property
     def report(self) -> JsonObject:
-        """How many calls the program made, and how many of them failed."""
+        """The calls of the program as `{"made": …, "failed": …}`. Both numbers include refused
+        calls."""
         ...
 
     def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:

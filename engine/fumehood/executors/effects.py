@@ -1,12 +1,13 @@
-"""Effects: previews of a call's changes, for the human who decides on it. They change nothing.
+"""Effects: previews of a call's changes, for the human who decides on it.
 
-Host side, beside the executors. A preview is computed before an approval; afterwards the workspace
-executor refuses to run if `base` has changed. The guest's program `files` surveys the paths. The
-survey is validated here, and diffs are computed here. Invariants: `base` and `effect` are hashes of
-the state before and after the call; a write whose surroundings cannot be surveyed completely is
-refused. A survey covers only the requested paths, their parents and their contents, sorted and
-without duplicates, and a complete one matches its own hash. `PREVIEWS` has a row for each executor
-with a preview.
+Host side, beside the executors. A preview changes nothing and is computed before an approval. When
+the approved call runs, the guest surveys the paths again and refuses the request if their hash is
+no longer `base`. The guest's program `files` makes the surveys; they are validated here, and diffs
+are computed here. Invariants: `base` is the hash of everything that was surveyed; `effect` is the
+hash of the expected state of the paths that the call changes or must leave; a write is refused if
+its survey does not fit into one answer. A survey covers only the requested paths, their parents and
+their contents, sorted and without duplicates; one that fits matches its own hash. `PREVIEWS` has a
+row for each executor with a preview.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Effect:
     """The changes that one call would make.
 
     `base` is the hash of everything that the call reads or changes, in its present state. `effect`
-    is the hash of the state after the call.
+    is the hash of the paths that it changes, as they will be, and of those that it must leave.
     """
 
     shown: JsonObject
@@ -382,7 +383,8 @@ class SurveyClaim(Claim):
     entries: list[Seen] = Field(max_length=MAX_LISTED)
     has_more: bool
     faults: list[FaultKind | None] = Field(max_length=MAX_PATHS)
-    """For each requested path, in order: why it would be refused, or null if it would not."""
+    """For each requested path, in order: why the call cannot write or delete it, or null if it can.
+    A path that a deletion would not find has `not_found`."""
     appended: Appended | None
     count: int = Field(ge=0, le=MAX_SIZE)
     """Number of existing entries at or below paths that are not refused."""
@@ -396,7 +398,8 @@ class Survey:
 
     claim: SurveyClaim
     faults: Mapping[str, FaultKind | None]
-    """Requested path → why it would be refused, or None. In the order of the request."""
+    """Requested path → why the call cannot write or delete it, or None if it can; `not_found` for a
+    path that a deletion would not find. In the order of the request."""
     entries: Mapping[bytes, Seen]
 
     def at(self, path: str) -> Seen | None:

@@ -1,9 +1,9 @@
-"""The results of REST tools whose definitions say where they stand in a service's JSON.
+"""Results of REST tools whose definitions say which values of a service's JSON to return.
 
-Host side, used by `rest`. A page's `next_cursor` is one of the engine's: it holds the value that
-asks the service for the next page, signed for the tool, its other arguments and the principal.
-Invariants: such a value is sent as the value of one parameter, and nowhere else; the address of a
-next page that a service names is not asked; a cursor carries no secret to the caller.
+Host side, used by `rest`. A page's `next_cursor` is the engine's own: it contains the service's
+position of the next page, signed for the tool, its other arguments and the principal. Invariants: a
+position is sent as the value of one parameter, and nowhere else; the engine never requests a URL of
+a next page that a service returns; a cursor carries no secret to the caller.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ MAX_POSITION = 4000
 """Maximum size of the upstream's page position as JSON, in bytes, so that it fits into a cursor."""
 
 MAX_OBJECTS = 10_000
-"""Items that `fields` makes objects of. Of a megabyte of zeros hundreds of megabytes would be made,
-and no other call would run meanwhile."""
+"""Maximum number of items from which `fields` builds objects. More would block other calls, and one
+megabyte of small items would become hundreds of megabytes of objects."""
 
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class ListCursors:
-    """The cursors of a principal for the pages of REST tools."""
+    """Makes and reads a principal's cursors for the pages of REST tools."""
 
     cursors: Cursors
     principal_id: str
 
     def position(self, tool: ToolDefinition, arguments: JsonObject) -> Any:
-        """What asks the service for this page; None for the first one.
+        """Return the service's position in the cursor, or None for the first page.
 
         Raises:
-            InvalidParams: the cursor is not of this list.
+            InvalidParams: the cursor is invalid, or belongs to another list.
         """
         cursor = arguments.get(CURSOR)
         if cursor is None or tool.response is None or tool.response.cursor_parameter is None:
@@ -51,7 +51,11 @@ class ListCursors:
         return strict_json.loads(text.encode())
 
     def with_position(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
-        """The arguments as the service takes them. Raises as `position`."""
+        """Return the arguments for the service: its own page parameter replaces the cursor.
+
+        Raises:
+            InvalidParams: as `position`.
+        """
         mapping = tool.response
         if mapping is None or mapping.cursor_parameter is None:
             return arguments
@@ -60,12 +64,12 @@ class ListCursors:
         return others if position is None else {**others, mapping.cursor_parameter: position}
 
     def make(self, tool: ToolDefinition, arguments: JsonObject, position: bytes) -> str:
-        """The cursor of the next page."""
+        """Return the cursor of the next page. `position` is the service's position as JSON."""
         return self.cursors.make(_listing(tool, arguments), self.principal_id, position.decode())
 
 
 def _listing(tool: ToolDefinition, arguments: JsonObject) -> str:
-    """The list's name for its cursors: another endpoint or argument is another list."""
+    """Name the list that a cursor belongs to. Another endpoint or argument is another list."""
     others = {name: value for name, value in sorted(arguments.items()) if name != CURSOR}
     return "rest" + strict_json.dumps([tool.name, tool.endpoint, others]).decode()
 
@@ -78,11 +82,12 @@ def mapped(
     redactor: Redactor,
     cursors: ListCursors,
 ) -> JsonObject:
-    """The result in a service's JSON, without the values of secrets.
+    """Build a tool's result from a service's JSON document, without the values of secrets.
 
     Raises:
-        ExecutionError: it is not there, or names its next page in a form that is not understood.
-        OutputLimitExceeded: it has too many items to make objects of.
+        ExecutionError: the list of items is missing, or the position of the next page is invalid
+            or contains a secret.
+        OutputLimitExceeded: more than `MAX_OBJECTS` items.
     """
     mapping = tool.response
     if mapping is None:
@@ -91,7 +96,7 @@ def mapped(
     if mapping.items is None:
         return _object(clean, mapping.fields or {})
     items = _at(clean, mapping.items)
-    if items is None:  # as some services write an empty list
+    if items is None:  # some services write null for an empty list
         items = []
     if not isinstance(items, list):
         raise ExecutionError(
@@ -122,7 +127,10 @@ def mapped(
 
 
 def _check_position(encoded: bytes, text: str, values: SecretValues, redactor: Redactor) -> None:
-    """Refuse what a caller could read in a cursor and nowhere else, because it is signed only."""
+    """Raise ExecutionError for a position that is too long or contains a secret.
+
+    A cursor is signed but not encrypted, so its caller could read the secret.
+    """
     if values.finds(text) or redactor.text(text)[1]:
         raise ExecutionError(
             "The tool's service names its next page with a secret, which is not handed out. Do "
@@ -138,7 +146,7 @@ def _check_position(encoded: bytes, text: str, values: SecretValues, redactor: R
 def _next_position(
     mapping: ResponseMapping, position: Any, document: Any, count: int
 ) -> str | int | None:
-    """What asks for the next page; None after the last one."""
+    """Return the service's position of the next page, or None after the last page."""
     if mapping.counts is not None:
         first = mapping.first if mapping.first is not None else int(mapping.counts == "pages")
         now = position if isinstance(position, int) else first
@@ -155,7 +163,7 @@ def _next_position(
 
 
 def _of_url(url: str, mapping: ResponseMapping, place: str) -> str:
-    """The value of the cursor's parameter in an address. Nothing else of the address is used."""
+    """Return the value of the page parameter in a URL. Nothing else of the URL is used."""
     try:
         query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
     except ValueError:
@@ -174,13 +182,13 @@ def _not_understood(place: str) -> ExecutionError:
 
 
 def _object(value: Any, fields: Mapping[str, str]) -> JsonObject:
-    """An object of the values at these places; missing ones are null."""
+    """Return an object of the values at the JSON pointers in `fields`. Missing values are null."""
     found = {name: _at(value, place) for name, place in fields.items()}
     return {name: None if each is _MISSING else each for name, each in found.items()}
 
 
 def _at(value: Any, pointer: str) -> Any:
-    """The value at a JSON pointer, or `_MISSING`."""
+    """Return the value at a JSON pointer, or `_MISSING`."""
     # *Source*: RFC 6901, section 4.
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""The outcome of one run: the value between `execute` and `result`."""
+"""The outcome of one run, which the pipeline's stage `execute` returns and `result` shapes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from fumehood.core.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class CutText:
-    """A text that was too long for memory: both ends, and a link to the whole."""
+    """A text that was too long for memory: its first and last part, and a link to all of it."""
 
     field: str
-    """Its place in `data` or in the error's `details`, which hold an empty text."""
+    """The field of `data` or of the error's `details` to which it belongs. The field holds an empty
+    text."""
     head: str
     tail: str
     length: int
-    """Characters in all."""
+    """Length of the whole text in characters."""
     link: JsonObject
-    """`resource_url` and `expires_at`, or `not_kept` with the reason."""
+    """Either `resource_url` and `expires_at`, or `not_kept` with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended and what it used. Figures that were not measured are None."""
+    """How a run ended and what it used. Numbers that were not measured are None."""
 
     ended_by: EndedBy
     isolation: str
@@ -41,30 +42,30 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     """Warnings for the caller."""
     max_data_bytes: int | None = None
-    """How large `data` may be, where its parts are bounded by themselves; else the wall's
-    output limit."""
+    """Size limit of `data` as JSON, in bytes, if its parts have limits of their own. None: the
+    call's output limit applies."""
     cuts: tuple[CutText, ...] = ()
-    """Texts that are not in `data` or `details` as a whole."""
+    """Texts that `data` or `details` do not contain as a whole."""
     whole_fields: frozenset[str] = frozenset()
-    """Fields of `data` that hold a file's content: they are never shortened."""
+    """Fields of `data` that hold a file's content and are never shortened."""
     redacted: int = 0
-    """Matches that were replaced in its output already."""
+    """Number of matches that redaction has already replaced in its output."""
     network_ms: float = 0.0
-    """The time of requests to other services."""
+    """Milliseconds spent on requests to other services."""
 
     @classmethod
     def cancelled(cls, isolation: str) -> Outcome:
-        """The outcome of a run that its caller has ended."""
+        """Return the outcome of a run that its caller cancelled."""
         return cls(EndedBy.CANCELLED, isolation, error=cancelled())
 
     @classmethod
     def of_dry_run(cls, data: Any) -> Outcome:
-        """The outcome of a dry run: nothing ran."""
+        """Return the outcome of a dry run, which runs nothing."""
         return cls(EndedBy.OK, "none", data=data, is_dry_run=True)
 
 
 def cancelled() -> Cancelled:
-    """The error for a call that its own caller cancelled."""
+    """Return the error of a call that its own caller cancelled."""
     return Cancelled(
         "The call was cancelled by its caller.", details={"ended_by": EndedBy.CANCELLED.value}
     )

@@ -1,8 +1,8 @@
-"""Parts: what a streaming tool yields, as one result, and as text for those who follow the call.
+"""Parts: the values that a streaming tool yields, as one result and as text for listeners.
 
-On both sides: in the jail's child, in a worker process, and in the engine for an asynchronous
+Runs on both sides: in the jail's child, in a worker process, and in the engine for an asynchronous
 function of the host. Invariant: the parts of one call never have more JSON than its output limit,
-so a generator that does not end is ended. In a process of its own the count is a claim; walls
+so a generator that does not end is ended. A count made in another process is only a claim; walls
 count again.
 """
 
@@ -26,9 +26,13 @@ PROMPT_PIECES = 1000
 """Number of pieces of one call that are passed on one by one. Later ones may be combined."""
 
 PAUSE_S = 0.05
+"""Seconds after an event during which later pieces are held back and combined."""
+
 MAX_HELD_CHARACTERS = 4096
+"""Maximum number of characters that are held back."""
 
 Hear = Callable[[str], None]
+"""Receives one piece of text."""
 
 
 class Unfit(Exception):
@@ -36,11 +40,15 @@ class Unfit(Exception):
 
 
 class TooManyParts(Exception):
-    """The parts are over the output limit."""
+    """The parts of a call exceed its output limit."""
 
 
 def plain(value: Any, max_depth: int) -> Any:
-    """The value as every strict reader would get it. Raises Unfit."""
+    """Return a value as it is after a round trip through strict JSON.
+
+    Raises:
+        Unfit: JSON cannot represent it, or it is nested deeper than `max_depth`.
+    """
     try:
         return strict_json.loads(strict_json.dumps(to_jsonable_python(value)), max_depth=max_depth)
     except MemoryError:
@@ -50,7 +58,7 @@ def plain(value: Any, max_depth: int) -> Any:
 
 
 class Pieces:
-    """Passes pieces of text on, many small ones together: each one becomes an event."""
+    """Passes pieces of text to `hear` and combines many small ones: each becomes an event."""
 
     def __init__(self, hear: Hear) -> None:
         self._hear = hear
@@ -59,7 +67,7 @@ class Pieces:
         self._last_s = 0.0
 
     def add(self, text: str) -> None:
-        """Pass a piece on, or hold it back if many came in quick succession."""
+        """Pass a piece on, or hold it back if many arrived in quick succession."""
         self._held.append(text)
         self._size += len(text)
         is_soon = time.monotonic() - self._last_s < PAUSE_S
@@ -77,8 +85,10 @@ class Pieces:
 
 
 class Parts:
-    """The parts of one call. `hear` receives each as text: a string unchanged, others as a line of
-    JSON."""
+    """Collects the parts of one call, whose JSON has at most `max_bytes` in total.
+
+    `hear` receives each part as text: a string unchanged, any other value as a line of JSON.
+    """
 
     def __init__(self, max_bytes: int, max_depth: int, hear: Hear | None = None) -> None:
         self._left = max_bytes
@@ -89,7 +99,12 @@ class Parts:
         self._cost = Decimal()
 
     def collect(self, generator: Generator[Any, None, Any]) -> ToolResult:
-        """Run a generator to its end. Raises as `collect_async`."""
+        """Run a generator to its end and return its parts as one result.
+
+        Raises:
+            TooManyParts, Unfit: as `collect_async`.
+            TypeError: the generator returned a value.
+        """
         with closing(generator):
             try:
                 while True:
@@ -102,11 +117,11 @@ class Parts:
         return self._result()
 
     async def collect_async(self, generator: AsyncGenerator[Any, None]) -> ToolResult:
-        """Run an asynchronous generator to its end.
+        """Run an asynchronous generator to its end and return its parts as one result.
 
         Raises:
-            TooManyParts: they are over the limit.
-            Unfit: JSON cannot hold one of them.
+            TooManyParts: the parts exceed the limit.
+            Unfit: JSON cannot represent a part.
         """
         async with aclosing(generator):
             try:
@@ -138,15 +153,17 @@ class Parts:
             self._pieces.flush()
 
     def _result(self) -> ToolResult:
-        """All parts: one text if each is a text, else a list."""
+        """Return all parts: one text if each part is a text, otherwise a list."""
         is_text = all(isinstance(part, str) for part in self._parts)
         data = "".join(self._parts) if is_text else self._parts
         return ToolResult(data, self._tokens_used, self._cost)
 
 
 MAX_MESSAGE_CHARACTERS = 200
+"""Maximum length of a progress message; longer messages are cut."""
 
 Report = Callable[[float, str], None]
+"""Receives progress: a percentage from 0 to 100, and a message."""
 
 _listener: ContextVar[Report | None] = ContextVar("fumehood_progress", default=None)
 
@@ -154,13 +171,13 @@ _listener: ContextVar[Report | None] = ContextVar("fumehood_progress", default=N
 def progress(percent: float, message: str = "") -> None:
     """Report that `percent` (0 to 100) of a tool's work is done. For use inside its function.
 
-    Numbers beyond are moved to the nearer end, longer messages than 200 characters are cut,
-    and after 1 000 reports of one call further ones are dropped.
+    Numbers outside this range are clamped, messages over 200 characters are cut, and only the first
+    1 000 reports of a call are passed on.
 
     Raises:
-        ValueError: `percent` is no finite number.
+        ValueError: `percent` is not a finite number.
     """
-    is_whole = isinstance(percent, int)  # of any size; no double holds the largest
+    is_whole = isinstance(percent, int)  # may be too large for `math.isfinite`
     if isinstance(percent, bool) or not (is_whole or math.isfinite(percent)):
         raise ValueError("percent must be a finite number")
     listener = _listener.get()
@@ -171,7 +188,7 @@ def progress(percent: float, message: str = "") -> None:
 
 @contextmanager
 def reports_to(listener: Report | None) -> Iterator[None]:
-    """Have what runs inside this block report to `listener`."""
+    """Pass reports of code inside this block to `listener`, or drop them if it is None."""
     token = _listener.set(listener)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Programs in containers: run them, and turn the ending into an outcome.
+"""Programs in containers: run them, and turn their endings into outcomes.
 
 Host side, between `pipeline/execute` and a wall's lease. The ending, streams, exit status and files
-are measured outside the program; value, exception and traceback are its claims. Invariant: a claim
-never turns a failure into a success.
+are measured outside the program; value, exception and traceback are claims of the program.
+Invariant: a claim never turns a failure into a success.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from fumehood.observe.tracing import VARIABLE
 from fumehood.sandbox.wall import RunEnding
 
 MAX_DATA_BYTES = 16 * 1024 * 1024
-"""Large enough for streams, value and files as base64, each of which has its own limit."""
+"""Size limit of `data`, in bytes: large enough for streams, value and files as base64, each of
+which has its own limit."""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """The causes that a failed program may claim for its failure."""
@@ -63,7 +64,7 @@ _IN_A_SESSION = Placement(
 
 
 class ProgramExecutor(Executor):
-    """Programs of one language in a container."""
+    """Runs programs of one language in a container."""
 
     language: str
 
@@ -74,10 +75,10 @@ class ProgramExecutor(Executor):
         return _IN_A_SESSION if in_session else _PLACEMENT
 
     async def run(self, run: ToolRun) -> Outcome:
-        """Run one program in its container, or in its session's.
+        """Run one program in the container of its call, or of the call's session.
 
-        If it fails, `details` hold the same fields as `data` would, with `exception`, and with
-        `limit` if a limit ended it.
+        If the program fails, the error's `details` hold the fields that `data` would have, plus
+        `exception`, and `limit` if a limit ended it.
         """
         principal_id, session_id = run.domain.principal_id, run.domain.session_id
         handle, calls, arguments = run.handle, run.calls, run.arguments
@@ -115,7 +116,8 @@ class ProgramExecutor(Executor):
         except BaseException:
             files.discard()
             if cancelled and handle.is_cancelled:
-                # It may have ended by itself at the same moment, but its caller was told otherwise.
+                # It may have ended by itself at the same moment, but its caller was already told
+                # that it was cancelled.
                 ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
                 with anyio.CancelScope(shield=True):
                     kept = await streams.finish()
@@ -124,7 +126,7 @@ class ProgramExecutor(Executor):
             else:
                 streams.discard()
             raise
-        with anyio.CancelScope(shield=True):  # bounded: the disk, not the program
+        with anyio.CancelScope(shield=True):  # bounded: it waits for the disk, not for the program
             entries = await files.entries()
             kept = await streams.finish()
         left = _Left(entries, files.pictures, files.left_out)
@@ -145,7 +147,7 @@ def _outcome(run: ToolRun, ending: RunEnding, kept: Mapping[str, KeptText], left
     tool, limits = run.tool.definition, run.limits
     session_id = run.domain.session_id
     language = LANGUAGES[tool.executor.removeprefix("code:")]
-    if kept:  # else its wall does not report output while a program runs
+    if kept:  # if it is empty, the wall does not report output while a program runs
         ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
     failure = read_failure(ending.claimed_error) if ending.claimed_error is not None else None
     value = read_value(ending.result) if ending.result is not None else NO_VALUE
@@ -186,7 +188,7 @@ def _as_claimed(ending: RunEnding, failure: FailureClaim | None) -> RunEnding:
 
 
 def session_fields(session_id: str, ending: RunEnding) -> JsonObject:
-    """The session's fields in `data` and `error.details`."""
+    """Return the field `session` of `data` and of the error's `details`."""
     return {
         "id": session_id,
         "state": ending.state,
@@ -202,7 +204,10 @@ def _fields(
     pictures: list[JsonObject],
     left_out: int,
 ) -> JsonObject:
-    """The common fields of `data` and `error.details`. A command has no value and no images."""
+    """Return the fields that `data` and the error's `details` share.
+
+    Shell commands have no value and no images.
+    """
     if ending.ended_by is not EndedBy.OK:
         value = NO_VALUE
     fields: JsonObject = {
@@ -258,12 +263,15 @@ def _output_bytes(ending: RunEnding) -> int:
 
 
 def sent_files(arguments: JsonObject) -> list[SentFile]:
-    """The files of arguments that have no fault."""
+    """Return the files in arguments that have passed validation, decoded."""
     return [SentFile(file["path"], _content(file)) for file in arguments.get("files") or []]
 
 
 def program_arguments(arguments: JsonObject, language: str = "python") -> JsonObject:
-    """The arguments as guests take them. `further` ones are only there if they are given."""
+    """Return a program's arguments in the form that guests expect.
+
+    The arguments in `further` are left out if they are not given.
+    """
     source = LANGUAGES[language].source
     further = ("stdin_base64", "argv", "env", "working_directory", "return_files")
     return {

@@ -1,9 +1,9 @@
-"""What a program prints and the files that it leaves: from a wall's frames to the answer.
+"""A program's output and the files that it leaves: from a wall's frames to the answer.
 
-Host side. Names and bytes are untrusted. Invariants: no more than `SPILL_CHARACTERS` of a stream
-are in memory, the rest goes to disk as a blob, and both ends stay. Small files stand in the answer,
-larger ones become blobs, written as they arrive. Files that the program left as they were sent are
-not sent back.
+Host side. Names and bytes are untrusted. Invariants: at most about `SPILL_CHARACTERS` of a stream
+are in memory; a longer stream goes to disk as a blob, and only its head and tail stay in memory.
+Small files are part of the answer, larger ones become blobs and are written as they arrive. Files
+that the program left unchanged are not sent back.
 """
 
 from __future__ import annotations
@@ -27,28 +27,33 @@ from fumehood.sandbox.wall import OnOutput
 from fumehood.storage.blobs import BlobStore, Draft, NotKept
 
 SPILL_CHARACTERS = 2 << 20
-"""More than the default output limit, so only a raised limit lets streams spill to disk."""
+"""Characters of a stream that may stay in memory; a longer stream spills to disk. It is larger than
+the default output limit, so streams spill only if that limit was raised."""
 
 SIDE_CHARACTERS = 5000
-"""The length of the head and the tail that stay in memory; the answer shows no more."""
+"""Length of a spilled stream's head and tail, in characters each. The answer shows only these."""
 
 FEED_CHARACTERS = 256 * 1024
-"""The characters written to disk at once."""
+"""Number of characters of a spilled stream that are collected before they are written to disk."""
 
 MANY_PIECES = 1024
-"""Join pieces beyond this number: small ones take more memory than their text."""
+"""Number of pieces of a stream above which they are joined: small ones take more memory than their
+text."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """A complete stream, or its head and tail with a link to the blob."""
+    """A complete stream as `text`, or a spilled one as `cut` with an empty `text`."""
 
     text: str
     cut: CutText | None = None
 
 
 class KeptStreams:
-    """Both streams of one run, redacted. Each piece is also passed to `output`."""
+    """Collects both streams of one run, redacted, and passes each piece on to `output`.
+
+    Of each stream, characters beyond `most_characters` are dropped.
+    """
 
     def __init__(
         self,
@@ -69,7 +74,7 @@ class KeptStreams:
 
     @property
     def redacted(self) -> int:
-        """How many matches were replaced in both streams."""
+        """Number of matches that redaction replaced in both streams."""
         return sum(redactor.count for redactor in self._redactors.values())
 
     def hear(self, stream: str, text: str) -> None:
@@ -83,7 +88,10 @@ class KeptStreams:
             self._output(stream, kept)
 
     async def finish(self) -> dict[str, KeptText]:
-        """Both streams by name; empty if there was no output. Bounded by the disk."""
+        """Return both streams by name, or an empty dict if there was no output.
+
+        Takes only as long as writing to disk.
+        """
         if not self._has_heard:
             return {}
         for name, redactor in self._redactors.items():
@@ -110,7 +118,7 @@ class _Stream:
         self._draft: Draft | None = None
 
     def add(self, text: str) -> str:
-        """Add text. Returns the part within the limit."""
+        """Add text and return the part of it that is within the limit."""
         kept = text if len(text) <= self._left else text[: self._left]
         if not kept:
             return ""
@@ -159,45 +167,50 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True)
 class SentFile:
-    """A file of the caller's, decoded."""
+    """A file that the caller sent, decoded."""
 
     path: str
     content: bytes
 
 
 MAX_LISTED = 100
+"""Maximum number of files and figures in one answer."""
+
 MAX_INLINE_BYTES = 1_000_000
-"""Smaller files are inline in the answer (mission E7)."""
+"""Size in bytes from which a file becomes a blob; smaller ones are inline in the answer (mission
+E7)."""
 
 MAX_INLINE_TOTAL_BYTES = 4_000_000
-"""Inline files of one answer; further ones become blobs, or the answer would be unreadable."""
+"""Total bytes of the inline files of one answer. Further files become blobs, so that the answer
+stays readable."""
 
 UNKNOWN_TYPE = "application/octet-stream"
+"""The media type of a file whose name does not tell another."""
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 """*Source*: PNG specification, 5.2."""
 
 _TYPES = mimetypes.MimeTypes(filenames=())
-"""Python's own table alone: what a name means must not depend on the host's files."""
+"""Python's built-in table only: a file's media type must not depend on the host's configuration."""
 
 
 @dataclass(slots=True)
 class _Coming:
-    """A file that is coming in."""
+    """A file that is being received, or was received."""
 
     path: str
     announced: int
     kind: FileKind = "file"
     received: int = 0
     start: bytearray = field(default_factory=bytearray)
-    """Its bytes, as long as they can be inline."""
+    """Its bytes so far while it is small enough to be inline, otherwise empty."""
     draft: Draft | None = None
     digest: Any = None
-    """SHA-256 so far, where it may be what the caller sent."""
+    """SHA-256 so far, if the file may be an unchanged file of the caller, otherwise None."""
 
 
 class ProgramFiles:
-    """Takes files as they come. Afterwards `entries`, or `discard`."""
+    """Receives a program's files piece by piece. Call `entries` or `discard` at the end."""
 
     def __init__(
         self,
@@ -208,7 +221,7 @@ class ProgramFiles:
         *,
         with_files: bool = True,
     ) -> None:
-        """Without `with_files` only figures are taken."""
+        """Without `with_files`, only figures are kept."""
         self._blobs = blobs
         self._principal_id = principal_id
         self._session_id = session_id
@@ -224,7 +237,7 @@ class ProgramFiles:
         """Files left out: too many, cut short, or with invalid names."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
-        """A file begins."""
+        """Begin a file of `size` bytes, and end the one before it."""
         self._end_file()
         if kind == "file" and not self._with_files:
             return
@@ -238,12 +251,12 @@ class ProgramFiles:
             self._coming.digest = hashlib.sha256()
 
     def write(self, data: bytes) -> None:
-        """The next bytes of the file that began last."""
+        """Add the next bytes of the file that began last."""
         coming = self._coming
         if coming is None:
             return
         if coming.kind == "image" and not coming.received and not data.startswith(PNG_SIGNATURE):
-            self.left_out += 1  # the program put it there
+            self.left_out += 1  # not a PNG: the program wrote it, not the guest
             self._coming = None
             return
         coming.received += len(data)
@@ -257,17 +270,20 @@ class ProgramFiles:
             coming.draft.feed(data)
 
     async def entries(self) -> list[JsonObject]:
-        """The answer's entry for each file. If cancelled, unreferenced blobs may stay."""
+        """Return the answer's entry for each file, and set `pictures`.
+
+        If it is cancelled, blobs may stay that no answer refers to.
+        """
         self._end_file()
         done, self._done = self._done, []
         entries = list(zip(done, await asyncio.gather(*map(self._entry, done)), strict=True))
         pictures = [entry for coming, entry in entries if coming.kind == "image"]
-        # As they were drawn: the tenth after the second.
+        # In the order in which they were drawn: figure 10 comes after figure 2.
         self.pictures = sorted(pictures, key=lambda one: (len(one["filename"]), one["filename"]))
         return [entry for coming, entry in entries if coming.kind == "file"]
 
     def discard(self) -> None:
-        """Discard everything, for a run without an answer."""
+        """Discard all files, if the run has no answer."""
         self._end_file()
         for coming in self._done:
             if coming.draft is not None:
@@ -275,7 +291,7 @@ class ProgramFiles:
         self._done = []
 
     def _is_for_a_blob(self, coming: _Coming) -> bool:
-        """Whether it is too large for the answer, by itself or beside the others."""
+        """Whether it is too large for the answer, alone or together with the other files."""
         size = len(coming.start)
         total = self._inline_total + size
         return size >= MAX_INLINE_BYTES or total > MAX_INLINE_TOTAL_BYTES
@@ -330,6 +346,6 @@ class ProgramFiles:
 
 
 def content_type_of(path: str) -> str:
-    """Media type by name alone. Compressed files get the type of the compression."""
+    """Return the media type of a file by its name. Compressed files have `UNKNOWN_TYPE`."""
     kind, encoding = _TYPES.guess_type(path.rpartition("/")[2])
     return kind if kind is not None and encoding is None else UNKNOWN_TYPE
