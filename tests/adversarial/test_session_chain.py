@@ -131,6 +131,7 @@ async def test_reported_variable_state_is_true_after_attack(
     assert attacked.state in attack.states
     seen = {"kept": "new", "rolled_back": "old", "reset": None}[attacked.state or ""]
     after = await box.python("globals().get('x')")
+    assert box.ended is None, box.ended
     if after.state == "reset" or after.ended_by.value != "ok":  # it fell later, and says so
         assert attack.states > {"kept"}
         after = await box.python("globals().get('x')")
@@ -138,6 +139,17 @@ async def test_reported_variable_state_is_true_after_attack(
     assert value_of(after) == seen
     assert value_of(await box.python("y = 1\ny")) == 1
     assert box.ended is None
+
+
+async def test_variables_roll_back_again_after_a_program_killed_the_session_processes(
+    box: OneContainer,
+) -> None:
+    """A wake-up sent to the killed copy must not reach the copy of the next chain."""
+    await box.python("x = 1")
+    assert (await box.python(KILL_ALL_BUT_ME + "os._exit(1)")).state == "reset"
+    assert (await box.python("x = 'old'")).state == "kept"
+    assert (await box.python("import os\nx = 'new'\nos._exit(1)")).state == "rolled_back"
+    assert value_of(await box.python("x")) == "old"
 
 
 async def test_shell_command_killing_session_processes_reports_reset(

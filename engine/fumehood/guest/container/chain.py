@@ -83,7 +83,9 @@ class Chain:
     def begin(self, *descriptors: int) -> int | None:
         """Pass a call to the first process. Returns its id, or None without a chain."""
         self._used_ns.clear()
-        if self._first is None:
+        if self._first is None:  # the new chain must not read what the killed one left unread
+            self._take_back()
+            self._take_back_wake()
             return None
         try:
             self._order(TAKE, descriptors)
@@ -185,9 +187,7 @@ class Chain:
         self._first, self._behind = pid, None
         self._end_the_others(spared)
         self._take_back()
-        with contextlib.suppress(OSError):  # nothing there; or a program has shut it down
-            while self.wake_end.recv(64, socket.MSG_DONTWAIT):
-                pass
+        self._take_back_wake()
         with contextlib.suppress(OSError):
             self._wake.send(WAKE)
         self._behind = self._await_copy(pid)
@@ -260,6 +260,12 @@ class Chain:
                     break
                 for descriptor in descriptors:
                     os.close(descriptor)
+
+    def _take_back_wake(self) -> None:
+        """Remove a wake-up that a killed copy has not read."""
+        with contextlib.suppress(OSError):  # nothing there; or a program has shut it down
+            while self.wake_end.recv(64, socket.MSG_DONTWAIT):
+                pass
 
     def _stop(self) -> None:
         for pid in self.pids:
