@@ -1,8 +1,8 @@
-"""The executor of tools of MCP servers: one `tools/call`, and its result.
+"""The executor of MCP servers' tools: send one `tools/call` and read its result.
 
-Host side; below it `mcp_servers`, which keeps the servers alive. Invariants: a call ends within
-its time, and its server is told; everything in a result is the server's word, bounded, and never
-an address that the engine would ask.
+Host side; below it `mcp_servers`, which keeps the servers alive. Invariants: a call ends within its
+time limit, and its server is then notified; everything in a result is untrusted and bounded, and
+the engine never requests a URL from it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fumehood.executors.upstreams import BodyTooLarge
 from fumehood.registry.index import Source
 
 FRAME_BYTES = 64 * 1024
-"""Bytes of a message around its result."""
+"""Bytes reserved for the parts of a message around its result."""
 
 _HOST = Placement(
     "host", "host", "the executor 'mcp' asks a server that runs on the host, as the operator's "
@@ -54,7 +54,7 @@ _CONTAINER = Placement(
 
 
 class McpExecutor(Executor):
-    """Tools of MCP servers."""
+    """Runs tools of MCP servers."""
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         if tool.endpoint is not None:
@@ -64,7 +64,8 @@ class McpExecutor(Executor):
     def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
         name = run.tool.definition.name
         servers = run.upstreams.mcp
-        # A tool of another source could say itself that it is harmless.
+        # Only tools that this engine registered for an MCP server: the definition of any other
+        # tool could declare itself harmless.
         server = None
         if servers is not None and run.tool.source is Source.MCP:
             server = servers.of_tool(name)
@@ -78,7 +79,7 @@ class McpExecutor(Executor):
 
 
 async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
-    """Make one call, and read its result."""
+    """Send one call to its server and turn the result into an outcome."""
     tool, started = run.tool.definition, time.monotonic()
     meta: JsonObject = {"traceparent": run.traceparent}
     request = Request("tools/call", meta, run.handle.report)
@@ -87,7 +88,7 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
     try:
         result = await _ask(server, tool.name, run.arguments, request, run.limits)
         data = result_data(result, tool)
-        # A message has its own limit; as base64, files are longer.
+        # The message was already bounded. Here files count as base64, which is longer.
         most = 2 * run.limits.output_bytes if "files" in data else None
         outcome = replace(outcome, data=data, max_data_bytes=most)
     except EngineError as error:
@@ -98,7 +99,7 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
 async def _ask(
     server: McpServer, name: str, arguments: JsonObject, request: Request, limits: Limits
 ) -> JsonObject:
-    """Raises EngineError."""
+    """Return the server's result. Raises EngineError if there is none."""
     try:
         with anyio.fail_after(limits.wall_s):
             return await server.call(name, arguments, request)
@@ -118,10 +119,11 @@ async def _ask(
 
 
 def result_data(result: JsonObject, tool: ToolDefinition) -> JsonObject:
-    """The tool's result: structured content or else its texts, plus files.
+    """Return the tool's data: the structured content if there is one, otherwise the texts as
+    `text`. Files and links are added as `files` and `links` unless those names are taken.
 
     Raises:
-        ExecutionError: it failed, asks for input, or is not understood.
+        ExecutionError: the tool failed or asks for input, or the result is invalid.
     """
     if result.get("resultType", "complete") != "complete":
         raise ExecutionError("The tool of the MCP server asks for more input. Do not retry.")
@@ -149,7 +151,7 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> JsonObject:
 
 
 def _file(block: JsonObject, number: int) -> JsonObject | None:
-    """An image, a sound or an embedded resource as a file (mission E7)."""
+    """Return an image, audio or embedded resource as a file (mission E7), or None."""
     inner = block.get("resource") if block.get("type") == "resource" else block
     if not isinstance(inner, dict):
         return None
@@ -175,7 +177,7 @@ def _file(block: JsonObject, number: int) -> JsonObject | None:
 
 
 def _link(block: JsonObject) -> JsonObject:
-    """A link as the server gives it. The engine does not follow it."""
+    """Return a link with the server's own texts. The engine never follows it."""
     keys = ("uri", "name", "mimeType", "description")
     return {key: block[key] for key in keys if _is_text(block.get(key))}
 

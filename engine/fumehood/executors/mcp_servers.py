@@ -1,10 +1,10 @@
-"""The MCP servers of the configuration: their lives, and their tools in the registry.
+"""The MCP servers of the configuration: start them, and keep their tools in the registry.
 
-Host side, one task for each server, beside the watched files. A server that cannot be reached or
-dies is started again after a growing pause; its last known tools stay registered meanwhile, and
-their calls are refused as retryable. Invariants: a server's words decide nothing about a tool but
-its name, description and schemas; a tool whose description attacks models is dangerous, whatever
-the configuration says; a name that another source has is left to that source.
+Host side, one task for each server. A server that cannot be reached or that dies is started again
+after a growing pause; meanwhile its last known tools stay registered, and their calls are refused
+as retryable. Invariants: a server determines only the names, descriptions and schemas of its tools;
+a tool whose definition tries to manipulate models is dangerous, whatever the configuration says; a
+tool whose name belongs to another source is left out.
 """
 
 from __future__ import annotations
@@ -50,31 +50,50 @@ from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.wall import Wall
 
 GREETING_S = 12.0
+"""Seconds that a server has to agree on a version of the protocol."""
+
 LIST_S = 20.0
+"""Seconds that a server has to list its tools, in all pages."""
+
 CHECK_S = 10.0
-"""Processor time for the definitions of one list. A thousand honest ones take a part of it."""
+"""Seconds of processor time to check the definitions of one list. A thousand ordinary ones take
+less."""
 
 POLL_S = 10.0
-"""Between two lists of an HTTP server, which has no channel of its own for changes."""
+"""Seconds between two lists of an HTTP server, over which the engine receives no notifications."""
 
 CHANGE_PAUSE_S = 1.0
-"""Between two lists of a program, at least; and four times as long as the last one's check took."""
+"""Minimum seconds between two lists of a program that reports changes. The pause also lasts at
+least four times as long as the list took."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
+"""Shortest and longest pause in seconds before a server is started again."""
+
 STABLE_S = 30.0
-"""After which a server that dies is started again at once."""
+"""Seconds that a server must have run for the pause after it to be the shortest again."""
 
 MAX_TOOLS = 1000
+"""Maximum number of tools of one server; further ones are left out."""
+
 MAX_PAGES = 50
+"""Maximum number of pages of one list; further ones are not requested."""
+
 MAX_LOGGED, MAX_LOGGED_AT_ONCE = 10_000, 20
+"""Number of logged faults that are remembered so that each is logged once, and the maximum number
+logged for one list."""
+
 MAX_NAME = 64
+"""Maximum length of a tool's name in characters."""
+
 MAX_DEFINITION = 128 * 1024
+"""Maximum size of one tool's definition as JSON, in bytes."""
 
 OpenContainer = Callable[..., Awaitable[Streams]]
+"""Starts a program in a container of its own and returns its streams."""
 
 
 class McpServers:
-    """All servers of an engine. `run` is an asynchronous context: they live within it."""
+    """All MCP servers of an engine. They live inside the asynchronous context `run`."""
 
     def __init__(
         self,
@@ -97,12 +116,12 @@ class McpServers:
         }
 
     def of_tool(self, name: str) -> McpServer | None:
-        """The server that has a tool; None if none is configured."""
+        """Return the server to which a tool's name belongs, or None if it is not configured."""
         return self.servers.get(name.partition(SEPARATOR)[0])
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Keep every server alive."""
+        """Keep every server alive while the context is open."""
         async with anyio.create_task_group() as group:
             for server in self.servers.values():
                 group.start_soon(server.follow)
@@ -112,7 +131,7 @@ class McpServers:
                 group.cancel_scope.cancel()
 
     def _put(self, server: str, tools: list[RegisteredTool], faults: dict[str, str]) -> None:
-        """Replace the tools of one server."""
+        """Replace the registered tools of one server, and log their faults."""
         self._tools[server] = []
         for tool in tools:
             name = tool.definition.name
@@ -128,7 +147,7 @@ class McpServers:
         self._log.info("mcp.tools_listed", server=server, tools=len(self._tools[server]))
 
     def _log_faults(self, server: str, faults: dict[str, str]) -> None:
-        """Log what is wrong with its tools: each fault once, and only so many of them."""
+        """Log the faults of a server's tools: each only once, and a bounded number of them."""
         if len(self._logged) > MAX_LOGGED:
             self._logged.clear()
         for name, why in list(faults.items())[:MAX_LOGGED_AT_ONCE]:
@@ -139,15 +158,18 @@ class McpServers:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The tools of a server, their own names by the engine's, and their faults."""
+    """The checked tools of one server."""
 
     own_names: dict[str, str]
+    """The engine's name of a tool → the name that the server uses."""
     tools: list[RegisteredTool]
     faults: dict[str, str]
+    """Name of a tool → what is wrong with it. The name is empty for faults of unnamed tools and of
+    the whole list."""
 
 
 class McpServer:
-    """One server."""
+    """One MCP server of the configuration."""
 
     def __init__(
         self,
@@ -169,9 +191,9 @@ class McpServer:
         self._wire: Wire | None = None
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
-        """Its last list, as it came."""
+        """The server's last list of tools, as it was received."""
         self._checked_s = 0.0
-        """How long its check took."""
+        """Seconds that the last check and registration took."""
         self._why = "it has not answered yet"
         self._skip_probe = False
         for key, value in settings.env.items():
@@ -179,15 +201,17 @@ class McpServer:
                 redactor.learn(value.get_secret_value())
 
     async def call(self, tool: str, arguments: JsonObject, request: Request) -> JsonObject:
-        """Call one of its tools.
+        """Call one of its tools and return the result.
 
         Raises:
-            SandboxUnavailable, NetworkError: its program does not run; it died, or is away.
+            SandboxUnavailable: the server is a program that does not run now, or lacks the tool.
+            NetworkError: the same for a server with a URL; or the server ended during the call.
             RpcError, BodyTooLarge, EngineError: there is no result.
         """
         wire, own = self._wire, self._own_names.get(tool)
         if wire is None or own is None:
-            # A program that is started again must not find its circuit open.
+            # Not a NetworkError for a program: it would open the circuit, which would refuse calls
+            # even after the program has been started again.
             refusal = SandboxUnavailable if self._settings.url is None else NetworkError
             raise refusal(
                 f"The MCP server {self.name} does not run now, or has this tool no longer. Nothing "
@@ -201,7 +225,7 @@ class McpServer:
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
     async def follow(self) -> None:
-        """Start it, list its tools, follow their changes; forever."""
+        """Start the server, list its tools and follow their changes, forever."""
         pause_s = MIN_PAUSE_S
         while True:
             began = time.monotonic()
@@ -229,7 +253,7 @@ class McpServer:
         return one_line(self._redactor.text(text[:500])[0]) or type(fault).__name__
 
     async def _live(self) -> None:
-        """One life of the server. Raises when it ends."""
+        """Run the server once, until it ends. Always raises: `Lost` or another fault."""
         if self._settings.url is not None:
             wire = HttpWire(
                 self._settings.url, self._plain_headers(), self._upstreams, self._secret_headers
@@ -244,7 +268,7 @@ class McpServer:
             try:
                 await asyncio.wait({reading, following}, return_when=asyncio.FIRST_COMPLETED)
                 if not reading.done():
-                    await following  # which never ends but by an error
+                    await following  # it only ends with an error
             finally:
                 following.cancel()
                 await asyncio.wait({following})
@@ -273,14 +297,15 @@ class McpServer:
                 wire.changed.clear()
                 began = time.monotonic()
                 await self._list(wire)
-                # A server may say so all the time.
+                # A server may report changes all the time.
                 await anyio.sleep(max(CHANGE_PAUSE_S, 4 * (time.monotonic() - began)))
         finally:
             listening.cancel()
 
     async def _listen(self, wire: Wire) -> None:
         if wire.version == MODERN:
-            with contextlib.suppress(RpcError, Lost, BodyTooLarge):  # it offers no changes
+            # The server may not support notifications of changes.
+            with contextlib.suppress(RpcError, Lost, BodyTooLarge):
                 await wire.ask(
                     "subscriptions/listen", {"notifications": {"toolsListChanged": True}}
                 )
@@ -293,7 +318,7 @@ class McpServer:
         self._log.info("mcp.server_ready", server=self.name, version=wire.version)
 
     async def _list(self, wire: Wire) -> None:
-        """List its tools, and register them."""
+        """Request the list of its tools, and register them if the list has changed."""
         found: list[Any] = []
         params: JsonObject = {}
         size = 0
@@ -318,7 +343,10 @@ class McpServer:
         self._checked_s = time.monotonic() - began
 
     def _read_tools(self, found: list[Any]) -> Listed:
-        """Make tools of the server's. In a thread: checking many schemas takes a while."""
+        """Check the definitions in a server's list and convert them to tools.
+
+        Runs in a thread, because checking many schemas takes a while.
+        """
         listed = Listed({}, [], {})
         began = time.thread_time()
         for each in found:
@@ -345,7 +373,11 @@ class McpServer:
     def _tool(
         self, name: str, own: str, listed: JsonObject, noted: dict[str, str]
     ) -> RegisteredTool:
-        """Raises InvalidDefinition."""
+        """Convert one listed tool. If its text attacks models, add a fault to `noted`.
+
+        Raises:
+            InvalidDefinition: the definition is too large or invalid.
+        """
         if len(strict_json.dumps(listed)) > MAX_DEFINITION:
             raise InvalidDefinition(name, [f"definition: over {MAX_DEFINITION} bytes"])
         from fumehood.registry.lint import poison  # its patterns take a while to compile
@@ -377,7 +409,10 @@ class McpServer:
         return {name: value for name, value in given if not SECRET_REFERENCE.search(value)}
 
     async def _secret_headers(self) -> tuple[tuple[tuple[str, str], ...], SecretValues]:
-        """The headers with secrets, which are bound to the name of the server."""
+        """Return the headers that contain secrets, and the secrets' values.
+
+        The secrets are those that are bound to the server's name.
+        """
         headers = {
             name: value
             for name, value in self._settings.headers.items()
@@ -403,7 +438,11 @@ class McpServer:
 
 
 def engine_name(server: str, own: str) -> str:
-    """The engine's name of a server's tool: other characters are replaced, a long one is cut."""
+    """Return the engine's name of a server's tool.
+
+    Characters that are not allowed in names are replaced by `_`. A name that is too long is cut and
+    ends with a hash of the server's own name.
+    """
     name = f"{server}{SEPARATOR}{re.sub(r'[^A-Za-z0-9_-]', '_', own)}"
     if len(name) <= MAX_NAME:
         return name

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from fumehood.core.tool import SECRET_REFERENCE
 
 SEPARATOR = "__"
-"""Between the name of a server and that of its tool. No name of a server has it."""
+"""Stands between a server's name and its tool's own name. No server's name contains it."""
 
 ServerName = Annotated[
     str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]+)*$", max_length=24)
@@ -17,11 +17,10 @@ ServerName = Annotated[
 
 
 class McpServerSettings(BaseModel):
-    """One server: a program, or an address.
+    """Settings of one MCP server: either a program (`command`) or a URL.
 
-    A program runs in a container of `image` unless `place` is "host", which only the operator can
-    say. Every tool is dangerous that is not named in `harmless`: what a server says of its own
-    tools is not believed.
+    A program runs in a container of `image`, or on the host if the operator sets `place` to "host".
+    Every tool that is not listed in `harmless` counts as dangerous, whatever the server claims.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,11 +31,12 @@ class McpServerSettings(BaseModel):
         default_factory=dict
     )
     headers: dict[str, str] = Field(default_factory=dict)
-    """Of requests to `url`; `${secret:NAME}` for secrets that are bound to the server's name."""
+    """Headers of requests to `url`. `${secret:NAME}` inserts a secret that is bound to the server's
+    name."""
     place: Literal["container", "host"] = "container"
     image: str = "python"
     memory_mb: Literal[128, 256, 512, 1024, 2048] = 256
-    """Of the container."""
+    """Memory of the container in MB."""
     harmless: tuple[str, ...] = ()
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
-"""The wire of MCP as a client: JSON-RPC over the streams of a program, or over HTTP.
+"""MCP's wire protocol as a client: JSON-RPC over the streams of a program, or over HTTP.
 
-Host side. By hand, because the SDK of MCP takes 57 MB, and because everything that comes back is
-hostile: a message has a limit, a program that breaks the framing is ended, and a request ends with
-its answer, its caller or its time. *Source*: the specification of MCP, revisions 2025-11-25
-("initialize") and 2026-07-28 (no handshake; each request names its version).
+Host side. It does not use the MCP SDK, because that takes 57 MB, and because servers are treated as
+hostile: every message is bounded, a program that breaks the framing is ended, and a request ends
+when it is answered, its caller cancels it or its time is up. *Source*: the specification of MCP,
+revisions 2025-11-25 ("initialize") and 2026-07-28 (no handshake; each request names its version).
 """
 
 from __future__ import annotations
@@ -38,42 +38,65 @@ from fumehood.protocol import strict_json
 from fumehood.redaction.secret_values import SecretValues
 
 MODERN = "2026-07-28"
+"""The supported protocol version without a handshake."""
+
 HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""The supported protocol versions with a handshake (`initialize`), newest first."""
+
 MAX_MESSAGE = 4 << 20
-"""Bytes of one message. A list of tools, or a result within the host's limit, fits."""
+"""Maximum size of one message in bytes. A list of tools, or a result within the host's limit,
+fits."""
 
 MAX_DROPPED = 64 << 20
-"""Bytes of a longer message, which is not read but passed over. One still longer ends a program."""
+"""Bytes of an oversized message that are read and discarded. A message that is still longer ends
+its program."""
 
 MAX_NUMBER = 100
-"""Characters of the number of a server's own request, which its answer repeats."""
+"""Maximum length of the id of a server's own request, in characters. The reply repeats the id."""
 
 NUMBER_WITHIN = 200
-"""Bytes at either end of a message that is passed over, in which its number is looked for."""
+"""Bytes at either end of a discarded message in which its request's id is searched for."""
 
 MAX_GARBAGE = 100
-"""Lines of one program that are no message. More end it."""
+"""Number of lines of one program that may be no valid message. More end the program."""
 
 BUSY_S, MAX_BREAK_S = 0.001, 0.1
-"""Reading one chunk for longer than this is followed by a break of four times as long."""
+"""If processing one chunk takes more than `BUSY_S` seconds, a break follows that is four times as
+long, but at most `MAX_BREAK_S`."""
 
 PROBE_S = 4.0
+"""Seconds that a server has to answer the probe for the version without a handshake."""
+
 STOP_S = 2.0
+"""Seconds that a program has to end after each step of stopping it, and for a cancellation to be
+sent."""
+
 CHUNK = 64 * 1024
+"""Maximum number of bytes read from a program at once."""
+
 SAID_BYTES = 2000
-"""Of a program's standard error, for the log."""
+"""Bytes of the end of a program's standard error that are kept for the log."""
 
 METHOD_NOT_FOUND = -32601
+"""*Source*: JSON-RPC 2.0, 5.1."""
+
 LIST_MAY_HAVE_CHANGED = frozenset(
     {"notifications/tools/list_changed", "notifications/subscriptions/acknowledged"}
 )
-"""The second: no change before it was told."""
+"""Notifications after which the tools are listed again. The acknowledgement of the subscription is
+one of them, because earlier changes were not notified."""
 
 CLIENT = {"name": "fumehood", "version": "1"}
+"""The name and version that the engine reports to servers."""
+
 _META = "io.modelcontextprotocol/"
+"""Prefix of MCP's own keys in `_meta`."""
+
 _SAFE = re.compile(r"[!-~]([ -~]*[!-~])?")
+"""A header value: printable ASCII without spaces around it."""
 
 OnProgress = Callable[[float, str], None]
+"""Receives progress: a percentage from 0 to 100, and a message."""
 
 
 class RpcError(Exception):
@@ -86,42 +109,50 @@ class RpcError(Exception):
 
 
 class Lost(Exception):
-    """There is no connection, or no longer. The text is for the operator."""
+    """The server cannot be reached, or the connection to it has ended. The text explains why to the
+    operator."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One request under way."""
+    """One request in progress."""
 
     method: str
     params: JsonObject
     on_progress: OnProgress | None = None
     attempt: Attempt = field(default_factory=Attempt)
     max_bytes: int = MAX_MESSAGE
+    """Maximum size of the answer in bytes over HTTP. Over a program's streams it is `MAX_MESSAGE`.
+    """
     future: asyncio.Future[JsonObject] | None = None
+    """The result, once the request has been begun."""
 
 
 class Wire(ABC):
-    """A connection to one server. `version` is None until `negotiate` has passed."""
+    """A connection to one server. `version` is None until `negotiate` has succeeded."""
 
     def __init__(self) -> None:
         self.version: str | None = None
         self.changed = asyncio.Event()
-        """Set when the server says that its list of tools changed."""
+        """Set when the server reports that its list of tools may have changed."""
         self._numbers = 0
 
     async def negotiate(self, *, skip_probe: bool = False) -> None:
-        """Find the era of the server, and greet it.
+        """Find the server's protocol version, with a handshake if that version needs one.
+
+        With `skip_probe`, the version without a handshake is not tried first.
 
         Raises:
-            RpcError, Lost, EngineError, TimeoutError: it is none that is understood.
+            RpcError, Lost, EngineError, TimeoutError: the server supports none of the versions, or
+                did not answer.
         """
         if not skip_probe and await self._is_modern():
             return
         greeting = {"protocolVersion": HANDSHAKE[0], "capabilities": {}, "clientInfo": CLIENT}
         try:
             found = await self.request("initialize", greeting)
-        except RpcError:  # of a slow server that has read the probe first, and is of that era now?
+        except RpcError:
+            # A slow server may have answered the probe too late, and refuses a handshake now.
             if skip_probe or not await self._is_modern():
                 raise
             return
@@ -141,7 +172,10 @@ class Wire(ABC):
         return False
 
     async def ask(self, method: str, params: JsonObject, made: Request | None = None) -> JsonObject:
-        """Send a request in the server's era; cancelled with its caller.
+        """Send a request in the server's protocol version and return its result.
+
+        `made` is the request to use; otherwise a new one is created. If the caller is cancelled,
+        the server is notified.
 
         Raises:
             RpcError, Lost, BodyTooLarge, EngineError: there is no result.
@@ -155,11 +189,11 @@ class Wire(ABC):
 
     @abstractmethod
     async def send(self, request: Request) -> JsonObject:
-        """Send a request, and wait for its result."""
+        """Send a request and return its result. Raises as `ask`."""
 
     @abstractmethod
     async def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification."""
+        """Send a notification, which is lost if the server cannot be reached."""
 
     def _stamped(self, params: JsonObject) -> JsonObject:
         meta = {
@@ -171,7 +205,7 @@ class Wire(ABC):
         return {**params, "_meta": meta}
 
     def _begin(self, request: Request) -> tuple[int, JsonObject, asyncio.Future[JsonObject]]:
-        """The number of a request, its message, and the future of its result."""
+        """Return a new id for a request, its message, and the future of its result."""
         self._numbers += 1
         number, params = self._numbers, request.params
         request.future = asyncio.get_running_loop().create_future()
@@ -181,16 +215,20 @@ class Wire(ABC):
         return number, message, request.future
 
     def _hear(self, message: Any, waiting: Mapping[int, Request]) -> JsonObject | None:
-        """Take in a message; the answer to it if it is a request."""
+        """Process a message from the server. Return the reply if the message is a request.
+
+        `waiting` maps the ids of open requests to them. Raises ValueError if the message is not an
+        object.
+        """
         if not isinstance(message, dict):
-            raise ValueError("not an object")  # noqa: TRY004  # as if it were no JSON
+            raise ValueError("not an object")  # noqa: TRY004  # handled like invalid JSON
         method, number = message.get("method"), message.get("id")
         params = message.get("params")
         params = params if isinstance(params, dict) else {}
         if not isinstance(method, str):
             _settle(message, waiting.get(number) if isinstance(number, int) else None)
         elif isinstance(number, str | int) and len(str(number)) <= MAX_NUMBER:
-            # Sampling, elicitation and roots are not offered: a server is no caller.
+            # Sampling, elicitation and roots are not supported: a server may not call the engine.
             reply: JsonObject = {"jsonrpc": "2.0", "id": number}
             error = {"code": METHOD_NOT_FOUND, "message": "not offered"}
             return {**reply, "result": {}} if method == "ping" else {**reply, "error": error}
@@ -217,7 +255,7 @@ def _settle(message: JsonObject, request: Request | None) -> None:
 
 
 def _retrieve(future: asyncio.Future[JsonObject]) -> None:
-    """Have asyncio not report an error that came too late."""
+    """Keep asyncio from logging an error that nobody waited for any more."""
     if future.done() and not future.cancelled():
         future.exception()
 
@@ -240,14 +278,14 @@ class Streams(Protocol):
     """The standard streams of a program."""
 
     said: bytes
-    """The end of its standard error."""
+    """The end of its standard error so far."""
 
     async def read(self) -> bytes:
-        """The next bytes of its standard output; none at the end."""
+        """Return the next bytes of its standard output, or empty bytes at the end."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Raises OSError."""
+        """Write to its standard input. Raises OSError if that is closed or too full."""
         ...
 
     async def stop(self) -> None:
@@ -256,7 +294,10 @@ class Streams(Protocol):
 
 
 class StreamWire(Wire):
-    """JSON-RPC over a program's streams: one message a line. `serve` reads until it ends."""
+    """JSON-RPC over a program's streams, one message per line.
+
+    Answers arrive only while `serve` runs.
+    """
 
     def __init__(self, streams: Streams) -> None:
         super().__init__()
@@ -295,7 +336,10 @@ class StreamWire(Wire):
             raise Lost(f"it takes no input any more ({error.strerror})") from None
 
     async def serve(self) -> str:
-        """Take in messages until the program ends or breaks the framing; why it ended."""
+        """Process messages until the program ends or breaks the framing. Return the reason.
+
+        All open requests then fail with `Lost`.
+        """
         try:
             self._why = await self._read()
         except OSError:
@@ -328,12 +372,12 @@ class StreamWire(Wire):
             if garbage > MAX_GARBAGE:
                 return f"it sent over {MAX_GARBAGE} lines that are no messages"
             took_s = time.monotonic() - began
-            if took_s > BUSY_S:  # a server that floods leaves most of the time to others
+            if took_s > BUSY_S:  # a flood of messages must not block other calls
                 await anyio.sleep(min(4 * took_s, MAX_BREAK_S))
         return "it ended"
 
     def _fail_named(self, ends: bytes, fault: Exception) -> None:
-        """Fail the request of an unreadable answer whose id is in its first or last bytes."""
+        """Fail the open request whose id is in the first or last bytes of an unreadable answer."""
         for number in re.findall(rb'"id" ?: ?([0-9]{1,9})[,}]', ends):
             request = self._waiting.get(int(number))
             if request is not None and request.future is not None and not request.future.done():
@@ -348,16 +392,18 @@ class StreamWire(Wire):
             ends = line[:NUMBER_WITHIN] + line[-NUMBER_WITHIN:]
             self._fail_named(ends, RpcError(0, "an answer that is not valid JSON"))
             return False
-        if reply is not None:  # buffered: to wait for a server that reads nothing ends the reading
+        if reply is not None:
+            # The reply is buffered without waiting: a server that reads nothing would block us.
             with contextlib.suppress(OSError), anyio.move_on_after(0):
                 await self._streams.write(strict_json.dumps(reply) + b"\n")
         return True
 
 
 class HostProgram:
-    """A program on the host, in a process group of its own, started in `/`.
+    """A program on the host, in its own process group.
 
-    Programs such as `npx` and `python -m` look for code in the current directory.
+    It is started in `/`, because programs such as `npx` and `python -m` load code from the current
+    directory.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -372,7 +418,7 @@ class HostProgram:
 
     @classmethod
     async def start(cls, command: tuple[str, ...], env: Mapping[str, str]) -> HostProgram:
-        """Raises OSError."""
+        """Start a program with a minimal environment plus `env`. Raises OSError."""
         kept = {k: v for k in ("HOME", "LANG", "PATH", "TMPDIR") if (v := os.environ.get(k))}
         pipe = asyncio.subprocess.PIPE
         return cls(
@@ -397,11 +443,11 @@ class HostProgram:
             self.said = b"".join(self._tail)[-SAID_BYTES:]
 
     async def stop(self) -> None:
-        """Close its input, ask its group to end, then kill the group."""
+        """Close its standard input, then send its process group SIGTERM, then SIGKILL."""
         with anyio.CancelScope(shield=True):
             self._in.close()
             for number in (None, signal.SIGTERM, signal.SIGKILL):
-                if number is not None:  # also if it has ended: its own children may live on
+                if number is not None:  # even if it has ended: its children may still run
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(self._process.pid, number)
                 with anyio.move_on_after(STOP_S):
@@ -410,7 +456,7 @@ class HostProgram:
             self._process._transport.close()  # type: ignore[attr-defined]  # a child may hold it
 
     async def _until_dead(self) -> None:
-        # `wait` would also wait for the pipes, which a child of it may hold.
+        # `wait` would also wait for the pipes, which its children may hold open.
         while self._process.returncode is None:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
@@ -419,9 +465,9 @@ class HostProgram:
 
 
 class HttpWire(Wire):
-    """JSON-RPC over streamable HTTP: one POST for each message.
+    """JSON-RPC over MCP's streamable HTTP: one POST for each message.
 
-    `secrets` reads the headers that have secrets, and the values to take out of answers.
+    `secrets` returns the headers that contain secrets, and the values to redact in answers.
     """
 
     def __init__(
@@ -458,7 +504,11 @@ class HttpWire(Wire):
         return await future
 
     def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
-        """Read an error's body. Raises NetworkError or RpcError if it has no result."""
+        """Read an answer's body in which no result has been found yet.
+
+        Raises:
+            NetworkError, Lost, RpcError: there is no result in it either.
+        """
         with contextlib.suppress(ValueError):
             self._hear(strict_json.loads(answer.body), waiting)
         (request,) = waiting.values()
@@ -498,7 +548,8 @@ class HttpWire(Wire):
         async def relay(piece: bytes, kind: str) -> None:
             reader.feed(piece, kind)
             is_over = request.future is not None and request.future.done()
-            if is_over and request.method != "initialize":  # whose headers name the session
+            # After "initialize", the headers are still needed: they name the session.
+            if is_over and request.method != "initialize":
                 raise _Answered
 
         answer = await self._upstreams.ask(
@@ -515,11 +566,14 @@ class HttpWire(Wire):
 
 
 class _Answered(Exception):
-    """The result is here; the rest of the stream is not waited for."""
+    """The result has arrived, so the rest of the stream is not read."""
 
 
 class _Reader:
-    """Reads messages out of a body: one JSON document, or server-sent events."""
+    """Reads messages from a body: either one JSON document, or server-sent events.
+
+    Messages without the values of secrets are passed to `hear`.
+    """
 
     def __init__(self, hear: Callable[[Any], object], values: SecretValues, max_bytes: int) -> None:
         self._hear = hear
@@ -551,7 +605,7 @@ class _Reader:
 
 
 def _header(value: str) -> str:
-    """A name in a header. *Source*: MCP 2026-07-28, "Standard headers"."""
+    """Encode a name as a header's value. *Source*: MCP 2026-07-28, "Standard headers"."""
     if _SAFE.fullmatch(value) and not value.startswith("=?"):
         return value
     return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
@@ -559,7 +613,10 @@ def _header(value: str) -> str:
 
 @contextlib.asynccontextmanager
 async def served(streams: Streams) -> AsyncIterator[tuple[StreamWire, asyncio.Task[str]]]:
-    """A wire over a program that is ended with the block; the task ends when the program does."""
+    """Yield a wire over a program, and the task of `serve`, which ends when the program does.
+
+    When the block ends, the program is stopped.
+    """
     wire = StreamWire(streams)
     reading = asyncio.ensure_future(wire.serve())
     try:

@@ -1,12 +1,12 @@
-"""REST tools: one HTTP request for a call.
+"""The executor of REST tools: each call is one HTTP request.
 
-Host side; below it `upstreams`, which sends. The engine itself sends the request: no wall is
-around it, and `addresses` decides what it may reach. An argument fills its place in the endpoint's
-path or query, or in a header; all others are the query (GET, HEAD, DELETE) or a JSON body.
-`mapping` makes the result of the answer where the definition says how. Invariants: no argument
-changes the host, the number of path segments, what the endpoint's own query says or how many
-headers there are; everything that comes back is the service's word, bounded, and free of the values
-of secrets.
+Host side; below it `upstreams`, which sends the request. The engine's own process sends it, without
+a wall around it, and `addresses` decides which hosts it may reach. An argument fills its place in
+the endpoint's path or query or in a header; all other arguments become the query (GET, HEAD,
+DELETE) or a JSON body. If the definition says how to read the answer, `mapping` builds the result.
+Invariants: no argument changes the host, the number of path segments, the endpoint's own query or
+the number of headers; everything in an answer is untrusted, bounded and free of the values of
+secrets.
 """
 
 from __future__ import annotations
@@ -60,17 +60,19 @@ from fumehood.registry.definitions import (
 )
 
 MAX_BODY_SHOWN = 4096
-"""Characters of a service's own account of an error."""
+"""Maximum number of characters of a service's error that are shown to the caller."""
 
 MAX_ADDRESS = 16 * 1024
-"""Characters of an address with its arguments. Services cut the connection at longer ones, which
-looks like a failure: a few such calls of one caller would open the circuit for everybody."""
+"""Maximum length of a URL with its arguments, in characters. Many services close the connection on
+longer ones, which looks like a failure: a few such calls of one caller would open the circuit for
+everybody."""
 
 DRAINED_BYTES = 1 << 20
-"""Bytes of a relayed answer that may wait for the disk."""
+"""Bytes of a relayed answer after which receiving pauses until the disk and the listener have
+caught up."""
 
 MAX_TEXT_BYTES = 6 * SPILL_CHARACTERS + 1024
-"""Size limit of a relayed answer as JSON: an escape makes six characters of one."""
+"""Size limit of a relayed answer's data as JSON, in bytes. JSON may escape one character as six."""
 
 _PLACEMENT = Placement(
     "host",
@@ -79,13 +81,13 @@ _PLACEMENT = Placement(
     "and to the hosts that rest.allowed_hosts names",
 )
 _CONTENTS = frozenset({"content_base64"})
-"""A file's content, which is never shortened."""
+"""Fields of the result that hold a file's content and are never shortened."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class RestExecutor(Executor):
-    """Tools that are an HTTP request."""
+    """Runs tools that are an HTTP request."""
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         return _PLACEMENT
@@ -113,7 +115,7 @@ async def run_request(
     traceparent: str,
     cursors: ListCursors,
 ) -> Outcome:
-    """Send the request of one call, and read its answer."""
+    """Send the request of one call and turn its answer into an outcome."""
 
     async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
         if tool.response is not None:
@@ -130,7 +132,7 @@ async def run_request(
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The result in an answer, and its fields that are never shortened."""
+    """The result read from an answer, and the names of its fields that are never shortened."""
 
     data: JsonObject
     whole_fields: frozenset[str] = frozenset()
@@ -144,7 +146,10 @@ async def perform(
     upstreams: Upstreams,
     redactor: Redactor,
 ) -> Outcome:
-    """Make a request, send it, and read a successful answer. Both may raise an EngineError."""
+    """Build a request with `make`, send it, and read a successful answer with `read`.
+
+    An EngineError of `make` or `read` becomes the error of the outcome.
+    """
     attempt, values, started = Attempt(), SecretValues(), time.monotonic()
     outcome = Outcome(EndedBy.OK, "none")
     try:
@@ -161,7 +166,7 @@ async def perform(
 def concluded(
     outcome: Outcome, error: EngineError, attempt: Attempt, tool: ToolDefinition
 ) -> Outcome:
-    """The outcome with an error, which says whether the call may be repeated."""
+    """Return the outcome with an error, which tells the caller whether to repeat the call."""
     error.was_sent = attempt.was_sent
     if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
         _advise(error, tool)
@@ -169,7 +174,8 @@ def concluded(
 
 
 def _advise(error: NetworkError | UpstreamTimeout, tool: ToolDefinition) -> None:
-    """Add advice on repeating a request that was sent. After a 503 it may be repeated."""
+    """Tell whether to repeat a request that was sent: only if the tool is idempotent or the service
+    answered with status 503."""
     turned_away = (error.details or {}).get("status") == 503
     error.may_retry = error.may_retry and (tool.idempotent or turned_away)
     advice = "Repeat the call later." if error.may_retry else "It may or may not have taken effect."
@@ -196,10 +202,12 @@ async def _ask(
     values: SecretValues,
     relayed: RelayedText | None = None,
 ) -> UpstreamAnswer:
-    """The successful answer. Its body goes to `relayed`, if that is given.
+    """Send the request with its secrets and return a successful answer.
+
+    With `relayed`, the answer's body goes there instead.
 
     Raises:
-        EngineError: the service gave none.
+        EngineError: there is no successful answer.
     """
     timeout_s = limits.wall_s if tool.timeout is None else min(limits.wall_s, tool.timeout / 1e3)
     try:
@@ -207,7 +215,7 @@ async def _ask(
             secrets = await _secrets(tool, upstreams)
             values.add(secrets.values())
             for value in secrets.values():
-                redactor.learn(value)  # other tools and the log may come by it, too
+                redactor.learn(value)  # it may also appear in other tools' output or the log
             filled = fill_secrets(request, secrets)
             most = limits.output_bytes if relayed is None else upstreams.stream_bytes
             relay = None if relayed is None else relayed.feed
@@ -234,7 +242,7 @@ async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]
     texts = [tool.endpoint or "", *(tool.headers or {}).values()]
     if not any(map(SECRET_REFERENCE.search, texts)):
         return {}
-    # A keyring may wait for its user; nothing is lost with a thread that only reads.
+    # A keyring may wait for its user. The thread only reads, so it is safe to abandon it.
     return await anyio.to_thread.run_sync(
         upstreams.secrets.values, tool, abandon_on_cancel=True, limiter=upstreams.reading
     )
@@ -244,15 +252,15 @@ async def _secrets(tool: ToolDefinition, upstreams: Upstreams) -> dict[str, str]
 
 
 class RelayedText:
-    """The body of an answer as text, passed on while it arrives; both ends and a blob are kept.
+    """An answer's body as text, passed on to the listener while it arrives and kept for the result.
 
-    Nothing here grows with the body: `feed` waits for the disk.
+    Memory does not grow with the body: a long text goes to disk, and `feed` waits for it.
     """
 
     def __init__(self, run: ToolRun, values: SecretValues) -> None:
         self.content_type: str | None = None
         self.size = 0
-        """Bytes so far."""
+        """Number of bytes received so far."""
         self._values = values
         self._kept = KeptStreams(
             run.blobs, run.domain.principal_id, run.upstreams.stream_bytes, run.redactor,
@@ -266,12 +274,12 @@ class RelayedText:
 
     @property
     def redacted(self) -> int:
-        """Matches of the redactor's own rules."""
+        """Number of matches of the redactor's rules that were replaced."""
         return self._kept.redacted
 
     async def feed(self, piece: bytes, content_type: str) -> None:
-        """Pass the next bytes on."""
-        if self._secrets is None:  # every value is known from here on
+        """Pass the next bytes on. Waits if the disk or the listener is too slow."""
+        if self._secrets is None:  # by now the values of all secrets are known
             self._secrets = self._values.stream()
             self.content_type = self._values.text(content_type) or None
         self.size += len(piece)
@@ -283,7 +291,10 @@ class RelayedText:
                 await drain()
 
     async def finish(self) -> tuple[JsonObject, tuple[CutText, ...]]:
-        """The text with its type, and what is cut out of it. Bounded by the disk."""
+        """Return `text` and `content_type`, and the cut if the text was too long for memory.
+
+        Takes only as long as writing to disk.
+        """
         if self._secrets is not None:
             rest = self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.finish()
             self._pieces.add(rest)
@@ -297,9 +308,9 @@ class RelayedText:
 
 
 async def relay_request(run: ToolRun) -> Outcome:
-    """Send the request of one call, and pass its answer on while it arrives.
+    """Send the request of one call and pass its answer on while it arrives.
 
-    If it fails after a part of the answer, the error's `details` have that part.
+    If it fails in the middle of the answer, the error's `details` contain the part that arrived.
     """
     tool, attempt, values = run.tool.definition, Attempt(), SecretValues()
     text, started = RelayedText(run, values), time.monotonic()
@@ -321,14 +332,14 @@ async def relay_request(run: ToolRun) -> Outcome:
         else:
             text.discard()
         raise
-    with anyio.CancelScope(shield=True):  # bounded: the disk, not the service
+    with anyio.CancelScope(shield=True):  # bounded: it waits for the disk, not for the service
         outcome = await _with_text(outcome, text)
     network_ms = (time.monotonic() - started) * 1e3
     return replace(outcome, network_ms=network_ms, redacted=values.count + text.redacted)
 
 
 async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
-    """The outcome with the text in its data, or in its error's details."""
+    """Return the outcome with the text in its data or in its error's details."""
     fields, cuts = await text.finish()
     if not text.size:
         return outcome
@@ -343,10 +354,11 @@ async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
 
 
 def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) -> UpstreamRequest:
-    """The request of one call, with references in the place of secrets.
+    """Build the request of one call, with references to secrets instead of their values.
 
     Raises:
-        ArgumentsRefused: an argument cannot stand in a path or a query, or is too long for it.
+        ArgumentsRefused: an argument does not fit into the path, the query or a header, or the URL
+            is too long.
     """
     endpoint, method = tool.endpoint or "", tool.method or "GET"
     head, question, query = endpoint.partition("?")
@@ -384,7 +396,7 @@ def make_request(tool: ToolDefinition, arguments: JsonObject, traceparent: str) 
 
 
 def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> UpstreamRequest:
-    """The request with the values of its secrets; percent-encoded in the address."""
+    """Return the request with the values of its secrets, percent-encoded in the URL."""
     if not secrets:
         return request
     return replace(
@@ -398,10 +410,10 @@ def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> Upstre
 
 
 def _fill_path(head: str, arguments: JsonObject) -> str:
-    """Scheme, host and path, with arguments in their places.
+    """Return scheme, host and path with arguments in their placeholders.
 
-    Services that decode `%2F` and resolve dots afterwards would see another path; so a segment
-    that could become one of dots is refused, however it is encoded.
+    Some services decode `%2F` and then resolve dots, which would lead to another path. So a segment
+    that becomes `.` or `..` after decoding it once or twice is refused.
     """
     if "{" not in head:
         return head
@@ -435,7 +447,7 @@ def _has_dots(segment: str) -> bool:
 
 
 def _fill_query(query: str, arguments: JsonObject) -> str:
-    """The endpoint's own query, with arguments in their places."""
+    """Return the endpoint's own query with arguments in their placeholders."""
     if "{" not in query:
         return query
     filled: list[str] = []
@@ -450,7 +462,7 @@ def _fill_query(query: str, arguments: JsonObject) -> str:
 
 
 def _query(arguments: JsonObject, own: str) -> str:
-    """The arguments as a query: a repeated name for a list, nothing for null."""
+    """Return arguments as a query. A list repeats its name; null is left out."""
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
     pairs = []
     for name, value in arguments.items():
@@ -461,7 +473,7 @@ def _query(arguments: JsonObject, own: str) -> str:
 
 
 def _texts(name: str, value: Any) -> Iterator[str]:
-    """An argument's values in a query, percent-encoded."""
+    """Yield an argument's values for a query, percent-encoded."""
     for element in value if isinstance(value, list) else [value]:
         if isinstance(element, dict | list):
             raise _refused(name, "stands in the query and cannot be an object or nested list")
@@ -472,9 +484,9 @@ def _texts(name: str, value: Any) -> Iterator[str]:
 def _fill_headers(
     given: Mapping[str, str], arguments: JsonObject
 ) -> tuple[dict[str, str], set[str]]:
-    """The headers, with arguments in their places, and the names of these arguments.
+    """Return the headers with arguments in their placeholders, and the names of these arguments.
 
-    A place without an argument leaves its header out.
+    If the argument of a placeholder is missing, its header is left out.
     """
     rows: dict[str, str] = {}
     placed: set[str] = set()
@@ -513,10 +525,11 @@ def _refused(name: str, reason: str) -> ArgumentsRefused:
 
 
 def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
-    """The tool's result: a JSON object as it is, other JSON, a text, or bytes in base64.
+    """Return the tool's result: a JSON object unchanged, other JSON as `value`, text as `text`, or
+    other bytes as `content_base64`. An empty body gives only `status`.
 
     Raises:
-        ExecutionError: the body is not the JSON that its type promises.
+        ExecutionError: the content type is JSON, but the body is not.
     """
     if not answer.body:
         return {"status": answer.status}
@@ -532,7 +545,7 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
 
 
 def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> Any:
-    """The JSON of an answer, as it came.
+    """Parse the JSON of an answer, from which secrets are not yet removed.
 
     Raises:
         ExecutionError: the body is not JSON.
@@ -553,7 +566,7 @@ def is_json(answer: UpstreamAnswer) -> bool:
 
 
 def _error(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> EngineError:
-    """The error for an unsuccessful status."""
+    """Return the error for an unsuccessful status."""
     status, details = answer.status, _details(answer, values, redactor)
     said = f"The tool's service answered with status {status}"
     if status == 429:
@@ -577,7 +590,7 @@ def _error(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> 
 
 
 def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
-    """Status, type and a bounded part of the body."""
+    """Return an error's details: status, content type, and a bounded part of the body."""
     kind = values.text(answer.headers.get("content-type", ""))
     details: JsonObject = {"status": answer.status, "content_type": kind or None}
     if not answer.body:
@@ -589,9 +602,9 @@ def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -
         return {**details, "body": value if len(text) <= MAX_BODY_SHOWN else text[:MAX_BODY_SHOWN]}
     except strict_json.StrictJsonError:
         pass
-    # Redacted before it is cut: half a key is not found any more.
+    # Redact before cutting: a key that was cut in half would not be found.
     text, count = redactor.text(values.text(answer.body.decode("utf-8", "replace")))
     values.count += count
-    if answer.is_cut:  # the cut may have gone through a secret
+    if answer.is_cut:  # the body may end in the middle of a secret
         text = text[: max(0, len(text) - values.longest)]
     return {**details, "body": text[:MAX_BODY_SHOWN]}

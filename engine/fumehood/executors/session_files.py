@@ -1,9 +1,9 @@
-"""The files of a session, for its owner: list, up, down, delete, outside of calls.
+"""The files of a session, for its owner: list, upload, download and delete them outside of calls.
 
 Host side. Above it the daemon and embedding programs, below it the sessions. A file is sent in
-pieces, each in its own turn at the session, so a slow client blocks no call. Invariants: at most
-one piece of a file is in memory; an unfinished upload leaves nothing; a download of a file that
-changes meanwhile ends early, never mixed.
+pieces. The session's container is used for one piece at a time, so a slow client does not block
+calls. Invariants: streaming holds one piece of a file in memory; an unfinished upload is removed; a
+download ends early if the file changes meanwhile, and never mixes two versions.
 """
 
 from __future__ import annotations
@@ -42,30 +42,37 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.sessions import SessionKeeper
 
 REQUEST_S = 30.0
-"""Seconds for one request to the guest, which copies 1 MB or lists a thousand names."""
+"""Maximum seconds for one request to the guest, which copies up to 1 MB or lists names."""
 
 DROP_S = 40.0
-"""Seconds to undo an upload: slightly longer than a call in the session is waited for."""
+"""Maximum seconds to remove an unfinished upload: slightly more than the longest wait for another
+call in the session."""
 
 REQUEST_LIMITS = Limits(wall_s=REQUEST_S, cpu_s=REQUEST_S, memory_mb=None, output_bytes=MB)
 
 TOKEN_BYTES = 16
+"""Length of the random token of an upload, in bytes."""
+
 SHOWN_CHARACTERS = 200
+"""Characters of the guest's reason that an error message shows."""
 
 Mode = Literal["create", "replace"]
+"""What an upload does if the file exists: `create` refuses, `replace` replaces it."""
+
 M = TypeVar("M", bound=BaseModel)
 
 
 class FileChanged(Exception):
-    """The file changed after its first piece was read."""
+    """The file changed, or became unreadable, after its first piece was read."""
 
 
 class SessionFiles:
-    """The files of one principal's session. Every method raises as these do, and:
+    """The files of one principal's session.
 
-    Raises:
-        ResourceNotFound: no such session of this principal's, it is over, or no such file.
-        InvalidParams: a path that leads anywhere else, over a link, or to no plain file.
+    Every method may also raise:
+        ResourceNotFound: the principal has no such session, it has ended, or there is no such file.
+        InvalidParams: a path leads out of the workspace, contains a symbolic link, or is not a
+            regular file.
         SandboxUnavailable: the session is too busy, or its container was lost.
     """
 
@@ -79,7 +86,7 @@ class SessionFiles:
 
     @property
     def most_bytes(self) -> int:
-        """The workspace's size in bytes, which no file can exceed."""
+        """The size of the workspace in bytes, which is also the limit of one file."""
         record = self._sessions.find(self._principal, self._session_id)
         return container_writable_mb(record.memory_mb)["/workspace"] * MB
 
@@ -91,7 +98,7 @@ class SessionFiles:
         limit: int = DEFAULT_LIMIT,
         cursor: str | None = None,
     ) -> ListingPage:
-        """A page of what is in a directory; an empty path is the workspace itself."""
+        """Return a page of a directory's entries. An empty path means the workspace itself."""
         if path:
             _require_plain(path)
         query = ListingQuery(self._session_id, self._principal.id, path, recursive, limit, cursor)
@@ -103,25 +110,25 @@ class SessionFiles:
         return end.page
 
     async def download(self, path: str) -> Download:
-        """A file, whose first piece has been read."""
+        """Begin a download: the returned one has already read the first piece of its file."""
         _require_plain(path)
         download = Download(self, path)
         await download.begin()
         return download
 
     async def read(self, path: str) -> bytes:
-        """The whole of a file, held in memory.
+        """Return a whole file, held in memory.
 
         Raises:
-            FileChanged: it was written to meanwhile.
+            FileChanged: the file changed while it was read.
         """
         download = await self.download(path)
         return b"".join([piece async for piece in download.pieces()])
 
     def upload(self, path: str, mode: Mode = "replace") -> Upload:
-        """A file that is sent in pieces: `async with` it, feed it, finish it.
+        """Return an upload: enter it with `async with`, feed it with pieces, then finish it.
 
-        `create` refuses where there is a file already, at the end.
+        With the mode `create`, `finish` refuses to replace a file that exists.
         """
         _require_plain(path)
         return Upload(self, path, mode)
@@ -129,10 +136,10 @@ class SessionFiles:
     async def write(
         self, path: str, source: bytes | AsyncIterable[bytes], mode: Mode = "replace"
     ) -> int:
-        """Write a whole file; its size.
+        """Write a whole file and return its size in bytes.
 
         Raises:
-            RequestTooLarge: over what the workspace holds.
+            RequestTooLarge: the file is larger than the workspace.
         """
         async with self.upload(path, mode) as upload:
             if isinstance(source, bytes):
@@ -143,7 +150,10 @@ class SessionFiles:
             return await upload.finish()
 
     async def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Delete a file, a link itself, or a directory; one that is not empty with `recursive`."""
+        """Delete a file, a symbolic link (not its target), or a directory.
+
+        A directory that is not empty needs `recursive`.
+        """
         _require_plain(path)
         request = {"do": "delete", "paths": [path], "recursive": recursive}
         said = await self.ask(request, Deletion)
@@ -160,7 +170,10 @@ class SessionFiles:
             )
 
     async def ask(self, request: JsonObject, model: type[M]) -> M:
-        """Send one request to the guest in its own turn at the session."""
+        """Wait for the session's container, send one request to its guest, and parse the answer.
+
+        The container is free for calls between two requests.
+        """
         turn = await self._sessions.files(self._principal, self._session_id)
         async with turn as lease:
             said = await ask(lease, request, REQUEST_LIMITS, model)
@@ -168,7 +181,8 @@ class SessionFiles:
 
 
 class Download:
-    """A file being downloaded. `size` is its total size, which every piece has to match."""
+    """A file being downloaded. `size` is its whole size in bytes, which every piece must
+    confirm."""
 
     def __init__(self, files: SessionFiles, path: str) -> None:
         self.path = path
@@ -183,10 +197,10 @@ class Download:
         self.size, self._version = piece.size, piece.version
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """All of it, once, in order.
+        """Yield the file's pieces in order. Can be used only once.
 
         Raises:
-            FileChanged: it is another file now, or the session or its container is gone.
+            FileChanged: the file has changed, or the session or its container has ended.
         """
         content, self._first = self._first, b""
         sent = 0
@@ -212,7 +226,10 @@ class Download:
 
 
 class Upload:
-    """A file being uploaded, under a token until it is complete. If unfinished, it is dropped."""
+    """A file being uploaded. The guest keeps it under a token until `finish` moves it into place.
+
+    An unfinished upload is removed when its context ends.
+    """
 
     def __init__(self, files: SessionFiles, path: str, mode: Mode) -> None:
         self._files = files
@@ -238,7 +255,7 @@ class Upload:
         """Send the next bytes.
 
         Raises:
-            RequestTooLarge: over what the workspace holds.
+            RequestTooLarge: the file is larger than the workspace.
         """
         if self._sent + len(data) > self._most:
             raise too_large(self._most)
@@ -246,7 +263,7 @@ class Upload:
             await self._put(data[start : start + MAX_PUT_BYTES])
 
     async def finish(self) -> int:
-        """Move the complete file into place. Returns its size."""
+        """Move the complete file into place and return its size in bytes."""
         if not self._has_begun:
             await self._put(b"")
         request: JsonObject = {
@@ -279,7 +296,7 @@ class Upload:
 
 
 def too_large(most: int) -> RequestTooLarge:
-    """The error for a file that is larger than the workspace."""
+    """Return the error for a file larger than the workspace, which has `most` bytes."""
     return RequestTooLarge(
         f"The file is larger than what this session's workspace holds ({most // MB} MB). Send "
         "less, or start a session with more memory."

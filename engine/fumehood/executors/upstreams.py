@@ -1,10 +1,11 @@
 """Requests to other services: one pool of connections for each engine, and bounded answers.
 
-Host side, below `rest`. `httpcore2` is used directly, because a general client follows redirects,
-keeps cookies, reads proxies from the environment, logs addresses and unpacks without a bound.
-Invariants: every connection goes to an address that `addresses` has checked, redirects included;
-what holds a secret is sent to the origin of the definition only; an answer takes no more memory
-than its limit, also when it is unpacked; when a request ends early, its connection is closed.
+Host side, below `rest`, `fetch` and `mcp_wire`. It uses `httpcore2` directly, because a general
+client follows redirects, keeps cookies, reads proxies from the environment, logs URLs and
+decompresses without a limit. Invariants: every connection, also after a redirect, goes to an
+address that `addresses` has checked; headers and URLs with secrets are sent only to the origin of
+the definition; an answer takes no more memory than its limit, even when decompressed; if a request
+ends early, its connection is closed.
 """
 
 from __future__ import annotations
@@ -40,27 +41,39 @@ if TYPE_CHECKING:
     from fumehood.executors.mcp_servers import McpServers
 
 MAX_IDLE_CONNECTIONS = 16
+"""Maximum number of unused connections that are kept open."""
+
 IDLE_S = 30.0
+"""Seconds after which an unused connection is closed."""
+
 READ_AT_ONCE = 32
+"""Maximum number of threads that read secrets."""
+
 MAX_REDIRECTS = 5
+"""Maximum number of redirects of one request."""
+
 MAX_ERROR_BYTES = 64 * 1024
-"""Bytes read of an error's body."""
+"""Maximum number of bytes that are read of an error's body."""
+
 PIECE_BYTES = 64 * 1024
-"""Bytes decompressed at a time. One compressed byte can become a thousand."""
+"""Maximum number of bytes that are decompressed at a time: one compressed byte can become a
+thousand."""
+
 PACKED_OVERHEAD_BYTES = 64 * 1024
 """Bytes by which a compressed body may exceed the limit for the decompressed one."""
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REDIRECTED = "The tool's service redirected the request to another host."
 _SENDS = frozenset({"connection.start_tls.started", "http11.send_request_headers.started"})
-"""*Source*: the names of httpcore2's trace events. From these on bytes leave this host."""
+"""Trace events of httpcore2 that precede the first bytes sent to a service."""
 
 Headers = tuple[tuple[str, str], ...]
+"""Names and values, in the order in which they are sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """One request. `secret_headers` are not sent to another origin than that of `url`."""
+    """One request. `secret_headers` are sent only to the origin of `url`, not after a redirect."""
 
     method: str
     url: str
@@ -71,10 +84,10 @@ class UpstreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAnswer:
-    """Status, headers (names in lower case) and the unpacked body.
+    """Status, headers (names in lower case) and the decompressed body of an answer.
 
-    `is_cut` means that the body continues; only an error's body is cut. `url` is the address that
-    answered, after all redirects.
+    `is_cut` means that only the beginning of the body was read, which happens only to errors. `url`
+    is the URL that answered, after all redirects.
     """
 
     status: int
@@ -95,29 +108,29 @@ class UpstreamAnswer:
 
 
 class BodyTooLarge(Exception):
-    """A successful answer is over its limit."""
+    """A successful answer exceeds its size limit."""
 
 
 Relay = Callable[[bytes, str], Awaitable[None]]
-"""Takes the next bytes of a successful answer, at most `PIECE_BYTES`, and its content type."""
+"""Receives the next bytes of a successful answer, at most `PIECE_BYTES`, and its content type."""
 
 
 class Attempt:
-    """The progress of one call's requests."""
+    """Records how far the requests of one call got."""
 
     was_sent = False
     """Whether a byte may have reached another service."""
 
     async def note(self, event: str, info: Mapping[str, Any]) -> None:
-        """Follow the events of the connection."""
+        """Receive a trace event of the connection."""
         if event in _SENDS:
             self.was_sent = True
 
 
 class Upstreams:
-    """Connections to other services, and the secrets for them. Everything is created on first use.
+    """Connections to other services, and the secrets for them. Connections are made on first use.
 
-    `tls` replaces the host's certificate authorities.
+    `tls` replaces the default TLS settings with the host's certificate authorities.
     """
 
     def __init__(
@@ -129,10 +142,11 @@ class Upstreams:
     ) -> None:
         self.secrets = secrets
         self.reading = anyio.CapacityLimiter(READ_AT_ONCE)
-        """Threads that read secrets. All threads of the engine would wait for a locked keyring."""
+        """Limits the threads that read secrets: otherwise a locked keyring could block all threads
+        of the engine."""
         settings = settings or RestSettings()
         self.stream_bytes = settings.stream_kb * 1024
-        """The most of an answer that is relayed."""
+        """Size limit of a relayed answer in bytes."""
         self.mcp: McpServers | None = None
         """The MCP servers of the configuration; `compose` sets it."""
         self._allowed_hosts = settings.allowed_hosts
@@ -144,8 +158,8 @@ class Upstreams:
 
     @cached_property
     def fetches(self) -> Upstreams:
-        """The connections of `fetch_url`: without secrets, and to none of the hosts that REST
-        tools alone may reach, not even over a connection that is open already."""
+        """The connections of `fetch_url`. They have no secrets and cannot reach hosts that only
+        REST tools may reach, not even over connections that are already open."""
         fetches = Upstreams(RestSettings(allowed_hosts=self._web.allowed_hosts), tls=self._tls)
         fetches._setting = "web.allowed_hosts"
         fetches._only_hosts = self._web.only_hosts
@@ -167,15 +181,16 @@ class Upstreams:
         values: SecretValues,
         relay: Relay | None = None,
     ) -> UpstreamAnswer:
-        """Send a request, follow redirects of GET and HEAD, and read the answer.
+        """Send a request, follow redirects of GET and HEAD, and return the answer.
 
-        With `relay`, the body of a successful answer goes there, and the answer has none.
+        With `relay`, the body of a successful answer goes there, and the returned body is empty.
 
         Raises:
-            BodyTooLarge: a successful answer is over `max_bytes`.
+            BodyTooLarge: a successful answer exceeds `max_bytes`.
             PermissionDenied: an address is not allowed.
-            NetworkError: no answer, or no whole one.
-            ExecutionError: a redirect or an answer that is not followed or not understood.
+            NetworkError: there is no answer, or it is incomplete.
+            ExecutionError: the request cannot be sent as HTTP, a redirect is not allowed, or the
+                answer's Content-Encoding is not supported.
         """
         for redirects in range(MAX_REDIRECTS + 1):
             try:
@@ -197,7 +212,7 @@ class Upstreams:
     async def _ask_once(
         self, request: UpstreamRequest, max_bytes: int, attempt: Attempt, relay: Relay | None
     ) -> UpstreamAnswer:
-        import httpcore2  # most engines have no REST tool, and need no HTTP client
+        import httpcore2  # not at the top: most engines have no REST tool and need no HTTP client
 
         if self._only_hosts is not None and not Origin.of(request.url).is_in(self._only_hosts):
             raise PermissionDenied(
@@ -234,7 +249,7 @@ class Upstreams:
         except httpcore2.ConnectError as error:
             raise _not_secure(error) from None
         except httpcore2.LocalProtocolError:
-            # Without the cause: it quotes the header that could not be sent.
+            # The cause is left out because it quotes the header, which may contain a secret.
             raise ExecutionError("The tool's request cannot be sent as HTTP.") from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError, zlib.error):
             raise NetworkError(
@@ -258,9 +273,9 @@ class Upstreams:
 
 
 def _drop_what_follows(answer: httpcore2.Response) -> None:
-    """Close a connection that received more than one answer: the rest would answer another call.
+    """Close a connection that received more than one answer, or the rest would answer another call.
 
-    The library has no function for this; it checks only data that it has not read yet.
+    The library has no function for this: it only checks for data that it has not read yet.
     """
     stream: Any = answer.stream
     state = stream._stream._connection._h11_state
@@ -269,7 +284,7 @@ def _drop_what_follows(answer: httpcore2.Response) -> None:
 
 
 def _not_secure(error: httpcore2.ConnectError) -> EngineError:
-    """The error for a connection that TLS did not accept; `addresses` reports all others."""
+    """Return the error for a failed TLS connection. `addresses` reports all other failures."""
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args):
         return NetworkError(
             "The certificate of the tool's service is not valid for its name, so nothing was "
@@ -280,7 +295,7 @@ def _not_secure(error: httpcore2.ConnectError) -> EngineError:
 
 
 def _own_headers(request: UpstreamRequest) -> Headers:
-    """The headers of the connection itself, which no definition can set."""
+    """Return the headers of HTTP itself, which definitions cannot set."""
     length = (("content-length", str(len(request.body))),) if request.body is not None else ()
     return (("host", Origin.of(request.url).shown), ("accept-encoding", "gzip"), *length)
 
@@ -296,10 +311,11 @@ def _url(request: UpstreamRequest) -> httpcore2.URL:
 
 
 def _redirected(request: UpstreamRequest, location: str, values: SecretValues) -> UpstreamRequest:
-    """The request that a redirect asks for. What holds a secret is not sent to another origin.
+    """Return the request for the target of a redirect. Another origin gets no headers with secrets.
 
     Raises:
-        ExecutionError: the address cannot be followed.
+        ExecutionError: the target is invalid, is not HTTPS although the first URL was, or would
+            send a secret to another origin.
     """
     before = Origin.of(request.url)
     try:
@@ -322,7 +338,7 @@ def _redirected(request: UpstreamRequest, location: str, values: SecretValues) -
 
 
 def _headers(rows: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Name → value; the first one of a repeated header."""
+    """Return name → value, with the first value of a repeated header."""
     found: dict[str, str] = {}
     for name, value in rows:
         found.setdefault(name.decode("ascii").lower(), value.decode("latin-1"))
@@ -332,7 +348,7 @@ def _headers(rows: list[tuple[bytes, bytes]]) -> dict[str, str]:
 async def _unpacked(
     chunks: AsyncIterable[bytes], encoding: str, most: int
 ) -> AsyncGenerator[bytes, None]:
-    """The unpacked body in pieces, at most `most` bytes of it.
+    """Yield the decompressed body in pieces, at most `most` bytes in total.
 
     Raises:
         BodyTooLarge: the body is longer.
@@ -349,13 +365,13 @@ async def _unpacked(
     async for chunk in chunks:
         received += len(chunk)
         piece = b""
-        while chunk or len(piece) == PIECE_BYTES:  # the unpacker may hold more
+        while chunk or len(piece) == PIECE_BYTES:  # the decompressor may hold more output
             if unpacker is None:
                 piece, chunk = chunk[:PIECE_BYTES], chunk[PIECE_BYTES:]
             else:
                 piece = unpacker.decompress(chunk, PIECE_BYTES)
                 chunk = unpacker.unconsumed_tail
-                if unpacker.unused_data:  # it would be kept, and copied with each chunk
+                if unpacker.unused_data:  # it would be kept and copied with each chunk
                     raise zlib.error("the packed body is not whole")
             if left and piece:
                 yield piece[:left]
@@ -367,7 +383,10 @@ async def _unpacked(
 
 
 def read_retry_after(value: str, now: datetime) -> int | None:
-    """Milliseconds from `Retry-After`: seconds, or a date. At most a day."""
+    """Parse the header `Retry-After`: a number of seconds, or a date.
+
+    Return milliseconds, at most `MAX_RETRY_AFTER_MS`, or None if it is invalid.
+    """
     # *Source*: RFC 9110, section 10.2.3.
     if value.isascii() and value.isdigit():
         return min(int(value[:12]) * 1000, MAX_RETRY_AFTER_MS)

@@ -1,10 +1,11 @@
 """The worker process: calls synchronous host functions, one at a time, until it is killed.
 
-Started by `sandbox/host.py`, which finds it by path, as `python -P …/worker_main.py FD PID`. It is
-no wall: the functions are the operator's own trusted code, run with the environment, the import
-path, the working directory and the rights of the engine. It exists so that they can be killed. The
-first frame on FD is `{"path": […]}`, each further one a call, each answered by what it reports of
-its progress and then one reply of `inside`.
+Started by `sandbox/host.py` by its path, as `python -P …/worker_main.py FD PID`; PID is the
+engine's. It is not a wall: the functions are the operator's own trusted code and run with the
+engine's environment, import path, working directory and rights. The process exists so that a
+function can be killed. The first frame on FD is `{"path": […]}`, the import path. Each further
+frame is a call, which is answered by frames with its progress and parts, and then by one reply of
+`inside`.
 """
 
 import ctypes
@@ -19,11 +20,15 @@ from pathlib import Path
 from typing import Any
 
 MAX_FRAME_BYTES = 16 << 20
+"""Maximum size of a received frame in bytes."""
+
 MAX_RESULT_DEPTH = 58
-"""Slightly below the host's limit: a result is nested in a reply."""
+"""Maximum nesting of a result. It is slightly below the host's limit for frames, because a result
+is nested in a reply."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+"""*Source*: prctl(2), `linux/prctl.h`."""
 
 
 def main() -> None:
@@ -32,7 +37,8 @@ def main() -> None:
     channel.set_inheritable(False)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # What a function starts and leaves behind stays below this process, and dies with it.
+    # Processes that a function starts and leaves behind stay children of this process. When it is
+    # killed, they can be found and killed.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(0)
@@ -44,7 +50,7 @@ def main() -> None:
 def _serve(channel: socket.socket) -> None:
     from fumehood.protocol import framing
 
-    lock = threading.Lock()  # a function's own threads may report, too
+    lock = threading.Lock()  # a function's own threads may also report
 
     def send(frame: dict[str, Any]) -> None:
         with lock:
@@ -63,7 +69,7 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _load() -> None:
-    """What every call needs, before anybody waits for one."""
+    """Import the modules that every call needs, before the first call arrives."""
     importlib.import_module("fumehood.registry.declare")
     importlib.import_module("fumehood.executors.inside")
 
@@ -75,7 +81,7 @@ def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> 
     is_over = False
 
     def report(percent: float, words: str) -> None:
-        if not is_over:  # a thread that is left over reports to nobody
+        if not is_over:  # threads that outlive their call must not report to the next one
             send({"percent": percent, "message": words})
 
     stream = message.get("stream")

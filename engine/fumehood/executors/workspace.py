@@ -1,8 +1,8 @@
-"""Tools on the workspace of a session: read, write, list and delete its files.
+"""The executor of tools for a session's workspace: read, write, list and delete its files.
 
-Host side, between `pipeline/execute` and the lease on a session. No code of the caller's runs:
-each call is one request to the guest's program `files`. Invariant: a path was checked here
-before it was sent, and what comes back is in the agreed form or an error.
+Host side, between `pipeline/execute` and the lease on a session. No code of the caller runs: each
+call is one request to the guest's program `files`. Invariant: paths are validated before they are
+sent, and an answer that does not have the expected form is an error.
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import Lease, RunEnding
 
 DEFAULT_READ_BYTES = 10 * 1024
-"""The inline limit of any other text (mission E6)."""
+"""Bytes of a file that a call without `limit` reads: as many as other texts may have in an answer
+(mission E6)."""
 
 MAX_DATA_BYTES = 2 << 20
-"""The largest piece of a file in JSON's escapes fits in it."""
+"""Size limit of `data`, in bytes: the largest piece of a file fits, even if JSON escapes it."""
 
 FILE_CONTENTS = frozenset({"content", "content_base64"})
-"""Fields that hold a file's content: asked for by size, and never shortened."""
+"""Fields that hold a file's content. The caller chose its size, so they are never shortened."""
 
 MAX_CHARACTER_BYTES = 4
-"""*Source*: RFC 3629."""
+"""Maximum length of one character in UTF-8. *Source*: RFC 3629."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What one action came to: `data`, or `error` in its place."""
+    """The result of one action: `data`, or `error` if it failed."""
 
     ending: RunEnding
     data: JsonObject
@@ -68,14 +69,14 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where, and for whom."""
+    """The session's container and the caller for whom an action is done."""
 
     lease: Lease
     limits: Limits
     domain: TrustDomain
     cursors: Cursors
     guard: JsonObject
-    """The hash of what was approved, where there was one."""
+    """The request's field `expected` with the approved `base`; empty if nothing was previewed."""
 
 
 _PLACEMENT = Placement(
@@ -124,13 +125,13 @@ async def run_workspace(
     *,
     expected: str | None = None,
 ) -> Outcome:
-    """Do what the tool's executor names to the workspace of the call's session.
+    """Carry out the tool's action in the workspace of the call's session.
 
-    With `expected`, the `base` of an `effects.Effect`, it is done only where everything that it
-    looks at or changes is as it was then: the guest compares and acts in one request.
+    `expected` is the `base` of an approved `effects.Effect`. The guest then acts only if everything
+    that the action reads or changes is still the same; it compares and acts in one request.
 
     Raises:
-        WorkspaceChanged: it is not, and nothing was changed.
+        WorkspaceChanged: something differs from `expected`. Nothing was changed.
     """
     if domain.session_id is None:
         raise InternalError("A tool on a workspace was let through without a session.")
@@ -200,7 +201,10 @@ async def _read(arguments: JsonObject, place: _Place) -> _Done:
 
 
 def _as_text(raw: bytes, *, is_last: bool) -> str | None:
-    """The bytes as text, without a character cut at the end, or None if they are not text."""
+    """Decode UTF-8 text, or return None if the bytes are not text.
+
+    Unless these are the last bytes of the file, an incomplete character at the end is left out.
+    """
     try:
         return raw.decode()
     except UnicodeDecodeError as error:

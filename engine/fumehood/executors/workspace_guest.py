@@ -1,10 +1,11 @@
-"""Requests to the guest's program `files`, its answers as checked values, and pages of a listing.
+"""Requests to the guest's program `files`, its validated answers, and pages of a listing.
 
-Host side, between the workspace tools, the session routes and a session's lease. That program runs
-no user code, but shares a container with it. Invariants: an answer is a whole value of a model here
-and fits its request, or it is an error; a path in it is plain and relative; each page of a listing
-begins after the one before it, so no listing is endless. The survey before a decision and the
-action after it are built from the same request. Messages of refusals are the engine's own.
+Host side, between the workspace tools or the session routes and a session's lease. The program
+`files` runs no user code, but shares a container with it. Invariants: an answer is valid for its
+model and fits its request, or it is an error; a path in it is plain and relative; each page of a
+listing begins after the one before it, so no listing is endless. The survey before an approval and
+the action after it are built from the same request. A refused request has a message of the engine,
+never one of the guest.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import Lease, RunEnding
 
 MAX_LISTED = 1000
-"""Entries of one answer."""
+"""Maximum number of entries in one answer."""
 
 MAX_PUT_BYTES = 1 << 20
-"""Bytes of one piece of an upload."""
+"""Maximum size of one piece of an upload in bytes."""
 
 MAX_SIZE = 1 << 50
+"""Largest file size that an answer may report, in bytes."""
+
 MAX_TIME_NS = 1 << 63
-"""From 1970, either way: a program may have set any time."""
+"""Largest distance of a modification time from 1970, in nanoseconds: programs may set any time."""
 
 FaultKind = Literal[
     "not_found",
@@ -62,6 +65,7 @@ FaultKind = Literal[
     "too_many",
     "not_as_seen",
 ]
+"""Why the guest refuses a request. `FAULT_WORDS` explains each reason."""
 
 
 class NotAsAgreed(Exception):
@@ -86,7 +90,7 @@ class _Refusal(Claim):
 
 
 class Entry(Claim):
-    """One thing in a workspace."""
+    """One entry of a directory in a workspace. `size` is in bytes, `modified_ns` is since 1970."""
 
     path: str = Field(min_length=1, max_length=4096)
     kind: Literal["file", "directory", "link", "other"]
@@ -109,7 +113,7 @@ class Listing(Claim):
 
 
 class Piece(Claim):
-    """A part of a file. `version` differs if the file has changed."""
+    """A part of a file. `size` is that of the whole file; `version` changes with the file."""
 
     content_base64: str = Field(max_length=MAX_READ_BYTES * 4 // 3 + 4)
     size: int = Field(ge=0, le=MAX_SIZE)
@@ -126,22 +130,22 @@ class Piece(Claim):
 
     @property
     def content(self) -> bytes:
-        """The bytes themselves."""
+        """The decoded bytes."""
         return base64.b64decode(self.content_base64)
 
 
 class Written(Claim):
-    """The size of a file, or of an upload so far, after a write."""
+    """The size in bytes of a file, or of an upload so far, after a write."""
 
     size: int = Field(ge=0, le=MAX_SIZE)
 
 
 class Dropped(Claim):
-    """An upload is forgotten."""
+    """The answer after an upload was removed."""
 
 
 class NotDeleted(Claim):
-    """A path that is still there, and why."""
+    """A path that could not be deleted, and the guest's reason."""
 
     path: str = Field(max_length=4096)
     why: str = Field(max_length=1000)
@@ -155,13 +159,13 @@ class Deletion(Claim):
     failed: list[NotDeleted] = Field(max_length=MAX_LISTED)
 
     def is_of(self, paths: list[str]) -> bool:
-        """Whether it covers exactly these paths."""
+        """Whether it has a result for each of these paths, and for no other."""
         said = [*self.deleted, *self.missing, *(entry.path for entry in self.failed)]
         return set(said) == set(paths) and len(said) == len(set(paths))
 
 
 def read_fault(result: JsonObject | None) -> Fault | None:
-    """The refusal in an answer, or None."""
+    """Return the fault in an answer that refuses the request, or None."""
     try:
         return _Refusal.model_validate(result).fault
     except ValidationError:
@@ -169,10 +173,10 @@ def read_fault(result: JsonObject | None) -> Fault | None:
 
 
 def read_answer(model: type[Any], result: JsonObject | None) -> Any:
-    """The answer as a value of `model`.
+    """Parse an answer as `model`.
 
     Raises:
-        NotAsAgreed: it has another form.
+        NotAsAgreed: the answer is not valid for it.
     """
     try:
         return model.model_validate(result)
@@ -181,10 +185,10 @@ def read_answer(model: type[Any], result: JsonObject | None) -> Any:
 
 
 def fitting_piece(piece: Piece, offset: int, length: int) -> bytes:
-    """The bytes of a requested piece, checked against the file's size.
+    """Return the bytes of a requested piece, whose length is checked against the file's size.
 
     Raises:
-        NotAsAgreed: more or fewer bytes than the file has there.
+        NotAsAgreed: it has more or fewer bytes than were requested and are in the file.
     """
     content = piece.content
     if len(content) != min(length, max(0, piece.size - offset)):
@@ -195,6 +199,7 @@ def fitting_piece(piece: Piece, offset: int, length: int) -> bytes:
 # -- requests ------------------------------------------------------------------------------
 
 PROGRAM = "files"
+"""The name under which a lease runs the guest's program."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -219,7 +224,7 @@ _FIELD = "path"
 
 @dataclass(frozen=True, slots=True)
 class Said(Generic[M]):
-    """The ending of a request: a value or an error."""
+    """The guest's answer to a request: a value, or the error in its place."""
 
     ending: RunEnding
     value: M | None = None
@@ -227,7 +232,7 @@ class Said(Generic[M]):
 
     @property
     def required(self) -> M:
-        """The value. Raises the error if it is missing."""
+        """The value. If there is none, raises the error."""
         if self.error is not None:
             raise self.error
         assert self.value is not None
@@ -235,7 +240,7 @@ class Said(Generic[M]):
 
 
 async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M]) -> Said[M]:
-    """Send one request. The answer is parsed as `model`."""
+    """Send one request to the guest and parse its answer as `model`."""
     ending = await lease.run(PROGRAM, request, limits)
     if ending.ended_by is not EndedBy.OK:
         return Said(ending, error=_ended(ending, limits))
@@ -249,7 +254,7 @@ async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M])
 
 
 def not_as_agreed() -> SandboxUnavailable:
-    """The error for an invalid answer: a program may have tampered with the guest."""
+    """Return the error for an invalid answer. A program may have tampered with the guest."""
     return SandboxUnavailable(
         "The session's container gave an invalid answer, so nothing in it "
         "can be trusted. End the session and start another.",
@@ -258,7 +263,7 @@ def not_as_agreed() -> SandboxUnavailable:
 
 
 def refusal_of(kind: FaultKind) -> EngineError:
-    """The error of a tool whose request is refused."""
+    """Return the error for a request that the guest refused."""
     words = FAULT_WORDS[kind]
     if kind == "not_as_seen":
         return WorkspaceChanged(
@@ -271,7 +276,7 @@ def refusal_of(kind: FaultKind) -> EngineError:
 
 
 def deletion_error(done: Deletion) -> EngineError | None:
-    """The error of a deletion that failed, completely or partly."""
+    """Return the error of a deletion that failed completely or partly, or None."""
     if done.failed:
         names = "; ".join(one.path for one in done.failed[:5])[:300]
         rest = "" if done.deleted else " Nothing was deleted."
@@ -298,7 +303,7 @@ def _ended(ending: RunEnding, limits: Limits) -> EngineError:
 
 
 def write_request(arguments: JsonObject) -> JsonObject:
-    """The request of `write_file`."""
+    """Build the guest's request for the tool `write_file`."""
     return {
         "do": "write",
         "path": arguments["path"],
@@ -308,13 +313,13 @@ def write_request(arguments: JsonObject) -> JsonObject:
 
 
 def content_of(arguments: JsonObject) -> bytes:
-    """The content for `write_file`."""
+    """Return the content that a call of `write_file` would write, decoded."""
     text = arguments.get("content")
     return base64.b64decode(arguments["content_base64"]) if text is None else text.encode()
 
 
 def delete_request(arguments: JsonObject) -> JsonObject:
-    """The request of `delete_files`. A path that is named twice counts once."""
+    """Build the guest's request for the tool `delete_files`. Repeated paths are sent once."""
     paths = list(dict.fromkeys(arguments["paths"]))
     return {"do": "delete", "paths": paths, "recursive": arguments.get("recursive") or False}
 
@@ -322,12 +327,14 @@ def delete_request(arguments: JsonObject) -> JsonObject:
 # -- listings ------------------------------------------------------------------------------
 
 DEFAULT_LIMIT = 10
+"""Number of entries in a page if the caller does not choose it."""
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class ListingQuery:
-    """Which part of which directory. An empty `path` is the workspace itself."""
+    """A request for one page of a directory's entries. An empty `path` is the workspace itself."""
 
     session_id: str
     principal_id: str
@@ -338,13 +345,13 @@ class ListingQuery:
 
     @property
     def listing(self) -> str:
-        """The list's name for its cursors."""
+        """Names the list that a cursor belongs to."""
         return f"files:{self.session_id}:{self.recursive}:{self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """Some entries, and `data.pagination` (mission E5)."""
+    """The entries of one page, and the answer's field `pagination` (mission E5)."""
 
     items: tuple[WorkspaceEntry, ...]
     pagination: JsonObject
@@ -352,7 +359,7 @@ class ListingPage:
 
 @dataclass(frozen=True, slots=True)
 class ListingEnd:
-    """How the request ended: with a page, or an error in its place."""
+    """How the request for a page ended: with a page, or with an error."""
 
     ending: RunEnding
     page: ListingPage | None = None
@@ -362,10 +369,11 @@ class ListingEnd:
 async def list_page(
     lease: Lease, query: ListingQuery, limits: Limits, cursors: Cursors
 ) -> ListingEnd:
-    """One page.
+    """Request one page of a directory's entries from the guest.
 
     Raises:
-        InvalidParams: a cursor of another list, or a limit out of range.
+        InvalidParams: the cursor is invalid or belongs to another list, or the limit is out of
+            range.
     """
     if not 1 <= query.limit <= MAX_LIMIT:
         raise InvalidParams(f"limit must be from 1 to {MAX_LIMIT}.", fields=["limit"])
@@ -396,13 +404,13 @@ async def list_page(
 
 
 def _goes_forward(entries: list[Entry], after: str) -> bool:
-    """Whether each path comes after the one before it."""
+    """Whether the paths are in ascending order and come after `after`."""
     paths = [after, *(entry.path for entry in entries)]
     return all(one < other for one, other in pairwise(paths))
 
 
 def as_shown(entry: Entry) -> WorkspaceEntry:
-    """An entry as answers show it."""
+    """Convert a guest's entry to the form that answers use."""
     modified = EPOCH + timedelta(microseconds=entry.modified_ns // 1000)
     return WorkspaceEntry(
         path=entry.path, kind=entry.kind, size=entry.size, modified_at=timestamp(modified)
