@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import re2
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from fumehood.core.returned_file import FILE_CONTENT
@@ -33,6 +33,10 @@ def _pattern(text: str) -> str:
     return text
 
 
+MAX_PATTERN_CHARACTERS = 1000
+"""Longer ones exceed RE2's memory, and then a search takes seconds."""
+
+
 class RedactionSettings(BaseModel):
     """What is replaced by `[redacted]` in results, streams, errors and the log."""
 
@@ -41,7 +45,9 @@ class RedactionSettings(BaseModel):
     common_keys: bool = True
     """Keys and tokens that are known by their form: of clouds, code hosts and model providers,
     JSON Web Tokens, and private keys."""
-    patterns: tuple[Annotated[str, AfterValidator(_pattern)], ...] = ()
+    patterns: tuple[
+        Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS), AfterValidator(_pattern)], ...
+    ] = ()
     """More patterns, in RE2's syntax. In a stream a match cannot reach beyond its line."""
 
 

@@ -136,7 +136,9 @@ def test_too_short_secret_is_refused() -> None:
         Redactor().learn("yes")
 
 
-@pytest.mark.parametrize(("pattern", "words"), [("(", "RE2"), ("a*", "empty"), ("(a)b", "group")])
+@pytest.mark.parametrize(
+    ("pattern", "words"), [("(", "RE2"), ("a*", "empty"), ("(a)b", "group"), ("a" * 1001, "1000")]
+)
 def test_unusable_redaction_pattern_is_refused(pattern: str, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         RedactionSettings(patterns=(pattern,))
