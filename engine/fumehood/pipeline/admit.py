@@ -1,7 +1,7 @@
-"""Admit: a place to run, with limits that are really enforced there.
+"""Admit: give a call a place to run, where its limits are really enforced.
 
-Sixth stage, a lease. Takes an `ApprovedCall`, yields an `AdmittedCall` that holds a place
-in its wall, as `plan` says.
+Sixth stage, a lease. Takes an `ApprovedCall`, yields an `AdmittedCall` that holds a place behind
+the wall that its plan (`plan.py`) names.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ async def plan_admission(
     sessions: SessionKeeper | None = None,
     circuits: Circuits | None = None,
 ) -> admit:
-    """Plan the place of a call, which `admit` then waits for.
+    """Plan where a call runs. The returned `admit` waits for that place when it is entered.
 
     Raises:
-        ShuttingDown: the engine takes no new calls.
+        ShuttingDown: the engine accepts no new calls.
         CircuitOpen: requests to the tool's service are suspended.
         SandboxUnavailable, InvalidParams, ResourceNotFound: as `plan_now`.
     """
@@ -55,17 +55,17 @@ async def plan_admission(
     plan = await plan_now(approved.permitted, walls, sessions)
     if plan.upstream is None:
         circuits = None
-    if circuits is not None:  # before the call waits for a place, and again with it
+    if circuits is not None:  # checked before the call waits for a place, and again afterwards
         circuits.require_passable(approved.permitted.tool.definition)
     return admit(approved, plan, sessions, circuits)
 
 
 class admit:  # noqa: N801  # a verb like the other stages; a generator would cost each call more
-    """Wait for a place, bounded, and hold it: `async with admit(…) as admitted`.
+    """Wait a bounded time for a place, and hold it: `async with admit(…) as admitted`.
 
     Raises:
         CircuitOpen: requests to the tool's service are suspended.
-        SandboxUnavailable: no place in time.
+        SandboxUnavailable: no place became free in time.
         InvalidParams, ResourceNotFound: as `make_plan`.
     """
 
@@ -105,7 +105,7 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
 def _lease(
     permitted: PermittedCall, plan: Plan, sessions: SessionKeeper | None
 ) -> AbstractAsyncContextManager[Lease]:
-    """The session's place where the call runs in it, else one of the wall's."""
+    """Return the lease of the session's container if the call runs in it, otherwise of the wall."""
     options, memory_mb = permitted.request.options, plan.limits.memory_mb
     if plan.placement.is_of_session and plan.session is not None and sessions is not None:
         return sessions.lease(

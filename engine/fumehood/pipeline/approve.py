@@ -1,9 +1,9 @@
 """Approve: hold a call for a human's approval if the policy asks for one.
 
-Fifth stage. Takes a `ClaimedCall`, returns an `ApprovedCall`, or the answer of a call that was
-waited for. A call that needs approval is parked: it is stored with everything that decides what
-it will do, and its caller is told that it waits. The engine runs it after its approval
-(`approvals/scheduler`); nothing here does.
+Fifth stage. Takes a `ClaimedCall`, returns an `ApprovedCall`, or the final answer if the caller
+waited for the approval. A call that needs approval is parked: it is stored with everything that
+decides what it will do, and its caller is told that it waits. `approvals/scheduler` runs it after
+its approval; nothing in this module does.
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ class ApprovedCall:
     permitted: PermittedCall
     rule: str
     approval: StoredApproval | None = None
-    """Its approval, which is used up when it starts."""
+    """Its approval, which is used up when the call starts."""
     require_unchanged: Callable[[Plan], Awaitable[None]] | None = None
-    """Called just before that; raises if the call would not be let through as approved."""
+    """Awaited just before the approval is used up. Raises if the approval no longer covers the
+    call."""
     remembered: str | None = None
-    """The remembered rule that lets it through, and whose uses are counted."""
+    """The remembered rule that permits the call, and whose uses are counted."""
 
 
 class WaitCancelled(asyncio.CancelledError):
-    """A call was cancelled after it was stored: if by its caller, it has to be taken back."""
+    """A call was cancelled after it was stored. If its caller cancelled it, it must be
+    withdrawn."""
 
     def __init__(self, approval_id: str, cancelling: asyncio.CancelledError) -> None:
-        super().__init__(*cancelling.args)  # anyio reads there which scope was cancelled
+        super().__init__(*cancelling.args)  # anyio reads from `args` which scope was cancelled
         self.approval_id = approval_id
 
 
@@ -81,14 +83,14 @@ def require_readable(permitted: PermittedCall) -> None:
 async def approve(
     claimed: ClaimedCall, services: PipelineServices, call: CallContext
 ) -> ApprovedCall | Envelope:
-    """Pass a call that needs no approval; park any other, and wait if its caller asked for that.
+    """Pass a call that needs no approval. Park any other call, and wait if its caller requests it.
 
     Raises:
-        RequiresHumanApproval: it waits for a human, or there are too few approvers.
-        CallInProgress: it was approved meanwhile, and still runs.
+        RequiresHumanApproval: the call waits for a human, or there are too few approvers.
+        CallInProgress: the call was approved meanwhile and still runs.
         ApprovalDenied: a human denied the same call a short time ago.
-        EngineError: the tool's own, if the call is already known to fail.
-        RateLimited: too many calls wait already.
+        EngineError: the preview shows that the tool would fail with this error.
+        RateLimited: too many calls are already waiting.
     """
     permitted = claimed.permitted
     decision = permitted.decision
@@ -118,11 +120,11 @@ async def approve(
 
 
 async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalRequests) -> Envelope:
-    """Wait for the answer of a parked call, as long as its caller asked for.
+    """Wait for the answer of a parked call, at most as long as the caller's option allows.
 
     Raises:
-        RequiresHumanApproval: it still waits for a human.
-        CallInProgress: it runs.
+        RequiresHumanApproval: the call still waits for a human.
+        CallInProgress: the call is running.
     """
     wait_s = approvals.wait_s(call.request.options.wait_for_approval)
     handle = call.handle
@@ -135,10 +137,11 @@ async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalReque
             if answer is not None:
                 return await _answered(answer, call, approvals)
         stored = await approvals.table.get(approval_id)
-        if stored.answer is not None:  # since this moment
+        if stored.answer is not None:  # it was stored in this moment
             return await _answered(decode_envelope(stored.answer.encode()), call, approvals)
         approval = stored.approval
-        call.request = replace(call.request, call_id=approval.call_id)  # a repeat is that call
+        # A repeat answers under the id of the call that it repeats.
+        call.request = replace(call.request, call_id=approval.call_id)
         approvals.told(approval.call_id)
         raise waits(approval, approvals)
     except asyncio.CancelledError as cancelling:
@@ -146,10 +149,11 @@ async def wait_for(approval_id: str, call: CallContext, approvals: ApprovalReque
 
 
 async def _answered(answer: Envelope, call: CallContext, approvals: ApprovalRequests) -> Envelope:
-    """The stored answer for this caller, marked if it is that of the call which it repeats.
+    """Return the stored answer. If this call repeats the stored one, the answer is marked as
+    replay.
 
-    An action runs once, however often its answer is fetched. An approval of a tool that the caller
-    runs itself can be fetched once only, because each fetch could lead to another run.
+    An action runs once, however often its answer is fetched. The approval of a tool that the caller
+    runs itself can be fetched only once, because each fetch could lead to another run.
 
     Raises:
         ApprovalExpired: such an approval was fetched before.
@@ -169,7 +173,7 @@ async def _answered(answer: Envelope, call: CallContext, approvals: ApprovalRequ
 async def _park(
     stored: StoredApproval, claimed: ClaimedCall, approvals: ApprovalRequests, call: CallContext
 ) -> str:
-    """Store the call; the approval owns its ending from now on. Returns the approval's id."""
+    """Store the call, whose key then belongs to its approval, and return the approval's id."""
     approval_id = await approvals.create(stored)
     call.is_parked = True
     if claimed.claim is not None:
@@ -182,14 +186,14 @@ def approved_by_human(
     stored: StoredApproval,
     require_unchanged: Callable[[Plan], Awaitable[None]],
 ) -> ApprovedCall:
-    """The call of a stored approval, which is used up when the call starts."""
+    """Return the call of a stored approval, which is used up when the call starts."""
     return ApprovedCall(permitted, stored.approval.rule, stored, require_unchanged)
 
 
 def waits(
     approval: Approval, approvals: ApprovalRequests
 ) -> RequiresHumanApproval | CallInProgress:
-    """The error for the caller of a call that has not ended."""
+    """Return the error for the caller of a parked call that has not ended."""
     if approval.state is not ApprovalState.PENDING:
         return CallInProgress(
             f"This call of {approval.tool} was approved and is running. Fetch its answer with the "
@@ -214,7 +218,7 @@ async def new_approval(
     idempotency_key: str | None = None,
     repeat_key: str | None = None,
 ) -> tuple[StoredApproval, Effect | None]:
-    """The record of a call that would wait for approval now, and its effect.
+    """Return the approval record that a call would get now, and the call's effect.
 
     Raises:
         EngineError: its effect cannot be computed.

@@ -22,20 +22,20 @@ from fumehood.registry.index import RegisteredTool
 
 
 class Policy(Protocol):
-    """The policy of this engine."""
+    """The policy of an engine."""
 
     def decide(self, facts: CallFacts) -> Decision:
-        """The decision on a call. No I/O."""
+        """Decide on a call, without I/O."""
         ...
 
     def count(self, decision: Decision) -> None:
-        """Count the rule that decided a real call, and those in shadow mode."""
+        """Count the rule that decided a real call, and the rules in shadow mode that matched it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PermittedCall:
-    """A call that its caller may make, at once or after approval."""
+    """A call that its caller may make, immediately or after approval."""
 
     validated: ValidatedCall
     principal: Principal
@@ -55,7 +55,7 @@ class PermittedCall:
 
     @property
     def trust_domain(self) -> TrustDomain:
-        """The calls that this one may share a process with."""
+        """The trust domain of the call: it may share processes with calls of the same domain."""
         options = self.request.options
         return TrustDomain(self.principal.id, options.agent_id, options.session_id)
 
@@ -88,7 +88,7 @@ def authorize(
 def facts_of(
     validated: ValidatedCall, principal_id: str, is_over_budget: Callable[[], bool]
 ) -> CallFacts:
-    """The facts of a call that policy rules and explanations use."""
+    """Return the facts of a call that policy rules and explanations use."""
     resolved = validated.resolved
     options = resolved.request.options
     return CallFacts(

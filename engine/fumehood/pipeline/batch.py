@@ -1,8 +1,8 @@
-"""A batch: many calls at once, each through the pipeline as if it had come alone.
+"""A batch: several calls in one request, each run by the pipeline as if it had been sent alone.
 
-Host side, made by the engine; below it `Calls.run`. Invariants: each member has exactly one answer,
-at its own place; no member fails another, whatever it is; a member whose turn comes after the end
-of the batch is never begun; when `run` returns, nothing of the batch runs.
+Host side, created by the engine; below it `Calls.run`. Invariants: each member has exactly one
+answer, at its own position; a member's failure never affects another; a member whose turn comes
+after the batch was ended is never started; when `run` returns, no member is running.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ MAX_ANSWER_BYTES = 16 * MB
 NOT_BEGUN = "This call was not begun, so it can be sent again."
 
 Parse = Callable[[Any], tuple[str, CallBody]]
-"""The tool and the body of a member. Raises EngineError if it is malformed."""
+"""Returns the tool and the body of a member. Raises EngineError if the member is malformed."""
 
 Run = Callable[[str, CallBody, CallHandle], Awaitable[Envelope]]
+"""Runs one member, given its tool, its body and a handle to cancel it."""
+
 Refuse = Callable[[EngineError, str | None], Envelope]
-"""The answer to a member that did not become a call, by its tool if it names one."""
+"""Builds the answer to a member that is not run, given the error and the tool that it names."""
 
 
 class Batch:
-    """The members of one batch. `run` is awaited once; `cancel` may come at any time."""
+    """One batch. `run` must be awaited exactly once; `cancel` may be called at any time."""
 
     def __init__(
         self,
@@ -70,9 +72,9 @@ class Batch:
         self._ended_by: EngineError | None = None
 
     async def run(self) -> list[Envelope]:
-        """Run all members, a few at a time; their answers in their order.
+        """Run all members, a few at a time, and return their answers in the members' order.
 
-        If the task is cancelled, so are all members that run.
+        If the task is cancelled, all running members are cancelled.
         """
         options, timer = self._options, None
         if options.timeout_seconds is not None:
@@ -89,14 +91,15 @@ class Batch:
         finally:
             if timer is not None:
                 timer.cancel()
-        if not isinstance(self._ended_by, Cancelled):  # its caller has left
-            for handle in self._ended:  # equal members are one call: none is fetched before all are
+        if not isinstance(self._ended_by, Cancelled):  # otherwise the caller has left
+            # Equal members can be one call, so all have run before any counts as delivered.
+            for handle in self._ended:
                 self._delivered(handle)
         return [self._answers[place] for place in range(len(self._members))]
 
     @property
     def texts(self) -> list[bytes]:
-        """The answers as JSON, in their order, once all members have run."""
+        """The answers as JSON, in the members' order. Valid after `run`."""
         return [self._texts[place] for place in range(len(self._members))]
 
     def cancel(self) -> None:
@@ -110,9 +113,10 @@ class Batch:
             handle.cancel()
 
     async def _work(self, waiting: Iterator[tuple[int, Any]]) -> None:
-        """Take one member after the other. Several of these share one iterator."""
+        """Answer one member after the other. Several of these tasks share the iterator."""
         for place, member in waiting:
-            await anyio.lowlevel.checkpoint()  # refused members wait for nothing, other callers do
+            # Refused members never wait, so without this they would block other callers.
+            await anyio.lowlevel.checkpoint()
             self._answers[place] = answer = await self._answer(member)
             self._texts[place] = text = encode_envelope(answer)
             self._answer_bytes += len(text)
@@ -142,6 +146,6 @@ class Batch:
 
 
 def _named_by(member: Any) -> str | None:
-    """The tool that a malformed member names."""
+    """Return the tool that a malformed member names, or None."""
     tool = member.get("tool") if isinstance(member, dict) else None
     return tool if isinstance(tool, str) else None

@@ -1,7 +1,7 @@
-"""Build the envelope of a call that has ended, in whichever way. Nothing is recorded here.
+"""Build the envelope of a call that has ended, whether it ran, failed or was refused.
 
-Shapes and shortens the data, accounts for the usage, and fills the metadata from the call's
-context.
+It shapes and shortens the data, computes the usage, and fills the metadata from the call's context.
+It records nothing.
 """
 
 from __future__ import annotations
@@ -47,13 +47,16 @@ from fumehood.pipeline.validate import mask_fixed_arguments
 from fumehood.protocol import strict_json
 
 NOT_CHECKED = CheckedData()
+"""The result of checkers if none ran."""
+
 HAS_BEGUN = frozenset({ApprovalState.STARTED, ApprovalState.INTERRUPTED})
+"""States of an approval whose call has started."""
 
 
 async def build_envelope(
     call: CallContext, ending: Outcome | EngineError, services: PipelineServices
 ) -> Envelope:
-    """The envelope of one ending."""
+    """Build the envelope of a call from its outcome or the error that refused it."""
     shaped: ShapedOutcome | None = None
     error = ending if isinstance(ending, EngineError) else ending.error
     redacted = 0
@@ -101,7 +104,7 @@ async def _shorten(
     resolved: ResolvedCall,
     services: PipelineServices,
 ) -> ShapedOutcome:
-    """Shorten long texts. Dry runs store no blobs, and programs get longer texts."""
+    """Shorten long texts. Dry runs store no blobs, and calls of programs get longer texts."""
     is_whole = len(shaped.text) <= MAX_RESULT_BYTES and not shaped.outcome.cuts
     if request.parent_id is not None and is_whole:
         return shaped
@@ -173,14 +176,15 @@ def _error_info(
 ) -> ErrorInfo | None:
     if error is None:
         return None
-    # What was shortened is that of the outcome's own error; another has taken its place.
+    # `shaped.details` are the shortened details of the outcome's own error, not of another error
+    # that has replaced it.
     is_own = shaped is not None and error is shaped.outcome.error
     told = shape_error(error, shaped.details if shaped is not None and is_own else None)
     return told.model_copy(update={"max_retries": max_retries}) if max_retries else told
 
 
 def _accounted_arguments(call: CallContext) -> str:
-    """The arguments as JSON; empty if the call was refused before they were checked."""
+    """Return the arguments as JSON, or an empty text if they were not validated."""
     if call.validated is None:
         return ""
     return strict_json.dumps(call.validated.shown_arguments).decode()
@@ -206,9 +210,9 @@ def _network_ms(stages_ms: dict[str, float], outcome: Outcome | None) -> float |
 
 
 def _total_ms(call: CallContext, services: PipelineServices) -> float:
-    """The time from the call's arrival to its answer, including the wait for an approval.
+    """Return milliseconds from the call's arrival to its answer, including the wait for approval.
 
-    If the clock was set back meanwhile, at least the time that was measured.
+    The result is never less than the measured time, even if the clock was set back meanwhile.
     """
     if call.approval is None:
         return round(call.trace.total_ms, 3)
@@ -218,7 +222,7 @@ def _total_ms(call: CallContext, services: PipelineServices) -> float:
 
 
 def _tool_names(call: CallContext) -> tuple[str, str | None]:
-    """Name and version of the tool; of an unknown tool, the name as requested."""
+    """Return the tool's name and version. For an unknown tool, return the requested name."""
     if call.resolved is not None:
         tool = call.resolved.tool.definition
         return tool.name, tool.version
@@ -228,7 +232,7 @@ def _tool_names(call: CallContext) -> tuple[str, str | None]:
 
 
 def _waited_ms(stored: StoredApproval | None) -> float | None:
-    """How long the call waited for a human's decision."""
+    """Return the milliseconds that the call waited for a human's decision, or None."""
     approval = stored.approval if stored is not None else None
     if approval is None or approval.decided_at is None:
         return None

@@ -2,9 +2,9 @@
 
 A part of the stage `claim`, after authorization. Takes a `PermittedCall` that the policy allows
 without asking; `cache/store` keeps the answers. A call with an idempotency key, in a session, or
-with `debug` neither reads nor writes. Invariants: two calls share an answer only if principal,
-agent, tool, definition and effective arguments are the same; nothing is kept of a run that failed,
-was cancelled or was limited, and no link that could expire before the answer.
+with `debug` neither reads nor writes the cache. Invariants: two calls share an answer only if
+principal, agent, tool, definition and effective arguments are the same; the answer of a run that
+failed, was cancelled or hit a limit is not stored, nor one with a link, which could expire first.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from fumehood.policy.model import Verdict
 from fumehood.protocol import strict_json
 
 _REPORT = CacheReport(hit=True, cached_at=None, ttl_remaining=None)
+"""The template of a hit's cache report."""
 _HIT = Metadata(
     tool_name=None,
     tool_version=None,
@@ -53,21 +54,25 @@ _HIT = Metadata(
     cache=_REPORT,
 )
 _ANSWER = Envelope(success=True, status="success", data={}, error=None, metadata=_HIT)
-"""The answer to a hit, without what differs from one to the next."""
+"""The template of a hit's answer, without the fields that differ between hits."""
+
 _nothing_used = lru_cache(maxsize=8)(lambda currency: UsageReport(currency=currency))
 
 _BLOB = b"/v1/blobs/"
 _NOT_KEPT = b'"not_kept":'
-"""Fields whose content is behind a link, or lost because it could not be kept."""
+"""Texts that appear in an answer if some content is only linked, or was not stored. Such an answer
+is not cached."""
 
 
 async def answer_from_cache(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Envelope | None:
-    """The answer of an equal call, or None if this one has to run. Waits while an equal one runs.
+    """Return the answer of an equal call, or None if this call must run itself.
+
+    Waits while an equal call is running.
 
     Raises:
-        Timeout: the equal call took longer than this one's own time limit.
+        Timeout: the equal call took longer than this call's own time limit.
         EngineError: this call could not run, so it does not wait either.
     """
     key = _key_of(permitted, services)
@@ -99,7 +104,7 @@ async def _take(
 
 
 def land(call: CallContext, flight: Flight, envelope: Envelope) -> None:
-    """End the flight of a call that has ended: its answer is for equal calls, if it is fit."""
+    """End the flight of a call that has ended. Equal calls get its answer if it can be shared."""
     validated, data = call.validated, envelope.data
     is_partial = call.handle.partial is not None or "limits_hit" in data
     is_anothers = envelope.metadata.fallback is not None
@@ -120,7 +125,7 @@ def land(call: CallContext, flight: Flight, envelope: Envelope) -> None:
 
 
 def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
-    """The key of a call's answer, or None if it is not cached."""
+    """Return the cache key of a call, or None if the call is not cached."""
     tool, options = permitted.tool, permitted.request.options
     if (
         not options.enable_cache
@@ -140,7 +145,7 @@ def _key_of(permitted: PermittedCall, services: PipelineServices) -> str | None:
 
 
 def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> JsonObject:
-    """The chosen arguments, and those that the agent's configuration fixes."""
+    """Return the chosen arguments and those that the agent's configuration fixes."""
     binding = permitted.validated.binding
     names = {*chosen, *(binding.fixed if binding is not None else ())}
     return {name: value for name, value in permitted.arguments.items() if name in names}

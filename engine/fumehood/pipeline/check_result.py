@@ -1,9 +1,9 @@
 """Check result: run the operator's checkers on a successful result.
 
-After `result`, before the envelope. The tool has acted, so a checker can add to the answer but not
-change it. A checker that fails, times out, or returns anything else is named in a warning.
-Checkers come from an embedding program or from an installed package that the configuration names,
-and run in the engine's process.
+Runs after `result` and before the envelope is built. The tool has acted, so a checker can add to
+the answer but not change it. A checker that fails, times out, or returns something other than a
+`ResultCheck` or None is named in a warning. Checkers come from an embedding program or from an
+installed package that the configuration names, and run in the engine's process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol.sockets import ConfigError
 
 GROUP = "fumehood.result_checkers"
+"""The entry point group in which packages offer checkers."""
+
 CHECK_S = 5.0
 """Seconds for all checkers of one call together."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedData:
-    """The results of the checkers of one call."""
+    """The combined results of all checkers for one call."""
 
     metacognition: Metacognition | None = None
     warnings: tuple[str, ...] = ()
@@ -38,7 +40,7 @@ class ResultCheckers:
     """The checkers of one engine."""
 
     def __init__(self, checkers: Sequence[ResultChecker], log: Logger) -> None:
-        """Use these checkers, in this order.
+        """Create with the checkers in the order in which they run.
 
         Raises:
             TypeError: a checker is not an asynchronous function.
@@ -53,7 +55,7 @@ class ResultCheckers:
         return bool(self._checkers)
 
     async def check(self, result: CheckedResult) -> CheckedData:
-        """Run the checkers one after the other. A cancellation waits for them."""
+        """Run the checkers one after the other. A cancellation waits until they have ended."""
         opinions: list[ResultCheck] = []
         warnings: list[str] = []
         with anyio.CancelScope(shield=True), anyio.move_on_after(CHECK_S):
@@ -70,7 +72,7 @@ class ResultCheckers:
     async def _ask(self, checker: ResultChecker, result: CheckedResult) -> Any:
         try:
             return await checker(result)
-        except Exception as error:  # the operator's own code: anything can come out of it
+        except Exception as error:  # the operator's own code may raise anything
             log_fault(self._log, "call.result_check_failed", error, checker=_name(checker))
             return error
 
@@ -78,13 +80,13 @@ class ResultCheckers:
 def load_checkers(
     names: Sequence[str], found: Iterable[EntryPoint] | None = None
 ) -> list[ResultChecker]:
-    """The checkers that installed packages offer under these names.
+    """Load the checkers that installed packages offer under these names.
 
     Raises:
         ConfigError: no package offers one of them, or it cannot be loaded.
     """
     if not names:
-        return []  # looking at every installed package takes longer than it seems
+        return []  # searching all installed packages is slow
     offered = {e.name: e for e in (entry_points(group=GROUP) if found is None else found)}
     checkers: list[ResultChecker] = []
     for name in names:
@@ -95,13 +97,16 @@ def load_checkers(
             )
         try:
             checkers.append(offered[name].load())
-        except Exception as error:  # a package's own code
+        except Exception as error:  # a package's own code may raise anything
             raise ConfigError(f"result_checkers: {name!r} cannot be loaded: {error}") from None
     return checkers
 
 
 def _together(opinions: Sequence[ResultCheck], *, is_whole: bool) -> Metacognition | None:
-    """The combined result: correction is needed if any checker asks for it."""
+    """Combine the checkers' results. Correction is needed if any checker requests it.
+
+    `is_whole` tells whether all checkers succeeded. None if there is nothing to report.
+    """
     if not opinions and is_whole:
         return None
     corrections = [o.correction for o in opinions if o.needs_correction and o.correction]

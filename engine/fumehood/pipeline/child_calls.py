@@ -1,11 +1,11 @@
 """Code mode: the calls of other tools that a program in a container makes.
 
 Host side. A call leaves the container as a frame, passes the whole pipeline as a call of the same
-caller, agent and session, and is recorded with the program's call as its parent. Invariants: all
-that comes from the program is hostile, so its list of tools is checked here and not there; the
-caller has only the authority that it has at that moment; tools that run programs or work on a
-session's files cannot be called, so calls never nest and never wait for their own parent's place;
-when the program's call ends, its open calls have ended.
+caller, agent and session, and is recorded with the program's call as its parent. Invariants:
+everything from the program is untrusted, so its list of tools is enforced on the host, not in the
+container; each call has the authority that the caller has at that moment; tools that run programs
+or work on a session's files cannot be called, so calls never nest and never wait for the sandbox
+that their parent holds; when the program's call ends, all its calls have ended.
 """
 
 from __future__ import annotations
@@ -52,19 +52,21 @@ MAX_OPEN = 8
 """Maximum number of concurrent calls of one program. Further threads wait inside the program."""
 
 MAX_RESULT_BYTES = MB
-"""Bytes of the largest result that a program gets whole. Longer texts are shortened."""
+"""Maximum size of a result that a program receives, in bytes of JSON. In a larger result, long
+texts are shortened first; if it is still larger, the program gets OutputLimitExceeded instead."""
 
 ANSWER_BYTES = 1024
 """Bytes reserved for the parts of an answer around its result."""
 
 _TAKEN = frozenset({"ToolError", "ABSENT"})
-"""Names in the module `tools` that are not tools."""
+"""Names in the guest's module `tools` that are not tools."""
 
 RunCall = Callable[[CallRequest, PipelineServices, CallHandle], Awaitable[Envelope]]
+"""Runs a call through the pipeline: `run.run_call`, passed in to avoid an import cycle."""
 
 
 class ParentCall(Protocol):
-    """The part of a `CallContext` that matters here."""
+    """The part of a `CallContext` that this module uses."""
 
     request: CallRequest
     handle: CallHandle
@@ -80,11 +82,11 @@ def require_for_program(tool: ToolDefinition) -> None:
 
 
 def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonObject] | None:
-    """The tools that a program may call, as its guest receives them, or None if it requests none.
+    """Return the tools that a program may call, in the form for its guest, or None without tools.
 
     Raises:
-        InvalidParams: its caller cannot use one of them, or two would have one name.
-        ToolDisabled: the agent's configuration fixes one that the agent cannot use.
+        InvalidParams: the caller cannot use one of them, or two would have the same name.
+        ToolDisabled: the agent's configuration names one that the agent cannot use.
     """
     asked = permitted.validated.arguments.get("tools")
     if not asked or permitted.tool.definition.executor != "code:python":
@@ -115,7 +117,8 @@ def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonO
 
 
 def _visible(request: CallRequest, reference: str, services: PipelineServices) -> ToolDefinition:
-    """The tool as this caller and agent see it. Raises EngineError."""
+    """Return the tool as this caller and agent see it. Raises EngineError if they may not use
+    it."""
     found = resolve(
         replace(request, tool=reference, arguments={}),
         services.registry,
@@ -156,11 +159,11 @@ class ChildCalls:
 
     @property
     def report(self) -> JsonObject:
-        """How many calls there were, and how many of them failed."""
+        """The calls so far as `{"made": …, "failed": …}`. Both numbers include refused calls."""
         return {"made": self._made, "failed": self._failed}
 
     def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
-        """Begin a call, or refuse it."""
+        """Start a call, or refuse it. The answer is sent through `port`."""
         self._made += 1
         refusal = self._refusal(tool)
         if refusal is not None:
@@ -174,7 +177,7 @@ class ChildCalls:
         task.add_done_callback(self._open.pop)
 
     async def close(self) -> None:
-        """Cancel the calls that are open, and wait until nothing of them runs."""
+        """Cancel the calls that still run, and wait until they have ended."""
         self._is_over = True
         if self._open:
             await run_to_completion(self._end_open())
@@ -221,7 +224,7 @@ class ChildCalls:
         )
 
     def _caller(self, principal: Principal | None) -> Principal | None:
-        """The caller with its present authority: its token may have been revoked since."""
+        """Return the caller with its present authority, as its token may have been revoked."""
         if principal is None:
             return None
         return self._services.approvals.eligibility.present_authority(
@@ -229,7 +232,7 @@ class ChildCalls:
         )
 
     def _patience_s(self) -> float:
-        """The seconds of its own call that the program may still spend waiting for humans."""
+        """Return the seconds that the program's call may still spend waiting for approvals."""
         approvals, options = self._services.approvals, self._parent.request.options
         waited_s = self._waited_s
         if self._waiting:
@@ -237,7 +240,7 @@ class ChildCalls:
         return max(0.0, approvals.wait_s(options.wait_for_approval) - waited_s)
 
     def _on_waiting(self, port: CallPort, is_waiting: bool) -> None:
-        """The program's clock is paused while any of its calls waits for a human."""
+        """Pause the program's clock while at least one of its calls waits for a human."""
         now = self._services.clock.monotonic()
         self._waiting += 1 if is_waiting else -1
         if is_waiting and self._waiting == 1:
@@ -251,7 +254,7 @@ class ChildCalls:
     async def _run(
         self, number: int, request: CallRequest, handle: CallHandle, port: CallPort
     ) -> None:
-        if self._is_over:  # since its frame came: no handle could cancel it before its turn
+        if self._is_over:  # `close` ran before this task started and could not cancel it
             return
         ended: Envelope | EngineError
         try:

@@ -2,12 +2,12 @@
 
 Fourth stage, a lease. Takes a `PermittedCall`, yields a `ClaimedCall`. A call with a key (from the
 option, from the tool's own parameter, or derived from the call on request) claims it in one durable
-step, after authorization, so that no caller gets another's answer; a call without a key costs
-nothing here. A fingerprint, the hash of everything that decides what a call does, tells whether two
-calls with one key are the same call. Invariants: at most one call per key runs at a time; the
-answer is on disk before the caller gets it; the key of a call that may have acted is never
-released, unless acting twice is harmless; calls with different arguments have different
-fingerprints, where numbers that JSON treats as equal (1 and 1.0) are equal.
+step. It does so after authorization, so that no caller gets another's answer. A call without a key
+costs nothing here. A fingerprint, the hash of everything that decides what a call does, tells
+whether two calls with the same key are the same call. Invariants: at most one call per key runs at
+a time; the answer is on disk before the caller gets it; the key of a call that may have acted is
+never released, unless acting twice is harmless; calls with different arguments have different
+fingerprints, except that equal numbers (1 and 1.0) count as the same.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ from fumehood.storage.idempotency import KeptKey, KeyedCall, KeyState, pack_answ
 T = TypeVar("T")
 
 AUTO = "auto"
-"""The option's value that asks for a key made from the call itself."""
+"""The option's value that requests a key derived from the call itself."""
 
 PARAMETER = "idempotency_key"
-"""A tool's own parameter of this name is also the key."""
+"""The name of a tool's own parameter whose value is also used as the key."""
 
 MAX_KEY_CHARACTERS = 255
+"""Maximum length of a key in characters."""
+
 
 RETRY_AFTER_MS = 500
 """Delay in milliseconds suggested to callers who repeat a call that is still running."""
@@ -63,7 +65,8 @@ NOT_KEPT = (
 )
 
 DECIDING_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation")
-"""Options that change what a call does; `agent_id` and `session_id` are listed by themselves."""
+"""Options that change what a call does. `agent_id` and `session_id` also do; `_action` adds
+them."""
 
 SHOWING_OPTIONS = frozenset(
     {
@@ -77,25 +80,25 @@ _NO_ENDINGS = frozenset({Cancelled.code, InternalError.code})
 """Errors that do not tell whether the call had an effect."""
 
 _LATER = frozenset({RequiresHumanApproval.code})
-"""Errors that a human can resolve."""
+"""Errors after which the same call may succeed later, because a human can resolve them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The call has already run; this is its answer."""
+    """The answer of an earlier call with the same key, which has already run."""
 
     envelope: Envelope
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The call was sent before; it waits for approval, or its approval holds the answer."""
+    """An earlier call with the same key needed approval, which is pending or has the answer."""
 
     approval_id: str
 
 
 class Claim:
-    """The claim of a call on its key. Ended once, by one of its three methods."""
+    """The claim of a call on its key. One of its three methods must end it."""
 
     def __init__(self, call: KeyedCall, keys: Keys) -> None:
         self._call = call
@@ -111,10 +114,10 @@ class Claim:
         return self._call.key
 
     async def settle(self, envelope: Envelope, *, acted: bool) -> Envelope:
-        """End the call. Returns the caller's answer once it is on disk.
+        """End the call, and return the caller's answer once it is on disk.
 
         `acted` tells whether execution had begun. If the answer cannot be stored, the key stays
-        claimed: repeats get `OUTCOME_UNKNOWN`, and this caller gets a warning.
+        claimed: repeats get `OUTCOME_UNKNOWN`, and this caller's answer gets a warning.
         """
         if self._is_over:
             return envelope
@@ -128,12 +131,12 @@ class Claim:
         return _with_warning(envelope, NOT_KEPT)
 
     async def abandon(self, *, acted: bool) -> None:
-        """End the call without an answer: it was cancelled, or the engine failed."""
+        """End the call without an answer, because it was cancelled or the engine failed."""
         if not self._is_over:
             await self._give_up(lose=acted)
 
     def handed_over(self, approval_id: str) -> None:
-        """End the claim after `storage.idempotency.hand_over`: the approval owns the key now."""
+        """End the claim after `storage.idempotency.hand_over` has given the key to an approval."""
         self._is_over = True
         self._keys.let_go(self._call)
 
@@ -148,32 +151,34 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedCall:
-    """A call that no other call duplicates. Without a key there is no claim."""
+    """A call that duplicates no other call. `claim` is None if it has no key."""
 
     permitted: PermittedCall
     claim: Claim | None = None
 
 
 class Keys:
-    """The idempotency keys of one engine. `retention` removes expired ones."""
+    """The idempotency keys of one engine. `retention` removes expired keys."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._held: set[str] = set()
-        """Ids of the calls that run here; also read by the writer's thread."""
+        """Ids of the calls that hold a key in this process. Also read by the writer's thread."""
         self._is_used = database.path is not None
 
     async def claim(
         self, permitted: PermittedCall, call_id: str, now: datetime
     ) -> Claim | Replay | Waiting | None:
-        """Claim the call's key. None if it has no key. If cancelled, nothing stays claimed.
+        """Claim the call's key, or return the earlier call with the same key.
+
+        Return None if the call has no key. If this is cancelled, the key is released.
 
         Raises:
-            InvalidParams: the option and the tool's own parameter differ, or are no key.
-            IdempotencyConflict: the key was used for another call.
-            CallInProgress: the call with this key still runs.
-            OutcomeUnknown: that call may have acted, and its answer is lost.
-            WriteFailed: the key could not be claimed; nothing is promised.
+            InvalidParams: the option and the tool's own parameter differ, or are no valid key.
+            IdempotencyConflict: the key was used for a different call.
+            CallInProgress: the call with this key is still running.
+            OutcomeUnknown: the call with this key may have acted, and its answer is lost.
+            WriteFailed: the key could not be claimed.
         """
         given = key_of(permitted)
         if given is None:
@@ -184,10 +189,10 @@ class Keys:
         return Claim(call, self) if found is None else _repeated(found, call)
 
     async def recover(self, now: datetime) -> int:
-        """Before the first call, mark the running calls of a previous engine as lost.
+        """Mark the calls that ran in a previous process as lost. Runs before the first call.
 
-        Returns how many outcomes are unknown by that. If it fails, each call is found to be lost
-        when its key is used again.
+        Return the number of calls whose outcome is now unknown. If this fails, each of these calls
+        is found to be lost when its key is used again.
 
         Raises:
             WriteFailed: the state cannot be written.
@@ -197,13 +202,13 @@ class Keys:
         return await self._database.write(lambda connection: rows.recover(connection, now))
 
     async def answer_of(self, principal_id: str, call_id: str) -> str | None:
-        """The stored answer of a call's key, or None. Raises ReadFailed."""
+        """Return the stored answer of a call with a key, or None. Raises ReadFailed."""
         return await self._database.read(
             lambda connection: rows.answer_of(connection, principal_id, call_id)
         )
 
     async def prune(self, now: datetime) -> int:
-        """Delete expired keys; returns their number.
+        """Delete expired keys and return their number.
 
         Raises:
             WriteFailed: the state cannot be written. The remaining keys stay until the next time.
@@ -225,7 +230,7 @@ class Keys:
         return True
 
     def let_go(self, call: KeyedCall) -> None:
-        """Note that the call no longer runs here."""
+        """Note that the call no longer holds a key in this process."""
         self._held.discard(call.call_id)
 
     async def _take(self, call: KeyedCall, now: datetime) -> KeptKey | None:
@@ -249,8 +254,10 @@ class Keys:
     def _last(
         self, call: KeyedCall, job: Callable[[Connection], None]
     ) -> Callable[[Connection], None]:
-        """The job that ends a call. Afterwards the call is no longer held: later jobs see what it
-        wrote, or a lost call if it failed."""
+        """Return `job` extended to let the call go afterwards, even if the job fails.
+
+        Later jobs of the writer then see what it wrote, or a lost call if it failed.
+        """
 
         def run(connection: Connection) -> None:
             try:
@@ -262,12 +269,12 @@ class Keys:
 
 
 def claimed(permitted: PermittedCall, claim: Claim | None) -> ClaimedCall:
-    """The call with its key, if it has one."""
+    """Return the call with its claim, if it has one."""
     return ClaimedCall(permitted, claim)
 
 
 def key_of(permitted: PermittedCall) -> str | None:
-    """The key as it was given: by the option, or by the tool's own parameter.
+    """Return the key that the caller gave in the option or in the tool's own parameter, or None.
 
     Values from an agent's configuration or a schema's default do not count as keys, and neither
     do null and empty values.
@@ -295,7 +302,7 @@ def key_of(permitted: PermittedCall) -> str | None:
 def ending_of(
     error: ErrorInfo | None, *, acted: bool, may_repeat: bool
 ) -> Literal["keep", "free", "lose"]:
-    """Whether the key of an ended call keeps its answer, is freed, or loses its outcome.
+    """Decide whether the key of an ended call keeps its answer, is freed, or has a lost outcome.
 
     A failure before any effect frees the key if the same call may succeed later. After an effect
     the key is freed only if repeating the call does no harm.
@@ -326,7 +333,8 @@ async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCal
     def make() -> KeyedCall:
         return KeyedCall(
             principal_id=permitted.principal.id,
-            # The tool's own parameter is the tool's own word: only the option asks for a key.
+            # "auto" requests a derived key only as the option. In the tool's own parameter it is an
+            # ordinary value.
             key=key_made_of(permitted) if given == AUTO and _is_option(permitted) else given,
             fingerprint=fingerprint(permitted),
             call_id=call_id,
@@ -337,7 +345,7 @@ async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCal
 
 
 async def _hashed(permitted: PermittedCall, make: Callable[[], T]) -> T:
-    """Make what needs a hash of the arguments, in a thread if they are long."""
+    """Call `make`, which hashes the arguments, in a thread if they are long."""
     if len(strict_json.dumps(permitted.arguments)) <= MAX_ARGUMENT_BYTES:
         return make()
     return await anyio.to_thread.run_sync(make)
@@ -365,7 +373,7 @@ def _repeated(found: KeptKey, call: KeyedCall) -> Replay | Waiting:
     if found.state is KeyState.WAITING and found.approval_id is not None:
         return Waiting(found.approval_id)
     if found.state is KeyState.DONE and found.answer is not None:
-        with suppress(ValueError):  # another version of the engine wrote it in its own form
+        with suppress(ValueError):  # another version of the engine may have another format
             return Replay(replay_of(found.answer))
     raise OutcomeUnknown(
         "The call with this idempotency key may have taken effect, but its answer was lost. Do not "
@@ -384,7 +392,7 @@ def _with_warning(envelope: Envelope, warning: str) -> Envelope:
 
 
 def fingerprint(permitted: PermittedCall) -> str:
-    """The call's identity as 64 hex digits.
+    """Return the hash of everything that decides what a call does, as 64 hex digits.
 
     Raises:
         InvalidParams: the arguments have no canonical form.
@@ -397,7 +405,7 @@ def fingerprint(permitted: PermittedCall) -> str:
 
 
 def key_made_of(permitted: PermittedCall) -> str:
-    """A key derived from the call: the same action by the same caller gets the same key.
+    """Return a key derived from the call: the same action of the same caller has the same key.
 
     Raises:
         InvalidParams: the arguments have no canonical form.
@@ -406,9 +414,9 @@ def key_made_of(permitted: PermittedCall) -> str:
 
 
 async def repeat_key_of(permitted: PermittedCall) -> str | None:
-    """The key by which a call without an idempotency key is recognized as a repeat.
+    """Return the key by which a call without an idempotency key is recognized as a repeat.
 
-    None if the caller marks the call as new, or sends a key, which then decides alone.
+    None if the caller marks the call as new, or sends a key, which is then used instead.
     """
     if permitted.request.options.new_call or key_of(permitted) is not None:
         return None
@@ -416,7 +424,8 @@ async def repeat_key_of(permitted: PermittedCall) -> str | None:
 
 
 def _action(permitted: PermittedCall) -> JsonObject:
-    """The tool, its effective arguments without the key, the caller, agent and session."""
+    """Return what identifies an action: tool, effective arguments without the key, caller, agent,
+    session and context."""
     tool, options = permitted.tool.definition, permitted.request.options
     return {
         "tool": tool.name,
@@ -430,7 +439,8 @@ def _action(permitted: PermittedCall) -> JsonObject:
 
 
 def context_of(request: CallRequest) -> JsonObject:
-    """The context, if the call has one: other calls keep the digests of earlier versions."""
+    """Return the field `context` if the call has one. Without it, a call has the same digest as in
+    versions before contexts existed."""
     return {} if request.context is None else {"context": request.context}
 
 

@@ -1,9 +1,10 @@
-"""Coercion of arguments, with a warning for each change. Part of the validate stage.
+"""Coercion of arguments, with a warning for each change. Part of the stage `validate`.
 
-Also used by the offline policy commands, so it imports values only. It corrects errors of form that
-models make, and only in top-level properties of one plain type. A strict tool gets no coercion; nor
-does a dangerous one, because a human approves exactly the arguments that were sent. Numbers are
-clamped to their bounds only for tools that only read.
+Also used by the offline policy commands, so it must not import the engine's services. It corrects
+wrong types that models often send, and only in top-level properties that have one plain type. The
+arguments of strict tools are not coerced; nor are those of dangerous tools, because a human
+approves exactly the arguments that were sent. Numbers are clamped to their bounds only for
+read-only tools.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _BOOLEANS = {
 
 
 def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
-    """The arguments in the types of the tool's schema, with a warning for each change.
+    """Return the arguments with the types of the tool's schema, and a warning for each change.
 
-    Defaults of missing parameters are filled in without a warning, and of two that exclude each
-    other an empty one is left out. A value that cannot be coerced is left for validation to refuse.
+    Without a warning, defaults of missing parameters are filled in, and if two parameters exclude
+    each other, an empty one is left out. A value that cannot be coerced stays as it is, for
+    validation to refuse.
     """
     arguments = without_empty_twins(tool.executor, arguments)
     properties: JsonObject = tool.parameters.get("properties", {})
@@ -56,7 +58,7 @@ def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tup
 
 
 def refuses_unknown(tool: ToolDefinition) -> bool:
-    """Whether every parameter that the schema does not name is an error."""
+    """Whether a parameter that the schema does not name is an error."""
     return (tool.strict or tool.dangerous) and _drops_unknown(tool.parameters)
 
 

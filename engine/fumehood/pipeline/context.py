@@ -1,9 +1,9 @@
-"""The context of one call: what is known of it so far, and what it holds.
+"""The context of one call: what is known about it so far, and what it holds.
 
-Made once for each call, by `run` or by the resumption of an approval, and handed from stage to
-stage. `build_envelope` and `record` read it when the call has ended. Invariant: it opens no gate.
-What lets a call go on is the value of its stage (`PermittedCall`, `AdmittedCall`), never a field
-here. `CallTrace` measures the stages and logs them; it carries no state of the call.
+Created once for each call, by `run` or when an approved call is resumed, and passed from stage to
+stage. `build_envelope` and `record` read it when the call has ended. Invariant: it never decides
+whether a call may continue; that takes the value of the stage before (`PermittedCall`,
+`AdmittedCall`). `CallTrace` measures the stages and logs them; it has no state of the call.
 """
 
 from __future__ import annotations
@@ -33,72 +33,74 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FallbackAnswer:
-    """How the call of another tool ended, in place of a failed one."""
+    """The ending of the fallback's call, made after the first tool failed."""
 
     tool: str
     envelope: Envelope
     may_have_acted: bool
-    """Whether it failed after it may have acted, and may not be repeated."""
+    """Whether the fallback may have had an effect that must not be repeated."""
 
 
 @dataclass(slots=True)
 class CallContext:
-    """One call. An optional field is None until the stage that sets it has passed."""
+    """The context of one call. An optional field is None until a stage sets it."""
 
     request: CallRequest
     trace: CallTrace
     handle: CallHandle
     approval: StoredApproval | None = None
-    """The approval of a call that waited for a human and continues or ends now."""
+    """The approval of a call that waited for a human and now continues or ends."""
     resolved: ResolvedCall | None = None
     validated: ValidatedCall | None = None
     tools: list[JsonObject] | None = None
-    """The tools that a program may call, as its guest gets them."""
+    """The tools that a program may call, in the form for its guest."""
     claim: Claim | None = None
-    """Held on its idempotency key until `settle`."""
+    """The claim on its idempotency key, held until `settle`."""
     repeat_key: str | None = None
-    """Set for a call that needs approval: a call with the same key is this call."""
+    """Set if the call needs approval and has no idempotency key. A later call with the same repeat
+    key counts as the same call."""
     flight: Flight | None = None
-    """Its answer is for the result cache, and equal calls may wait for it."""
+    """Set if its answer goes to the result cache. Equal calls may be waiting for it."""
     reservation: Reservation | None = None
-    """Held in the budgets until `settle` or `release`."""
+    """The amounts held in its budgets until `settle` or `release`."""
     rate: RateHold | None = None
-    """Held in the rate limits until `begin` or `release`."""
+    """The places held in its rate limits until `begin` or `release`."""
     plan: Plan | None = None
-    """Known once the call holds its place in the sandbox."""
+    """Set once the call holds its place in the sandbox."""
     queue_ms: float | None = None
+    """Milliseconds that it waited for that place."""
     is_approved: bool = False
     """Whether it passed the stage `approve` in this run."""
     is_parked: bool = False
-    """Whether it continues without its caller after a human's approval."""
+    """Whether it is stored, and continues without its caller after a human's approval."""
     has_begun: bool = False
-    """Whether it may have acted."""
+    """Whether it may have had an effect."""
     attempts: Attempts = field(default_factory=Attempts)
     fallback: FallbackAnswer | None = None
     """Set if its tool failed and its fallback was called."""
 
     def begin(self) -> None:
-        """Note that the call may act from now on, and count it in the rate limits."""
+        """Note that the call may have an effect from now on, and count it in the rate limits."""
         self.has_begun = True
         if self.rate is not None:
             self.rate.take()
 
     def release(self) -> None:
-        """Release what is held in budgets and rate limits, because nothing was used."""
+        """Release what the call holds in budgets and rate limits, because it used nothing."""
         if self.rate is not None:
             self.rate.release()
         if self.reservation is not None:
             self.reservation.release()
 
     def close_flight(self) -> None:
-        """Let a waiting equal call run instead, unless the answer is already there."""
+        """Let a waiting equal call run instead, unless this call's answer has been shared."""
         if self.flight is not None:
             self.flight.close()
 
     async def settle(self, envelope: Envelope) -> Envelope:
-        """Settle the budgets and store the answer under the call's key.
+        """Settle the budgets, store the answer under the call's key, and return it.
 
-        Returns the caller's answer.
+        If it could not be stored, the returned answer has a warning.
         """
         if not self.has_begun:
             self.release()
@@ -110,9 +112,9 @@ class CallContext:
 
 
 class CallTrace:
-    """The time of each stage of a call, and its log events with both ids.
+    """Measures the stages of a call, and logs its events with the call id and the trace id.
 
-    Argument values are logged at the level `debug` only.
+    Argument values are logged only at the level `debug`.
     """
 
     __slots__ = ("_clock", "_ids", "_last", "_log", "_logs_stages", "_stages_s", "_started")
@@ -126,7 +128,7 @@ class CallTrace:
         self._stages_s: dict[str, float] = {}
 
     def passed(self, stage: str, value: T) -> T:
-        """Note that a stage is done, and pass its value on."""
+        """Record that a stage has ended, and return `value`, the stage's result."""
         now = self._clock.monotonic()
         self._stages_s[stage] = now - self._last
         self._last = now
@@ -147,12 +149,14 @@ class CallTrace:
         self._log.info(event, **self._ids, **values, stages_ms=self.stages_ms())
 
     def fault(self, event: str, error: BaseException) -> None:
-        """Log a fault that the caller must not see."""
+        """Log the cause of a failure, which the caller must not see."""
         log_fault(self._log, event, error, **self._ids)
 
     def stages(self) -> list[tuple[str, float, float]]:
-        """Each stage with its start and end, in seconds relative to now. The last stage,
-        `record`, has not ended yet."""
+        """Return each stage with its start and end, in seconds relative to now.
+
+        The last stage is `record`, which is still running.
+        """
         now = self._clock.monotonic()
         found, at = [], self._started - now
         for stage, seconds in self._stages_s.items():
@@ -166,7 +170,7 @@ class CallTrace:
         return (self._clock.monotonic() - self._started) * 1e3
 
     def stage_ms(self, stage: str) -> float | None:
-        """Duration of one stage, or None if the call has not passed it."""
+        """Return the milliseconds that one stage took, or None if the call has not passed it."""
         seconds = self._stages_s.get(stage)
         return round(seconds * 1e3, 3) if seconds is not None else None
 

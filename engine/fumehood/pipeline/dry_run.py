@@ -1,4 +1,4 @@
-"""A dry run: what a call would do, without consuming anything (mission P12).
+"""Dry run: describe what a call would do, without running it or using it up (mission P12).
 
 Takes a `PermittedCall`, returns an `Outcome` that describes what would happen and why. Faults in
 the request itself are refused as in a real call before this is reached.
@@ -40,10 +40,10 @@ from fumehood.sandbox.wall import Walls
 def facts_to_explain(
     query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> CallFacts:
-    """Resolve and validate a call that is only to be explained. Budgets are not considered.
+    """Resolve and validate a call whose policy decision is to be explained. Ignores budgets.
 
     Raises:
-        EngineError: as a real call would, before the policy.
+        EngineError: as for a real call, before its policy decision.
     """
     speaks_for = frozenset({query.agent_id} if query.agent_id is not None else ())
     try:
@@ -66,9 +66,9 @@ async def dry_run(
     circuits: Circuits | None = None,
     over_rate: RateExceeded | None = None,
 ) -> Outcome:
-    """What the call would do, without doing it.
+    """Return an outcome that describes what the call would do, without doing it.
 
-    `exceeded` is the budget that is too small, `over_rate` the rate limit that is used up.
+    `exceeded` is the budget that has too little left, `over_rate` the rate limit that is used up.
     """
     tool = permitted.tool.definition
     decision = permitted.decision

@@ -1,8 +1,9 @@
 """Execute: run the tool in its place, and again if its service failed and a repeat is harmless.
 
-Seventh stage. Takes an `AdmittedCall` (which only `admit` makes), returns the `Outcome` of the last
-attempt, also of a failed program: the envelope says what it used and how it ended either way.
-`retry` decides whether there is another attempt. Each one needs a permit of its service's circuit.
+Seventh stage. Takes an `AdmittedCall` (which only `admit` creates), returns the `Outcome` of the
+last attempt, even of a failed program, because its envelope also reports what the call used.
+`retry` decides whether another attempt follows. Each attempt needs a permit from the circuit of the
+tool's service.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from fumehood.pipeline.services import PipelineServices
 async def execute(
     admitted: AdmittedCall, *, call: CallContext, services: PipelineServices, run_call: RunCall
 ) -> Outcome:
-    """Hand the call to the executor that its tool names, as often as it may be repeated.
+    """Run the call in its tool's executor, and again as often as `retry` allows.
 
-    `run_call` is the pipeline itself, for the calls that a program makes.
+    `run_call` is the pipeline's entry, for the calls that a program makes.
     """
     permitted, tools = admitted.permitted, call.tools
     run = ToolRun(
@@ -55,20 +56,20 @@ async def execute(
 async def _attempts(
     run: ToolRun, admitted: AdmittedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
-    """Run until an attempt succeeds or no other one is allowed."""
+    """Run attempts until one succeeds or no further one is allowed."""
     tool, clock, retries = run.tool.definition, services.clock, services.retries
     deadline = clock.monotonic() + run.limits.wall_s
     retries.begin(tool)
     outcome = await _attempt(run, admitted.permit, admitted.plan)
     while (error := outcome.error) is not None and not call.handle.is_cancelled:
-        if call.handle.has_output:  # another attempt would repeat what its followers have read
+        if call.handle.has_output:  # listeners would receive the same output again
             break
         left_s = deadline - clock.monotonic()
         delay_s = retries.next_delay_s(tool, error, call.attempts, left_s)
         if delay_s is None:
             break
         suspended_ms = services.circuits.wait_ms(tool)
-        if suspended_ms > delay_s * 1e3:  # this attempt may have opened it
+        if suspended_ms > delay_s * 1e3:  # this attempt may have opened the circuit
             _stop(error, suspended_ms, call)
             break
         _tell(error, delay_s, most_retries(tool, error), call)
@@ -85,7 +86,7 @@ async def _attempts(
 
 
 def _stop(error: EngineError, suspended_ms: int, call: CallContext) -> None:
-    """Record that the service is suspended, and how long repeats will be refused."""
+    """Record that calls to the service are suspended, and for how long."""
     call.attempts.warning = CIRCUIT_OPENED
     error.retry_after_ms = max(error.retry_after_ms or 0, suspended_ms)
 
@@ -114,7 +115,7 @@ def _is_hurried(run: ToolRun, offered: WallLimits) -> bool:
 
 
 def _tell(error: EngineError, delay_s: float, max_retries: int, call: CallContext) -> None:
-    """Log that an attempt failed, and report it to the call's followers."""
+    """Log that an attempt failed, and report it to the call's listeners."""
     number = call.attempts.retry_count + 1
     code = code_of(error)
     call.trace.tell("call.retrying", retry=number, code=code, delay_ms=round(delay_s * 1e3, 3))
@@ -122,13 +123,13 @@ def _tell(error: EngineError, delay_s: float, max_retries: int, call: CallContex
 
 
 def _with_time(run: ToolRun, left_s: float) -> ToolRun:
-    """The run with the rest of the call's time. If no time is left, its executor ends it."""
+    """Return the run limited to the rest of the call's time. If none is left, it times out."""
     wall_s = max(left_s, 0.001)
     limits = replace(run.limits, wall_s=wall_s, cpu_s=min(run.limits.cpu_s, wall_s))
     return replace(run, limits=limits)
 
 
 def _summed(before: Outcome, last: Outcome) -> Outcome:
-    """The last outcome, with the resources of all attempts added up."""
+    """Return the last outcome with the CPU and network time of all attempts added up."""
     cpu_ms = last.cpu_ms if before.cpu_ms is None else before.cpu_ms + (last.cpu_ms or 0.0)
     return replace(last, cpu_ms=cpu_ms, network_ms=before.network_ms + last.network_ms)

@@ -1,11 +1,11 @@
-"""Fallback: another tool is called once in place of one whose service failed.
+"""Fallback: if a tool's service fails, call the tool's fallback, another tool, once.
 
-Called by `run` after the last attempt, with the pipeline itself as `run`: the other call passes
-every gate for the same caller and agent, with the same arguments, and is recorded under an id of
-its own. Invariants: no fallback where the first tool may have acted and is not idempotent; none
-that needs a human's approval, and none for a call that a human approved, because the approval
-is for that tool; a fallback's own fallback is not followed; a call whose fallback may have acted is
-never reported as retryable, unless repeating it is harmless.
+Called by `run` after the last attempt. The fallback's call passes the whole pipeline for the same
+caller and agent, with the same arguments, and is recorded under its own id. Invariants: there is no
+fallback if the first tool may have acted and is not idempotent, if the fallback needs approval, or
+if a human approved the call, because the approval is for the first tool only; a fallback's own
+fallback is not called; a call whose fallback may have acted is never reported as retryable, unless
+repeating it is harmless.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
 
 ID_SUFFIX = "_fallback"
+"""Added to the first call's id to make the id of the fallback's call."""
 
 
 def has_fallback(call: CallContext, error: EngineError) -> bool:
     """Whether the tool's fallback is called after this error."""
     if call.resolved is None or call.handle.is_cancelled:
         return False
-    if call.handle.has_output:  # its followers have read a part of another tool's result
+    if call.handle.has_output:  # listeners have already received a part of the first tool's result
         return False
     tool = call.resolved.tool.definition
     return (
@@ -47,7 +48,7 @@ async def fall_back(
     services: PipelineServices,
     run: Callable[[CallContext, PipelineServices], Awaitable[Envelope]],
 ) -> None:
-    """Call the fallback and store its answer in `call.fallback`."""
+    """Call the fallback and store its answer in `call.fallback`. `run` is the pipeline."""
     if call.resolved is None or call.resolved.tool.definition.fallback is None:
         return
     name = call.resolved.tool.definition.fallback
@@ -57,7 +58,7 @@ async def fall_back(
     other.handle.attach()
     call.trace.tell("call.fallback", fallback=name)
     if not call.has_begun:
-        call.release()  # nothing of the first tool ran
+        call.release()  # the first tool did not run
     try:
         envelope = await run(other, services)
     finally:
@@ -76,9 +77,9 @@ def require_no_approval(permitted: PermittedCall) -> None:
 
 
 def with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
-    """The envelope of a failed call with the answer of the tool that was called in its place.
+    """Return the envelope of a failed call with the fallback's answer.
 
-    If that failed as well, the first tool's error stays the answer.
+    If the fallback also failed, the first tool's error stays the answer.
     """
     other, told = answer.envelope, envelope.error
     warnings = tuple(f"fallback: {warning}" for warning in other.metadata.warnings)
@@ -110,7 +111,7 @@ def with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
 
 
 def _request(request: CallRequest, name: str) -> CallRequest:
-    """The same call of another tool, without an idempotency key: the first call's key covers it."""
+    """Return the same call for another tool, without the idempotency key, which covers both."""
     return replace(
         request,
         tool=name,

@@ -1,7 +1,7 @@
 """Incoming: parse calls and queries from outside into values, or refuse them.
 
-Before the pipeline, used by the engine and the faces. The arguments of an embedding program are
-read as strictly as a request over a socket.
+Runs before the pipeline; used by the engine, HTTP and the other ways in. Calls of an embedding
+program are parsed as strictly as requests over a socket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_ARGUMENTS = CallBody(arguments={})
 
 
 class NotJson(InvalidParams):
-    """The call is not JSON, so it cannot be shown."""
+    """The value cannot be represented in JSON, so no client could send it."""
 
 
 def parse_own_call(
@@ -48,10 +48,10 @@ def parse_own_call(
 
 
 def _as_sent(value: Any, part: str) -> Any:
-    """A value of an embedding program, as a client of the daemon would have to send it.
+    """Return a value of an embedding program after a round trip through JSON.
 
     Raises:
-        NotJson: no client could send it.
+        NotJson: it cannot be represented in JSON.
     """
     try:
         return strict_json.loads(strict_json.dumps(value), max_depth=65)
@@ -60,9 +60,9 @@ def _as_sent(value: Any, part: str) -> Any:
 
 
 def validated(model: type[M], document: JsonObject) -> M:
-    """Validate JSON with a strict model. `269.0` is an integer, as in JSON Schema.
+    """Validate JSON with a strict model. As in JSON Schema, `269.0` counts as an integer.
 
-    Such numbers are replaced in `document`. Raises ValidationError.
+    Such numbers are replaced in `document`. Raises ValidationError if it is invalid.
     """
     try:
         return model.model_validate(document)
@@ -73,7 +73,7 @@ def validated(model: type[M], document: JsonObject) -> M:
 
 
 def _make_whole(document: Any, error: ValidationError) -> bool:
-    """Replace integral floats that should be integers. Returns whether there were any."""
+    """Replace floats like `269.0` that must be integers. Return whether there were any."""
     found = False
     for fault in error.errors(include_url=False):
         if fault["type"] == "int_type" and isinstance(fault["input"], float):
@@ -86,7 +86,7 @@ def _make_whole(document: Any, error: ValidationError) -> bool:
 
 
 def parse_call_body(document: Any) -> CallBody:
-    """The body of a call from JSON that has been parsed strictly.
+    """Parse the body of a call from a JSON document.
 
     Raises:
         InvalidParams: some fields are invalid; the error names each of them.
@@ -95,7 +95,7 @@ def parse_call_body(document: Any) -> CallBody:
         raise InvalidParams('The body must be an object: {"arguments": {…}, "options": {…}}.')
     arguments = document.get("arguments")
     if len(document) == 1 and type(arguments) is dict and len(arguments) <= MAX_KEYS:
-        return replaced(_NO_ARGUMENTS, arguments=arguments)  # nearly always, and nothing is wrong
+        return replaced(_NO_ARGUMENTS, arguments=arguments)  # fast path for most calls
     for where in (document, document.get("options"), arguments):
         if isinstance(where, dict) and len(where) > MAX_KEYS:
             raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
@@ -103,7 +103,7 @@ def parse_call_body(document: Any) -> CallBody:
 
 
 def parse_batch(document: Any) -> RawBatch:
-    """The body of a batch from JSON that has been parsed strictly; its calls are not parsed yet.
+    """Parse the body of a batch from a JSON document. Its calls are not parsed yet.
 
     Raises:
         InvalidParams: some fields of the batch itself are invalid; the error names each.
@@ -114,7 +114,7 @@ def parse_batch(document: Any) -> RawBatch:
 
 
 def parse_message(document: Any) -> HandleBody:
-    """The body of `POST /v1/tool_calls`; its message is not read yet.
+    """Parse the body of `POST /v1/tool_calls`. Its message is not parsed yet.
 
     Raises:
         InvalidParams: some fields are invalid; the error names each of them.
@@ -131,7 +131,7 @@ def parse_own_message(message: Any, name: str, options: JsonObject) -> HandleBod
 
 
 def parse_batch_call(document: Any) -> tuple[str, CallBody]:
-    """The tool and the body of one call of a batch.
+    """Parse one call of a batch. Return its tool and its body.
 
     Raises:
         InvalidParams: some fields are invalid; the error names each of them.
@@ -149,11 +149,11 @@ def parse_batch_call(document: Any) -> tuple[str, CallBody]:
 
 def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
     """Parse one call of a batch of this process as strictly as one over a socket."""
-    return parse_batch_call(_as_sent([call], "call")[0])  # as deep as a call in a request
+    return parse_batch_call(_as_sent([call], "call")[0])  # in a list: as deep as in a real batch
 
 
 def _meant(fault: ErrorDetails) -> str:
-    """A suggestion for an unknown key of a body or its options."""
+    """Return a suggestion for an unknown key of a body or its options, or an empty text."""
     if fault["type"] != "extra_forbidden":
         return ""
     *above, key = map(str, fault["loc"])

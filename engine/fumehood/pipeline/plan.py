@@ -1,8 +1,8 @@
-"""Plan: where a call would run and with which limits. Takes nothing.
+"""Plan: where a call would run, and with which limits. A plan reserves nothing.
 
-Beside the stages: made for a dry run, for an approval request, and by `admit`. Invariant: a limit
-that the wall cannot enforce on this host refuses the call; nothing falls back to a weaker wall. A
-wall that can come back is checked again before it refuses (`plan_now`).
+Not a stage: plans are made for dry runs, for approval requests, and by `admit`. Invariant: if the
+wall cannot enforce a required limit on this host, the call is refused; it never falls back to a
+weaker wall. Before that, a wall that can recover is checked again (`plan_now`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, Walls
 
 RETRY_AFTER_MS = 1000
+"""Delay in milliseconds suggested to callers while a wall is down that can recover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +38,22 @@ class Plan:
     session: SessionRecord | None = None
     """The call's session, even if its tool runs outside of the session's container."""
     image: str | None = None
-    """The image of the place, or None if the wall has no images."""
+    """The image of the container in which it runs, or None if the wall has no images."""
     upstream: str | None = None
-    """The service that the tool calls, or None."""
+    """The service that the tool calls, as `circuits.breaker.upstream_of` names it, or None."""
 
 
 class WallDown(SandboxUnavailable):
-    """The wall enforces nothing now; nothing runs behind it."""
+    """The wall currently enforces no limits, so nothing runs behind it."""
 
 
 async def plan_now(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """As `make_plan`, but checks the wall again if it is down or the call's image is missing."""
+    """Plan as `make_plan`. If the wall is down or an image is missing, check again and retry once.
+
+    Raises as `make_plan`.
+    """
     try:
         return make_plan(permitted, walls, sessions)
     except (WallDown, ImageMissing):
@@ -63,10 +67,10 @@ async def plan_now(
 
 
 def executor_of(tool: ToolDefinition) -> Executor:
-    """The executor of a tool.
+    """Return the executor of a tool.
 
     Raises:
-        SandboxUnavailable: this version has none.
+        SandboxUnavailable: this version has no such executor.
     """
     executor = EXECUTORS.get(tool.executor)
     if executor is None:
@@ -81,14 +85,16 @@ def executor_of(tool: ToolDefinition) -> Executor:
 def make_plan(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """The placement, wall and effective limits of a call. Without `sessions`, sessions are refused.
+    """Return the placement, wall and effective limits of a call. Without `sessions`, a call that
+    needs a session is refused.
 
     Raises:
-        WallDown: the wall enforces nothing now.
+        WallDown: the wall currently enforces no limits.
         ImageMissing: the image that the call needs is missing.
-        SandboxUnavailable: the wall cannot enforce what it must, or has no image for the language.
-        InvalidParams: a limit that makes no sense on this wall, or in this session.
-        ResourceNotFound: no such session of this caller and agent, or it is over.
+        SandboxUnavailable: the wall cannot enforce a required limit, or has no image for the
+            language.
+        InvalidParams: an option is impossible for this wall or session.
+        ResourceNotFound: this caller and agent have no such session, or it has ended.
     """
     tool, options = permitted.tool.definition, permitted.request.options
     executor = executor_of(tool)
@@ -153,9 +159,11 @@ def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
 
 
 def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
-    """The limits that the wall requires, if it enforces them.
+    """Return the limits that the wall requires, after checking that it enforces them.
 
-    Raises WallDown, or SandboxUnavailable if only some cannot be enforced.
+    Raises:
+        WallDown: it enforces none of them.
+        SandboxUnavailable: it does not enforce all of them.
     """
     status = wall.status
     missing = status.lacking
@@ -177,10 +185,10 @@ def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
 
 
 async def until_place_is_known(plan: Plan) -> None:
-    """Wait until the identity of the place's image is known, because an approval is bound to it.
+    """Wait until the identity of the plan's image is known. An approval is bound to that identity.
 
     Raises:
-        SandboxUnavailable: the image is missing, or its identity is unknown now.
+        SandboxUnavailable: the image is missing, or its identity cannot be found out now.
     """
     if plan.image is not None and isinstance(plan.wall, HasImages):
         await plan.wall.until_known(plan.image)
@@ -193,10 +201,10 @@ def _session(
     offered: WallLimits,
     sessions: SessionKeeper | None,
 ) -> SessionRecord | None:
-    """The call's session. It has one size, which no call in it can change."""
+    """Return the call's session, or None. Its memory size is fixed; a call cannot change it."""
     tool, options = permitted.tool.definition, permitted.request.options
     if tool.executor == DECISION:
-        return None  # a session of its caller's
+        return None  # a decision is about a session of the caller's own system
     if options.session_id is None:
         if placement.is_of_session:
             raise InvalidParams(
@@ -244,7 +252,7 @@ def _check_isolation(placement: Placement, options: CallOptions) -> None:
 
 
 def _lowered(options: CallOptions, limits: Limits, allowed_mb: int | None) -> tuple[str, ...]:
-    """A warning for each limit that is lower than the call asked for."""
+    """Return a warning for each limit that is lower than the call's option."""
     if options.timeout_seconds is None and options.memory_limit_mb is None:
         return ()
     asked_and_given = (

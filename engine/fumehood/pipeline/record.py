@@ -1,8 +1,8 @@
-"""Record: leave a trace before anything runs, and of how it ended.
+"""Record: log a call before it runs, and record how it ended.
 
-Last stage, in two halves around `execute`. The ending goes to the log, to metrics, alerts and
-spans, and, where somebody is known to have asked, into the call log. Argument values appear in the
-log at the level `debug` and nowhere else.
+Last stage, in two halves around `execute`. The ending goes to the log, to metrics, alerts and spans
+and, if the call has a principal, to the call log. Argument values are recorded only in the log, at
+the level `debug`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fumehood.storage.calls import APPROVAL_WAIT, CallRow
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
-    """Log the action before it runs. If this fails, nothing runs."""
+    """Log the call before it runs. If this fails, the tool is not run."""
     placement, limits = admitted.plan.placement, admitted.plan.limits
     call.trace.note(
         "call.intent",
@@ -34,10 +34,10 @@ def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
 
 
 def record_ending(call: CallContext, envelope: Envelope, services: PipelineServices) -> None:
-    """Record the end of a call, refused or run, with the time of each stage.
+    """Record the end of a call that ran or was refused, with the time of each stage.
 
-    Runs in the next turn of the event loop, after the answer has been sent. Dry runs, calls
-    without a principal, and calls that still wait for a human are in the log only.
+    The work is done in the next turn of the event loop, so that it does not delay the answer. Dry
+    runs, and calls that still wait for a human, only go to the log.
     """
     asyncio.get_running_loop().call_soon(_write_down, call, envelope, services)
 
@@ -72,9 +72,9 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
 def record_replay(
     call: CallContext, envelope: Envelope, services: PipelineServices, timestamp: str
 ) -> None:
-    """Record a call that was answered with the stored answer of an earlier one.
+    """Record a call that got the stored answer of an earlier call.
 
-    It is a call of its own in the log, which ran nothing and cost nothing.
+    The call log gets a separate entry for it, with no resources and no cost.
     """
     request = call.request
     code = envelope.error.code if envelope.error is not None else "OK"
@@ -100,7 +100,7 @@ def record_replay(
 
 
 def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
-    """Count an ended call and create its trace spans."""
+    """Count an ended call in metrics and alerts, and create its trace spans."""
     tool = metadata.tool_name if call.resolved is not None or call.approval is not None else None
     waited_s = _waited_s(call, services)
     services.observer.ended(
@@ -120,11 +120,11 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
 
 
 def _waited_s(call: CallContext, services: PipelineServices) -> float | None:
-    """How long the call waited for a human, or None."""
+    """Return the seconds that the call waited for a human, or None."""
     if call.approval is None:
         return None
     approval = call.approval.approval
-    # It was decided, or ends undecided now.
+    # Without a decision, the wait ends now, together with the call.
     waited = (approval.decided_at or services.clock.now()) - approval.created_at
     return max(0.0, waited.total_seconds())
 
@@ -132,12 +132,13 @@ def _waited_s(call: CallContext, services: PipelineServices) -> float | None:
 def _trace(
     call: CallContext, metadata: Metadata, code: str, tool: str, services: PipelineServices
 ) -> EndedTrace:
-    """The data for a call's trace spans. The span of a child call belongs to its parent's span."""
+    """Return the data for a call's trace spans. A program's call is a child of its parent's
+    span."""
     request, now = call.request, services.clock.now().timestamp()
     stages = [
         EndedStage(name, now + began, now + ended, _placement(metadata, name))
         for name, began, ended in call.trace.stages()
-        if name != "approve"  # it does not wait; the human's time is added below
+        if name != "approve"  # the stage itself takes no time; the wait for a human is added below
     ]
     if call.approval is not None:
         approval = call.approval.approval
@@ -167,7 +168,7 @@ def _trace(
 
 
 def _placement(metadata: Metadata, stage: str) -> dict[str, str] | None:
-    """The placement attributes of the stage `execute`, or None for other stages."""
+    """Return the placement attributes of the stage `execute`, or None for other stages."""
     sandbox = metadata.sandbox
     if stage != "execute" or sandbox is None:
         return None
@@ -183,7 +184,7 @@ def _row(
 ) -> CallRow:
     metadata, options = envelope.metadata, request.options
     tool, version = metadata.tool_name, metadata.tool_version
-    if version is None:  # nothing was found under what was asked for
+    if version is None:  # the tool was not found, so the requested name and version are logged
         tool, _, version = request.tool.partition("@")
         version = version[:MAX_TOOL_CHARACTERS] or None
     usage = metadata.usage

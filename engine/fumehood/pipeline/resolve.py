@@ -1,7 +1,7 @@
-"""Resolve: from a name to one version of one tool that may be called at all.
+"""Resolve: find the version of the tool that a call names.
 
-First stage. Takes a `CallRequest`, returns a `ResolvedCall`. For a call that is made for an
-agent only that agent's tools exist, and the agent only for those who may speak for it.
+First stage. Takes a `CallRequest`, returns a `ResolvedCall`. A call for an agent can only find that
+agent's tools, and only callers who may act for the agent can find the agent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fumehood.registry.index import RegisteredTool, ToolIndex
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCall:
-    """A call whose tool exists, is switched on and has not passed its sunset date."""
+    """A call whose tool exists, is enabled and has not passed its sunset date."""
 
     request: CallRequest
     tool: RegisteredTool
@@ -34,14 +34,14 @@ class ResolvedCall:
 def resolve(
     request: CallRequest, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> ResolvedCall:
-    """Find the tool. `now` is called only if the tool has a sunset date.
+    """Find the tool of a call. `now` is called only if the tool has a sunset date.
 
     Raises:
-        ResourceNotFound: no such agent, or not this principal's to speak for.
-        PermissionDenied: the agent does not have this tool, or not in this version.
-        ToolNotFound: no such name or version, or a tool that only its caller runs.
-        ToolDisabled: disabled, or host code that the operator did not allow.
-        ToolDeprecated: the sunset date has passed.
+        ResourceNotFound: there is no such agent, or the principal may not act for it.
+        PermissionDenied: the agent does not have this tool, or has another version of it.
+        ToolNotFound: there is no such tool or version, or only its caller can run it.
+        ToolDisabled: the tool is disabled, or it is host code that the operator did not allow.
+        ToolDeprecated: the tool's sunset date has passed.
     """
     binding = None
     reference = request.tool
@@ -75,7 +75,7 @@ def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:
 
 
 def _bound_reference(request: CallRequest, binding: Binding) -> str:
-    """The tool reference, with the version that the agent is bound to, if any."""
+    """Return the tool's name, with the version if the agent is bound to one."""
     if "@" not in binding.tool:
         return request.tool
     if "@" in request.tool and request.tool != binding.tool:

@@ -1,10 +1,10 @@
 """Result: turn an outcome into the data, the error and the usage of an envelope.
 
-Eighth stage, in three steps. `shape` makes the data a JSON object within its size limit and its
-output schema, or an error (`ErrorInfo`). `shorten` cuts long texts in `data` and `error.details` to
-head and tail and keeps the whole as a blob of the caller's (mission E6); contents of files are not
-text (E7) and stay. `account` computes tokens and cost from measurements, in decimal arithmetic;
-`budgets/ledger` counts them.
+Eighth stage, in three steps. `shape` turns the data into a JSON object that keeps its size limit
+and its output schema, or into an error. `shorten` cuts long texts in `data` and `error.details` to
+head and tail, and stores each whole text as a blob of the caller (mission E6); contents of files do
+not count as texts (E7). `account` computes tokens and cost from measurements, in decimal
+arithmetic; `budgets/ledger` adds them up.
 """
 
 from __future__ import annotations
@@ -42,25 +42,34 @@ from fumehood.registry.json_schema import TooCostly
 from fumehood.storage.blobs import BlobStore, NotKept
 
 MAX_MESSAGE_CHARACTERS = 2000
+"""Maximum length of a tool's error message in characters; a longer one is cut."""
+
 MAX_DATA_DEPTH = 60
-"""Slightly less than readers accept, because data is nested in the envelope."""
+"""Maximum nesting of data. It is slightly less than strict readers accept, because data is nested
+in the envelope."""
+
 MAX_DETAILS_BYTES = 64 * 1024
+"""Maximum size of a tool's error details as JSON, in bytes."""
 
 NAME_CHARACTERS = 64
-"""Texts up to this length are names and codes rather than prose; `max_length` leaves them whole."""
+"""Texts up to this many characters are never shortened by `max_length`: they are names and
+codes."""
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
+
 MAX_FIELDS = 200
-"""The most texts of one answer that are kept as blobs; further ones are only shortened."""
+"""Maximum number of texts of one answer that are stored as blobs. Further ones are only
+shortened."""
 
 Path = tuple[str | int, ...]
+"""The keys and indexes that lead to a value in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapedOutcome:
-    """An outcome whose data fits an envelope; `text` is that data as JSON.
+    """An outcome whose data fits an envelope. `text` is the data as JSON.
 
-    `details` replace the error's own if those were shortened.
+    `details` are the error's details if they were shortened, otherwise None.
     """
 
     outcome: Outcome
@@ -72,10 +81,14 @@ class ShapedOutcome:
 def shape(
     outcome: Outcome, tool: RegisteredTool, max_bytes: int, redactor: Redactor
 ) -> ShapedOutcome:
-    """Redact and check the data. If it does not fit, the outcome becomes an error."""
+    """Redact the data or the error of an outcome, and check the data.
+
+    If the data is not JSON, is larger than `max_bytes` or does not match the tool's output schema,
+    the outcome becomes an error.
+    """
     max_bytes = outcome.max_data_bytes or max_bytes
     if isinstance(outcome.error, ToolError):
-        # Before the message is cut: half a key is not found any more.
+        # Redact before the message is cut: a key that was cut in half would not be found.
         outcome.error.message, redacted = redactor.text(str(outcome.error.message))
         outcome = replace(
             outcome,
@@ -112,9 +125,9 @@ def shape(
 
 
 def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorInfo:
-    """The error as the envelope shows it, without empty optional keys.
+    """Return the error in the form of the envelope, without empty optional keys.
 
-    `details` replace the error's own.
+    `details` replace the error's own details if they are given.
     """
     return ErrorInfo(
         code=code_of(error),
@@ -129,7 +142,7 @@ def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorI
 
 
 def redact_error(error: EngineError, redactor: Redactor) -> int:
-    """Redact an error's texts, including a tool's own code. Returns the number of matches."""
+    """Redact an error's texts, including a tool's own code. Return the number of matches."""
     error.message, total = redactor.text(error.message)
     if isinstance(error, ToolError):
         error.tool_code, in_code = redactor.text(error.tool_code)
@@ -144,14 +157,17 @@ def redact_error(error: EngineError, redactor: Redactor) -> int:
 
 
 def brief_error(error: EngineError) -> ErrorInfo:
-    """The error of one attempt, without details."""
+    """Return the error of one attempt without its details, for an event."""
     if isinstance(error, ToolError):
         error = _shape_tool_error(error)
     return shape_error(error).model_copy(update={"details": None})
 
 
 def _shape_tool_error(error: ToolError) -> EngineError:
-    """A tool's own error, with a message and details that fit an envelope."""
+    """Return a tool's own error with a message and details that fit an envelope.
+
+    Unsuitable details give another error instead.
+    """
     message = str(error.message).encode("utf-8", "replace").decode()[:MAX_MESSAGE_CHARACTERS]
     try:
         details, encoded = _as_json_object(error.details if error.details is not None else {})
@@ -175,7 +191,7 @@ class _Unfit(Exception):
 
 
 def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
-    """The value as a JSON object; a value that is not an object is stored under `value`.
+    """Return a value as a JSON object, and encoded. Any other value is wrapped as `{"value": …}`.
 
     Raises:
         _Unfit: JSON cannot represent the value.
@@ -185,8 +201,8 @@ def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
         plain = to_jsonable_python(value)
         data = plain if isinstance(plain, dict) else {"value": plain}
         encoded = strict_json.dumps(data)
-        # Parse only if needed: an escaped surrogate may be half of a character, and only data
-        # with this many brackets can be nested too deeply to be read again.
+        # Parse only if needed: an escaped surrogate may be unpaired, which is invalid, and only
+        # data with this many brackets can be nested too deeply.
         if b"\\ud" in encoded or encoded.count(b"[") + encoded.count(b"{") > MAX_DATA_DEPTH:
             strict_json.loads(encoded, max_depth=MAX_DATA_DEPTH)
     except Exception:  # also whatever the value's own code raises
@@ -214,18 +230,18 @@ def _check_output(data: JsonObject, tool: RegisteredTool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Long:
-    """One value that is too long: its place and its shortened form."""
+    """One value that is too long, with its path and its shortened form."""
 
     path: Path
     whole: str
     shown: str | None
     content_type: str
     length: int
-    """Characters of the whole text; `whole` is empty if that is already kept."""
+    """Number of characters of the whole text. `whole` is empty if the text is already stored."""
 
     @property
     def name(self) -> str:
-        """Its dotted path."""
+        """The path with dots."""
         return ".".join(map(str, self.path))[:200]
 
 
@@ -239,17 +255,17 @@ async def shorten(
     with_summary: bool = True,
     max_length: int | None = None,
 ) -> ShapedOutcome:
-    """Shorten long texts, and store the whole texts as blobs of the caller, or of its session.
-    Without a principal nothing is stored.
+    """Shorten long texts in the data, or in the details of an error, and store the whole texts.
 
-    `with_value` also replaces a long `value` of any other type by null. `max_length` is the
-    caller's own limit, in characters; the smaller one counts.
+    They are stored as blobs of the principal, or of the session if it is given. Without a principal
+    nothing is stored. `with_value` also replaces a long list or object in the field `value` by
+    null. `max_length` is the caller's own limit in characters; the smaller limit counts.
     """
     error = shaped.outcome.error
     cuts = shaped.outcome.cuts
     shortest = INLINE_BYTES if max_length is None else min(INLINE_BYTES, max_length)
     if error is None and not cuts and 0 < len(shaped.text) <= shortest:
-        return shaped  # the JSON is at least as long as each of its texts
+        return shaped  # no text can be longer than the whole JSON
     target = shaped.data if error is None else error.details
     if not target:
         return shaped
@@ -274,7 +290,7 @@ async def shorten(
 
 
 def shortened(data: JsonObject) -> JsonObject:
-    """The data with long texts shortened and no blobs, for data that the caller already has."""
+    """Return data with long texts shortened. No blobs are stored: the caller sent this data."""
     found = {long.path: long.shown for long in _long_values(data, with_value=False)}
     short: JsonObject = _put(data, found) if found else data
     return short
@@ -283,9 +299,9 @@ def shortened(data: JsonObject) -> JsonObject:
 def _long_values(
     target: JsonObject, *, with_value: bool, max_length: int | None = None
 ) -> Iterator[_Long]:
-    """Every long text, in order; `shape` has bounded the depth."""
+    """Yield every value that is too long, in order. `shape` has bounded the nesting."""
     for path, text, is_of_file in _walk(target, ()):
-        limit = None if is_of_file else max_length  # a link with a gap leads nowhere
+        limit = None if is_of_file else max_length  # a shortened URL would not work
         if _is_long(text) or (limit is not None and len(text) > max(limit, NAME_CHARACTERS)):
             yield _Long(path, text, head_and_tail(text, limit), PLAIN_TEXT, len(text))
     value = target.get("value")
@@ -296,13 +312,13 @@ def _long_values(
 
 
 def _long_of(cut: CutText, max_length: int | None) -> _Long:
-    """A text that was too long for memory and is already stored."""
+    """Describe a text that was too long for memory and is already stored."""
     shown = ends_of(cut.head, cut.tail, cut.length, max_length)
     return _Long((cut.field,), "", shown, PLAIN_TEXT, cut.length)
 
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, str, bool]]:
-    """Every text with its path, and whether it describes a file."""
+    """Yield every text with its path, and whether it belongs to the description of a file."""
     is_file = isinstance(node, dict) and "filename" in node
     items: Any = ()
     if isinstance(node, dict):
@@ -319,7 +335,7 @@ def _walk(node: Any, path: Path) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _is_long(text: str) -> bool:
-    if len(text) * 4 <= INLINE_BYTES:  # no character has more bytes
+    if len(text) * 4 <= INLINE_BYTES:  # a character has at most 4 bytes
         return False
     return len(text) > INLINE_BYTES or len(text.encode("utf-8", "replace")) > INLINE_BYTES
 
@@ -341,7 +357,7 @@ async def _link(
 
 
 def _put(target: Any, values: dict[Path, str | None], path: Path = ()) -> Any:
-    """A copy with these values replaced."""
+    """Return a copy of JSON in which the values at these paths are replaced."""
     if path in values:
         return values[path]
     if isinstance(target, dict):
@@ -352,7 +368,8 @@ def _put(target: Any, values: dict[Path, str | None], path: Path = ()) -> Any:
 
 
 def _note(found: list[_Long], links: list[JsonObject], *, with_summary: bool) -> JsonObject:
-    """The fields that describe shortened values. The answer's link is the first one's."""
+    """Return the answer's fields that describe shortened values. `resource_url` is the first
+    link."""
     fields = [
         {
             "field": long.name,
@@ -421,7 +438,7 @@ def account(
 
 
 def _without_files(data: JsonObject, data_json: str) -> str:
-    """The data as JSON without the contents of figures and files, which no model reads."""
+    """Return the data as JSON without the contents of figures and files, which models never get."""
     if not data.get("images") and not data.get("files"):
         return data_json
     lists = {key: without_contents(data[key]) for key in ("images", "files") if key in data}
@@ -431,7 +448,7 @@ def _without_files(data: JsonObject, data_json: str) -> str:
 def _resources(
     outcome: Outcome, limits: Limits | None, processing_s: float, prices: Prices
 ) -> Decimal:
-    """The cost of CPU as measured, and of memory as reserved (the limit) while it was held."""
+    """Return the cost of the measured CPU time, and of the memory limit during the run."""
     cost = Decimal(0)
     if prices.cpu_second and outcome.cpu_ms is not None:
         cost += prices.cpu_second * Decimal(repr(outcome.cpu_ms)) / 1000

@@ -1,9 +1,9 @@
 """Retry: whether a failed attempt is repeated, and when. `execute` runs the attempts.
 
-Only failures of other services are repeated, and only where that does no harm: the tool is
-idempotent, or no byte was sent. All attempts share the call's one deadline. Invariants: there are
-never more retries than the definition's `retry_count` and the table here allow, and of one tool
-within a minute never more than a tenth of its calls and a few.
+Only failures of other services are repeated, and only if that is harmless: the tool is idempotent,
+or no byte was sent. All attempts of a call share its deadline. Invariants: a call never has more
+retries than the definition's `retry_count` and `MOST_RETRIES` allow; within a minute, a tool never
+has more retries than `FREE_RETRIES` plus a tenth of its calls.
 """
 
 from __future__ import annotations
@@ -35,17 +35,21 @@ MOST_RETRIES: Mapping[type[EngineError], int] = MappingProxyType(
 
 BASE_S = 0.2
 """Maximum delay in seconds before the first retry. It doubles with each retry."""
+
 CAP_S = 10.0
-"""Maximum delay in seconds, unless the service asks for a longer one."""
+"""Maximum random delay in seconds before a retry. A delay that the service requests is added."""
 
 LEAST_ATTEMPT_S = 0.05
 """Seconds that must be left for another attempt to start."""
 
 WINDOW_S = 60.0
+"""Length in seconds of the time window in which a tool's calls and retries are counted."""
+
 FREE_RETRIES = 10
-"""Retries of one tool in the window, however few calls it has."""
+"""Number of retries that a tool may have in the window, however few calls it has."""
+
 RETRIED_SHARE = 0.1
-"""Further retries, as a share of the tool's calls in the window."""
+"""Further retries that a tool may have in the window, as a share of its calls there."""
 
 BUDGET_SPENT = (
     "retries: stopped, because too many calls of this tool were repeated in the last minute"
@@ -65,7 +69,7 @@ class Attempts:
 
 
 def is_of_service(tool: ToolDefinition) -> bool:
-    """Whether a tool can call another service: programs and session files cannot."""
+    """Whether a tool can call another service. Programs and tools on session files cannot."""
     return tool.executor not in ARGUMENTS
 
 
@@ -85,7 +89,7 @@ def is_harmless(tool: ToolDefinition, error: EngineError) -> bool:
 
 
 def most_retries(tool: ToolDefinition, error: EngineError) -> int:
-    """The maximum number of retries after this error."""
+    """Return the maximum number of retries after this error, or 0 if it must not be retried."""
     if not is_passing(error) or not is_harmless(tool, error):
         return 0
     by_error = next(most for kind, most in MOST_RETRIES.items() if isinstance(error, kind))
@@ -95,10 +99,10 @@ def most_retries(tool: ToolDefinition, error: EngineError) -> int:
 def delay_s(
     retry: int, retry_after_ms: int | None, left_s: float, uniform: Callable[[float, float], float]
 ) -> float | None:
-    """Seconds until the next attempt, or None if it does not fit into the remaining `left_s`.
+    """Return the seconds until the next attempt, or None if it does not fit into `left_s`.
 
-    `retry` counts from 0. Full jitter above what the service asks for, so that callers who were
-    refused together do not come back together.
+    `retry` counts from 0. The delay is the one that the service requests plus a random one ("full
+    jitter"), so that callers who were refused together do not return together.
     *Source*: AWS Architecture Blog, "Exponential Backoff and Jitter".
     """
     asked_s = max(0, retry_after_ms or 0) / 1000
@@ -128,9 +132,9 @@ class Retries:
     def next_delay_s(
         self, tool: ToolDefinition, error: EngineError, attempts: Attempts, left_s: float
     ) -> float | None:
-        """Seconds until the next attempt, or None if there is no further attempt.
+        """Return the seconds until the next attempt, or None if there is no further attempt.
 
-        Counts the retry, or stores in `attempts` why there is none.
+        Count the retry, or record in `attempts` why there is none.
         """
         most = most_retries(tool, error)
         if attempts.retry_count >= most:

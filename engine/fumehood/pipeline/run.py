@@ -1,12 +1,12 @@
-"""The pipeline: one call through every stage, and the one place that catches its errors.
+"""The pipeline: run a call through every stage, and catch all its errors in one place.
 
     resolve → validate → authorize → claim → approve → reserve, admit → start → execute
         → shape, shorten → account → settle → record
 
-Each stage takes the previous one's value and returns the next, or raises one `EngineError`.
-Nothing reaches back. The answer is always an envelope; a fault of the engine is logged and
-hidden, a cancellation is concluded and passed on. What is known of the call is collected in its
-`CallContext`.
+Each stage takes the value of the stage before it and returns its own, or raises one `EngineError`.
+No stage changes an earlier one's value. The answer is always an envelope. A failure of the engine
+itself is logged, and its cause is hidden from the caller. A cancelled task records the call's end
+and is then cancelled. `CallContext` collects what is known about the call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fumehood.pipeline.validate import validate
 from fumehood.policy.model import Verdict
 
 CONCLUDE_S = 5.0
-"""The time that a call cancelled from outside has to store what it has promised."""
+"""Seconds that a call has to store its ending after its task was cancelled."""
 
 
 async def run_call(
@@ -56,7 +56,7 @@ async def run_call(
 ) -> Envelope:
     """Run one call through every stage. Always returns an envelope.
 
-    `handle` reports the call's events, and lets its caller cancel it.
+    `handle` reports the call's events and allows its caller to cancel it.
     """
     handle = handle if handle is not None else CallHandle()
     handle.attach()
@@ -65,7 +65,7 @@ async def run_call(
 
 
 async def _run(call: CallContext, services: PipelineServices) -> Envelope:
-    """Run the call of a context; its handle is attached."""
+    """Run the call of a context. Its handle must be attached."""
     request, trace, handle = call.request, call.trace, call.handle
     try:
         permitted = permit(call, services)
@@ -96,7 +96,7 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
         except WaitCancelled as waiting:
             await _take_back(waiting.approval_id, call, services)
             raise
-        if isinstance(approved, Envelope):  # it was waited for, and is recorded already
+        if isinstance(approved, Envelope):  # the final answer after an approval, already recorded
             return approved
         ending = await _run_or_fall_back(trace.passed("approve", approved), call, services)
         return await conclude(call, ending, services)
@@ -114,10 +114,10 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
 async def _claim(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Claim | Replay | Waiting | None:
-    """Claim the call's key, or find the call that this one repeats.
+    """Claim the call's key, or return the earlier call that this one repeats.
 
-    Also finds repeats of calls that need approval and have no key. A fallback has no key, because
-    the first tool's call holds one for both.
+    A call without a key can also repeat an earlier one if it needs approval. A fallback's call has
+    no key, because the first tool's call holds it for both.
     """
     if permitted.request.is_fallback:
         require_no_approval(permitted)
@@ -158,7 +158,7 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
 
 
 def _log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Count the rule that decided, and log the decisions of rules in shadow mode."""
+    """Count the rule that decided, and log the rules in shadow mode that would have decided."""
     services.policy.count(permitted.decision)
     if not permitted.decision.shadow:
         return
@@ -182,7 +182,7 @@ async def _run_or_fall_back(
     error = ending.error if isinstance(ending, Outcome) else ending
     if error is not None and has_fallback(call, error):
         await fall_back(call, services, _run)
-        if call.handle.close():  # it could not be cancelled, either
+        if call.handle.close():  # the caller cancelled, but the fallback could not be stopped
             call.fallback = None
             return cancelled_ending(call)
     return ending
@@ -191,7 +191,7 @@ async def _run_or_fall_back(
 async def run_approved(
     approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
-    """Reserve, admit, start and execute a call that has passed every gate."""
+    """Reserve, admit, start and execute a call that needs no more approval."""
     call.is_approved = True
     await _reserve(approved, call, services)
     admission = await plan_admission(
@@ -203,7 +203,8 @@ async def run_approved(
         call.plan, call.queue_ms = admitted.plan, admitted.lease.queue_ms
         record_intent(call.trace.passed("admit", admitted), call)  # if this fails, nothing runs
         if approved.require_unchanged is not None:
-            await approved.require_unchanged(admitted.plan)  # it may have waited long for its place
+            # Checked here because the call may have waited long for its place.
+            await approved.require_unchanged(admitted.plan)
         if approved.approval is not None:
             await services.approvals.begin(approved.approval)
             call.trace.passed("start", None)
@@ -212,7 +213,7 @@ async def run_approved(
         call.begin()
         outcome = await execute(admitted, call=call, services=services, run_call=run_call)
         is_over = outcome.error is None or not has_fallback(call, outcome.error)
-        if is_over and call.handle.close():  # the tool could not be cancelled, and has ended now
+        if is_over and call.handle.close():  # the caller cancelled, but the tool ran to its end
             outcome = Outcome.cancelled(outcome.isolation)
         return call.trace.passed("execute", outcome)
 
@@ -220,10 +221,9 @@ async def run_approved(
 async def conclude(
     call: CallContext, ending: Outcome | EngineError, services: PipelineServices
 ) -> Envelope:
-    """Build the envelope of one ending, give back what the call holds, and record it.
+    """Build the envelope of one ending, release what the call holds, and record the ending.
 
-    A refusal is concluded without waiting for anything, also while the call is cancelled; only
-    what a key has promised is on the disk before the answer leaves.
+    Return the envelope. If the call has an idempotency key, this waits until the answer is on disk.
     """
     envelope = await call.settle(await build_envelope(call, ending, services))
     if call.flight is not None:
@@ -235,7 +235,7 @@ async def conclude(
 async def _answer_of_another(
     found: Replay | Waiting, call: CallContext, services: PipelineServices
 ) -> Envelope:
-    """The answer to a call whose key was used before."""
+    """Return the answer to a call that repeats an earlier one."""
     if isinstance(found, Replay):
         now = timestamp(services.clock.now())
         record_replay(call, found.envelope, services, now)
@@ -249,7 +249,7 @@ async def _answer_of_another(
 
 
 async def _take_back(approval_id: str, call: CallContext, services: PipelineServices) -> None:
-    """Also cancel the stored call if its own caller cancelled and no other caller waits for it."""
+    """If the caller cancelled this call, withdraw the stored call, unless others wait for it."""
     if call.handle.is_cancelled:
         by = call.request.principal.id if call.request.principal is not None else ""
         by_program = call.request.parent_id is not None
@@ -257,7 +257,7 @@ async def _take_back(approval_id: str, call: CallContext, services: PipelineServ
 
 
 def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Refuse a call before approval if rate limits or budgets would refuse it afterwards.
+    """Refuse a call before approval if rate limits or budgets would refuse it after approval.
 
     Raises:
         RateLimited: a rate limit is exceeded now.
@@ -288,7 +288,7 @@ async def _reserve(approved: ApprovedCall, call: CallContext, services: Pipeline
 
 
 def cancelled_ending(call: CallContext) -> Outcome | EngineError:
-    """The ending of a call that its caller has cancelled, with what is known of its run."""
+    """Return the ending of a call that its caller cancelled, with what is known about its run."""
     outcome, plan = call.handle.partial, call.plan
     if outcome is None and plan is not None:
         isolation = call.request.options.isolation or "call"
@@ -299,7 +299,10 @@ def cancelled_ending(call: CallContext) -> Outcome | EngineError:
 async def conclude_fault(
     call: CallContext, fault: BaseException, services: PipelineServices
 ) -> Envelope:
-    """Conclude anything but a refusal: a bug becomes an answer, a cancellation is re-raised."""
+    """Conclude a call that ended with an unexpected exception, or whose task was cancelled.
+
+    An exception becomes an `InternalError`. A cancellation is recorded and raised again.
+    """
     if isinstance(fault, Exception):
         return await conclude(call, hidden_fault(call, fault), services)
     error = Cancelled("The call was cancelled before it ended.")
@@ -309,6 +312,6 @@ async def conclude_fault(
 
 
 def hidden_fault(call: CallContext, fault: Exception) -> InternalError:
-    """Log a bug of the engine, and return the error that the caller sees in its place."""
+    """Log an unexpected exception, and return the error that the caller gets instead."""
     call.trace.fault("call.internal_error", fault)
     return InternalError("The engine failed internally. The log has the cause under this trace id.")

@@ -1,8 +1,8 @@
-"""The calls that an engine runs now: started, followed, cancelled, and drained at the end.
+"""The running calls of an engine: start, follow and cancel them, and drain them at the end.
 
-Host side. Above it `engine`; below it `run` and `stream`. Invariants: a call is cancelled only for
-its own principal, and does not exist for others; each call that was accepted ends, even if its
-caller has left; when the engine has stopped, none runs.
+Host side. Above it `engine`; below it `run` and `stream`. Invariants: only a call's own principal
+can find or cancel it; each accepted call ends with a recorded answer, even if its caller has left;
+when the engine has stopped, no call is running.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fumehood.pipeline.stream import StreamedCall, answer_of_unrun, last_record,
 from fumehood.storage.recordings import RecordingReader, RecordingStore
 
 END_PATIENCE_S = 15.0
-"""How long a cancellation waits for the end: longer than a wall takes to end a program."""
+"""Seconds that a cancellation waits for the call's end: more than a wall takes to end a program."""
 
 
 class RunningCalls:
@@ -40,7 +40,7 @@ class RunningCalls:
         return len(self._calls)
 
     def enter(self, request: CallRequest, live: CallHandle) -> None:
-        """Add a call."""
+        """Add a call that starts."""
         self._calls[request.call_id] = request.principal, live
 
     def leave(self, call_id: str) -> None:
@@ -48,14 +48,14 @@ class RunningCalls:
         del self._calls[call_id]
 
     def has(self, call_id: str, principal: Principal) -> bool:
-        """Whether this call of this principal runs."""
+        """Whether the principal has a running call with this id."""
         return self._own(call_id, principal) is not None
 
     async def cancel(self, call_id: str, principal: Principal) -> None:
-        """Cancel a call, and wait, bounded, until nothing of it runs.
+        """Cancel a call, and wait at most `END_PATIENCE_S` until it has ended.
 
         Raises:
-            ResourceNotFound: this principal has no such call that can still be cancelled.
+            ResourceNotFound: the principal has no such call, or it can no longer be cancelled.
         """
         live = self._own(call_id, principal)
         if live is None or not live.cancel():
@@ -69,9 +69,9 @@ class RunningCalls:
 
 
 class Intake:
-    """Whether calls are accepted: from the moment it is open until it drains.
+    """Whether an engine accepts calls: from its start until it drains.
 
-    It is made before the services of the pipeline, which ask it.
+    It is created before the pipeline's services, which query it.
     """
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ class Intake:
 
 
 class Calls:
-    """Runs calls. It drains `intake`; the pipeline refuses calls that come later.
+    """Runs calls. After `drain`, the pipeline refuses new calls.
 
-    `output_bytes` is the limit for each stream of a program.
+    `output_bytes` is the limit for each output stream of a program.
     """
 
     def __init__(
@@ -112,14 +112,15 @@ class Calls:
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle
     ) -> Coroutine[Any, Any, Envelope]:
-        """Run one call. The face has authenticated the principal.
+        """Run one call. The principal must already be authenticated.
 
-        No coroutine of its own: each nested one costs every call a little.
+        This returns the coroutine instead of awaiting it, because a nested one would slow down
+        every call.
         """
         return self._run(self._request(tool, body, principal), live)
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Run one call independently of its caller, who may follow its events."""
+        """Start a call that runs independently of its caller, who may follow its events."""
         request = self._request(tool, body, principal)
         call = StreamedCall(
             request,
@@ -135,10 +136,10 @@ class Calls:
         return call
 
     def follow(self, call_id: str, principal: Principal, after: str | None) -> RecordingReader:
-        """Read the events of a call that is or was followed, from behind the event `after`.
+        """Return a reader of a recorded call's events that begins after the event `after`.
 
         Raises:
-            ResourceNotFound: this principal has no such call whose events are kept.
+            ResourceNotFound: the principal has no such call, or its events are not kept.
         """
         reader = self._recordings.find(call_id, principal.id, after)
         if reader is None:
@@ -149,14 +150,17 @@ class Calls:
         return reader
 
     async def end_lost_streams(self) -> int:
-        """Record the ends of followed calls that the engine before did not end; their number."""
+        """Record an end for each recorded call that ran when the previous process ended.
+
+        Return their number.
+        """
         services = self._services
         return await self._recordings.end_lost(
             lambda call: lost_answer(call, services, last_record)
         )
 
     def delivered(self, live: CallHandle) -> None:
-        """Note that the caller has its answer."""
+        """Note that the caller has received its answer."""
         if live.answered_call is not None:
             self._services.approvals.fetched(live.answered_call)
 
@@ -171,13 +175,13 @@ class Calls:
         await self._idle.wait()
 
     async def end_streamed(self) -> None:
-        """End the calls of `open_stream`."""
+        """Cancel all calls that `open_stream` started, and wait until they have ended."""
         for task in self.streamed:
             task.cancel()
         await asyncio.gather(*self.streamed, return_exceptions=True)
 
     def _request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
-        """A new call, in the trace of the request that makes it, or of the option `trace_id`."""
+        """Build a new call. Its trace is that of the option `trace_id`, or of the HTTP request."""
         given, incoming = body.options.trace_id, INCOMING.get()
         own = read_traceparent(given) if given is not None else None
         parent = own or (read_traceparent(incoming) if incoming is not None else None)

@@ -1,4 +1,4 @@
-"""The services that the stages of a call use. Made once for each engine, in `compose`."""
+"""The services that the stages of a call use. `compose` creates them once for each engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fumehood.storage.calls import CallLog
 
 @dataclass(frozen=True, slots=True)
 class PipelineServices:
-    """Everything that the stages use."""
+    """Everything that the stages of a call use."""
 
     registry: ToolIndex
     agents: Agents
@@ -63,34 +63,38 @@ class PipelineServices:
     observer: CallObserver
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
-        """The expected cost of a call."""
+        """Return the amounts that a call is expected to take from its budgets."""
         tool = validated.tool.definition
         return estimate_of(tool, validated.shown_arguments, self.counter)
 
     def exceeded(self, validated: ValidatedCall) -> Exceeded | None:
-        """The budget that has too little left for a call, or None."""
+        """Return the budget that has too little left for a call, or None."""
         if self.budgets.is_empty:
             return None
         return self.budgets.exceeded(spender_of(validated), self.estimate(validated))
 
     def rate_exceeded(self, validated: ValidatedCall) -> RateExceeded | None:
-        """The rate limit that would refuse a call now, or None."""
+        """Return the rate limit that would refuse a call now, or None."""
         per_minute = validated.tool.definition.rate_limit
         return self.rates.exceeded(spender_of(validated), per_minute)
 
     def exceeded_if_approved(self, permitted: PermittedCall) -> Exceeded | None:
-        """The budget that a call would exceed if its approval lets it, or None."""
+        """Return the budget that a call would exceed with the permission of an approval, or
+        None."""
         if not permitted.decision.may_exceed_budget:
             return None
         return self.exceeded(permitted.validated)
 
     def is_over_budget(self, validated: ValidatedCall, held: Reservation | None) -> bool:
-        """Whether a call that holds this exceeds a budget. Computed only for rules that ask."""
+        """Whether a call exceeds a budget; never if it already holds its reservation.
+
+        Computed only if a policy rule needs it.
+        """
         return held is None and self.exceeded(validated) is not None
 
 
 def spender_of(validated: ValidatedCall) -> Spender:
-    """Whose budgets a call counts against."""
+    """Return whose budgets and rate limits a call counts against."""
     request = validated.request
     return Spender(
         request.principal.id if request.principal is not None else "",

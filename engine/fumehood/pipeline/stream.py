@@ -1,9 +1,9 @@
-"""Stream: a call whose events are recorded while it runs, for its followers.
+"""Stream: a call whose events are recorded while it runs, for readers.
 
-Host side, beside the pipeline, made by the engine. Events go into a recording and from there to
-readers; the call waits for none of them. A call that is refused by a gate has no events: it has
-its answer at once, and there is no recording. If the engine ends before a call, the call's last
-event is an error: this engine's word when it stops, and the next one's after a crash. With
+Host side, beside the pipeline, created by the engine. Events go into a recording and from there to
+readers; the call never waits for readers. A call that is refused before it begins has no recording:
+its caller gets the answer immediately. If the engine ends before the call, the call's last event is
+an error, which this process writes when it stops, or the next process after a crash. With
 `enable_streaming=false` the answer is the only event.
 """
 
@@ -45,17 +45,18 @@ from fumehood.storage.recordings import (
 )
 
 OVERHEAD_BYTES = 32 * MB
-"""Bytes of one recording beyond output: the answer with files, and JSON around events."""
+"""Bytes that one recording may have beyond output: the answer with files, and the JSON of
+events."""
 
 MIN_EVENT_BYTES = 300
-"""Size of a small event with its metadata."""
+"""Estimated size of an event without its text, in bytes."""
 
 STARTED = "started"
 STOPPED = "From here on events are missing, because {}. The call goes on; its answer comes last."
 
 
 class StreamedCall:
-    """One followed call. The pipeline uses `live`; the engine calls `end`."""
+    """One recorded call. The pipeline uses the handle `live`; the engine calls `end`."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class StreamedCall:
         timestamp: Callable[[], str],
         redact: Callable[[str], str],
     ) -> None:
-        """`output_bytes` is the most that each of its two streams can have."""
+        """`output_bytes` is the size limit of each of its two output streams."""
         self.call_id = request.call_id
         self._is_silent = not request.options.enable_streaming
         self.live = (
@@ -96,13 +97,13 @@ class StreamedCall:
             tool=request.tool,
             trace_id=request.trace_id,
         )
-        # An escape in JSON makes two characters of one, or six of one that cannot be printed.
+        # Two streams, and JSON usually escapes one character as two (unprintable ones as six).
         self._max_bytes = 4 * output_bytes + OVERHEAD_BYTES
 
     async def begun(self) -> Envelope | None:
-        """Wait until the call has passed its gates. Returns the answer of a call that ended before.
+        """Wait until the call has begun, and return None, or the answer if it ended before that.
 
-        A caller that is cancelled here has left; any other takes the `reader`.
+        If this is cancelled, the `reader` is closed. Otherwise the caller must close it.
         """
         try:
             await self._settled.wait()
@@ -114,13 +115,13 @@ class StreamedCall:
         return self._answer
 
     def reader(self) -> RecordingReader:
-        """The reader of all events of a call that has begun. Its user closes it."""
+        """Return the reader of all events of a call that has begun. The user must close it."""
         if self._reader is None:
             raise RuntimeError("this call has no events")
         return self._reader
 
     def end(self, envelope: Envelope) -> None:
-        """Record the answer."""
+        """Record the call's answer as its last event."""
         if self._recording is None:
             self._answer = envelope
             self._settled.set()
@@ -129,7 +130,7 @@ class StreamedCall:
 
     def _on_begun(self) -> None:
         self._recording = self._recordings.new(self._call, self._max_bytes, self._notice)
-        # Before the first event: without a reader and kept no longer, it goes when the call ends.
+        # The reader is opened before the first event: without one, the recording could be removed.
         self._reader = self._recording.reader()
         if self._is_left:
             self._reader.close()
@@ -143,7 +144,7 @@ class StreamedCall:
 
     def _on_output(self, stream: str, text: str) -> None:
         offset = self._offsets[stream]
-        # Counted without making a copy, where it is possible.
+        # ASCII text is counted without making a copy.
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         self._offsets[stream] = offset + size
         self._record("tool_output", {"stream": stream, "offset": offset, "text": text}, size)
@@ -167,12 +168,12 @@ class StreamedCall:
 
 
 def last_record(envelope: Envelope) -> tuple[str, bytes]:
-    """Kind and data of the last event of a call with this answer."""
+    """Return the kind and the data of a call's last event, which contains its answer."""
     return "tool_result" if envelope.success else "tool_error", encode_envelope(envelope)
 
 
 async def events_of(call: StreamedCall) -> AsyncIterator[Event]:
-    """The events of a call that has begun, as values."""
+    """Yield the events of a call that has begun, then close its reader."""
     reader = call.reader()
     try:
         while records := await reader.read():
@@ -192,21 +193,24 @@ T = TypeVar("T")
 async def lost_answer(
     call: RecordedCall, services: PipelineServices, made: Callable[[Envelope], T]
 ) -> T:
-    """`made` of the answer to a call that was running when the previous engine ended."""
-    # Only to name the caller in the log: it has no rights.
+    """Return `made(answer)` for a recorded call that was running when the previous process ended.
+
+    The answer is the stored one if there is one, otherwise an error.
+    """
+    # This principal only names the caller in the log, so it has no scopes.
     principal = Principal(call.principal_id, frozenset(), frozenset())
     request = CallRequest(call.tool, {}, CallOptions(), principal, call.call_id, call.trace_id)
     try:
         found = await _of_approval(call, services) or await _of_key(call, services)
         code = await _logged(call, services)
-    except (StoreError, ValueError):  # or another version of the engine wrote the answer
+    except (StoreError, ValueError):  # ValueError: another version of the engine wrote the answer
         found, code = None, None
     if isinstance(found, Envelope):
         return made(found)
     error = found if found is not None else _lost(call, code, services)
     context = _context(request, services)
     envelope = await build_envelope(context, error, services)
-    if found is None and code is None:  # an approval's end is recorded with it
+    if found is None and code is None:  # otherwise its end is or will be recorded elsewhere
         record_ending(context, envelope, services)
     return made(envelope)
 
@@ -214,14 +218,14 @@ async def lost_answer(
 async def answer_of_unrun(
     request: CallRequest, error: EngineError, services: PipelineServices
 ) -> Envelope:
-    """The answer to a call of which only the error is known."""
+    """Build the answer to a call that did not run, from its error."""
     return await build_envelope(_context(request, services), error, services)
 
 
 async def _of_approval(
     call: RecordedCall, services: PipelineServices
 ) -> Envelope | EngineError | None:
-    """The answer, or the state, of a call that had to wait for a human."""
+    """Return the answer of a call that needed approval, or an error with its state, or None."""
     stored = await services.approvals.table.of_call(call.call_id)
     if stored is None or stored.approval.principal_id != call.principal_id:
         return None
@@ -231,13 +235,13 @@ async def _of_approval(
 
 
 async def _of_key(call: RecordedCall, services: PipelineServices) -> Envelope | None:
-    """The answer that was stored for repeats before the engine ended."""
+    """Return the answer that was stored under the call's idempotency key, or None."""
     answer = await services.keys.answer_of(call.principal_id, call.call_id)
     return None if answer is None else decode_envelope(answer.encode())
 
 
 async def _logged(call: RecordedCall, services: PipelineServices) -> str | None:
-    """The call's code in the call log, which does not store answers."""
+    """Return the call's code from the call log, or None. The call log does not store answers."""
     try:
         return (await services.calls.get(call.principal_id, call.call_id)).code
     except ResourceNotFound:
@@ -262,7 +266,7 @@ def _lost(call: RecordedCall, code: str | None, services: PipelineServices) -> E
 
 
 def _may_repeat(call: RecordedCall, services: PipelineServices) -> bool:
-    """Whether repeating the call does no harm."""
+    """Whether repeating the call is harmless."""
     try:
         tool = services.registry.get(call.tool).definition
     except ToolNotFound:

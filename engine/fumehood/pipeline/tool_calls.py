@@ -1,8 +1,9 @@
-"""The tool calls of an assistant's message: each through the pipeline, all of them at once.
+"""The tool calls of an assistant's message, which run as one batch through the pipeline.
 
-Host side, made by the engine; below it `Batch`, and `formats/`, which read the message and write
-the answer. Invariant: every call of the message has exactly one result, in its order, even a
-malformed, unknown, denied or waiting one. A message that cannot be answered so is refused whole.
+Host side, created by the engine; below it `Batch`, and `formats/`, which read the message and write
+the answer. Invariant: every call of the message has exactly one result, in the order of the calls,
+even if it is malformed, denied, waits for approval or names an unknown tool. If that is not
+possible, the whole message is refused.
 """
 
 from __future__ import annotations
@@ -37,23 +38,26 @@ from fumehood.pipeline.batch import Batch, Parse
 from fumehood.protocol import strict_json
 
 MAX_REPAIRED_CHARACTERS = 8192
-"""Broken JSON of one message that is repaired: for some texts the library's time grows with the
-square of their length, up to some seconds for this many."""
+"""Maximum number of characters of broken JSON that are repaired in one message. For some texts, the
+library's time grows with the square of their length, to a few seconds for this many."""
 
 REPAIRED = "the model's arguments were no JSON and were repaired"
 
 FindTool = Callable[[str], ToolDefinition | None]
+"""Returns the definition of a tool by its name, or None."""
+
 OpenBatch = Callable[[Sequence[Any], BatchOptions, Parse], Batch]
+"""Creates a batch of members that `Parse` can parse."""
 
 
 class MessageCalls:
-    """The calls of one message. `run` is awaited once; `cancel` may come at any time.
+    """The calls of one message. `run` is awaited once; `cancel` may be called at any time.
 
-    `repairs` limits how many threads of an engine repair JSON at a time.
+    `repairs` limits how many threads of an engine repair JSON at the same time.
 
     Raises:
-        InvalidParams: from the constructor; the message cannot be read, has too many calls, or
-            asks for repairs without the library.
+        InvalidParams: by the constructor, if the message is invalid, has too many calls, or
+            requests repairs and the library for them is not installed.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class MessageCalls:
         )
 
     async def run(self) -> HandledCalls:
-        """Run the calls, and write their results as the provider takes them."""
+        """Run the calls, and return their results in the provider's format."""
         if self._repair is not None:
             await self._repair_all(self._repair)
         answers = await self._batch.run()
@@ -102,7 +106,7 @@ class MessageCalls:
         return HandledCalls.model_construct(messages=tuple(messages), envelopes=envelopes)
 
     def cancel(self) -> None:
-        """Cancel the running calls, and start no others."""
+        """Cancel the running calls, and start no further ones."""
         self._batch.cancel()
 
     def _parse(self, member: JsonObject) -> tuple[str, CallBody]:
@@ -125,7 +129,7 @@ class MessageCalls:
         return call.name, CallBody(arguments=arguments, options=self._call_options)
 
     def _arguments(self, given: Any, place: int) -> JsonObject:
-        if given is None or given == "":  # some models write nothing where there is nothing to say
+        if given is None or given == "":  # some models send this for a call without arguments
             return {}
         if place in self._repaired:
             return self._repaired[place]
@@ -142,7 +146,7 @@ class MessageCalls:
         return given
 
     async def _repair_all(self, repair: Callable[[str], Any]) -> None:
-        """Repair broken JSON arguments, except those of dangerous tools."""
+        """Repair broken JSON arguments, except those of dangerous and unknown tools."""
         left = MAX_REPAIRED_CHARACTERS
         for place, call in enumerate(self._calls):
             tool = self._find(call.name)
@@ -159,10 +163,10 @@ class MessageCalls:
 
 
 def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
-    """The text as the library repairs it, or {} if the result is not an object."""
+    """Return the object that the library reads from broken JSON, or {} if it finds no object."""
     try:
         found = strict_json.loads(strict_json.dumps(repair(text)))
-    except Exception:  # the library is given any text whatsoever
+    except Exception:  # the text is arbitrary, so the library may fail in any way
         return {}
     return found if isinstance(found, dict) else {}
 

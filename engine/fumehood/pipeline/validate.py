@@ -23,12 +23,15 @@ from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
 
 MAX_NAMED = 8
 """Maximum number of parameters that an error message names."""
+
 MAX_NAME_CHARACTERS = 80
+"""Characters of a parameter's name that an error message shows."""
 
 MISFIT = (
     "The agent's configuration of this tool is invalid. The operator must fix it. Do not retry."
 )
-"""Does not name the argument: fixed arguments are hidden from the caller."""
+"""The message if a fixed argument does not fit. It does not name the argument, because fixed
+arguments are hidden from the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,13 @@ class ValidatedCall:
 
     @property
     def binding(self) -> Binding | None:
-        """The agent's configuration of the tool, in a call for an agent."""
+        """The agent's configuration of the tool, or None if the call is not for an agent."""
         return self.resolved.binding
 
     @property
     def shown_arguments(self) -> JsonObject:
-        """The arguments that the caller may see: without those that its agent fixes."""
+        """The arguments that the caller may see, without those that the agent's configuration
+        fixes."""
         binding = self.resolved.binding
         if binding is None or not binding.fixed:
             return self.arguments
@@ -65,7 +69,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
     """Coerce and check the arguments.
 
     Raises:
-        InvalidParams: with every offending path in `fields`.
+        InvalidParams: the arguments are invalid; `fields` has the path of each violation.
         ToolDisabled: an argument fixed by the agent's configuration does not fit the tool.
     """
     tool = resolved.tool.definition
@@ -100,7 +104,10 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
 
 
 def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
-    """Hide an error about a fixed argument: a function's own types may also refuse one."""
+    """Replace an error about a fixed argument, which the caller must not see, by `ToolDisabled`.
+
+    Such an error can come from a tool's function, if its own types refuse the argument.
+    """
     binding = validated.binding
     if binding is None or not isinstance(error, ArgumentsRefused):
         return error
@@ -108,9 +115,11 @@ def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) ->
 
 
 def _given(resolved: ResolvedCall) -> JsonObject:
-    """The caller's arguments on top of its agent's defaults.
+    """Return the agent's defaults, overridden by the caller's arguments.
 
-    Fixed arguments are hidden from the caller, so giving one is an unknown parameter.
+    Raises:
+        InvalidParams: the caller gave a fixed argument. Those are hidden from it, so the message
+            is the same as for an unknown parameter.
     """
     arguments, binding = resolved.request.arguments, resolved.binding
     if binding is None:
@@ -123,7 +132,7 @@ def _given(resolved: ResolvedCall) -> JsonObject:
 
 
 def _visible(resolved: ResolvedCall) -> list[str]:
-    """The parameters that the caller may know of, the required ones first."""
+    """Return the parameters that the caller may know, required ones first."""
     parameters = resolved.tool.definition.parameters
     fixed = resolved.binding.fixed if resolved.binding is not None else {}
     required = parameters.get("required", ())
@@ -140,7 +149,7 @@ def _fields(violations: list[Violation]) -> list[str]:
 
 
 def _sentence(violations: list[Violation], visible: Sequence[str]) -> str:
-    """All violations; for an unknown parameter a similar one, or else all of the `visible`."""
+    """Describe violations. For an unknown parameter, name a similar one, or all `visible` ones."""
     parts, has_strange = [], False
     for violation in violations[:5]:
         near = nearest(violation.path, visible) if violation.message == UNKNOWN else []
