@@ -1,9 +1,9 @@
-"""The parts of an engine: made in order, started, recovered, drained and stopped.
+"""The parts of an engine: create, start, recover, drain and stop them.
 
-Host side, below `engine`. The only code that names concrete classes of all packages. Invariants:
-`compose` makes each part from earlier ones, starts none of them, and raises the first fault in the
-tools, the state or the policy. Calls are accepted only after interrupted calls were recovered, and
-approved calls start after that. When the engine has ended, nothing runs.
+Host side, below `engine`. Only this module uses concrete classes of all packages. Invariants:
+`compose` creates each part from earlier ones, starts none of them, and raises the first fault in
+the tools, the state or the policy. Calls are accepted only after interrupted calls were recovered,
+and approved calls start after that. When the engine has ended, none of its tasks is running.
 """
 
 from __future__ import annotations
@@ -88,16 +88,17 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 CURSOR_KEY_BYTES = 32
+"""Length of the random key that signs cursors, in bytes. Each start of the engine has a new key."""
 
 CHANNELS: Mapping[str, Callable[[Any, ChannelContext], ApprovalChannel]] = {
     WebhookChannel.name: WebhookChannel,
 }
-"""Section of the configuration, which is also the channel's name → channel."""
+"""Section of the configuration, which is also the channel's name → class of the channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """Configuration, log, clock, token counter and ids, which every part needs."""
+    """The objects that many parts need, created before all others."""
 
     config: Config
     log: Logger
@@ -110,7 +111,10 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The state in the database or beside it. Nothing of it is open yet."""
+    """The stores of an engine: tables in the database, and files beside it.
+
+    The stores of files are not open yet.
+    """
 
     agents: Agents
     tokens: Tokens
@@ -127,7 +131,7 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class EngineApprovals:
-    """The approvals of one engine."""
+    """The parts of an engine that handle approvals."""
 
     channels: tuple[ApprovalChannel, ...]
     requests: ApprovalRequests
@@ -136,13 +140,13 @@ class EngineApprovals:
 
     @property
     def webhook(self) -> WebhookChannel | None:
-        """The webhook, if one is configured."""
+        """The webhook, or None if it is not configured."""
         return next((one for one in self.channels if isinstance(one, WebhookChannel)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """The parts of one engine. The database is closed with it if `owns_database`."""
+    """The parts of one engine. If `owns_database`, the engine closes the database when it ends."""
 
     basis: Basis
     registry: ToolIndex
@@ -172,10 +176,10 @@ def make_basis(
     checkers: Sequence[ResultChecker] = (),
     tracer_provider: TracerProvider | None = None,
 ) -> Basis:
-    """Replace None by defaults: the configuration of the environment, and no log.
+    """Create the basis. None means a default, such as the configuration of the environment, no log.
 
     Raises:
-        ConfigError: that configuration is wrong.
+        ConfigError: the configuration is invalid, or a result checker cannot be loaded.
         TypeError: a result checker is not an asynchronous function.
     """
     config = config if config is not None else load_config()
@@ -203,12 +207,12 @@ def compose(
     jail: Wall | None,
     container: Wall | None,
 ) -> Composition:
-    """Make the parts of an engine; a database or wall that is None is made, too.
+    """Create the parts of an engine. `given` is the database; if it or a wall is None, create it.
 
     Raises:
-        InvalidDefinition: a tool of `tools` is wrong.
+        InvalidDefinition: the definition of a tool in `tools` is invalid.
         DamagedState: the database has invalid rows.
-        PolicyError: the policy's file cannot be used.
+        PolicyError: the policy file cannot be used.
         ConfigError: the webhook's secret cannot be used.
     """
     config, log, clock, ids = basis.config, basis.log, basis.clock, basis.ids
@@ -260,7 +264,7 @@ def compose(
         if (settings := getattr(config, name)) is not None
     )
     for channel in channels:
-        if isinstance(channel, WebhookChannel):  # it reports the anchors, too
+        if isinstance(channel, WebhookChannel):  # it also sends the anchors of the audit log
             audit.connect(_owe_anchor, channel.wake)
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
@@ -327,7 +331,8 @@ def compose(
 
 
 def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[LoadFault]]:
-    """Load the installed and the given tools; also return the faults of omitted ones."""
+    """Load the installed and the given tools. Also return the faults of those that were left
+    out."""
     config = basis.config
     secrets = SecretBindings(config.secrets, config.rest)
     registry = ToolIndex(secrets, ExternalTools(config.external_tools), config.mcp_servers)
@@ -340,7 +345,7 @@ def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[Lo
 
 
 def _read_registrations(registry: ToolIndex, database: Database, log: Logger) -> Registrations:
-    """Restore the tools that were registered with an earlier engine."""
+    """Restore the tools that were registered in earlier runs of the engine."""
     with understood("definitions of tools"):
         registrations = Registrations(registry, database)
     for left_out in registrations.load_faults:
@@ -351,7 +356,7 @@ def _read_registrations(registry: ToolIndex, database: Database, log: Logger) ->
 def _read_state(
     config: Config, database: Database, directory: Path | None, clock: Clock
 ) -> EngineState:
-    """Read the state in `database`, with files in `directory`, or without files if it is None.
+    """Create the stores. Files are kept in `directory`, or not at all if it is None.
 
     Raises:
         DamagedState: the database has invalid rows.
@@ -400,14 +405,14 @@ def _make_sessions(
     intake: Intake,
     on_event: OnEvent,
 ) -> SessionKeeper:
-    """Make the sessions behind `wall`.
+    """Create the keeper of sessions, whose containers are behind `wall`.
 
     Raises:
-        DamagedState: the rows of sessions cannot be understood.
+        DamagedState: the database has invalid rows of sessions.
     """
 
     def check_maker(principal: Principal, agent_id: str | None) -> None:
-        """Refuse a principal that may not act for the agent."""
+        """Refuse a principal that may not create a session, also while the engine is stopping."""
         require_caller(principal)
         if agent_id is not None:
             require_agent(principal, agent_id, agents.find(agent_id))
@@ -470,7 +475,7 @@ def _owe_anchor(connection: Connection, anchor: JsonObject, now: datetime) -> No
 
 
 class EngineLife:
-    """Start and stop of an engine. `end` stops the parts in the reverse order of `begin`."""
+    """Starts and stops the parts of an engine. `end` stops them in the reverse order of `begin`."""
 
     def __init__(self, made: Composition) -> None:
         self._made = made
@@ -481,7 +486,7 @@ class EngineLife:
         self._has_begun = False
 
     def require_begun(self) -> None:
-        """Raises EngineNotRunning before `begin` and after `end`."""
+        """Raise EngineNotRunning before `begin` and after `end`."""
         if self._made.intake.is_open:
             return
         raise EngineNotRunning(
@@ -493,7 +498,7 @@ class EngineLife:
         )
 
     async def begin(self) -> None:
-        """Start everything, and accept calls."""
+        """Start all parts in order, and accept calls."""
         self._has_begun = True
         made, enter = self._made, self._stack.enter_async_context
         if made.owns_database:
@@ -518,25 +523,25 @@ class EngineLife:
         for channel in made.approvals.channels:
             await enter(channel.running(made.approvals.service.show))
         await enter(made.approvals.scheduler)
-        await self._end_lost_streams()  # approvals have ended their calls by now
+        await self._end_lost_streams()  # by now the scheduler has ended interrupted approved calls
 
     def drain(self) -> None:
         """Accept no new calls; running calls continue."""
         self._made.calls.drain()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call runs, approved calls included."""
+        """Wait, after `drain`, until no call is running, including approved ones."""
         await self._made.calls.drained()
         await self._made.approvals.requests.runs.drained()
 
     async def end(self) -> None:
-        """Accept no more calls, and stop everything."""
+        """Accept no more calls, and stop all parts."""
         self._made.intake.is_open = False
         await self._stack.aclose()
-        await anyio.lowlevel.checkpoint()  # the last events are not logged yet
+        await anyio.lowlevel.checkpoint()  # so that the last calls are recorded (`record_ending`)
 
     async def _follow_files(self) -> None:
-        """Apply changes of the policy file and of the directory of definitions."""
+        """Watch the policy file, the directory of tool definitions, and the alerts, in tasks."""
         group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(group.cancel_scope.cancel)
         group.start_soon(self._made.policy.follow)
@@ -546,7 +551,7 @@ class EngineLife:
             group.start_soon(self._made.basis.observer.alerts.watch, self._tell_of_alert)
 
     async def _tell_of_alert(self, alert: Alert) -> None:
-        """Store a message for the webhook."""
+        """Store a message about an alert for the webhook, if one is configured for alerts."""
         webhook = self._made.approvals.webhook
         if webhook is None or not self._config.alerts.webhook:
             return
@@ -556,7 +561,8 @@ class EngineLife:
         webhook.wake()
 
     async def _open_stores(self) -> None:
-        """Open the stores. If one fails, its content is not kept, and answers say so."""
+        """Open the stores of files. If one fails, the engine starts, and answers say what is
+        lost."""
         state = self._made.state
         for name, open_store in (("blobs", state.blobs.open), ("streams", state.recordings.open)):
             try:
@@ -565,7 +571,7 @@ class EngineLife:
                 self._on_store_fault(name, fault)
 
     async def _keep_within_bounds(self) -> None:
-        """Delete old rows and files, now and periodically."""
+        """Delete expired rows and files, now and then periodically."""
         state = self._made.state
         calls, blobs, streams_s = state.calls, state.blobs, self._config.streams_kept_minutes * 60
         all_kept: tuple[tuple[Prune, float, asyncio.Event | None], ...] = (
@@ -585,7 +591,7 @@ class EngineLife:
             )
 
     async def _recover_keys(self) -> None:
-        """Mark interrupted calls. If this fails, they are found when their key is used."""
+        """Mark the keys of interrupted calls as lost. If this fails, each is found when used."""
         try:
             lost = await self._made.state.keys.recover(self._now())
         except StoreError as fault:
@@ -595,7 +601,8 @@ class EngineLife:
             self._log.warning("idempotency.outcomes_unknown", calls=lost)
 
     async def _end_lost_streams(self) -> None:
-        """End the streams of interrupted calls. If this fails, their events cannot be read."""
+        """Record an ending for the streams of interrupted calls. If this fails, it is only
+        logged."""
         try:
             lost = await self._made.calls.end_lost_streams()
         except Exception as fault:

@@ -1,33 +1,33 @@
-"""Configuration: a file and the environment, read once at start into one frozen value.
+"""Configuration: a file and the environment, read once at the start into one frozen value.
 
-Each feature's settings are in its folder, in `settings.py`; here they are combined with those of
-the engine as a whole.
+The settings of each feature are in its own package, usually in `settings.py`. This module combines
+them with the settings of the engine as a whole.
 
-The environment wins over the file (`FUMEHOOD_CONFIG`, else `config.toml` under
-`$XDG_CONFIG_HOME/fumehood`). Invariant: absent means the safe default, an unknown key is
-an error, and nothing here changes while the engine runs.
+A variable of the environment overrides the file (`FUMEHOOD_CONFIG`, otherwise `config.toml` under
+`$XDG_CONFIG_HOME/fumehood`). Invariants: an absent setting has a safe default; an unknown key is an
+error; nothing changes while the engine runs. The table shows what each setting means.
 
 | setting | absent | empty | filled |
 |---|---|---|---|
-| `host_tools` | no function runs in the host process | the same | exactly these may |
+| `host_tools` | no function runs on the host | the same | only these functions may |
 | `tcp` | callers use the socket only | the same | also this loopback address, with a token |
 | `tools_directory` | no tools from files | the same | the definitions in this directory |
 | `images_directory` | `images` in the state directory | the same | recipes of own images |
-| `result_checkers` | results are not checked | the same | by these of installed packages |
-| `allow_debug` | no `debug_info` | – | for calls that ask for it |
-| `policy_file` | dangerous tools ask, others are allowed | – | also the rules in this file |
+| `result_checkers` | results are not checked | the same | these checkers run |
+| `allow_debug` | no `debug_info` | – | `true`: for calls that request it |
+| `policy_file` | dangerous tools need approval | – | also the rules in this file |
 | `budgets` | no limits on spending | the same | each one limits the calls that it covers |
 | `rest.allowed_hosts` | REST tools reach public addresses | the same | also these hosts |
-| `secrets` | no definition can refer to a secret | the same | to these, for their tools and hosts |
-| `web.fetch_url` | `fetch_url` is disabled | – | `true`: agents can read the web |
-| `web.only_hosts` | every host with public addresses | no host | these alone |
-| `web.search` | `search_web` is disabled | – | it asks this service |
-| `cache` | 64 MB of results, each for 300 s | the same | these bounds; `max_mb = 0`: none |
-| `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
-| `external_tools` | tools of others are dangerous | the same | except as these say |
-| `mcp_servers` | no tools of MCP servers | the same | the tools of these |
+| `secrets` | definitions can use no secrets | the same | these, for their tools and hosts | |
+`web.fetch_url` | `fetch_url` is disabled | – | `true`: agents can read the web | | `web.only_hosts`
+| every host with public addresses | no host | only these hosts | | `web.search` | `search_web` is
+disabled | – | it uses this service | | `cache` | 64 MB of results, each for 300 s | the same |
+these limits; `max_mb = 0`: no cache | | `rate_limits` | only those of definitions | the same | each
+one limits the calls that it covers | | `external_tools` | callers' own tools are dangerous | the
+same | unless these settings say otherwise | | `mcp_servers` | no tools of MCP servers | the same |
+the tools of these servers |
 | `alerts` | the five thresholds of the mission | the same | these thresholds |
-| `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
+| `webhook` | no messages about approvals | – | messages to this URL; `may_decide`: decisions |
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from fumehood.sandbox.settings import (
 
 
 class Config(SocketSettings):
-    """Everything an operator can set."""
+    """All settings of the operator."""
 
     model_config = SettingsConfigDict(extra="forbid")
 
@@ -114,7 +114,7 @@ class Config(SocketSettings):
     @field_validator("host_tools", "result_checkers", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
-        """Split names at commas: variables have no lists."""
+        """Split a text at commas: variables of the environment cannot hold lists."""
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
@@ -141,12 +141,12 @@ class Config(SocketSettings):
 
     @cached_property
     def principal_ids(self) -> dict[int, str]:
-        """The configured principal of each uid."""
+        """User id of a local user → id of the configured principal."""
         return {uid: principal.id for principal in self.principals for uid in principal.uids}
 
     @property
     def own_images(self) -> Path:
-        """The folder of the operator's own images; it need not exist."""
+        """The directory with the recipes of the operator's own images. It may be missing."""
         return self.images_directory or self.state_directory / "images"
 
 
@@ -158,10 +158,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def load_config(**overrides: Any) -> Config:
-    """Read file and environment; `overrides` that are None do not count.
+    """Read the configuration from the file and the environment. `overrides` win unless None.
 
     Raises:
-        ConfigError: with every fault.
+        ConfigError: the configuration is invalid; the message names every fault.
     """
     require_named_file()
     try:
@@ -176,7 +176,7 @@ def load_config(**overrides: Any) -> Config:
 
 
 def _fault_words(fault: ErrorDetails) -> str:
-    """Describe one fault; of an unknown key also its source and similar keys."""
+    """Describe one fault. For an unknown key, add where it comes from and a similar key."""
     path = ".".join(map(str, fault["loc"]))
     if fault["type"] != "extra_forbidden":
         return f"{path}: {fault['msg']}"
@@ -193,21 +193,21 @@ def _place_of(path: Sequence[int | str]) -> str:
 
 
 def variable_of(path: Sequence[int | str]) -> str:
-    """The variable of the environment that sets a key."""
+    """Return the name of the environment variable that sets a key."""
     return "FUMEHOOD_" + "__".join(map(str, path)).upper()
 
 
 def _fields_at(path: Sequence[int | str]) -> list[str]:
-    """The keys of a table of the configuration."""
+    """Return the keys that are allowed in a table of the configuration."""
     model: Any = Config
     for part in path:
-        field = model.model_fields.get(part)  # None: a place in a list, or a name that was chosen
+        field = model.model_fields.get(part)  # None: an index of a list, or an operator's own name
         model = (table_of(field.annotation) if field is not None else None) or model
     return list(model.model_fields)
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """The model in a field's type, which may be optional or a list."""
+    """Return the model in the type of a field, which may be optional or a list, or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(table_of, get_args(annotation))), None)

@@ -1,6 +1,6 @@
 """Fakes and helpers for tests of programs that embed the engine. Not for production.
 
-May import anything of the engine; nothing of the engine imports it.
+This module may import any module of the engine; no module of the engine imports it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SeenRun:
     limits: Limits
     language: str | None = None
     held_in: str | None = None
-    """The image, if the run was in a session."""
+    """The image of the session's container, or None if the run was not in a session."""
 
 
 CONTAINER_LIMITS = ContainerSettings().limits
@@ -66,10 +66,11 @@ FAKE_IMAGES = {
 }
 
 FILE_CHUNK_BYTES = 64 * 1024
+"""Bytes of one piece of a file that a fake run leaves."""
 
 
 def always_four(run: SeenRun) -> RunEnding:
-    """The default answer of a `FakeWall`."""
+    """Return the default answer of a `FakeWall`: the program succeeds with the value 4."""
     if run.program == "python":
         four: JsonObject = {"value": 4, "has_value": True, "value_repr": "4"}
         return RunEnding(EndedBy.OK, "call", exit_code=0, result=four)
@@ -80,10 +81,10 @@ def always_four(run: SeenRun) -> RunEnding:
 
 @dataclass
 class FakeWall:
-    """A wall that runs nothing: it records each run and returns the configured answer.
+    """A wall that runs nothing: it records each run in `runs` and returns `answer(run)`.
 
-    `files` are the files that each run leaves in its workspace. `meanwhile` is awaited before a run
-    ends, and may send output and progress to its sinks.
+    `files` returns the files that a run leaves in its workspace. `meanwhile` is awaited before a
+    run ends, and may send output and progress to its sinks.
     """
 
     answer: Callable[[SeenRun], RunEnding] = always_four
@@ -95,13 +96,13 @@ class FakeWall:
     runs: list[SeenRun] = field(default_factory=list)
     files: Callable[[SeenRun], Iterable[tuple[str, bytes]]] = lambda run: ()
     images: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(FAKE_IMAGES))
-    """The languages of each image that sessions may be made from."""
+    """Name of an image → its languages. Sessions can be created only from these images."""
     held: list[FakePlace] = field(default_factory=list)
     meanwhile: Callable[[SeenRun, RunSinks], Awaitable[None]] | None = None
 
     @property
     def status(self) -> WallStatus:
-        """Ready if the required limits are enforced."""
+        """The status, which is ready if all required limits are enforced."""
         return WallStatus(
             self.required,
             self.enforced,
@@ -131,7 +132,11 @@ class FakeWall:
         memory_mb: int,
         on_lost: Callable[[], None],
     ) -> FakePlace:
-        """Return a session's place immediately. A test ends it with `held[-1].lose(…)`."""
+        """Return a session's container immediately. A test can end it with `held[-1].lose(…)`.
+
+        Raises:
+            SandboxUnavailable: there is no such image.
+        """
         if image not in self.images:
             raise SandboxUnavailable(f"There is no image {image!r}.", retryable=False)
         place = FakePlace(self, domain, image, memory_mb, self.images[image], on_lost)
@@ -139,7 +144,7 @@ class FakeWall:
         return place
 
     async def play(self, run: SeenRun, sinks: RunSinks) -> RunEnding:
-        """Record a run, await `meanwhile`, leave its files, and answer."""
+        """Record a run, await `meanwhile`, send the run's files, and return the answer."""
         self.runs.append(run)
         if self.meanwhile is not None:
             await self.meanwhile(run, sinks)
@@ -173,7 +178,7 @@ class _FakeLease:
 
 @dataclass(eq=False)
 class FakePlace:
-    """A place that a session holds. A run waits until `may_run` is set."""
+    """The fake container of a session. A test can clear `may_run` to make runs wait."""
 
     wall: FakeWall
     domain: TrustDomain
@@ -191,12 +196,12 @@ class FakePlace:
         self.may_go.set()
 
     async def until_free(self) -> None:
-        """Return immediately: the place is always free."""
+        """Return immediately: a fake container is always free."""
 
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
     ) -> RunEnding:
-        """Return the wall's answer, or `sandbox_lost` if the place is lost meanwhile."""
+        """Return the wall's answer, or the ending `SANDBOX_LOST` if the container was lost."""
         ways_out = [asyncio.ensure_future(e.wait()) for e in (self.may_run, self.ended)]
         try:
             await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)
@@ -210,16 +215,16 @@ class FakePlace:
         )
 
     def lose(self, why: str = "its stream ended") -> None:
-        """Lose the place unexpectedly."""
+        """End the container as if it were lost unexpectedly."""
         self.end(why)
 
     def end(self, why: str) -> None:
-        """End the place."""
+        """End the container, once, and notify the session."""
         if self.lost is None:
             self.lost = why
             self.ended.set()
             self.on_lost()
 
     async def until_gone(self) -> None:
-        """Wait until the test sets `may_go`."""
+        """Wait until `may_go` is set, as it is at first."""
         await self.may_go.wait()

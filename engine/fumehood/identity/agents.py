@@ -1,8 +1,8 @@
 """Agents and their tools: in memory for every call, in the database for the next start.
 
-Host side, used by `pipeline/resolve` and the faces. Invariants: a change is in the database before
-any caller sees it; an unknown agent, a disabled one and one that the principal may not speak for
-look the same.
+Host side, used by `pipeline/resolve`, HTTP and the other ways in. Invariants: a change is in the
+database before any caller can see it; a caller cannot tell an unknown agent from a disabled one or
+one that it may not act for.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fumehood.storage.schema import AGENTS, BINDINGS
 
 
 class Agents:
-    """All agents with their bindings."""
+    """All agents with their bindings (the configuration of each agent's tools)."""
 
     def __init__(self, database: Database) -> None:
         self.changes = 0
-        """Grows with every change."""
+        """Counter that grows with every change, so that others can notice changes."""
         self._database = database
         self._changing = OneChange()
         self._agents = {agent.id: agent for agent in database.read_now(_all_agents)}
@@ -44,14 +44,14 @@ class Agents:
         self._index_speakers()
 
     def spoken_for_by(self, principal_id: str) -> frozenset[str]:
-        """The agents that this principal may speak for."""
+        """Return the ids of the agents that this principal may act for."""
         return self._spoken_for.get(principal_id, frozenset())
 
     def find(self, agent_id: str) -> Agent | None:
         return self._agents.get(agent_id)
 
     def get(self, agent_id: str) -> Agent:
-        """Raises ResourceNotFound for an unknown agent."""
+        """Return an agent. Raises ResourceNotFound if there is none with this id."""
         if agent_id not in self._agents:
             raise _unknown(agent_id)
         return self._agents[agent_id]
@@ -60,16 +60,16 @@ class Agents:
         return [self._agents[agent_id] for agent_id in sorted(self._agents)]
 
     def bindings(self, agent_id: str) -> list[Binding]:
-        """An agent's bindings in order, including disabled ones."""
+        """Return an agent's bindings in order, including disabled ones. Raises ResourceNotFound."""
         found = self._bindings.get(self.get(agent_id).id, {}).values()
         return sorted(found, key=lambda binding: (binding.sort_order, binding.tool))
 
     def binding(self, agent_id: str, tool_name: str) -> Binding | None:
-        """The binding of a tool, by the tool's name."""
+        """Return an agent's binding of a tool, by the tool's name, or None."""
         return self._bindings.get(agent_id, {}).get(tool_name)
 
     def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
-        """An agent's tools in order, as the agent sees them; and those that are unavailable now."""
+        """Return an agent's tools in order, as the agent sees them, and those unavailable now."""
         seen: list[ToolDefinition] = []
         left_out: list[LeftOut] = []
         for binding in self.bindings(agent_id):
@@ -96,7 +96,7 @@ class Agents:
             await self._put("agent.create", agent, by, now)
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
-        """Change an agent; its bindings stay. Raises ResourceNotFound."""
+        """Change an agent, but not its bindings. Raises ResourceNotFound."""
         async with self._changing():
             self.get(agent.id)
             await self._put("agent.update", agent, by, now)
@@ -114,12 +114,12 @@ class Agents:
             self._index_speakers()
 
     async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
-        """Bind a tool to an agent, or replace its binding. One binding for each tool name.
+        """Bind a tool to an agent. It replaces a binding of the same tool, in whichever version.
 
         Raises:
             ResourceNotFound: there is no such agent.
         """
-        # Names only: the values may be private.
+        # Only the names of arguments are recorded, because their values may be private.
         details: JsonObject = {
             "tool": binding.tool,
             "fixed": sorted(binding.fixed),
@@ -136,7 +136,7 @@ class Agents:
             self.changes += 1
 
     async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
-        """Remove a tool from an agent. Raises ResourceNotFound."""
+        """Remove a tool from an agent. Raises ResourceNotFound if the agent does not have it."""
         async with self._changing():
             self.get(agent_id)
             if self.binding(agent_id, tool_name) is None:
@@ -183,10 +183,10 @@ def _unknown(agent_id: str) -> ResourceNotFound:
 
 
 def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
-    """The tool definition as the agent sees it.
+    """Return the tool definition as the agent sees it.
 
-    Arguments that the binding fixes are neither named nor described; those with a default are
-    optional. Calls are still checked against the full definition.
+    Arguments that the binding fixes are hidden; those for which it has a default are optional.
+    Calls are still validated against the full definition.
     """
     if not binding.fixed and not binding.defaults:
         return tool
@@ -231,7 +231,7 @@ def _all_agents(connection: Connection) -> list[Agent]:
 
 
 def _all_bindings(connection: Connection) -> list[tuple[str, Binding]]:
-    """All bindings, each with its agent's id."""
+    """Return all bindings, each with its agent's id."""
     rows = connection.execute(select(BINDINGS)).mappings()
     return [
         (
@@ -249,7 +249,7 @@ def _all_bindings(connection: Connection) -> list[tuple[str, Binding]]:
 
 
 def _put_agent(connection: Connection, agent: Agent, at: str) -> None:
-    """Create or replace an agent; its bindings stay."""
+    """Create or replace an agent, but not its bindings."""
     known = connection.execute(select(AGENTS.c.created_at).where(AGENTS.c.id == agent.id)).scalar()
     connection.execute(delete(AGENTS).where(AGENTS.c.id == agent.id))
     row: JsonObject = agent.model_dump(mode="json")

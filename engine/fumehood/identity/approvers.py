@@ -1,4 +1,4 @@
-"""Approvers: people who have authority through a credential, not through their uid.
+"""Approvers: people whose authority comes from a credential, not from their user id on the host.
 
 Host side. The first approver is created while no engine uses the state directory, and only if no
 approver ever existed; an approver with `admin` creates all others. Invariants: no request over a
@@ -43,24 +43,35 @@ from fumehood.storage.errors import StoreError, WriteFailed, understood
 from fumehood.storage.schema import APPROVERS
 
 KIND = "fha"
+"""Prefix of an approver's credential."""
+
 SALT_BYTES = 16
+"""Length of the random salt of a credential's hash, in bytes."""
+
 GRANTABLE = frozenset({Scope.APPROVE, Scope.ADMIN})
+"""The scopes that an approver may have."""
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
+"""The form of an approver's name."""
 
 CHECKS_AT_ONCE = 2
-"""Each check costs a thread 40 ms and 16 MB (`identity/credential_hashes.py`)."""
+"""Maximum number of concurrent credential checks. Each takes 40 ms of a thread and 16 MB of memory
+(`identity/credential_hashes.py`)."""
 
 FIRST_NAME = "owner"
+"""The default name of the first approver."""
+
 INIT = "`fumehood approvers init`, while no engine runs; then start it again"
 ADD = "`fumehood approvers add NAME`, with the credential of an approver who has admin"
 
 MAX_WAITING_CHECKS = 32
-"""Number of waiting checks. Further parallel guesses are refused at once."""
+"""Maximum number of credential checks that wait. Further ones are refused immediately, which also
+limits parallel guesses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Approver:
-    """An approver as stored, without the credential."""
+    """An approver as stored: only the hash of the credential, not the credential itself."""
 
     id: str
     name: str
@@ -78,7 +89,7 @@ class Approver:
 
     @property
     def info(self) -> ApproverInfo:
-        """As administrators see it."""
+        """The approver in the form that administrators see."""
         return ApproverInfo(
             name=self.name,
             scopes=tuple(sorted(self.scopes)),
@@ -100,21 +111,22 @@ class Approvers:
 
     @property
     def cure(self) -> str:
-        """How the operator can add an approver in the current state."""
+        """A sentence part that tells the operator how to add an approver now."""
         return cure_of_none(any_there=bool(self.current()))
 
     async def principal_of(self, text: str) -> Principal:
-        """The approver that presents this credential.
+        """Return the principal of the approver with this credential.
 
         Raises:
-            Unauthorized: unknown; the message does not say what is wrong.
+            Unauthorized: the credential is unknown or revoked. The message does not tell which part
+                of an unknown one is wrong.
             RateLimited: too many credentials are being checked.
         """
         presented = parse_credential(text)
         approver = self._approvers.get(presented.id) if presented is not None else None
         if approver is None or not self._right.has(text):
             approver = await self._check(text, presented, approver)
-        # Look again: it may have been removed while the hash was computed.
+        # Check again: the approver may have been removed while the hash was computed.
         if self._approvers[approver.id].removed_at is not None:
             raise Unauthorized("This credential was revoked. Do not retry.")
         return approver.principal
@@ -122,7 +134,7 @@ class Approvers:
     async def _check(
         self, text: str, presented: Presented | None, approver: Approver | None
     ) -> Approver:
-        """The approver of a credential. Takes equally long for an unknown one."""
+        """Return the approver of a credential. An unknown credential takes the same time."""
         if self._checking.statistics().tasks_waiting >= MAX_WAITING_CHECKS:
             raise RateLimited(
                 "Too many credentials are being checked. Try again later.", retry_after_ms=2000
@@ -138,17 +150,18 @@ class Approvers:
         return approver
 
     def current(self) -> list[Approver]:
-        """The approvers who have authority now, oldest first."""
+        """Return the approvers who have not been removed, oldest first."""
         current = [a for a in self._approvers.values() if a.removed_at is None]
         return sorted(current, key=lambda approver: (approver.created_at, approver.id))
 
     async def add(
         self, name: str, scopes: Iterable[Scope], *, by: Principal, now: datetime
     ) -> tuple[Approver, str]:
-        """Add an approver; the second value is the credential, shown only here.
+        """Add an approver. Return it and its credential, which cannot be shown again.
 
         Raises:
-            InvalidParams: an invalid name, or scopes other than approve and admin.
+            InvalidParams: the name is invalid, or there is no scope or one other than approve and
+                admin.
             IdempotencyConflict: the name was used before.
         """
         granted = frozenset(scopes)
@@ -195,7 +208,10 @@ class Approvers:
         return self._approvers[found.id]
 
     def _removable(self, name: str) -> Approver:
-        """The approver, unless it is the last one with `admin`."""
+        """Return the approver with this name, unless no other approver has `admin`.
+
+        Raises as `remove`.
+        """
         found = next((approver for approver in self.current() if approver.name == name), None)
         if found is None:
             raise ResourceNotFound(f"There is no approver {name[:80]!r}.")
@@ -212,10 +228,10 @@ def cure_of_none(*, any_there: bool) -> str:
 
 
 def had_approver(database: Database) -> bool:
-    """Whether an approver exists or ever existed; rows of removed ones stay.
+    """Whether an approver exists or ever existed. Removed approvers stay in the database.
 
     Raises:
-        DamagedState: the rows cannot be read.
+        DamagedState: the database has invalid rows.
     """
     with understood("approvers"):
         return bool(database.read_now(all_approvers))
@@ -224,17 +240,17 @@ def had_approver(database: Database) -> bool:
 def make_first_approver(
     database: Database, name: str, now: datetime, show: Callable[[str], None] = lambda _: None
 ) -> str:
-    """Add the first approver; returns the credential.
+    """Add the first approver and return its credential.
 
-    `show` gets the credential before the approver exists: a crash in between leaves a useless
-    credential, never an approver whose credential was not shown. Only for a process that holds the
-    lock of the state directory.
+    `show` receives the credential before the approver is stored. So a crash in between leaves a
+    useless credential, but never an approver whose credential was not shown. The process must hold
+    the lock of the state directory.
 
     Raises:
-        InvalidParams: an invalid name.
-        PermissionDenied: an approver exists, or existed.
-        DamagedState: the rows cannot be read.
-        StoreError: the approver could not be written; the credential is not valid.
+        InvalidParams: the name is invalid.
+        PermissionDenied: an approver exists or existed.
+        DamagedState: the database has invalid rows.
+        StoreError: the approver could not be stored, so the credential is not valid.
     """
     _require_name(name)
     if had_approver(database):
@@ -284,7 +300,7 @@ def _new_row(name: str, scopes: frozenset[Scope], by: str, now: datetime) -> tup
 
 
 def all_approvers(connection: Connection) -> dict[str, Approver]:
-    """Every approver ever made, by id."""
+    """Return all approvers, including removed ones, by id."""
     rows = connection.execute(select(APPROVERS)).mappings()
     return {row["id"]: _approver(row) for row in rows}
 

@@ -1,7 +1,7 @@
 """Credentials: their format and their hashes. Used by `tokens` and `approvers`.
 
-Host side. Invariants: a secret is shown once, when it is made; the stored hash cannot be used in
-its place; a comparison takes the same time whatever is wrong.
+Host side. Invariants: a secret is shown only once, when it is created; the stored hash cannot be
+used as a credential; comparing credentials takes the same time, whatever is wrong.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import time
 from dataclasses import dataclass
 
 SECRET_BYTES = 32
+"""Length of a secret in random bytes."""
+
 _FORM = re.compile(r"(fht|fha)_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
+"""A credential: its kind, its id and its secret."""
 
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
-"""About 40 ms and 16 MB for each guess. *Source*: RFC 7914 and OWASP's minimum for interactive use.
-"""
+"""Parameters of scrypt: each guess costs about 40 ms and 16 MB. *Source*: RFC 7914 and OWASP's
+minimum for interactive use."""
 
 RECENT_S = 60.0
+"""Seconds for which a verified credential stays in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Presented:
 
 
 def make_credential(kind: str) -> tuple[str, str, str]:
-    """Make a credential: its id, its secret, and the text that is shown once."""
+    """Create a credential. Return its id, its secret, and the whole text that is shown once."""
     identifier, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
     return identifier, secret, f"{kind}_{identifier}_{secret}"
 
@@ -45,21 +49,21 @@ def parse_credential(text: str) -> Presented | None:
 
 
 def quick_hash(secret: str) -> bytes:
-    """The hash of a token: 256 random bits need no slow hash."""
+    """Return the hash of a token's secret. Its 256 random bits need no slow hash."""
     return hashlib.sha256(secret.encode()).digest()
 
 
 def slow_hash(secret: str, salt: bytes) -> bytes:
-    """The hash of an approver's secret, which a person might store carelessly."""
+    """Return the slow hash of an approver's secret, so that it is hard to guess from its hash."""
     return hashlib.scrypt(
         secret.encode(), salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P, maxmem=64 << 20
     )
 
 
 class CredentialCache:
-    """Caches recently verified credentials, so that not every request pays for the slow hash.
+    """Caches recently verified credentials, so that not every request computes the slow hash.
 
-    In memory only, as keyed hashes under a key of this process. Wrong credentials are never added.
+    It keeps keyed hashes in memory only, under a random key. Wrong credentials are never added.
     """
 
     def __init__(self) -> None:
@@ -71,7 +75,7 @@ class CredentialCache:
         self._until[self._mark(text)] = time.monotonic() + RECENT_S
 
     def has(self, text: str) -> bool:
-        """Whether exactly this text was verified less than a minute ago."""
+        """Whether exactly this text was verified within the last `RECENT_S` seconds."""
         mark = self._mark(text)
         until = self._until.get(mark)
         if until is None:

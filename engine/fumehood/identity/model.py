@@ -1,8 +1,8 @@
-"""Agents, bindings, tokens, approvers and changes of authority. Values only.
+"""Agents, bindings, tokens, approvers and changes of authority, as plain values.
 
-An agent without bindings has no tools; an agent without principals can be used by no caller. A
-secret appears once, in the answer that makes it, and never in a representation that could be
-logged.
+An agent without bindings has no tools; no caller can use an agent without principals. A secret
+appears only once, in the answer to the request that creates it, and never in a `repr`, which could
+be logged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
 
 MAX_CONFIGURED = 100
-"""Arguments that one binding may fix or give a default."""
+"""Maximum number of arguments that one binding may fix, or for which it may have a default."""
 
 PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$")]
 Arguments = Annotated[dict[str, Any], Field(max_length=MAX_CONFIGURED)]

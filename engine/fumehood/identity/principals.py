@@ -1,9 +1,9 @@
-"""The rights of a principal: to call tools, to speak for an agent, to use a tool of that agent.
+"""The rights of a principal: to call tools, to act for an agent, to use a tool of that agent.
 
-Host side, used by `pipeline/authorize` and `pipeline/resolve`. Nothing configured grants nothing:
-without a principal, or without the scope `call`, there is no call. Invariant: an unknown agent, a
-disabled one, and one that the principal may not speak for are refused in the same words, so that no
-caller learns which agents exist.
+Host side, used by `pipeline/authorize` and `pipeline/resolve`. Rights must be granted: without a
+principal, or without the scope `call`, a call is refused. Invariant: an unknown agent, a disabled
+one, and one that the principal may not act for are refused with the same message, so that no caller
+learns which agents exist.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fumehood.identity.model import Agent, Binding
 
 
 def require_caller(principal: Principal | None) -> Principal:
-    """The principal, if it may call tools.
+    """Return the principal if it may call tools.
 
     Raises:
         Unauthorized: the caller is unknown.
-        PermissionDenied: known, but without the scope `call`.
+        PermissionDenied: the caller is known, but lacks the scope `call`.
     """
     if principal is None:
         raise Unauthorized("This socket serves only its owner, and the caller is another user.")
@@ -32,7 +32,7 @@ def require_caller(principal: Principal | None) -> Principal:
 
 
 def require_credential(principal: Principal, tool: ToolDefinition) -> None:
-    """Raises Unauthorized if the tool needs a token and the caller has not presented one."""
+    """Raise Unauthorized if the tool needs a token and the caller has not presented one."""
     if tool.requires_auth and not principal.has_authenticated:
         raise Unauthorized(
             f"The tool {tool.name} needs a token, and this caller is known by its user only. Ask "
@@ -42,7 +42,7 @@ def require_credential(principal: Principal, tool: ToolDefinition) -> None:
 
 
 def require_agent(principal: Principal | None, agent_id: str, agent: Agent | None) -> None:
-    """Raises ResourceNotFound if the principal may not speak for the agent."""
+    """Raise ResourceNotFound if the principal may not act for the agent."""
     speaks = principal is not None and agent_id in principal.agents
     if agent is None or not agent.is_enabled or not speaks:
         raise ResourceNotFound(
@@ -53,7 +53,7 @@ def require_agent(principal: Principal | None, agent_id: str, agent: Agent | Non
 def require_binding(
     agent_id: str, tool_name: str, binding: Binding | None, own: Sequence[str] = ()
 ) -> Binding:
-    """The agent's binding of a tool; `own` are the names of its tools.
+    """Return the agent's binding of a tool. `own` are the names of its tools, for suggestions.
 
     Raises:
         PermissionDenied: the agent does not have the tool.

@@ -1,8 +1,8 @@
-"""Tokens: principals that do not depend on the peer's uid. Shown once, stored as hashes, revocable.
+"""Tokens: credentials of callers who are not identified by their user id on the host.
 
-Host side, used by the faces for every request with a token. Invariants: a token that is wrong,
-expired, revoked or of another kind authenticates no principal, and never falls back to the peer's
-own; an expired token stays expired if the clock is set back.
+Host side, used for every request with a token. A token is shown once, stored as a hash, and can be
+revoked. Invariants: a request with a wrong, expired or revoked token is refused, even if the caller
+could be identified by its user id; an expired token stays expired if the clock is set back.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import TOKENS
 
 KIND = "fht"
+"""Prefix of a token."""
+
 AUTHORITY = frozenset({Scope.APPROVE, Scope.ADMIN})
+"""Scopes that a token cannot have together with `call`."""
+
 RESERVED_PRINCIPALS = "approver:"
-"""Prefix of approvers' principals. A token with such a principal would hide the real approver."""
+"""Prefix of approvers' principal ids. A token must not have one: it could pose as an approver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as stored, without its secret."""
+    """A token as stored: only the hash of its secret, not the secret itself."""
 
     id: str
     name: str
@@ -49,7 +53,7 @@ class Token:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def info(self, now: datetime) -> TokenInfo:
-        """As administrators see it."""
+        """Return the token in the form that administrators see."""
         return TokenInfo(
             id=self.id,
             name=self.name,
@@ -75,10 +79,11 @@ class Tokens:
         self._latest = max(made, default=datetime.min.replace(tzinfo=UTC))
 
     def principal_of(self, text: str, now: datetime) -> Principal:
-        """The principal of this token.
+        """Return the principal of a token, given its whole text.
 
         Raises:
-            Unauthorized: unknown. The message does not tell which tokens exist.
+            Unauthorized: the token is unknown, expired or revoked. The message does not tell which
+                tokens exist.
         """
         presented = parse_credential(text)
         token = self._tokens.get(presented.id) if presented is not None else None
@@ -94,7 +99,10 @@ class Tokens:
         return Principal(token.principal_id, token.scopes, token.agents, token.id)
 
     def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
-        """The principal of a token that was presented before, or None if it is no longer valid."""
+        """Return the principal of a token that was verified before, by the token's id.
+
+        None if the token is no longer valid.
+        """
         token = self._tokens.get(token_id)
         self._latest = max(self._latest, now)
         if token is None or not token.is_valid(self._latest):
@@ -115,11 +123,11 @@ class Tokens:
         by: Principal,
         now: datetime,
     ) -> tuple[Token, str]:
-        """Make a token; the second value is the secret text, shown only here.
+        """Create a token. Return it and its text, which cannot be shown again.
 
         Raises:
-            InvalidParams: no scope, `call` together with authority, an approver's name, an
-                expiry in the past.
+            InvalidParams: there is no scope, or `call` together with approve or admin; or the
+                principal is an approver's, or the expiry is in the past.
         """
         granted = frozenset(scopes)
         _refuse_unsound(granted, principal_id, expires_at, now)
@@ -153,7 +161,7 @@ class Tokens:
         return token, text
 
     async def revoke(self, token_id: str, *, by: Principal, now: datetime) -> Token:
-        """Revoke a token at once.
+        """Revoke a token, immediately and for ever.
 
         Raises:
             ResourceNotFound: there is no token with this id.
@@ -195,7 +203,7 @@ def _refuse_unsound(
 
 
 def all_tokens(connection: Connection) -> dict[str, Token]:
-    """Every token ever made, by id."""
+    """Return all tokens, including revoked ones, by id."""
     rows = connection.execute(select(TOKENS)).mappings()
     return {row["id"]: _token(row) for row in rows}
 

@@ -1,5 +1,6 @@
-"""Adapters: fumehood as the sandbox of agent frameworks. Each module is one framework's.
+"""Adapters: fumehood as the sandbox of agent frameworks, one module for each framework.
 
-Client side. A module imports its framework, so this package imports none of them. Invariant: an
-adapter talks to a daemon as any client does, so every gate holds. What it runs is in one session.
+Client side. A module imports its framework, so this package imports none of the modules. Invariant:
+an adapter talks to a daemon as any client does, so all checks apply. Code that an adapter runs
+shares one session.
 """

@@ -1,4 +1,7 @@
-"""A decision of the engine as a framework's permission callback needs it. Fails closed."""
+"""The engine's decision on a call, in the form that permission callbacks of frameworks need.
+
+Any failure counts as a refusal.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,27 @@ async def denial(
     context: JsonObject,
     options: dict[str, Any],
 ) -> str | None:
-    """Return the reason, for the model, why a call must not run; None only if it is allowed."""
+    """Request a decision. Return the reason for the model why the call must not run, or None.
+
+    None means that the engine allowed the call.
+    """
     try:
         async with AsyncExitStack() as resources:
             if client is None:
                 client = await resources.enter_async_context(AsyncClient())
             decision = await client.decide(tool, arguments, context=context, **options)
-    except Exception as fault:  # whatever it is, nothing was decided
+    except Exception as fault:  # any failure means that there is no decision
         return undecided(fault)
     return refusal(decision)
 
 
 def refusal(decision: Decision) -> str | None:
-    """Return the reason, for the model, why a call must not run; None only if it is allowed."""
+    """Return the reason for the model why a call must not run, or None if it is allowed."""
     if decision.decision == "allow":
         return None
     return decision.reason if decision.code is None else f"{decision.code}: {decision.reason}"
 
 
 def undecided(fault: Exception) -> str:
-    """Return the reason if nothing was decided, for example without an engine."""
+    """Return the reason for the model if there is no decision, for example without an engine."""
     return f"fumehood decided nothing, so the call must not run. {fault}"

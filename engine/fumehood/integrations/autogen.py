@@ -1,6 +1,6 @@
 """AutoGen: a code executor for Python, shell and JavaScript.
 
-Needs the extra `autogen`. Variables of Python stay from block to block.
+Needs the extra `autogen`. Python variables persist from block to block.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ TOOLS = {
     "python": "run_python", "py": "run_python", "sh": "run_shell", "bash": "run_shell",
     "shell": "run_shell", "javascript": "run_javascript", "js": "run_javascript",
 }  # fmt: skip
-"""The languages of code blocks, in lower case."""
+"""Language of a code block, in lower case → the tool that runs it."""
 
 
 class FumehoodCodeExecutorConfig(BaseModel):
-    """The configuration of a component, without a session."""
+    """The part of an executor's configuration that AutoGen can save: it has no client or
+    session."""
 
     timeout: float = 60
     image: str | None = None
 
 
 class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
-    """Runs code blocks in one session. `timeout` is in seconds, for each block."""
+    """Runs code blocks in one session. `timeout` is the time limit of each block, in seconds."""
 
     component_config_schema = FumehoodCodeExecutorConfig
     component_provider_override = "fumehood.integrations.autogen.FumehoodCodeExecutor"
@@ -46,19 +47,19 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
         client: AsyncClient | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `AsyncSession`. Nothing is sent yet."""
+        """`options` are those of `AsyncSession`. The session is created on first use."""
         self._config = FumehoodCodeExecutorConfig(timeout=timeout, image=image)
         self._session = AsyncSession(client, image=image, timeout_seconds=timeout, **options)
 
     async def execute_code_blocks(
         self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
     ) -> CodeResult:
-        """Run the blocks until one fails or is refused; the output is that of all.
+        """Run the blocks until one fails or is refused, and return the output of all together.
 
         Raises:
-            ValueError: a block of another language; nothing ran.
+            ValueError: a block has an unsupported language; nothing ran.
             TimeoutError: a block took too long.
-            asyncio.CancelledError: by the token; the block that ran was ended.
+            asyncio.CancelledError: the token was cancelled, and the running block was ended.
         """
         for block in code_blocks:
             if block.language.lower() not in TOOLS:
@@ -68,15 +69,15 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
         return await running
 
     async def start(self) -> None:
-        """Make the session, as the first block would."""
+        """Create the session. Otherwise the first block creates it."""
         await self._session.start()
 
     async def stop(self) -> None:
-        """End the session if it was made here."""
+        """End the session if this object created it."""
         await self._session.close()
 
     async def restart(self) -> None:
-        """End the session and make another one."""
+        """End the session and create a new one."""
         await self.stop()
         await self.start()
 

@@ -1,7 +1,7 @@
-"""Claude Agent SDK: a permission callback, so that the engine decides about its agent's tools.
+"""Claude Agent SDK: a permission callback that lets the engine decide about an agent's tool calls.
 
-Needs the extra `claude-agent-sdk`. Invariant: a call is allowed by an answer of the engine only.
-The SDK does not call it for `allowed_tools` or with `bypassPermissions`.
+Needs the extra `claude-agent-sdk`. Invariant: a call runs only if the engine allows it. The SDK
+does not use the callback for tools in `allowed_tools`, nor in the mode `bypassPermissions`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fumehood.integrations._gate import denial
 def fumehood_permissions(
     client: AsyncClient | None = None, *, context: JsonObject | None = None, **options: Any
 ) -> CanUseTool:
-    """Make a callback: `ClaudeAgentOptions(can_use_tool=fumehood_permissions())`.
+    """Return a callback: `ClaudeAgentOptions(can_use_tool=fumehood_permissions())`.
 
-    `context` is everything else that determines the effect of the tools, such as the directory.
-    `options` are those of `AsyncClient.decide`.
+    `context` contains everything else that determines the effect of the tools, such as the working
+    directory. `options` are those of `AsyncClient.decide`.
     """
     told = {"client": "claude-agent-sdk", **(context or {})}
 

@@ -21,9 +21,9 @@ from fumehood.integrations._gate import refusal, undecided
 
 
 class FumehoodApprover:
-    """The gate before the tools of all crews of this process: `with FumehoodApprover(): …`.
+    """Checks the tool calls of all crews in this process: `with FumehoodApprover(): …`.
 
-    Hooks that are registered later could change the call that was decided.
+    Register other hooks before it: later ones could change a call after the decision.
     """
 
     def __init__(self, client: Client | None = None, **options: Any) -> None:
@@ -31,7 +31,7 @@ class FumehoodApprover:
         self._client = client or Client()
         self._options = options
         self._reasons: dict[int, str] = {}
-        """Reasons of blocked calls, by identity of their arguments, until CrewAI fetches them."""
+        """The `id()` of a blocked call's arguments → the reason, until `after` returns it."""
 
     def __enter__(self) -> Self:
         register_before_tool_call_hook(self.before)
@@ -43,7 +43,7 @@ class FumehoodApprover:
         unregister_after_tool_call_hook(self.after)
 
     def before(self, context: ToolCallHookContext) -> bool | None:
-        """Block the call unless it is allowed."""
+        """Block the call unless the engine allows it: False blocks, None does not."""
         self._reasons.pop(id(context.tool_input), None)
         try:
             decision = self._client.decide(
@@ -58,5 +58,5 @@ class FumehoodApprover:
         return False
 
     def after(self, context: ToolCallHookContext) -> str | None:
-        """Tell the model why its call was blocked."""
+        """Return the reason for the model if its call was blocked, otherwise None."""
         return self._reasons.pop(id(context.tool_input), None)

@@ -1,6 +1,6 @@
-"""deepagents: a sandbox backend. Its file operations are deepagents' own, through commands.
+"""deepagents: a sandbox backend.
 
-Needs the extra `deepagents`.
+Needs the extra `deepagents`. Tools for files are deepagents' own, which use shell commands.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fumehood.client.sync.session import Session
 from fumehood.core.envelope import CallFailed
 
 WORKSPACE = "/workspace/"
+"""The session's working directory. Files below it are sent without shell commands."""
 
 _WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
 _READ = 'base64 < "$1"'
@@ -36,16 +37,17 @@ _ERRORS = (
 """Part of a shell's message → deepagents' error code."""
 
 _FAULTS = {"RESOURCE_NOT_FOUND": "file_not_found", "INVALID_PARAMS": "invalid_path"}
+"""The engine's error code → deepagents' error code."""
 
 
 class FumehoodBackend(BaseSandbox):
     """A session as an agent's sandbox: `create_deep_agent(…, backend=FumehoodBackend())`.
 
-    Files belong into `/workspace`, where commands start; it and `/tmp` can be written.
+    Commands start in `/workspace`. Only `/workspace` and `/tmp` are writable.
     """
 
     def __init__(self, client: Client | None = None, **options: Any) -> None:
-        """`options` are those of `Session`. Nothing is sent yet."""
+        """`options` are those of `Session`. The session is created on first use."""
         self._session = Session(client, **options)
 
     def __enter__(self) -> Self:
@@ -55,16 +57,16 @@ class FumehoodBackend(BaseSandbox):
         self.close()
 
     def close(self) -> None:
-        """End the session if it was made here."""
+        """End the session if this object created it."""
         self._session.close()
 
     @property
     def id(self) -> str:
-        """Return the id of the session, which is made on first use."""
+        """The id of the session, which is created on first use."""
         return self._session.start()
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a command. A refusal is also an answer: the model reads the reason and continues."""
+        """Run a command. If it is refused, the output tells the model why, so that it continues."""
         try:
             ran = self._session.run(command, timeout_s=timeout)
         except CallFailed as failed:
@@ -73,7 +75,7 @@ class FumehoodBackend(BaseSandbox):
         return ExecuteResponse(output=ran.output, exit_code=ran.exit_code, truncated=is_cut)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write files; each has its own answer."""
+        """Write files. Each has its own result, so one failure does not affect the others."""
         answers = []
         for path, content in files:
             _, error = self._tried(partial(self._put, path, content))
@@ -81,7 +83,7 @@ class FumehoodBackend(BaseSandbox):
         return answers
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Read files; each has its own answer."""
+        """Read files. Each has its own result, so one failure does not affect the others."""
         answers = []
         for path in paths:
             content, error = self._tried(partial(self._get, path))
@@ -110,7 +112,7 @@ class FumehoodBackend(BaseSandbox):
         return base64.b64decode(self._done(self._session.run(["sh", "-c", _READ, "sh", path])))
 
     def _done(self, ran: Finished) -> str:
-        """Return its output. Raises OSError with deepagents' error code if it failed."""
+        """Return a command's output. Raises OSError with deepagents' error code if it failed."""
         if ran.exit_code:
             said = (word for part, word in _ERRORS if part in ran.stderr)
             raise OSError(next(said, ran.output[:200]))

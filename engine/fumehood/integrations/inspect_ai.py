@@ -1,6 +1,7 @@
 """Inspect: a sandbox provider, `sandbox="fumehood"`, and an approver of the same name.
 
-Needs the extra `inspect-ai`. Each sample has a session. Files go through the session's programs.
+Needs the extra `inspect-ai`. Each sample has its own session. Files are read and written by shell
+commands in the session.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from fumehood.integrations._gate import denial
 WORKSPACE = "/workspace"
 
 INLINE_BYTES = 512 * 1024
-"""Bytes that are passed through a program's streams; longer data becomes a temporary file."""
+"""Maximum number of bytes that are passed through a program's streams. Larger data is passed in a
+temporary file in the workspace."""
 
 _EXEC = '[ -z "$1" ] || exec < "$1"; cd -- "$2" && shift 2 && exec "$@"'
 _WRITE = '[ ! -d "$1" ] || exec cat -- "$1"; mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
@@ -47,6 +49,8 @@ exec < "$1"
 cat > "$3" && exit 98
 """
 _TOO_LARGE, _IN_FILE, _NOT_EXECUTABLE = 99, 98, 126
+"""Exit codes: of `_READ` for a file over the limit, and for a file that it copied; and a
+shell's."""
 
 _ERRORS = (
     ("Is a directory", errno.EISDIR),
@@ -59,7 +63,7 @@ _ERRORS = (
 
 
 class FumehoodSandboxConfig(BaseModel, frozen=True, extra="forbid"):
-    """The configuration of a sandbox; a plain text instead names the image."""
+    """The configuration of a sandbox. Inspect also accepts a plain text, which names the image."""
 
     image: str | None = None
     agent_id: str | None = None
@@ -68,7 +72,7 @@ class FumehoodSandboxConfig(BaseModel, frozen=True, extra="forbid"):
 
 @sandboxenv(name="fumehood")
 class FumehoodSandbox(SandboxEnvironment):
-    """One session. Relative paths are below `/workspace`."""
+    """One session as a sandbox. Relative paths are below `/workspace`."""
 
     def __init__(self, session: AsyncSession) -> None:
         super().__init__()
@@ -76,8 +80,8 @@ class FumehoodSandbox(SandboxEnvironment):
 
     @classmethod
     async def sample_init(cls, task_name: str, config: Any, metadata: Any) -> dict[str, Any]:
-        """Make a session. Raises DaemonUnavailable and Refused as a client does."""
-        if not isinstance(config, FumehoodSandboxConfig):  # Inspect makes a path of a text
+        """Create a session. Raises DaemonUnavailable or Refused if that fails."""
+        if not isinstance(config, FumehoodSandboxConfig):  # Inspect turns a text into a path
             config = FumehoodSandboxConfig(image=Path(config).name if config else None)
         session = AsyncSession(**config.model_dump())
         await session.start()
@@ -93,7 +97,7 @@ class FumehoodSandbox(SandboxEnvironment):
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """The configuration from a log or a file."""
+        """Return the configuration that was read from a log or a file."""
         return FumehoodSandboxConfig(**config)
 
     async def exec(
@@ -103,7 +107,7 @@ class FumehoodSandbox(SandboxEnvironment):
         timeout: int | None = None, timeout_retry: bool = True,  # noqa: ASYNC109
         concurrency: bool = True,
     ) -> ExecResult[str]:  # fmt: skip
-        """Run a program, once: it is not repeated after its time limit."""
+        """Run a program, only once: it is not repeated if it reaches its time limit."""
         if user is not None:
             raise SandboxUserUnsupportedError(f"The sandbox has one user; {user!r} is none of it.")
         ran = await self._run(cmd, input, cwd, env, timeout)
@@ -112,11 +116,11 @@ class FumehoodSandbox(SandboxEnvironment):
         return ExecResult(not ran.exit_code, ran.exit_code, ran.stdout, ran.stderr)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file, and the directories above it."""
+        """Write a file, and create its missing parent directories."""
         await self._script(_WRITE, file, given=contents)
 
     async def read_file(self, file: str, text: bool = True) -> Any:
-        """Read a file, decoded as UTF-8 or as bytes."""
+        """Read a file, as UTF-8 text or as bytes."""
         copy, limits = f".read-{uuid.uuid4().hex}", SandboxEnvironmentLimits
         ran = await self._script(_READ, file, str(limits.MAX_READ_FILE_SIZE), f"{WORKSPACE}/{copy}")
         if ran.exit_code == _TOO_LARGE:
@@ -175,7 +179,7 @@ class FumehoodSandbox(SandboxEnvironment):
 def fumehood_approver(
     agent_id: str | None = None, wait_for_approval: bool | float | None = None
 ) -> Approver:
-    """An approver that requests the engine's decision; without one, the call is rejected."""
+    """Return an approver that requests the engine's decision. Without one, the call is rejected."""
     options = {"agent_id": agent_id, "wait_for_approval": wait_for_approval}
 
     async def approve(

@@ -1,6 +1,7 @@
 """Jupyter: a kernel whose cells run in a session. `python -m fumehood.integrations.jupyter install`
 
-Needs the extra `jupyter`. Without `install` it is the kernel, which runs no code of a notebook.
+Needs the extra `jupyter`. Without `install`, the command runs the kernel's process. It runs no code
+of a notebook itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TRACEBACK = re.compile(r'^(Traceback \(most recent|  File "<code)', re.MULTILIN
 
 
 class FumehoodKernel(Kernel):
-    """One session, made by the first cell and ended with the kernel."""
+    """A kernel with one session, which the first cell creates and which ends with the kernel."""
 
     implementation = "fumehood"
     implementation_version = "1"
@@ -60,7 +61,7 @@ class FumehoodKernel(Kernel):
             error = await self._cell
         except asyncio.CancelledError:
             error = _error("KeyboardInterrupt", "The variables are those from before this cell.")
-        except Exception as fault:  # without an answer the front end would wait for ever
+        except Exception as fault:  # without an answer the front end would wait forever
             error = _error(getattr(fault, "code", type(fault).__name__), str(fault))
         finally:
             self._cell = None
@@ -70,12 +71,12 @@ class FumehoodKernel(Kernel):
         return {"status": "error", "execution_count": self.execution_count, **error}
 
     async def interrupt_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Cancel the cell that runs. Called in the thread of the control channel."""
+        """Cancel the running cell. Called in the thread of the control channel."""
         self._cancel()
         self.session.send(stream, "interrupt_reply", {"status": "ok"}, parent, ident=ident)
 
     async def do_shutdown(self, restart: bool) -> JsonObject:
-        """End the session, in the loop in which it was made."""
+        """End the session, in the event loop in which it was created."""
         if self._loop is not None:
             self._cancel()
             closing = asyncio.run_coroutine_threadsafe(self._sandbox.close(), self._loop)
@@ -109,11 +110,11 @@ class FumehoodKernel(Kernel):
         raise EOFError("The events ended without an answer.")
 
     def _show(self, stream: str, text: str) -> None:
-        """Show output. A traceback is held back: if it is the last, it is the error's own."""
+        """Show output. A traceback is held back, because the last one is shown as the error."""
         if stream != "stderr":
             self._write("stderr", self._held)
             self._held = ""
-        text = self._held + text  # it may come in several pieces
+        text = self._held + text  # a traceback may arrive in several pieces
         found = _TRACEBACK.search(text) if stream == "stderr" else None
         end = len(text) if found is None else found.start()
         self._held = text[end:]
@@ -155,7 +156,7 @@ def _error(name: str, message: str, traceback: str = "") -> JsonObject:
 
 
 def install(arguments: list[str]) -> str:
-    """Register the kernel with Jupyter, and return the directory of its specification."""
+    """Register the kernel with Jupyter, and return the directory of its kernel specification."""
     parser = argparse.ArgumentParser(prog="python -m fumehood.integrations.jupyter install")
     parser.add_argument("--prefix", help="the environment to install into")
     parser.add_argument("--user", action="store_true", help="for this user only")

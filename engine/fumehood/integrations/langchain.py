@@ -22,18 +22,18 @@ Answer: TypeAlias = ToolMessage | Command[Any]
 
 
 class FumehoodApprover(AgentMiddleware):
-    """The gate before the tools: `create_agent(…, middleware=[FumehoodApprover()])`, the last one.
+    """Checks an agent's tool calls: `create_agent(…, middleware=[FumehoodApprover()])`.
 
-    A later middleware could change the call after the decision.
+    It must be the last middleware, because a later one could change a call after the decision.
     """
 
     def __init__(
         self, client: Client | None = None, *, interrupts: bool = False, **options: Any
     ) -> None:
-        """Make the gate. `options` are those of `Client.decide`.
+        """`options` are those of `Client.decide`.
 
-        With `interrupts` and a checkpointer, a pending call pauses the graph; otherwise the model
-        receives the reason and may repeat the call.
+        With `interrupts`, which needs a checkpointer, a call that waits for approval pauses the
+        graph. Otherwise the model receives the reason and may repeat the call.
         """
         super().__init__()
         self._client = client or Client()
@@ -43,7 +43,7 @@ class FumehoodApprover(AgentMiddleware):
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Answer]
     ) -> Answer:
-        """Run the tool if it is allowed, else answer with the reason."""
+        """Run the tool if the engine allows it, otherwise answer with the reason."""
         while (decision := self._decide(request)).decision == "pending" and self._interrupts:
             interrupt(decision.model_dump(mode="json"))
         reason = refusal(decision)
@@ -52,7 +52,7 @@ class FumehoodApprover(AgentMiddleware):
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Answer]]
     ) -> Answer:
-        """Run the tool if it is allowed, without blocking the event loop."""
+        """Run the tool as `wrap_tool_call`, without blocking the event loop."""
         ask = partial(anyio.to_thread.run_sync, self._decide, request, abandon_on_cancel=True)
         while (decision := await ask()).decision == "pending" and self._interrupts:
             interrupt(decision.model_dump(mode="json"))

@@ -16,7 +16,10 @@ class FumehoodShell(AsyncSession):
     """Runs the commands of a shell call in one session: `ShellTool(executor=FumehoodShell())`."""
 
     async def __call__(self, request: ShellCommandRequest) -> ShellResult:
-        """One output for each command, refused ones included. Each has the call's time limit."""
+        """Run the commands and return one output for each, even for a refused one.
+
+        The call's time limit applies to each command.
+        """
         action = request.data.action
         timeout_s = action.timeout_ms / 1000 if action.timeout_ms else None
         output = [await self._output(command, timeout_s) for command in action.commands]

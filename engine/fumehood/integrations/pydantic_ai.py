@@ -1,6 +1,7 @@
-"""Pydantic AI: a workspace backend. Files go through its commands.
+"""Pydantic AI: a workspace backend.
 
-Needs the extra `pydantic-ai`. *Source*: the contract in `pydantic_ai.workspaces.protocol`.
+Needs the extra `pydantic-ai`, whose tools read and write files with shell commands. *Source*: the
+contract in `pydantic_ai.workspaces.protocol`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ WORKING_DIRECTORY = "/workspace"
 class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
     """A session as the workspace of an agent: `agent.run(…, workspace=FumehoodWorkspace())`.
 
-    With a `ref` or `session_id` it attaches to that session. As the protocol says, the session
-    stays when a run ends; `close`, or leaving `async with`, ends one that was made here.
+    With a `ref` or `session_id` it uses that session. As the protocol demands, the session outlives
+    an agent's run. `close`, or leaving `async with`, ends a session that this object created.
     """
 
     def __init__(
@@ -46,7 +47,11 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         session_id: str | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `AsyncSession`. Nothing is sent yet."""
+        """`options` are those of `AsyncSession`. A new session is created on first use.
+
+        Raises:
+            ValueError: `ref` is from another provider.
+        """
         if ref is not None:
             if ref.provider != PROVIDER:
                 raise ValueError(f"This is no workspace of {PROVIDER}: {ref.provider[:80]!r}.")
@@ -61,7 +66,7 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         await self.close()
 
     async def close(self) -> None:
-        """End the session if it was made here."""
+        """End the session if this object created it."""
         await self._session.close()
 
     @property
@@ -74,7 +79,7 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         )
 
     async def working_dir(self) -> str:
-        """The directory in which commands start."""
+        """Return the directory in which commands start."""
         await self._attach()
         return WORKING_DIRECTORY
 
@@ -86,9 +91,9 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # the protocol's
     ) -> CommandResult:
-        """Run a command. The default `timeout` is the engine's maximum.
+        """Run a command. Without `timeout`, the engine's maximum applies.
 
-        A denied command is a result with exit code 126: an exception would end the agent's run.
+        A denied command returns exit code 126, because an exception would end the agent's run.
         """
         if isinstance(command, str) != shell:
             raise TypeError("A text needs shell=True, and a list of arguments shell=False.")
@@ -113,7 +118,7 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         return CommandResult(exit_code=ran.exit_code, stdout=ran.stdout, stderr=stderr)
 
     async def _attach(self) -> None:
-        """Make the session, or check once that the given one is usable."""
+        """Create the session, or check once that the given one is usable."""
         if not self._is_attached:
             await self._raise_if_over(None)
             self._is_attached = True

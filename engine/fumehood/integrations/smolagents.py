@@ -1,7 +1,7 @@
 """smolagents: the Python executor of a `CodeAgent`.
 
-Needs the extra `smolagents`. Everything goes in and out as JSON; nothing is unpickled. Tools go
-into the sandbox as source, as with smolagents' own remote executors, and run there.
+Needs the extra `smolagents`. All values are passed as JSON; nothing is unpickled. Tools are sent
+into the sandbox as source code and run there, as with smolagents' own remote executors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fumehood.client.sync.session import Session
 from fumehood.core.envelope import Envelope
 
 ANSWER = ".final_answer.json"
-"""The file of the workspace in which `final_answer` leaves its argument, of any length."""
+"""The file in the workspace to which `final_answer` writes its result, of any length."""
 
 _FINAL_ANSWER = f"""
 def _finally(tool):
@@ -39,10 +39,10 @@ class FumehoodExecutor(PythonExecutor):
     """Runs an agent's code in one session: `CodeAgent(…, executor=FumehoodExecutor())`."""
 
     def __init__(self, client: Client | None = None, **options: Any) -> None:
-        """`options` are those of `Session`. Nothing is sent yet."""
+        """`options` are those of `Session`. The session is created on first use."""
         self._session = Session(client, **options)
         self.state: dict[str, Any] = {"_print_outputs": ""}
-        """The output of the last code, which agents show if it failed."""
+        """`_print_outputs` is the output of the last code, which agents show if the code failed."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,14 +51,14 @@ class FumehoodExecutor(PythonExecutor):
         self.cleanup()
 
     def cleanup(self) -> None:
-        """End the session if it was made here. Agents call it at their own end."""
+        """End the session if this object created it. Agents call this when they end."""
         self._session.close()
 
     def send_tools(self, tools: dict[str, Tool]) -> None:
         """Define tools in the session.
 
         Raises:
-            TypeError: one of them is not a tool, but for example an agent.
+            TypeError: one of them is not a `Tool`, but for example an agent.
         """
         for name, tool in tools.items():
             if not isinstance(tool, Tool):
@@ -67,18 +67,18 @@ class FumehoodExecutor(PythonExecutor):
         self._run(code + (_FINAL_ANSWER if "final_answer" in tools else ""))
 
     def send_variables(self, variables: dict[str, Any]) -> None:
-        """Define variables in the session. Raises TypeError for one that JSON cannot hold."""
+        """Define variables in the session. Raises TypeError if one cannot be encoded as JSON."""
         if variables:
             sent = json.dumps(json.dumps(variables))
             self._run(f"import json as _json\nglobals().update(_json.loads({sent}))\ndel _json")
 
     def __call__(self, code_action: str) -> CodeOutput:
-        """Run code: its value, what it printed, and whether it called `final_answer`.
+        """Run code. Return its value, its output, and whether it called `final_answer`.
 
         Raises:
-            ExecutionTimeoutError: it took too long.
-            RuntimeError: it failed, in words for the model.
-            CallFailed: the engine refused it.
+            ExecutionTimeoutError: the code took too long.
+            RuntimeError: the code failed; the message is for the model.
+            CallFailed: the engine refused the call.
         """
         ran = self._run(code_action)
         envelope = ran.envelope
@@ -89,7 +89,7 @@ class FumehoodExecutor(PythonExecutor):
         return CodeOutput(output=self._value(envelope), logs=ran.stdout, is_final_answer=False)
 
     def _run(self, code: str) -> Finished:
-        self.state["_print_outputs"] = ""  # else a refused program shows the output of the last one
+        self.state["_print_outputs"] = ""  # otherwise a refused program shows the previous output
         ran = self._session.finish(self._session.call("run_python", {"code": code}))
         self.state["_print_outputs"] = ran.stdout
         if ran.is_timeout:
