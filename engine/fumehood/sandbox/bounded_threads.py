@@ -20,9 +20,10 @@ Answer = TypeVar("Answer")
 
 
 class BoundedThreads:
-    """Runs each call in a daemon thread of its own, at most `most` at a time.
+    """Runs each call in a daemon thread of its own, at most `most` calls at a time.
 
-    A call that has passed its deadline still counts until its thread ends.
+    A call that has passed its deadline still counts until its thread ends. `name` is the name of
+    the threads.
     """
 
     def __init__(self, most: int, name: str) -> None:

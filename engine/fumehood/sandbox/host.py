@@ -7,7 +7,7 @@ tool cannot occupy the engine.
 Synchronous functions run in workers, so that they can be killed. A worker serves one call at a time
 and is reused. A worker that exceeded its time, was cancelled, died or sent anything but one reply
 is killed with all its descendants, and the next call gets a new one. A call waits for a worker at
-most as long as for a slot on the host.
+most as long as for a slot on the host, 30 s each.
 """
 
 from __future__ import annotations
@@ -45,19 +45,33 @@ HOST_LIMITS = WallLimits(
     output_bytes=MB,
 )
 ENFORCED = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
+"""The limits that are enforced for functions on the host."""
+
 MAX_RUNNING = 64
+"""Maximum number of concurrent calls on the host."""
+
 MAX_REQUESTS = 32
-"""Concurrent requests to one service."""
+"""Maximum number of concurrent requests to one service."""
 
 WORKER_PROGRAM = Path(__file__).parents[1] / "executors" / "worker_main.py"
+
 START_DEADLINE_S = 20.0
+"""Seconds for a worker to become ready."""
+
 REPLY_OVERHEAD_BYTES = 16 * 1024
 """Bytes that a reply may have beyond the output limit, for JSON syntax or a traceback."""
 
 MAX_WORKERS = 8
+"""Maximum number of workers that run calls at the same time."""
+
 MAX_IDLE = 2
+"""Maximum number of idle workers that are kept."""
+
 MAX_KILL_ROUNDS = 100
+"""Maximum number of searches for descendants of a worker that is killed."""
+
 CHUNK_BYTES = 1 << 16
+"""Maximum number of bytes read from a worker at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +89,7 @@ class HostLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call a synchronous function in a worker. Asynchronous ones never get here."""
+        """Call a synchronous function in a worker. Asynchronous functions need no lease's `run`."""
         if program != "function":
             raise InternalError("The host runs functions, not programs.")
         return await self.workers.run(arguments, limits, self.principal_id, sinks)
@@ -111,7 +125,7 @@ class Host:
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> AsyncIterator[HostLease]:
-        """Wait, at most 30 s, for a slot."""
+        """Wait at most 30 s for a slot."""
         asked = time.monotonic()
         await self._slots.take(domain.principal_id)
         try:
@@ -186,7 +200,7 @@ class Workers:
 
 
 class _Worker:
-    """A worker process and the channel to it."""
+    """A worker process and the channel to it. `is_fit` tells whether it may be used again."""
 
     def __init__(
         self,
@@ -234,7 +248,7 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs, from the kernel: the event loop notices its end later."""
+        """Whether the process runs, as the kernel tells: the event loop notices an end later."""
         if self._process.returncode is not None:
             return False
         try:
@@ -244,7 +258,7 @@ class _Worker:
             return False
 
     async def run(self, call: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS) -> RunEnding:
-        """Run one call. Sets `is_fit` to False if the worker must not be reused."""
+        """Run one call. Set `is_fit` to False if the worker must not be used again."""
         self.is_fit = False
         try:
             with anyio.fail_after(limits.wall_s):
@@ -271,7 +285,12 @@ class _Worker:
     async def _ask(
         self, message: JsonObject, max_bytes: int, sinks: RunSinks = NO_SINKS
     ) -> JsonObject | None:
-        """Send one message. Returns its reply, or None if the worker died."""
+        """Send one message and return its reply, or None if the worker died.
+
+        Raises:
+            FrameTooLarge: the reply has more than `max_bytes`.
+            FrameError: the worker sent something other than one reply.
+        """
         decoder = framing.Decoder(max_bytes)
         try:
             self._writer.write(framing.encode(message))

@@ -27,12 +27,16 @@ from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, SessionContainer
 
 RETRY_AFTER_MS = 1000
+"""Delay in milliseconds suggested to callers while a session or the engine is busy."""
 
 MAX_WORD_CHARACTERS = 80
+"""Characters of an invalid image name that an error shows."""
 
 KEPT = timedelta(days=1)
+"""How long the record of an ended session is kept."""
+
 MAX_OF_PRINCIPAL = 100
-"""Ended sessions that are kept for one principal. Beyond it the oldest is deleted."""
+"""Maximum number of ended sessions that are kept for one principal. Older ones are deleted."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,14 +73,14 @@ class Session:
         return None
 
     def next_end(self) -> float:
-        """Return when the session expires unless it is used before."""
+        """Return when the session expires if it is not used until then, by the monotonic clock."""
         return min(self.last_used + self.idle_s, self.created + self.lifetime_s)
 
     async def take_turn(self, settings: SessionSettings) -> None:
-        """Wait, bounded, until earlier calls have left the session.
+        """Wait a bounded time until earlier calls have left the session.
 
         Raises:
-            SandboxUnavailable: they take too long, or too many calls wait already.
+            SandboxUnavailable: they take too long, or too many calls are already waiting.
         """
         if self.users > settings.waiting:
             raise _busy("Too many calls wait for this session already.")
@@ -92,7 +96,7 @@ class Session:
             raise
 
     def leave_turn(self, now: float, now_at: datetime, *, is_call: bool) -> None:
-        """Pass the turn to the next call."""
+        """Pass the turn to the next call. `is_call` tells whether to count this use as a call."""
         self.users -= 1
         self.calls += is_call
         self.last_used, self.last_used_at = now, now_at
@@ -160,7 +164,7 @@ def make_request(
 ) -> SessionRequest:
     """Check a request against the operator's limits, and fill in absent values.
 
-    Absent values are the configured ones; memory is rounded down to an available size.
+    None means the configured value. Memory is rounded down to an available size.
 
     Raises:
         InvalidParams: a value is invalid or over its limit.
@@ -263,7 +267,7 @@ class SessionLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program. May be repeated; each run has the files and variables of the one before.
+        """Run a program. This may be repeated; files and variables are kept from run to run.
 
         Raises:
             ResourceNotFound: the session ended before this run.
@@ -300,7 +304,7 @@ class SessionRows(Protocol):
         """Write and delete rows in one transaction, which is durable when this returns.
 
         Raises:
-            EngineError: none of it is guaranteed to be stored.
+            EngineError: the write failed, so nothing is guaranteed to be stored.
         """
         ...
 
@@ -315,7 +319,7 @@ class SessionHistory:
         self._undeleted: set[str] = set()
 
     def inherit(self, one: KeptSession) -> None:
-        """Add a session that ended under an earlier engine. Its row exists already."""
+        """Add a session that ended under an earlier engine, so that its row already exists."""
         self._keep(one)
 
     def find(self, principal_id: str, session_id: str) -> KeptSession | None:
@@ -360,7 +364,7 @@ class SessionHistory:
         """Write pending changes. If that fails, they stay pending for the next `write`.
 
         Raises:
-            EngineError: none of it is guaranteed to be stored.
+            EngineError: the write failed, so nothing is guaranteed to be stored.
         """
         put, delete = dict(self._unwritten), set(self._undeleted)
         if not put and not delete:

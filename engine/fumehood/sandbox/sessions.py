@@ -42,11 +42,13 @@ from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import HasImages, Lease, SessionContainer, SessionWall
 
 ID_BYTES = 16
+"""Length of a session's random id, in bytes."""
+
 TIDY_S = 15.0
 """Seconds between checks for expired sessions. Each check also stores when sessions were used."""
 
 STOP_DEADLINE_S = 5.0
-"""Seconds for the containers to end when the engine stops. The wall removes the remaining ones."""
+"""Seconds that the engine waits for containers to end when it stops. The wall removes the rest."""
 
 STOPPED = "the engine was stopped"
 RESTARTED = "the engine was started anew"
@@ -132,7 +134,7 @@ class SessionKeeper:
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
-        """Create a session. Absent values are the configured ones.
+        """Create a session. None means the configured value.
 
         Raises:
             InvalidParams: a value is outside its limits.
@@ -201,9 +203,9 @@ class SessionKeeper:
     async def end(
         self, principal: Principal, session_id: str, why: str = "its owner ended it"
     ) -> SessionRecord:
-        """End a principal's session with everything that runs in it.
+        """End a principal's session with everything that runs in it, and return its record.
 
-        Returns its record. Does nothing to a session that has already ended.
+        Does nothing to a session that has already ended.
 
         Raises:
             ResourceNotFound: this principal has no such session.
@@ -228,8 +230,8 @@ class SessionKeeper:
     ) -> SessionRecord:
         """Check that a call may use the session that it names, and return its record.
 
-        Reserves nothing. Without `language`, no language is required; without `memory_mb`, any
-        memory size is acceptable.
+        This reserves nothing. Without `language`, the image may have any languages; without
+        `memory_mb`, any memory size is acceptable.
 
         Raises:
             ResourceNotFound: this principal and agent have no such session, or it has ended.
@@ -265,8 +267,8 @@ class SessionKeeper:
         """Lease a session's container for one call. Entering the lease waits for earlier calls.
 
         Raises:
-            The errors of `examine`, here and again when the lease is entered.
-            SandboxUnavailable: the session is too busy (when the lease is entered).
+            ResourceNotFound, InvalidParams: as `examine`; ResourceNotFound also on entering.
+            SandboxUnavailable: on entering, if the session is too busy.
         """
         self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
         return self._lease(principal.id, session_id, is_call=True)
@@ -372,10 +374,10 @@ class SessionKeeper:
             )
 
     async def _until_there_is_room(self) -> None:
-        """Wait, bounded, until enough containers of ended sessions are removed.
+        """Wait a bounded time until enough containers of ended sessions are removed.
 
         Raises:
-            SandboxUnavailable: it took too long.
+            SandboxUnavailable: their removal took too long.
         """
         with anyio.move_on_after(self._settings.queue_seconds):
             while self._share.total + self._leaving > self._settings.max:

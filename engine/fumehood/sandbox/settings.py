@@ -1,4 +1,4 @@
-"""The operator's settings of the walls, of containers and of sessions. Values only."""
+"""The operator's settings of the walls, of containers and of sessions, as plain values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 
 
 class SessionSettings(BaseModel):
-    """Defaults and ceilings of sessions, and how many there may be."""
+    """Defaults and maximums for sessions, and how many sessions there may be."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,12 +31,13 @@ class SessionSettings(BaseModel):
     max: int = Field(default=4, ge=0, le=256)
     max_per_principal: int = Field(default=3, ge=0, le=256)
     idle_seconds: float = Field(default=1800, ge=1, le=86_400)
-    """Default and ceiling, like `lifetime_seconds`."""
+    """Seconds without a call after which a session ends. Like `lifetime_seconds`, it is both the
+    default and the maximum that a caller may request."""
     lifetime_seconds: float = Field(default=14_400, ge=10, le=604_800)
     queue_seconds: float = Field(default=30, ge=0, le=600)
-    """How long a call waits for earlier calls in the same session."""
+    """Maximum seconds that a call waits for earlier calls in the same session."""
     waiting: int = Field(default=20, ge=0, le=1000)
-    """How many calls may wait for one session."""
+    """Maximum number of calls that wait for one session."""
 
     @property
     def max_of_one(self) -> int:
@@ -45,7 +46,7 @@ class SessionSettings(BaseModel):
 
 
 class ProcessWallSettings(BaseModel):
-    """Defaults and ceilings of one wall."""
+    """Defaults and maximums for calls behind one process wall."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,14 +55,14 @@ class ProcessWallSettings(BaseModel):
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
     cpu_seconds: float | None = Field(default=None, gt=0)
-    """Absent: CPU time is limited by wall time only."""
+    """CPU seconds of one call. None: only wall time limits them."""
     memory_mb: int
     max_memory_mb: int
     output_kb: int = Field(default=1024, ge=1, le=1024)
 
     @property
     def limits(self) -> WallLimits:
-        """The limits that calls behind this wall get."""
+        """The limits of calls behind this wall."""
         return WallLimits(
             default_wall_s=self.timeout_seconds,
             max_wall_s=self.max_timeout_seconds,
@@ -74,7 +75,7 @@ class ProcessWallSettings(BaseModel):
 
 
 class InterpreterSettings(ProcessWallSettings):
-    """Defaults and ceilings of the interpreter wall."""
+    """Defaults and maximums for the interpreter, which runs expressions and restricted programs."""
 
     min_memory_mb: ClassVar[int] = MIN_INTERPRETER_MB
 
@@ -86,7 +87,7 @@ class InterpreterSettings(ProcessWallSettings):
 
 
 class JailSettings(ProcessWallSettings):
-    """Defaults and ceilings of the jail, where sandboxed functions run."""
+    """Defaults and maximums for the jail, which runs sandboxed functions."""
 
     min_memory_mb: ClassVar[int] = MIN_JAIL_MB
 
@@ -98,7 +99,7 @@ MIN_MB, MAX_MB = CONTAINER_MEMORY_CLASSES[0], CONTAINER_MEMORY_CLASSES[-1]
 
 
 class LanguageImages(BaseModel):
-    """The image for programs in each language, unless the call's session has another."""
+    """The image in which programs of each language run, unless the call's session has another."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -109,32 +110,33 @@ class LanguageImages(BaseModel):
 
 
 class ContainerSettings(BaseModel):
-    """Defaults and ceilings of the container wall, and how many containers there are."""
+    """Defaults and maximums for the container wall, and how many containers there may be."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     images: LanguageImages = LanguageImages()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
-    """Absent: the default runtime of Docker."""
+    """Name of the OCI runtime. None: Docker's default runtime."""
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
     cpu_seconds: float | None = Field(default=None, gt=0)
-    """Absent: CPU time is limited by wall time and `cpus` only."""
+    """CPU seconds of one call. None: only wall time and `cpus` limit them."""
     cpus: float = Field(default=1, ge=0.1, le=64)
     memory_mb: int = Field(default=512, ge=MIN_MB, le=MAX_MB)
-    """Like `max_memory_mb` rounded down to one of `CONTAINER_MEMORY_CLASSES`."""
+    """Default memory of a call. Like `max_memory_mb`, it is rounded down to one of
+    `CONTAINER_MEMORY_CLASSES`."""
     max_memory_mb: int = Field(default=2048, ge=MIN_MB, le=MAX_MB)
     output_kb: int = Field(default=1024, ge=1, le=1024 * 1024)
     pool_min: int = Field(default=1, ge=0, le=256)
-    """Containers that are kept warm for any caller."""
+    """Number of unused containers that are kept ready for any caller."""
     pool_max: int = Field(default=8, ge=1, le=256)
     max_uses: int = Field(default=1000, ge=1, le=1_000_000)
-    """After that many calls a container is removed."""
+    """Number of calls after which a container is removed."""
     idle_seconds: float = Field(default=300, ge=1, le=86_400)
-    """How long an idle container is kept for its trust domain."""
+    """Seconds for which an idle container is kept for its trust domain."""
     lifetime_seconds: float = Field(default=3600, ge=10, le=86_400)
     queue_seconds: float = Field(default=30, ge=0, le=600)
-    """How long a call waits for a container."""
+    """Maximum seconds that a call waits for a container."""
 
     @model_validator(mode="after")
     def _warm_ones_fit(self) -> Self:
@@ -144,7 +146,7 @@ class ContainerSettings(BaseModel):
 
     @property
     def limits(self) -> WallLimits:
-        """The limits that calls in containers get."""
+        """The limits of calls in containers."""
         return WallLimits(
             default_wall_s=self.timeout_seconds,
             max_wall_s=self.max_timeout_seconds,
@@ -158,13 +160,17 @@ class ContainerSettings(BaseModel):
 
     @property
     def warm_memory_mb(self) -> int:
-        """The size of the containers that are kept warm."""
+        """The memory class, in MB, of the containers that are kept ready."""
         return self.limits.memory_class(min(self.memory_mb, self.max_memory_mb))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    """The engine that owns containers. `owner_id` is the same after a restart of the engine."""
+    """Identifies the engine that owns containers.
+
+    `engine_id` is new with each start. `owner_id` belongs to the state directory and stays the
+    same.
+    """
 
     engine_id: str
     owner_id: str

@@ -16,16 +16,20 @@ from itertools import islice
 from pathlib import Path
 
 MAX_FILES = 1000
+"""Maximum number of files in a directory, without ignored ones."""
+
 MAX_FILE_BYTES = 1 << 20
+"""Maximum size of a file in bytes."""
+
 MAX_ENTRIES = 10_000
-"""Entries that a directory may have, including ignored ones."""
+"""Maximum number of entries in a directory, including ignored ones."""
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Untrusted(Exception):
-    """A directory or file is refused. The message is for the operator and names the remedy."""
+    """A directory or file is refused. The message tells the operator why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ def signature_of(found: os.stat_result) -> Signature:
 
 
 def open_directory(path: Path, owners: frozenset[int]) -> int:
-    """Open a directory. The caller closes the descriptor.
+    """Open a directory and return its descriptor, which the caller must close.
 
     The directory and all directories above it must belong to one of `owners`, and group and others
     must not be able to write in them. Only above the directory, those with the sticky bit (like
@@ -109,9 +113,9 @@ def list_files(directory: int) -> dict[str, Signature]:
 
 
 def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes, Signature]:
-    """Read a file. Returns its bytes, and its signature after they were read.
+    """Read a file. Return its bytes, and its signature after they were read.
 
-    If that differs from an earlier signature, the file changed meanwhile.
+    If this signature differs from an earlier one, the file has changed meanwhile.
 
     Raises:
         Untrusted: it is not a regular file, is too large, or another user could have written it.

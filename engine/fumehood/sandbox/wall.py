@@ -85,6 +85,7 @@ class RunSinks:
 
 
 NO_SINKS = RunSinks()
+"""No receivers: all events are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +181,12 @@ class Wall(Protocol):
 
     @property
     def limits(self) -> WallLimits:
-        """Defaults and ceilings."""
+        """Default and maximum limits of calls."""
         ...
 
     @property
     def status(self) -> WallStatus:
-        """Its limits as enforced now, and its faults."""
+        """The limits that the wall enforces now, and its faults."""
         ...
 
     def lease(
@@ -196,13 +197,13 @@ class Wall(Protocol):
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """Wait, bounded, for a sandbox.
+        """Wait a bounded time for a sandbox.
 
-        With `fresh`, it has run nothing before. If the wall offers several memory sizes or
+        With `fresh`, the sandbox has run nothing before. If the wall offers several memory sizes or
         languages, `memory_mb` and `language` choose one.
 
         Raises:
-            SandboxUnavailable: no sandbox in time.
+            SandboxUnavailable: no sandbox was available in time.
         """
         ...
 
@@ -221,7 +222,7 @@ class ImageMissing(SandboxUnavailable):
         *,
         language: str | None = None,
     ) -> ImageMissing:
-        """Make the error. `fault` completes "The image NAME …"; `language` is that of the call."""
+        """Create the error. `fault` completes "The image NAME …"; `language` is the call's."""
         needed = f", which {language} needs," if language is not None else ""
         made = cls(f"The image {image}{needed} {fault}. {remedy}", retryable=False)
         made._parts = (image, fault, remedy)
@@ -250,7 +251,9 @@ class HasImages(ABC):
 
     @abstractmethod
     async def look_again(self) -> None:
-        """Query Docker again. Waits, bounded, for a query begun after this call; callers share it.
+        """Query Docker again. Wait a bounded time for a query that began after this call.
+
+        Concurrent callers share a query.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -270,7 +273,7 @@ class HasImages(ABC):
 
 
 class Walls:
-    """The walls of this engine by name."""
+    """The walls of an engine, by name."""
 
     def __init__(self, **walls: Wall) -> None:
         self._walls = walls
@@ -328,7 +331,7 @@ class SessionWall(Protocol):
 
     @property
     def limits(self) -> WallLimits:
-        """Defaults and ceilings."""
+        """Default and maximum limits of calls."""
         ...
 
     async def hold(
@@ -339,29 +342,31 @@ class SessionWall(Protocol):
         memory_mb: int,
         on_lost: Callable[[], None],
     ) -> SessionContainer:
-        """Wait, bounded, for an unused container, and keep it for this domain.
+        """Wait a bounded time for an unused container, and keep it for this domain.
 
-        `on_lost` is called once, when the container is gone for any reason.
+        `on_lost` is called once, when the container has ended for any reason.
 
         Raises:
-            SandboxUnavailable: none in time, or no such image.
+            SandboxUnavailable: no container was available in time, or there is no such image.
         """
         ...
 
 
 MAX_REPORTS = 1000
-"""Progress reports of one run that are passed on; further ones are dropped."""
+"""Maximum number of progress reports of one run that are passed on; further ones are dropped."""
 
 MAX_FRAME_BYTES = 4 << 20
 """Size limit of a frame from a guest, in bytes. The largest frame is an ending with a result as
 large as the output limit, escaped in JSON."""
 
 MAX_WAITING = 2000
-"""Calls that may wait for one wall. One principal may have half of them."""
+"""Maximum number of calls that wait for one wall. One principal may have half of them."""
 
 MAX_CLAIM_CHARACTERS = 2000
+"""Maximum length of the kind and the message of a failure that a program claims."""
 
 LOST = RunEnding(EndedBy.SANDBOX_LOST, "call")
+"""The ending of a run whose guest was lost."""
 
 _CLAIMABLE = {
     "memory": EndedBy.MEMORY,
@@ -374,8 +379,9 @@ _CLAIMABLE = {
 def ending_of_reply(
     reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
-    """Make the ending of a run whose child replied directly to the host, which measured the
-    figures.
+    """Return the ending of a run whose child replied directly to the host.
+
+    `cpu_ms` and `output_bytes` were measured by the host.
     """
     error = reply.get("error")
     result = reply.get("result")
@@ -394,7 +400,7 @@ def ending_of_reply(
 
 
 def ending_of_frame(message: GuestEnding) -> RunEnding:
-    """Make the ending of a run from the supervisor's report."""
+    """Return the ending of a run that the guest's supervisor reported."""
     claim = message.claim or {}
     result = claim.get("result")
     ended_by = message.ended_by

@@ -31,6 +31,8 @@ from fumehood.sandbox.wall import Wall, Walls
 from fumehood.storage.directory import owner_id
 
 ID_BYTES = 16
+"""Length of an engine's random id, in bytes."""
+
 WARNINGS = frozenset(
     {
         "guest.lost",
@@ -52,6 +54,7 @@ warning.
 """
 
 OnEvent = Callable[[str, JsonObject], None]
+"""Receives the name of an event and its values."""
 
 
 def logged(log: Logger) -> OnEvent:
@@ -197,6 +200,6 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
     try:
         return EngineIdentity(engine_id, owner_id(state))
     except OSError as error:
-        # After a crash, this engine's containers are then only removed after their deadline.
+        # Then, if this engine crashes, its containers are only removed after their deadline.
         on_event("container.owner_unknown", {"why": error.strerror or str(error)})
         return EngineIdentity(engine_id, engine_id)

@@ -62,11 +62,14 @@ COLLECT_DEADLINE_S = 30.0
 """Seconds to transfer the files of one run, whose size is at most a quarter of its memory."""
 
 CANCEL_GRACE_S = 3.0
+"""Seconds for the guest to end a cancelled run; a slower guest is ended."""
+
 RESET_DEADLINE_S = 10.0
 """Seconds for a reset. The guest's own deadline is shorter, after which it reports a failure."""
 
 MAX_UNSENT_BYTES = 32 << 20
-"""Bytes of unread answers to a program's calls. A guest over it is treated as hostile."""
+"""Maximum number of bytes of answers to a program's calls that the guest has not read. A guest over
+it is treated as hostile."""
 
 STREAM_ENDED = "its stream ended"
 """Why the channel ended, if neither side ended it on purpose."""
@@ -78,12 +81,14 @@ NOT_CLEAN_IN_TIME = "it was not clean in time"
 NOT_ENDED_IN_TIME = "it did not end a run in time"
 
 MAX_COMPLAINT_BYTES = 4096
-"""Bytes of the guest's stderr kept for the log."""
+"""Bytes of the beginning of the guest's stderr that are kept for the log."""
 
 RECORD_HEADER = struct.Struct("!BxxxI")
-"""*Source*: Docker Engine API, ContainerAttach, "Stream format"."""
+"""A record's stream and length. *Source*: Docker Engine API, ContainerAttach, "Stream format"."""
 
 STDOUT, STDERR = 1, 2
+"""Docker's numbers of the streams."""
+
 MAX_SEARCHED_CHARACTERS = 64 * 1024
 """Longest program that is searched for imports. A longer one counts as needing the modules."""
 
@@ -97,7 +102,7 @@ _DOUBT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The host's deadlines, in seconds."""
+    """The host's deadlines, in seconds. The constants of this module describe them."""
 
     answer_grace_s: float = ANSWER_GRACE_S
     collect_s: float = COLLECT_DEADLINE_S

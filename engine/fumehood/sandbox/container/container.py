@@ -36,22 +36,27 @@ from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec, create
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
-"""Seconds for a guest to become ready, on a host that starts several at once."""
+"""Seconds for a guest to become ready, enough for a host that starts several at once."""
 
 LOSS_DEADLINE_S = 5.0
 """Seconds to find out why a container ended."""
 
 OOM_EXIT_CODE = 137
+"""Exit code of a container whose guest was killed with SIGKILL, as when memory ran out."""
+
 LOOKS = 4
+"""Number of queries of an ended container until the reason counts as unknown."""
+
 LOOK_PAUSE_S = 0.05
-"""Seconds between queries: Docker records a container's end and its reason at different times."""
+"""Seconds between these queries: Docker records a container's end and its reason at different
+times."""
 
 
 class ContainerFailed(Exception):
-    """The container was created but does not work. The text is for the operator."""
+    """The container was created but does not work. The exception's text is for the operator."""
 
     message = "Containers start, but the guest in them does not."
-    """For the caller."""
+    """The text for callers."""
     remedy = "The engine's log says why."
     heals = True
 
@@ -150,7 +155,7 @@ class Container:
 
     @property
     def enforced(self) -> frozenset[Limit]:
-        """The limits that held in this container, according to the guest."""
+        """The limits that are enforced in this container, according to the guest's self-test."""
         return self._channel.enforced
 
     @property
@@ -175,7 +180,7 @@ class Container:
 
     @property
     def complaint(self) -> str:
-        """The guest's stderr. Untrusted."""
+        """The beginning of the guest's stderr. Untrusted."""
         return self._channel.complaint.decode("utf-8", "backslashreplace")
 
     def _in_words(self, fault: str) -> str:
@@ -214,7 +219,7 @@ class Container:
         except Lost as lost:
             by_memory = (
                 self._channel.why == STREAM_ENDED
-                and not self.ran_out_of_memory  # else Docker's flag may be from the earlier run
+                and not self.ran_out_of_memory  # otherwise Docker's flag may be from an earlier run
                 and await self._was_killed_for_memory()
             )
             ending = lost.run.cut_off(EndedBy.MEMORY if by_memory else EndedBy.SANDBOX_LOST)
@@ -251,8 +256,13 @@ class Container:
 
 
 CHUNK = 64 * 1024
+"""Maximum number of bytes read from a program's streams at once."""
+
 SAID_BYTES = 2000
+"""Bytes of the end of a program's standard error that are kept for the log."""
+
 REMOVE_S = 10.0
+"""Seconds to remove a program's container when it is stopped."""
 
 
 class ContainerProgram:
@@ -298,7 +308,7 @@ class ContainerProgram:
         return cls(reader, writer, remove)
 
     async def read(self) -> bytes:
-        """Return the next bytes of its standard output; empty at the end."""
+        """Return the next bytes of its standard output, or empty bytes at the end."""
         while chunk := await self._reader.read(CHUNK):
             found = b""
             try:
@@ -314,7 +324,7 @@ class ContainerProgram:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Write to its standard input. Raises OSError."""
+        """Write to its standard input. Raises OSError if it is closed or too much is unread."""
         if self._writer.transport.get_write_buffer_size() > len(data) + CHUNK * 64:
             raise BlockingIOError("it reads nothing")
         self._writer.write(data)

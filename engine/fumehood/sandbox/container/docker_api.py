@@ -42,21 +42,29 @@ Answer = TypeVar("Answer")
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 THREADS = 16
+"""Maximum number of concurrent requests to Docker."""
+
 CLIENT_TIMEOUT_S = 30
 """Seconds without an answer after which the client gives up and the call's thread ends."""
 
 QUICK_S = 5.0
-"""Seconds for queries."""
+"""Deadline of queries, in seconds."""
+
 SLOW_S = 20.0
-"""Seconds for requests that remove something, on a busy disk."""
+"""Deadline in seconds of requests that remove something, enough for a busy disk."""
+
 LAUNCH_S = 25.0
-"""Seconds for the three requests that start a container, on a busy disk."""
+"""Deadline in seconds of the three requests that start a container, enough for a busy disk."""
 
 CONNECT_S = 2.0
+"""Seconds to connect to the daemon's socket, to check that it is listening."""
+
 OPEN_S = 10.0
 """Seconds that a blocking client waits for each answer, unless its caller chooses otherwise."""
 
 DAEMONS = ("dockerd", "dockerd-rootless.sh", "podman")
+"""Programs whose presence means that a daemon is installed."""
+
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Directories searched for a Docker daemon in addition to the caller's PATH."""
 
@@ -64,6 +72,7 @@ SNAP = Path("/snap/bin/docker")
 """Docker's client as a snap. If it exists, the snap's daemon is also installed."""
 
 ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+"""Parameters of the request that attaches to a container's streams."""
 
 
 class DockerError(Exception):
@@ -80,7 +89,7 @@ class DockerError(Exception):
 
 
 class DockerUnreachable(DockerError):
-    """No daemon that this engine may use is listening. Detected without waiting."""
+    """No daemon that this engine may use is listening."""
 
 
 class DockerNotInstalled(DockerUnreachable):
@@ -137,7 +146,7 @@ class DockerFault(DockerError):
 
 
 class DockerWarned(DockerError):
-    """Docker made a container with a warning: it ignores limits that the kernel lacks."""
+    """Docker created a container with a warning: it ignores limits that the kernel lacks."""
 
     message = "Docker cannot apply all limits of a container."
     remedy = "Run `fumehood doctor` to see why."
@@ -178,8 +187,8 @@ class Docker:
     async def launch(self, body: JsonObject, name: str) -> tuple[str, socket.socket]:
         """Create a container, attach to its streams and start it.
 
-        Returns its id, and its three streams as one socket, which the caller closes. If this
-        fails, a created container may remain, under `name`.
+        Return its id, and its three streams as one socket, which the caller must close. If this
+        fails, a created container may remain under `name`.
 
         Raises:
             DockerWarned: Docker could not apply a setting; the container was not started.
@@ -304,7 +313,7 @@ def typed_errors() -> Iterator[None]:
 
 
 def _check_listening(host: str, deadline_s: float) -> None:
-    """Raises OSError or DockerError unless a daemon is listening."""
+    """Raise OSError or DockerError unless a daemon is listening."""
     if host.startswith(("tcp://", "http://", "https://")):
         return
     if not host.startswith("unix://"):

@@ -50,7 +50,7 @@ class Kind:
 
 
 class EntryFactory(Protocol):
-    """Makes and removes containers."""
+    """Creates and removes containers."""
 
     async def make(self, kind: Kind) -> Container:
         """Create a container. If that fails, nothing remains, and EngineError is raised."""
@@ -69,11 +69,13 @@ class State(Enum):
     BUSY = auto()
     """A lease uses the container."""
     RESETTING = auto()
+    """The container is being cleaned after a run."""
     IDLE = auto()
     """The container is clean and waits for the next call of its domain."""
 
 
 UNUSED = (State.WARM, State.IDLE)
+"""The states of containers that no call uses."""
 
 
 class EventsListener(Protocol):
@@ -99,11 +101,11 @@ class PoolEntry:
     """When its domain received it, by the monotonic clock."""
 
     def on_clean(self) -> None:
-        """Tell the pool that the container has been reset."""
+        """Notify the pool that the container has been reset."""
         self.pool.on_clean(self)
 
     def on_end(self, why: str) -> None:
-        """Tell the pool that the container has ended."""
+        """Notify the pool that the container has ended."""
         self.pool.on_end(self, why)
 
     def why_not_again(
@@ -111,8 +113,8 @@ class PoolEntry:
     ) -> str | None:
         """Return why its container must not be used again, or None if it may be.
 
-        `once` is for a container that was requested for a single call; `is_spared` ignores how
-        long it was idle.
+        `once` tells that the container was requested for a single call. With `is_spared`, its idle
+        time does not count.
         """
         container = self.container
         reasons = {
@@ -140,9 +142,11 @@ class PoolRequest:
     domain: TrustDomain
     kind: Kind
     fresh: bool
+    """Whether the container must have run nothing before."""
     granted: asyncio.Future[PoolEntry] = field(repr=False)
+    """The container, once it is granted, or the error that refuses the call."""
     is_being_made: bool = False
-    """Whether a container is being made for it."""
+    """Whether a container is being created for it."""
 
 
 class FairQueue:
@@ -283,6 +287,7 @@ class PoolState:
 
 
 RETRY_AFTER_MS = 1000
+"""Delay in milliseconds suggested to callers who get no container."""
 
 
 class Pool:
@@ -321,10 +326,11 @@ class Pool:
     # -- for the wall ---------------------------------------------------------------
 
     async def take(self, domain: TrustDomain, kind: Kind, *, fresh: bool) -> PoolEntry:
-        """Wait, bounded, for a container of this domain or for an unused one.
+        """Wait a bounded time for a container of this domain, or for an unused one.
 
         Raises:
-            SandboxUnavailable: none in time, too many waiting calls, or none can be created.
+            SandboxUnavailable: no container became free in time, too many calls are waiting, or
+                none can be created.
         """
         if self._refusal is not None:
             raise _another(self._refusal)
@@ -362,9 +368,9 @@ class Pool:
         self._dispatch()
 
     def let_go(self, entry: PoolEntry, listener: ChannelListener) -> bool:
-        """Take a leased, unused container out of the pool; False if it has ended meanwhile.
+        """Take a leased, unused container out of the pool. Return False if it has ended meanwhile.
 
-        From then on `listener` receives its events, and must end and remove it.
+        From then on, `listener` receives its events, and must end and remove it.
         """
         assert entry.uses == 0
         if self._state.entries.pop(entry.container.name, None) is None:
@@ -407,7 +413,7 @@ class Pool:
     def retire(self, is_outdated: Callable[[Container], bool]) -> None:
         """Destroy the containers of outdated images that no call uses.
 
-        The others stay: the caller repeats this from time to time.
+        Those in use stay until the caller does this again.
         """
         for entry in list(self._state.entries.values()):
             if entry.state in UNUSED and is_outdated(entry.container):
@@ -514,9 +520,9 @@ class Pool:
         request.granted.set_result(entry)
 
     def _start_making(self, request: PoolRequest) -> bool:
-        """Start creating a container for a request; False if the pool is full of needed ones.
+        """Start creating a container for a request. If the pool is full, destroy one that is idle.
 
-        If the pool is full, an idle container is destroyed to make room.
+        Return False if none can be destroyed.
         """
         instead_of = None
         if self._state.total >= self._settings.pool_max:
@@ -532,7 +538,8 @@ class Pool:
         return True
 
     def _keep_warm(self, least_warm: int) -> None:
-        """Create one more if too few are ready, no call is waiting, and there is room."""
+        """Create one more warm container if fewer than `least_warm` are ready, no call is waiting,
+        and there is room."""
         if len(self._queue) or self._state.warming:
             return
         warm = sum(self._is_ready_for_all(entry) for entry in self._state.entries.values())

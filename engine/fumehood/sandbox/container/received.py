@@ -24,16 +24,18 @@ from fumehood.protocol.framing import FrameError
 from fumehood.sandbox.wall import MAX_REPORTS, CallPort, FileSink, RunEnding, RunSinks, claims_of
 
 MAX_NAME_BYTES = 255
-"""*Source*: NAME_MAX of Linux."""
+"""Maximum length of a file name in bytes. *Source*: NAME_MAX of Linux."""
 
 MAX_FILES = 4096
-"""Files accepted from one run. A correct guest sends far fewer and reports how many it left out."""
+"""Maximum number of files accepted from one run. A correct guest sends far fewer, and reports how
+many it left out."""
 
 BEGINNING_CHARACTERS = 64 * 1024
 """Characters of each stream that are kept if a sink receives all of it."""
 
 MAX_CALLS = 1200
-"""Tool calls accepted from one run. The guest ends a program before it exceeds this."""
+"""Maximum number of tool calls accepted from one run. A correct guest ends a program before
+that."""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """Failures that a program may report about itself (ADR 0010): a report never turns failure into
@@ -62,7 +64,10 @@ class _KeptText:
 
 
 class ReceivedRun:
-    """One run as the host sees it. A frame that breaks the protocol's order raises FrameError."""
+    """Collects what the host receives from one run.
+
+    Its methods raise FrameError for a frame that breaks the protocol's order or limits.
+    """
 
     def __init__(self, run_id: int, limits: Limits, sinks: RunSinks, isolation: str) -> None:
         self.id = run_id
@@ -108,7 +113,7 @@ class ReceivedRun:
                 self._on_progress = None
 
     def on_call(self, frame: ContainerCall, port: CallPort) -> None:
-        """Pass on a call of a tool. Raises FrameError."""
+        """Pass on the program's call of a tool. Raises FrameError."""
         self._must_be_mine(frame.id)
         self._calls_left -= 1
         if self._calls_left < 0 or self.is_collecting:

@@ -37,12 +37,13 @@ GUEST_PROCESSES = 12
 """Processes that the guest needs: the supervisor, the zygotes, and the children that are ready."""
 
 SPARES = 2
-"""Ready children of the zygote without preloaded modules: one for the next call, and one for a call
-that arrives while a new child is being created."""
+"""Number of ready children of the zygote without preloaded modules: one for the next call, and one
+for a call that arrives while a new child is being created."""
 
 GVISOR_MEMORY_MB = 128
 GVISOR_PROCESSES = 1024
-"""Processes for gVisor's kernel, which like its memory count against the container's limits."""
+"""MB of memory and number of processes that gVisor's kernel needs. They count against the
+container's limits."""
 
 WORKSPACE = "/workspace"
 PROGRAM_USER = "10001:10001"
@@ -84,7 +85,7 @@ class ContainerSpec:
     runtime: str | None = None
     """The OCI runtime, or None for the Docker daemon's default."""
     engine_pid: int | None = None
-    """Informational; meaningful only together with `engine_host`."""
+    """Process id of the engine on `engine_host`, for information only."""
     engine_host: str = ""
 
     @property

@@ -82,13 +82,17 @@ TRIES = 2
 """Attempts to start a container if its guest does not become ready."""
 
 MAX_WHY_CHARACTERS = 1000
+"""Maximum length of a failure's cause in the log, in characters."""
+
 RETRY_AFTER_MS = 1000
+"""Delay in milliseconds suggested to callers who get no container."""
 
 
 Trouble = DockerError | ContainerFailed | Unfit
 """An error with a message and a remedy for callers; `heals` tells whether it may end by itself."""
 
 OnEvent = Callable[[str, JsonObject], None]
+"""Receives the name of an event and its values."""
 
 
 FindImage = Callable[[Docker, str], "Awaitable[Image]"]
@@ -156,8 +160,9 @@ class ContainerSupply:
         """Processors of Docker's host, the maximum for a container; 0 if unknown."""
         self._unfit: Trouble | None = None
         self._reported: list[str] | None = None
-        """The look's result that was last logged: the fault, or the missing images."""
+        """The result of a look that was logged last: the fault, or the missing images."""
         self._silent_until = -math.inf
+        """Until then, by the monotonic clock, no look is made."""
         self.looked_at = -math.inf
         """When the last finished look began, by the monotonic clock."""
         self.images: dict[str, Image] = {}
@@ -166,7 +171,7 @@ class ContainerSupply:
         self.seen: frozenset[Limit] = frozenset()
         """The limits that the last container enforced, even if a required one was missing."""
         self.lacking: LimitsNotEnforced | None = None
-        """The error if the last container lacked a required limit, else None."""
+        """The error if the last container lacked a required limit, otherwise None."""
         self.unsettled: set[str] = set()
         """Names of containers outside the pool: being created, being removed after a failed
         start, or running a program of the operator."""
@@ -250,8 +255,8 @@ class ContainerSupply:
     async def look(self) -> None:
         """Query Docker for its state, its host and the images, and keep the result.
 
-        Returns without a query if another look has begun since this was called, or if the last
-        one has just reached its deadline.
+        Return without a query if another look has begun since this was called, or if the last one
+        has just reached its deadline.
         """
         came = time.monotonic()
         async with self._turn:
@@ -356,7 +361,7 @@ class ContainerSupply:
     async def open_program(
         self, command: tuple[str, ...], env: Mapping[str, str], image: str, memory_mb: int
     ) -> ContainerProgram:
-        """Start a program in a container of its own. Raises SandboxUnavailable."""
+        """Start a program of the operator in a container of its own. Raises SandboxUnavailable."""
         await self.find(image)
         spec = self._spec(Kind(image, memory_mb))
         self.unsettled.add(spec.name)
@@ -367,7 +372,7 @@ class ContainerSupply:
         return await ContainerProgram.start(self._docker, spec, command, env, remove)
 
     async def remove(self, name: str) -> None:
-        """Remove a container by name; retries until Docker has removed it."""
+        """Remove a container by name. Retry until Docker has removed it."""
         await self._reaper.remove(name)
 
     async def _remove_unsettled(self, name: str) -> None:
@@ -422,12 +427,17 @@ def unavailable(trouble: Trouble) -> SandboxUnavailable:
 
 
 PAST_DEADLINE_S = 60
+"""Seconds after its deadline for which another engine's stopped container is left alone."""
+
 RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
+"""Seconds before each attempt to remove a container again; the last value repeats."""
+
 STOP_DEADLINE_S = 8.0
 """Seconds to remove all containers when the engine stops. The guests of the others end by
 themselves, and the next engine removes those containers."""
 
 RUNNING_STATES = frozenset({"running", "paused", "restarting"})
+"""Docker's states of a container that has not stopped."""
 
 
 class Reaper:
@@ -451,7 +461,7 @@ class Reaper:
         self._now = now
 
     async def remove(self, name: str) -> None:
-        """Remove a container of this engine by name; retries until Docker has removed it."""
+        """Remove a container of this engine by name. Retry until Docker has removed it."""
         tries = 0
         while True:
             try:

@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
 
 RETRY_AFTER_MS = 1000
+"""Delay in milliseconds suggested to callers if a container was lost or the engine is stopping."""
 
 MAIN_LANGUAGE = "python"
+"""The language of a lease that does not name one."""
 
 FIRST_LOOK_DELAY_S = 1.0
 """Seconds from the start to the wall's first look, unless a call comes sooner: loading Docker's
@@ -62,10 +64,10 @@ LOOK_WHILE_AWAY_S = 5.0
 
 
 class ContainerWall(HasImages):
-    """Programs in containers. An asynchronous context manager.
+    """Runs programs in containers, inside its asynchronous context.
 
-    With `eager`, Docker is queried soon after the context is entered, else at the first call.
-    Entering never waits for Docker.
+    With `eager`, Docker is queried soon after the context is entered, otherwise at the first call.
+    Entering the context never waits for Docker.
     """
 
     def __init__(
@@ -81,7 +83,8 @@ class ContainerWall(HasImages):
     ) -> None:
         self.limits = settings.limits
         self._is_in_use = eager
-        """Whether Docker is queried regularly: with `eager` always, else since the first call."""
+        """Whether Docker is queried regularly: with `eager` always, otherwise from the first call
+        on."""
         self._runtime = settings.runtime
         self._on_event = on_event
         self._stack = AsyncExitStack()
@@ -171,7 +174,7 @@ class ContainerWall(HasImages):
         return name
 
     async def look_again(self) -> None:
-        """Query Docker and the images again. Waits, bounded, for a query begun after this call.
+        """Query Docker and the images again. Wait a bounded time for a query begun after this call.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -222,7 +225,7 @@ class ContainerWall(HasImages):
         """Take an unused container out of the pool for a session, a warm one if there is one.
 
         Raises:
-            SandboxUnavailable: no container in time, or the image is missing.
+            SandboxUnavailable: no container was available in time, or the image is missing.
         """
         found = await self._find(image)
         entry = await self._pool.take(domain, Kind(image, memory_mb), fresh=True)
@@ -450,7 +453,8 @@ class HeldContainer:
 
 
 def _in_words(why: str) -> str:
-    """Phrase the reason for the session's owner. Text of the guest is put in brackets."""
+    """Phrase the reason of a container's end for the session's owner. The guest's text is
+    quoted."""
     if why.startswith(DIRTY):
         claim = "".join(c for c in why.removeprefix(DIRTY) if c.isprintable())
         return (

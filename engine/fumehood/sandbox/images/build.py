@@ -63,15 +63,21 @@ DEADLINE_S = 300
 """Seconds for one request to Docker; the slowest one imports a root file system."""
 
 GUEST_DEADLINE_S = 60
+"""Seconds to compile the guest."""
+
 PACKAGES_DEADLINE_S = 600
+"""Seconds to compile the Python packages."""
 
 NEEDED_BYTES = 1 << 30
 """Free bytes that a build needs: the root file system, unpacked and as an archive, and Docker's
 copy."""
 
 MANIFEST = "opt/fumehood/manifest.txt"
+"""The list of Debian packages in a root file system, one in each line."""
+
 PATH = "/usr/local/bin:/usr/bin:/bin"
 SETTINGS = (f"ENV PATH={PATH} LANG=C.UTF-8", "WORKDIR /workspace")
+"""Dockerfile instructions for every layer."""
 
 _COMPILE_GUEST = (
     "/usr/bin/python3", "-I", "-S", "-m", "compileall", "-q",
@@ -105,7 +111,10 @@ that a program starts.
 """
 
 MAX_SITE_BYTES = 4 << 30
+"""Maximum size of the unpacked Python packages of an image, in bytes."""
+
 MAX_SITE_FILES = 200_000
+"""Maximum number of files in the Python packages of an image."""
 
 _DATA_FOLDERS = ("purelib", "platlib")
 """Parts of a wheel's `.data` folder that are installed beside its packages. Its scripts and
@@ -145,7 +154,7 @@ def build_image(
     Wheels are cached in `cache`; `own` is the folder of the operator's own recipes.
 
     Raises:
-        ImageBuildError: with the remedy. Existing images are unchanged.
+        ImageBuildError: a step failed; the message names the remedy. Existing images are unchanged.
     """
     try:
         with typed_errors():
@@ -177,7 +186,7 @@ def wheel_cache() -> Path:
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """Return the existing image with this recipe and guest, or None. Does not read the folder."""
+    """Return the existing image with this recipe and guest, or None, without reading the folder."""
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
     return next((image for image in found if (image.recipe, image.guest) == wanted), None)
@@ -204,7 +213,7 @@ def make_base(
     A root file system is reused if its packages were installed after `newer_than` (Unix time).
 
     Raises:
-        ImageBuildError: with the remedy.
+        ImageBuildError: a step failed; the message names the remedy.
     """
     # Fetch first: this is most likely to fail, and needs no privileges.
     wheels = fetch(recipe.lock, recipe.release, cache, on_step) if recipe.lock.packages else []
@@ -319,7 +328,7 @@ def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnSt
     The image's own Python compiles the guest.
 
     Raises:
-        ImageBuildError: with the remedy.
+        ImageBuildError: a step failed; the message names the remedy.
     """
     on_step("adding the guest")
     with builder(client, base, _COMPILE_GUEST, run_s=GUEST_DEADLINE_S) as container:
@@ -442,17 +451,20 @@ NAME = "fumehood-builder-"
 """Name prefix of build containers, before a deadline and a random part."""
 
 LIFETIME_S = 600
+"""Seconds after its command's deadline for which a build container is left alone."""
+
 MEMORY = "1g"
 PROCESSES = 64
+"""The limits of a build container."""
 
 
 @contextmanager
 def builder(
     client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
 ) -> Iterator[str]:
-    """Create a container for a command that takes at most `run_s`; yield its id; remove it.
+    """Create a container for a command that takes at most `run_s` seconds, and yield its id.
 
-    It is not started.
+    The container is not started. It is removed when the block ends.
     """
     host = client.create_host_config(
         network_mode="none",
@@ -477,7 +489,7 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
     """Start a container and wait for its command to succeed.
 
     Raises:
-        ImageBuildError: with `failed` and the last lines of its output.
+        ImageBuildError: the command failed. The message has `failed` and its last output lines.
     """
     client.start(container)
     status = client.wait(container, timeout=run_s)["StatusCode"]

@@ -32,20 +32,38 @@ from fumehood.sandbox.settings import GUEST_MB as DEFAULT_GUEST_MB
 from fumehood.sandbox.wall import ImageMissing
 
 REPOSITORY = "fumehood"
+"""First part of the Docker repository of every image that is built here."""
+
 IMAGE = "fumehood.image"
+"""Label: the image's name, or the name of its layer."""
+
 RECIPE = "fumehood.recipe"
+"""Label: the digest of the recipe."""
+
 GUEST = "fumehood.guest"
+"""Label: the digest of the guest's files."""
+
 BASE = "fumehood.base"
+"""Label: the existing image from which the root file system was made, or empty."""
+
 ROOT = "fumehood.root"
 """Label: the digest of a root file system; empty on images that are based on one."""
 
 PACKAGES = "fumehood.packages"
+"""Label: the number of installed packages."""
+
 LANGUAGES = "fumehood.languages"
+"""Label: the languages of programs that the image supports, with commas."""
+
 GUEST_MB = "fumehood.guest-mb"
+"""Label: MB of memory for the guest."""
+
 PACKAGES_FROM = "fumehood.packages-from"
 """Label: when the packages were installed, in Unix seconds. An image's age counts from then."""
 
 NEW_S = 3600
+"""Seconds for which an unneeded root file system is kept, because a running build may use it."""
+
 KEPT_S = 7 * 24 * 3600
 """Seconds for which another engine's image is kept, because that engine may need it again."""
 
@@ -85,8 +103,8 @@ def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) 
     `own` is the folder of the operator's recipes.
 
     Raises:
-        ImageMissing: with the command that builds it or, if no recipe has this name, with the
-            known names.
+        ImageMissing: there is none. The message names the command that builds it or, if no recipe
+            has this name, the known names.
     """
     known = image_names(own=own)
     if name not in known:

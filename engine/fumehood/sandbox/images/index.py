@@ -27,19 +27,28 @@ from fumehood.sandbox.images.rootfs import (
 )
 
 DEADLINE_S = 600
+"""Seconds for one run of pip."""
+
 PATIENCE = ("--timeout=20", "--retries=2")
+"""Options of pip: seconds to wait for the index, and how often to repeat a request."""
 
 PYTHONS = {"bookworm": ("3.11.2", 36)}
 """Debian release → its Python version, and the minor version of its glibc 2."""
 
 MACHINES = ("x86_64", "aarch64")
+"""Architectures for which packages can be installed."""
+
 OLDEST_GLIBC = 5
 """Minor version of the oldest glibc 2 that wheels are built for. *Source*: PEP 600; `manylinux1` is
 2.5, `manylinux2010` 2.12, `manylinux2014` 2.17."""
 
 _LEGACY = ("manylinux2014", "manylinux2010", "manylinux1")
 _CONFLICT = "The conflict is caused by:"
+"""The line of pip's output before the causes of a conflict."""
+
 CAUSES_SHOWN = 6
+"""Maximum number of causes of a conflict that an error shows."""
+
 _MISSING = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)(.*)")
 
 
@@ -47,7 +56,7 @@ def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lo
     """Find compatible versions, including all dependencies, and put their wheels into `cache`.
 
     Raises:
-        ImageBuildError: with the remedy.
+        ImageBuildError: pip failed; the message names the remedy.
     """
     on_step("looking packages up in the Python index")
     with _staging(cache) as directory:
@@ -66,7 +75,7 @@ def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
     """Return one wheel for each locked package, from `cache` if possible.
 
     Raises:
-        ImageBuildError: with the remedy.
+        ImageBuildError: pip or the cache failed; the message names the remedy.
     """
     missing = Lock(tuple(each for each in lock.packages if _kept(cache, each) is None))
     if missing.packages:

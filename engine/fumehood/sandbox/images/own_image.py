@@ -60,7 +60,9 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
 
 @contextmanager
 def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
-    """Make a temporary folder with the image's recipe; remove it in the end unless published.
+    """Yield a temporary folder with the image's recipe. It is removed at the end unless published.
+
+    `home` is the folder of the operator's images; `cache` is the directory of downloaded wheels.
 
     Raises:
         ImageBuildError: the Python index did not provide the packages.
@@ -89,7 +91,7 @@ def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) 
 
 
 def publish(folder: Path, name: str) -> Path:
-    """Rename the folder to the image's name, replacing an earlier one; return its path."""
+    """Rename the folder to the image's name, replacing an earlier one. Return the new path."""
     target = folder.with_name(name)
     folder.chmod(0o755)
     if target.exists():

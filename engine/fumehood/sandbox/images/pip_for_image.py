@@ -14,7 +14,10 @@ import json
 import sys
 
 ASKED = "platform_release"
+"""The environment marker that is used to test whether the replacement has an effect."""
+
 SIGN = "of-an-image"
+"""The value of that marker in an image, which no real system has."""
 
 
 def main(markers: str, arguments: list[str]) -> int:

@@ -44,7 +44,7 @@ SITE = "opt/fumehood/site"
 """Path of the folder of Python packages in an image."""
 
 LOCKED = "opt/fumehood/requirements.lock"
-"""Path of the list of these packages in an image, for information."""
+"""Path of the list of these packages in an image, which is for information only."""
 
 FONTS = "opt/fumehood/matplotlib"
 """Path of Matplotlib's font cache in an image."""
@@ -64,6 +64,7 @@ COMMON = "common"
 """The folder of the files that all images share."""
 
 OWN_FILES = ("image.toml", "packages.txt", "requirements.in", "requirements.lock")
+"""The files of an operator's own image."""
 
 _PROTOCOL = ("__init__.py", "framing.py", "strict_json.py")
 _IMAGE_NAME = re.compile(IMAGE_NAME)
@@ -184,7 +185,7 @@ def read_recipe(
 
 
 def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = "") -> Recipe:
-    """Make a recipe from files.
+    """Return the recipe that consists of these files.
 
     Raises:
         WrongRecipe: the files or `base` are invalid.
@@ -380,7 +381,7 @@ class ImageSettings(BaseModel):
     ] = ()
     """Modules that the guest imports once, before all programs."""
     guest_mb: int = Field(default=GUEST_MB, ge=GUEST_MB)
-    """Memory of the guest with these modules, on top of a container's memory class."""
+    """MB of memory for the guest with these modules, in addition to a container's memory class."""
 
 
 def parse_settings(text: str) -> ImageSettings:

@@ -31,9 +31,13 @@ OnStep = Callable[[str], None]
 """Receives a short description of each step as it begins."""
 
 DEADLINE_S = 900
+"""Seconds to make a root file system."""
+
 END_PATIENCE_S = 30
+"""Seconds that a program has to end after SIGTERM, before it is killed."""
+
 LINES_SEARCHED = 40
-"""Last output lines of a failed program that are searched for a known cause."""
+"""Number of a failed program's last output lines that are searched for a known cause."""
 
 PACKAGES_NETWORK = "default"
 """Docker network of the container that installs packages into a base. Never the host's network: the
@@ -41,16 +45,17 @@ base could then reach everything that listens on loopback.
 """
 
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
+"""mmdebstrap's hook that makes `/bin`, `/lib` and `/sbin` links into `/usr`, if it is installed."""
 
 _VERBS = ("running apt-get", "downloading", "extracting", "installing", "creating")
 _STEPS = tuple(f"I: {verb} " for verb in _VERBS)
 
 
 def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
-    """Install the packages into a new Debian, and write it to `target`.
+    """Install the packages into a new Debian system, and write it to `target`, a tar file.
 
     Raises:
-        ImageBuildError: with the remedy.
+        ImageBuildError: a step failed; the message names the remedy.
     """
     if os.geteuid() != 0:
         raise ImageBuildError(
@@ -96,7 +101,7 @@ def run_program(
     directory: Path | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, list[str]]:
-    """Run a program, ended at the deadline; return its exit status and output lines."""
+    """Run a program, which is ended at the deadline. Return its exit status and output lines."""
     output: list[str] = []
     with subprocess.Popen(  # noqa: S603 - callers build the command from checked names
         command,
@@ -143,7 +148,7 @@ def make_root_from_base(
     """Install missing packages into the recipe's base image, and write the result to `target`.
 
     Raises:
-        ImageBuildError: with the remedy.
+        ImageBuildError: a step failed; the message names the remedy.
     """
     _pull(client, recipe.base, on_step)
     on_step("installing packages into the base")
@@ -236,11 +241,14 @@ _SIGNS = (
         "Set TMPDIR to a directory that is mounted without nodev and noexec.",
     ),
 )  # fmt: skip
+"""Parts of a program's output → the cause, and its remedy."""
+
 LINES_SHOWN = 5
+"""Number of last output lines that an error shows if the cause is unknown."""
 
 
 class ImageBuildError(Exception):
-    """An image was not built. The message is for the person at the command line."""
+    """An image was not built. The message tells the operator the cause and the remedy."""
 
     def __init__(self, found: str, remedy: str) -> None:
         super().__init__(f"{found} {remedy}")
@@ -254,7 +262,7 @@ def has_sign(output: str) -> bool:
 
 
 def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
-    """Make the error for a failed step from its last output lines."""
+    """Return the error for a failed step, given its last output lines."""
     lines = [line for line in output if line.strip()]
     text = "\n".join(lines)
     for signs, found, remedy in _SIGNS:

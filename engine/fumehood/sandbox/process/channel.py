@@ -58,7 +58,11 @@ from fumehood.sandbox.wall import (
 
 GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0
+"""Seconds for a guest to become ready."""
+
 LEND_DEADLINE_S = 10.0
+"""Seconds for the guest to hand over a child; a slower guest is killed."""
+
 ANSWER_GRACE_S = 5.0
 """Seconds that the host waits for an ending beyond the guest's own deadline. Giving up kills every
 run of the guest, so this is generous. The guest's clock starts only when a child is ready, which
@@ -66,10 +70,13 @@ takes time on a busy host.
 """
 
 CANCEL_GRACE_S = 2.0
+"""Seconds for the guest to end a cancelled run; a slower guest is killed."""
+
 MAX_RUN_BYTES = 1 << 20
 """Size limit of a frame to the guest, in bytes. The guest ends itself if it receives a larger one
 (`HOST_FRAME_BYTES`).
 """
+
 CHECKOUT = struct.Struct("!qi")
 """A checkout's id and the child's process id, in the guest's binary format."""
 
@@ -112,10 +119,10 @@ class GuestProcess(asyncio.Protocol):
     async def start(
         cls, command: Sequence[str], rules: StickyWorkerSettings = DEFAULT_RULES
     ) -> GuestProcess:
-        """Start a guest and wait for its self-test.
+        """Start a guest and wait until it has tested itself.
 
         Raises:
-            GuestFailed: it could not be started, or was not ready within 10 s.
+            GuestFailed: it could not be started, ended, or was not ready in `START_DEADLINE_S`.
         """
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             try:
@@ -373,9 +380,8 @@ class GuestProcess(asyncio.Protocol):
         self.kill()
 
     def _give_up(self, run_id: int) -> None:
-        """Give up on a guest that kept a run past its deadline: that run timed out, the others are
-        lost.
-        """
+        """Kill a guest that kept a run past its deadline. That run timed out; all others are
+        lost."""
         answer = self._pending.pop(run_id, None)
         if answer is not None and not answer.done():
             answer.set_result(RunEnding(EndedBy.WALL_TIME, "call"))

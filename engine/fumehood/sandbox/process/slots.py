@@ -14,10 +14,11 @@ from fumehood.core.fair_share import FairShare, Lack
 from fumehood.sandbox.wall import MAX_WAITING
 
 QUEUE_PATIENCE_S = 30.0
+"""Maximum seconds that a call waits for a slot."""
 
 
 class Slots:
-    """The slots of one wall. `what` names it in errors."""
+    """The `most` slots of one wall. `what` names the wall in errors."""
 
     def __init__(self, most: int, what: str) -> None:
         self._running = FairShare(most, most - most // 4)
@@ -27,10 +28,11 @@ class Slots:
         self._what = what
 
     async def take(self, principal_id: str) -> None:
-        """Take a slot. Waits, bounded, until the principal's share and the total allow it.
+        """Take a slot. Wait up to `QUEUE_PATIENCE_S` until the principal's share and the total
+        allow it.
 
         Raises:
-            SandboxUnavailable: too many calls wait already, or it took over 30 s.
+            SandboxUnavailable: too many calls are already waiting, or no slot became free in time.
         """
         if self._running.take(principal_id) is None:  # a waiting call could not use this slot
             return

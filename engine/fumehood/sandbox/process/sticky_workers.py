@@ -35,8 +35,14 @@ REPLY_OVERHEAD_BYTES = 4096
 """Bytes that a reply may have beyond the output limit, for JSON keys and escapes."""
 
 MAX_REPLY_DEPTH = 32
+"""Maximum nesting of a reply."""
+
 CHUNK_BYTES = 1 << 16
+"""Maximum number of bytes read from a pipe at once."""
+
 LOOK_EVERY_S = 1.0
+"""Seconds between checks for workers that were idle for too long."""
+
 IDLE_CPU_NS = 50_000_000
 """Nanoseconds of CPU time between calls after which a worker is replaced. A correct one waits in a
 system call and uses next to none.
@@ -48,7 +54,8 @@ once, to one run's limit plus this, so this must be small.
 """
 
 MAX_ATTEMPTS = 3
-"""Attempts to find a living child for a call: a child that died earlier must not fail it."""
+"""Attempts to find a living child for a call, so that a child that died earlier does not fail
+it."""
 
 SPIN_S = 0.0004
 """Seconds for which a call polls for its answer before the event loop may sleep. Most expressions
@@ -56,8 +63,8 @@ take less, and putting a processor to sleep and waking it takes as long as evalu
 """
 
 LOOK_S = 0.00005
-"""Seconds for which one pipe is polled before the event loop gets a turn, which takes a tenth of
-the time of an expression.
+"""Seconds for which a pipe is polled before the event loop gets a turn. A turn takes a tenth of the
+time of an expression.
 """
 
 
@@ -85,11 +92,14 @@ class CheckoutSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StickyWorkerSettings:
-    """How many sticky workers are kept, for how many uses and for how long."""
+    """How many sticky workers are kept, and for how long."""
 
     most: int = 8
+    """Maximum number of workers of one guest."""
     uses: int = 1000
+    """Number of runs after which a worker is replaced."""
     idle_s: float = 60.0
+    """Seconds without a run after which a worker is ended."""
 
 
 DEFAULT_RULES = StickyWorkerSettings()
@@ -240,10 +250,10 @@ class StickyWorker:
         return self._cpu_ns() - self._idle_cpu_ns <= IDLE_CPU_NS
 
     async def run(self, request: bytes, limits: Limits, *, spin_s: float) -> RunEnding | None:
-        """Run a request. Returns None if the child had died before it could read any of it.
+        """Run a request. Return None if the child had died before it could read any of it.
 
-        Polls for the answer for `spin_s` seconds before it waits. The child is dead if the ending
-        is not its own answer.
+        Poll for the answer for `spin_s` seconds, then wait. If the ending is not the child's own
+        answer, the child is dead.
         """
         loop = self._loop
         answer: asyncio.Future[RunEnding] = loop.create_future()
@@ -364,7 +374,8 @@ class StickyWorker:
             await ended
 
     def _watch_cpu(self) -> None:
-        """End a run over its CPU limit; else check again when it could have used the rest."""
+        """End a run that exceeded its CPU limit, or check again when it could have used the
+        rest."""
         used_s = (self._cpu_ns() - self._idle_cpu_ns) / 1e9
         left_s = self._limits.cpu_s - used_s
         if left_s <= 0:
@@ -378,9 +389,9 @@ class StickyWorker:
             return 0
 
     async def _look_for(self, answer: asyncio.Future[RunEnding], seconds: float) -> None:
-        """Poll for the answer instead of letting the event loop sleep.
+        """Poll for the answer for some seconds instead of letting the event loop sleep.
 
-        Lets the event loop run other ready tasks between short turns, so that other calls make
+        Between short turns, the event loop runs other ready tasks, so that other calls make
         progress meanwhile.
         """
         now = time.monotonic()

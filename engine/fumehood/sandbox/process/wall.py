@@ -36,7 +36,11 @@ RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
 """Seconds to wait before a new guest, by how many guests in a row ended within `STABLE_S`."""
 
 STABLE_S = 1.0
+"""Seconds that a guest must run for the next one to be started without a pause."""
+
 GUEST_PATIENCE_S = 10.0
+"""Maximum seconds that a call, or the engine's start, waits for a guest that is starting."""
+
 STICKY_PATIENCE_S = 0.02
 """Seconds that a call waits for its trust domain's sticky worker before it uses a fresh process."""
 
@@ -44,6 +48,7 @@ ENGINE = str(Path(__file__).parents[3])
 """The import path of the package `fumehood`."""
 
 OnEvent = Callable[[str, JsonObject], None]
+"""Receives the name of an event and its values."""
 
 
 class ProcessWall:
@@ -232,7 +237,10 @@ class _Turn:
 
 
 class ProcessLease:
-    """A slot in the guest. A class, because a generator would be slower for every expression."""
+    """The lease on a slot in the guest.
+
+    It is a class because a generator would be slower, and every expression uses one.
+    """
 
     __slots__ = ("_guest", "_key", "_principal_id", "_turn", "_wall", "queue_ms")
 
@@ -322,12 +330,14 @@ JAIL_LIMITS = JailSettings().limits
 """The jail's limits unless others are configured."""
 
 JAIL_SPARES = 1
+"""Number of ready children of the jail."""
 
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache",
                     "/usr/share/zoneinfo")  # fmt: skip
 """Files that children may read: libraries of extension modules, and time zones."""
 
 LIBRARY_DIRECTORIES = ("site-packages", "dist-packages")
+"""Names of the directories in which packages are installed."""
 
 
 class JailWall(ProcessWall):
